@@ -1,0 +1,152 @@
+//! Wire frames: the chunk header, which travels in clear beside its payload.
+//!
+//! All integers are little-endian. `docs/PROTOCOL.md` shows every frame byte by byte; golden bytes in the tests below
+//! and in `control.rs` hold both to each other.
+
+/// Bytes of an encoded [`ChunkHeader`]. Fixed, so that header and payload are separate scatter-gather entries.
+pub const CHUNK_HEADER_BYTES: usize = 48;
+
+/// The leading bytes of a chunk header that the tag covers (as associated data, or as checksummed prefix).
+pub const CHUNK_HEADER_COVERED_BYTES: usize = 32;
+
+/// Bytes of a chunk's tag: an AEAD tag, or a 128-bit checksum.
+pub const TAG_BYTES: usize = 16;
+
+/// The largest payload that any chunk may carry, in bytes.
+pub const CHUNK_BYTES_MAX: usize = 1 << 20;
+
+/// The largest control frame as it crosses the wire, sealed, in bytes.
+pub const CONTROL_BYTES_MAX: usize = 4096;
+
+/// First byte of a chunk header.
+const CHUNK_KIND: u8 = b'C';
+
+const FLAG_FINAL: u8 = 1 << 0;
+const FLAG_SEALED: u8 = 1 << 1;
+const COMPRESSION_SHIFT: u8 = 2;
+const FLAGS_KNOWN: u8 = FLAG_FINAL | FLAG_SEALED | 0b11 << COMPRESSION_SHIFT;
+
+/// How a chunk's payload was compressed before it was sealed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// The payload is the data.
+    #[default]
+    None,
+    /// One LZ4 block.
+    Lz4,
+    /// One Zstandard frame.
+    Zstd,
+}
+
+/// The fixed header of a chunk: its place, its lengths and its tag.
+///
+/// A chunk is sealed once. When its lane is lost it is sent again byte for byte, so nothing here names a lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// The last chunk of its stream.
+    pub is_final: bool,
+    /// The payload is AES-256-GCM ciphertext and `tag` its authenticator; otherwise `tag` is a checksum.
+    pub sealed: bool,
+    /// How the payload was compressed.
+    pub compression: Compression,
+    /// Payload bytes that follow on the wire.
+    pub wire_bytes: u32,
+    /// Payload bytes once opened and decompressed.
+    pub plain_bytes: u32,
+    /// Which entry of the transfer this belongs to; 0 for a stream.
+    pub item: u32,
+    /// Number of the chunk within the transfer, from 0. It is also the AEAD nonce, so it is never used twice for
+    /// different bytes.
+    pub sequence: u64,
+    /// Offset of the first plain byte within its item, in bytes.
+    pub position: u64,
+    /// AEAD tag or checksum over the first [`CHUNK_HEADER_COVERED_BYTES`] and the payload.
+    pub tag: [u8; TAG_BYTES],
+}
+
+/// Why a chunk header was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// The first byte is not that of a chunk, or a reserved field is not zero.
+    #[error("not a chunk header")]
+    Kind,
+    /// A flag bit that this version does not know.
+    #[error("unknown chunk flags {0:#04x}")]
+    Flags(u8),
+    /// A length over [`CHUNK_BYTES_MAX`], or lengths that contradict each other.
+    #[error("chunk of {wire_bytes} bytes for {plain_bytes}")]
+    Length {
+        /// Bytes announced on the wire.
+        wire_bytes: u32,
+        /// Bytes announced after opening.
+        plain_bytes: u32,
+    },
+    /// Position and length pass the end of what 64 bits can address.
+    #[error("chunk position {0} overflows")]
+    Position(u64),
+}
+
+impl ChunkHeader {
+    /// The header as it crosses the wire.
+    pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
+        let mut bytes = [0; CHUNK_HEADER_BYTES];
+        bytes[0] = CHUNK_KIND;
+        bytes[1] = u8::from(self.is_final) * FLAG_FINAL
+            | u8::from(self.sealed) * FLAG_SEALED
+            | (self.compression as u8) << COMPRESSION_SHIFT;
+        bytes[4..8].copy_from_slice(&self.wire_bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.plain_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.item.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.position.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.tag);
+        bytes
+    }
+
+    /// Reads and checks a header from a peer.
+    ///
+    /// # Errors
+    ///
+    /// [`HeaderError`] if any field is out of its bounds. A header that decodes has `wire_bytes <= plain_bytes <=`
+    /// [`CHUNK_BYTES_MAX`], and the two are equal where nothing is compressed.
+    pub fn decode(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Result<Self, HeaderError> {
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        if bytes[0] != CHUNK_KIND || bytes[2..4] != [0, 0] {
+            return Err(HeaderError::Kind);
+        }
+        let flags = bytes[1];
+        let compression = match flags >> COMPRESSION_SHIFT & 0b11 {
+            0 => Compression::None,
+            1 => Compression::Lz4,
+            2 => Compression::Zstd,
+            _ => return Err(HeaderError::Flags(flags)),
+        };
+        if flags & !FLAGS_KNOWN != 0 {
+            return Err(HeaderError::Flags(flags));
+        }
+        let (wire_bytes, plain_bytes) = (u32_at(4), u32_at(8));
+        let lengths_agree = match compression {
+            Compression::None => wire_bytes == plain_bytes,
+            Compression::Lz4 | Compression::Zstd => wire_bytes < plain_bytes,
+        };
+        if plain_bytes as usize > CHUNK_BYTES_MAX || !lengths_agree {
+            return Err(HeaderError::Length { wire_bytes, plain_bytes });
+        }
+        let position = u64_at(24);
+        if position.checked_add(u64::from(plain_bytes)).is_none() {
+            return Err(HeaderError::Position(position));
+        }
+        Ok(Self {
+            is_final: flags & FLAG_FINAL != 0,
+            sealed: flags & FLAG_SEALED != 0,
+            compression,
+            wire_bytes,
+            plain_bytes,
+            item: u32_at(12),
+            sequence: u64_at(16),
+            position,
+            tag: bytes[32..48].try_into().expect("16 bytes"),
+        })
+    }
+}

@@ -1,0 +1,1 @@
+//! RDMA verbs, loaded at run time.

@@ -1,0 +1,125 @@
+//! Transports: what carries frames and chunks between two processes.
+//!
+//! A *lane* is one reliable connection of one transport. It deals in pool buffers and completions: the owner hands it
+//! a [`Buffer`] to send or to receive into, and gets the same buffer back in a [`LaneEvent`]. A lane that is lost is
+//! not repaired; the session replaces it by another with a new generation.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rd_proto::frame::CONTROL_BYTES_MAX;
+
+pub mod pool;
+
+pub use pool::{Buffer, Pool};
+
+/// Which medium a lane runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// A TCP socket.
+    Tcp,
+    /// A pair of RC queue pairs on a hardware adapter.
+    RdmaHardware,
+    /// A pair of RC queue pairs on a software device (rxe, siw).
+    RdmaSoftware,
+    /// Two ends in one process, for tests.
+    Memory,
+}
+
+/// What a lane tells its owner, in the order in which it happened on that lane.
+#[derive(Debug)]
+pub enum LaneEvent {
+    /// A control frame has arrived, still sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
+    Control(Vec<u8>),
+    /// A chunk has arrived in a buffer given to [`Lane::post_receive`]: the header in [`Buffer::header`], the payload
+    /// in the first `wire_bytes` of the buffer. Nothing but the lengths has been checked: header and payload are as
+    /// the peer sent them.
+    Chunk {
+        /// The buffer, now the owner's again.
+        buffer: Buffer,
+        /// Payload bytes that arrived.
+        wire_bytes: u32,
+    },
+    /// The transport is done with a buffer given to [`Lane::send_chunk`]. That the peer has it is not implied.
+    Sent(Buffer),
+    /// The lane has ended, by loss or by [`Lane::close`]. The last event of a lane: by now no thread, queue pair or
+    /// device touches any of its buffers, and all that it still held are in `buffers`.
+    Down {
+        /// Why.
+        reason: LaneError,
+        /// Every buffer that had been posted or was being sent.
+        buffers: Vec<Buffer>,
+    },
+}
+
+/// Where a lane reports. Called from the lane's own threads; must not block.
+pub type Report = Arc<dyn Fn(LaneEvent) + Send + Sync>;
+
+/// Why a lane ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaneError {
+    /// Closed by its owner.
+    #[error("closed here")]
+    Closed,
+    /// The peer closed it.
+    #[error("closed by the peer")]
+    PeerClosed,
+    /// The operating system or the device reported an error.
+    #[error("{what}: {error}")]
+    Os {
+        /// The call or completion that failed.
+        what: &'static str,
+        /// Its error.
+        error: rustix::io::Errno,
+    },
+    /// The peer broke the framing: a length out of bounds, or a chunk without a receive posted for it.
+    #[error("bad framing: {0}")]
+    Framing(&'static str),
+    /// The RDMA device failed or was removed.
+    #[error("RDMA device {0} is gone")]
+    DeviceGone(String),
+    /// A work completion with an error.
+    #[error("RDMA completion: {0}")]
+    Completion(String),
+}
+
+/// One lane, seen from its owner.
+///
+/// All calls return at once. None of them is told about a failure: a lane that fails reports [`LaneEvent::Down`], and
+/// whatever is given to it after that comes back in that event or, if that has been reported already, from the call.
+pub trait Lane: Send {
+    /// The medium, for policy and reports.
+    fn medium(&self) -> Medium;
+
+    /// What a person would call this lane: addresses and device, on one line.
+    fn describe(&self) -> String;
+
+    /// Queues a control frame, at most [`CONTROL_BYTES_MAX`] bytes, already sealed. Control frames arrive whole and in
+    /// order; they have no order relative to chunks. A lane holds at least 64 of them; when a peer takes none for so
+    /// long that this overflows, the lane goes down.
+    fn send_control(&mut self, sealed: &[u8]);
+
+    /// Sends the chunk in `buffer`: its encoded header as it stands in [`Buffer::header`], and the first `wire_bytes`
+    /// of the payload. The owner must hold a credit of this lane: a receive that the peer has posted.
+    ///
+    /// # Errors
+    ///
+    /// Gives the buffer back if the lane is down and has already reported so.
+    fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer>;
+
+    /// Gives a buffer for one incoming chunk to land in. When this returns, the peer may be told of the credit.
+    ///
+    /// # Errors
+    ///
+    /// Gives the buffer back if the lane is down and has already reported so.
+    fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer>;
+
+    /// Ends the lane. Control frames queued before are still sent if that takes at most some milliseconds; `Down` is
+    /// reported within 1 s, from a lane thread. Calling it again does nothing.
+    fn close(&mut self);
+
+    /// When the peer was last heard: any byte or completion that it caused, also in the middle of a chunk.
+    fn last_heard(&self) -> Instant;
+}
+
+const _: () = assert!(CONTROL_BYTES_MAX >= 4096, "an acknowledgement's bitmap must fit");

@@ -11,11 +11,17 @@
 //! * The nonce is the chunk's sequence; a sequence is never used for different bytes.
 //! * The first [`CHUNK_HEADER_COVERED_BYTES`] of the header are associated data: kind, flags, lengths, item, sequence,
 //!   position. A chunk that was moved, resized or made final does not open.
+//!
+//! # The checksum
+//!
+//! 128 bits made of rapidhash V3, which is as fast as memory with plain 64-bit multiplications: no vector unit is needed, so
+//! it stays cheap on machines that have none, and under emulation. Its constants are drawn from the transfer's secret,
+//! so that no content can be made to weaken it. Damage is missed with a probability of 2⁻⁶⁴. It is no authentication.
 
 use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use zeroize::Zeroizing;
 
 use crate::frame::{CHUNK_HEADER_COVERED_BYTES, ChunkHeader, TAG_BYTES};
@@ -29,6 +35,7 @@ pub const EPOCH_CHUNKS: u64 = 1 << EPOCH_SHIFT;
 
 const SECRET_CONTEXT: &str = "rdma-pipe v1 payload secret";
 const KEY_CONTEXT: &str = "rdma-pipe v1 payload key";
+const CHECKSUM_CONTEXT: &str = "rdma-pipe v1 payload checksum";
 
 /// What protects the payload of one transfer. Whoever has it can read and make the transfer's chunks. Wiped when dropped.
 #[derive(Clone)]
@@ -70,6 +77,7 @@ pub enum Accept {
 /// Seals and opens the chunks of one transfer. Shared by any number of threads.
 pub struct PayloadKeys {
     secret: PayloadSecret,
+    checksum: Checksum,
     accept: Accept,
 }
 
@@ -109,7 +117,8 @@ pub enum RecordError {
 impl PayloadKeys {
     /// The keys of the transfer that `secret` protects.
     pub fn new(secret: PayloadSecret, accept: Accept) -> Self {
-        Self { secret, accept }
+        let checksum = Checksum::new(&secret);
+        Self { secret, checksum, accept }
     }
 
     /// Protects a chunk: encrypts `payload` in place if `header.sealed`, and writes the tag into the header.
@@ -131,7 +140,7 @@ impl PayloadKeys {
                 .expect("a chunk is far below AES-GCM's limit");
             tag.as_ref().try_into().expect("16 bytes")
         } else {
-            checksum(&covered, payload)
+            self.checksum.of(&covered, payload)
         };
     }
 
@@ -153,7 +162,7 @@ impl PayloadKeys {
                 .open_in_place_separate_tag(nonce(sequence), Aad::from(covered), &header.tag, payload)
                 .map(|_| ())
                 .map_err(|_| RecordError::Forged { sequence }),
-            (false, Accept::Checksummed) if checksum(&covered, payload) == header.tag => Ok(()),
+            (false, Accept::Checksummed) if self.checksum.of(&covered, payload) == header.tag => Ok(()),
             (false, Accept::Checksummed) => Err(RecordError::Damaged { sequence }),
             (false, Accept::SealedOnly) => Err(RecordError::NotSealed { sequence }),
         }
@@ -185,9 +194,34 @@ fn nonce(sequence: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// XXH3-128 of the payload, seeded with XXH3-64 of the covered header.
-fn checksum(covered: &[u8; CHUNK_HEADER_COVERED_BYTES], payload: &[u8]) -> [u8; TAG_BYTES] {
-    xxh3_128_with_seed(payload, xxh3_64(covered)).to_le_bytes()
+/// The checksum of one transfer's chunks.
+struct Checksum {
+    low: RapidSecrets,
+    high: RapidSecrets,
+}
+
+impl Checksum {
+    fn new(secret: &PayloadSecret) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(CHECKSUM_CONTEXT);
+        hasher.update(&*secret.0);
+        let seeds = *hasher.finalize().as_bytes();
+        let seed = |at: usize| u64::from_le_bytes(seeds[at..at + 8].try_into().expect("8 bytes"));
+        Self { low: RapidSecrets::seed(seed(0)), high: RapidSecrets::seed(seed(8)) }
+    }
+
+    /// Each half of the payload is hashed by itself, which costs one pass; then header and both results, twice.
+    fn of(&self, covered: &[u8; CHUNK_HEADER_COVERED_BYTES], payload: &[u8]) -> [u8; TAG_BYTES] {
+        let (front, back) = payload.split_at(payload.len() / 2);
+        let mut summary = [0; CHUNK_HEADER_COVERED_BYTES + 16];
+        summary[..CHUNK_HEADER_COVERED_BYTES].copy_from_slice(covered);
+        let halves = &mut summary[CHUNK_HEADER_COVERED_BYTES..];
+        halves[..8].copy_from_slice(&rapidhash_v3_seeded(front, &self.low).to_le_bytes());
+        halves[8..].copy_from_slice(&rapidhash_v3_seeded(back, &self.high).to_le_bytes());
+        let mut tag = [0; TAG_BYTES];
+        tag[..8].copy_from_slice(&rapidhash_v3_seeded(&summary, &self.low).to_le_bytes());
+        tag[8..].copy_from_slice(&rapidhash_v3_seeded(&summary, &self.high).to_le_bytes());
+        tag
+    }
 }
 
 /// BLAKE3 over the tags of all chunks of a transfer, in the order of their sequence: what the end of a transfer proves.

@@ -1,8 +1,8 @@
 //! Tests of the handshake as a whole.
 
-use proptest::prelude::*;
 
-use super::test_support::{hex, rng};
+
+use super::test_support::rng;
 use super::*;
 
 const SESSION: SessionId = SessionId(*b"session-name-16b");

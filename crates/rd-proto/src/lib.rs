@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod compress;
+#[cfg(test)]
+mod corpus;
 pub mod frame;
 pub mod handshake;
 pub mod record;

@@ -540,7 +540,7 @@ fn channel() -> Vec<u8> {
 }
 
 /// 32 bytes for one purpose: BLAKE3's key derivation over parts of fixed lengths.
-fn derive(context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
+pub(crate) fn derive(context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
     let mut hasher = blake3::Hasher::new_derive_key(context);
     for part in parts {
         hasher.update(part);

@@ -25,7 +25,7 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use zeroize::Zeroizing;
 
 use crate::frame::{CHUNK_HEADER_COVERED_BYTES, ChunkHeader, TAG_BYTES};
-use crate::handshake::SessionSecret;
+use crate::handshake::{SessionSecret, derive};
 
 /// Chunks under one key, as a power of two.
 const EPOCH_SHIFT: u32 = 16;
@@ -170,10 +170,8 @@ impl PayloadKeys {
 
     /// The key of a chunk's epoch. Derived for each chunk: that costs about a hundredth of sealing 1 MiB, and no lock.
     fn key(&self, sequence: u64) -> LessSafeKey {
-        let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXT);
-        hasher.update(&*self.secret.0);
-        hasher.update(&(sequence >> EPOCH_SHIFT).to_le_bytes());
-        let key = Zeroizing::new(*hasher.finalize().as_bytes());
+        let epoch = sequence >> EPOCH_SHIFT;
+        let key = derive(KEY_CONTEXT, &[&*self.secret.0, &epoch.to_le_bytes()]);
         LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &*key).expect("AES-256 takes 32 bytes"))
     }
 }
@@ -202,9 +200,7 @@ struct Checksum {
 
 impl Checksum {
     fn new(secret: &PayloadSecret) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key(CHECKSUM_CONTEXT);
-        hasher.update(&*secret.0);
-        let seeds = *hasher.finalize().as_bytes();
+        let seeds = derive(CHECKSUM_CONTEXT, &[&*secret.0]);
         let seed = |at: usize| u64::from_le_bytes(seeds[at..at + 8].try_into().expect("8 bytes"));
         Self { low: RapidSecrets::seed(seed(0)), high: RapidSecrets::seed(seed(8)) }
     }

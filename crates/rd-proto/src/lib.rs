@@ -8,4 +8,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod frame;
+pub mod session;

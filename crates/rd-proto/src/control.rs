@@ -8,6 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::frame::CONTROL_BYTES_MAX;
+use crate::handshake::LaneId;
 
 /// Sequences that may lie between the lowest chunk not yet taken and the highest one sent. Bounds the bitmap of an
 /// acknowledgement and the rings of both state machines.
@@ -26,21 +27,6 @@ pub const CONTROL_SEAL_BYTES: usize = 16;
 pub const FRAME_BYTES_MAX: usize = CONTROL_BYTES_MAX - CONTROL_SEAL_BYTES;
 
 const MUST_UNDERSTAND: u8 = 0x80;
-
-/// Names one lane: its place and which in the row of connections that took that place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LaneId {
-    /// Place, below [`crate::session::LANES_MAX`].
-    pub index: u16,
-    /// 0 for the first lane at this place, one more for each replacement.
-    pub generation: u32,
-}
-
-impl std::fmt::Display for LaneId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.index, self.generation)
-    }
-}
 
 /// Which way the payload of a session flows, seen from the end that says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

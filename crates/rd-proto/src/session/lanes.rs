@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Action, Agreed, Notice, Violation};
-use crate::control::{Frame, LaneId, Path, Policy};
+use crate::control::{Frame, Path, Policy};
+use crate::handshake::LaneId;
 
 /// Places for lanes; those from [`RDMA_LANE_FIRST`] on are RDMA, those below it TCP.
 pub const LANES_MAX: usize = 32;

@@ -18,8 +18,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::control::{Cause, Encrypt, Frame, LaneId, Offer, Path, Policy, Refusal, Role};
+use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, Refusal, Role};
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
+use crate::handshake::LaneId;
 
 pub mod lanes;
 mod receiver;

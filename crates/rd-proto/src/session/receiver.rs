@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::lanes::path_of;
 use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
-use crate::control::{Cause, Frame, LaneId, SPAN_MAX, SequenceSet};
+use crate::control::{Cause, Frame, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
+use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
 /// The longest that an acknowledgement is held back for more to go with it.

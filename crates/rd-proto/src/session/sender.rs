@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::lanes::path_of;
 use super::{Action, Agreed, BufferId, Core, Machine, Notice, Outcome, Violation};
-use crate::control::{Frame, LaneId, Path, SPAN_MAX, SequenceSet};
+use crate::control::{Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
+use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
 /// Chunks that a TCP lane is given ahead of the one that it is writing. More would only commit them to a lane that may

@@ -3,4 +3,6 @@
 //! The layers, each reaching only downwards: `cmd` → `engine` → `transport`, `fs` → `rd_proto`. See
 //! `docs/ARCHITECTURE.md`.
 
+pub mod engine;
+pub mod fs;
 pub mod transport;

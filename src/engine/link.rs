@@ -171,11 +171,7 @@ pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &
 /// # Errors
 ///
 /// [`LinkError::Refused`] if the peer does not serve us, any other if the exchange fails.
-pub fn exchange_offers(
-    stream: &mut TcpStream,
-    control: &mut ControlChannel,
-    ours: &Offer,
-) -> Result<Offer, LinkError> {
+pub fn exchange_offers(stream: &mut TcpStream, control: &mut ControlChannel, ours: &Offer) -> Result<Offer, LinkError> {
     let deadline = Instant::now() + OFFER_MAX;
     send_frame(stream, control, &Frame::Offer(ours.clone()))?;
     let mut prefix = [0; 4];

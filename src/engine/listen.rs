@@ -34,7 +34,8 @@ pub const GUESSES_MAX: u32 = 100;
 const BACKLOG: i32 = 1024;
 
 /// Bytes of the largest message that a peer sends before it has authenticated, with its length.
-const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + if HELLO_BYTES > CONFIRM_BYTES { HELLO_BYTES } else { CONFIRM_BYTES };
+const MESSAGE_BYTES: usize =
+    LENGTH_PREFIX_BYTES + if HELLO_BYTES > CONFIRM_BYTES { HELLO_BYTES } else { CONFIRM_BYTES };
 
 /// What the listener tells.
 #[derive(Debug)]
@@ -109,9 +110,10 @@ impl Listener {
     ) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
-                let mut free = range.into_iter().map(bind).skip_while(|bound| {
-                    matches!(bound, Err(error) if error.kind() == ErrorKind::AddrInUse)
-                });
+                let mut free = range
+                    .into_iter()
+                    .map(bind)
+                    .skip_while(|bound| matches!(bound, Err(error) if error.kind() == ErrorKind::AddrInUse));
                 free.next().unwrap_or_else(|| Err(Errno::ADDRINUSE.into()))?
             }
             _ => bind(port)?,
@@ -129,10 +131,7 @@ impl Listener {
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
             guesses: 0,
         };
-        std::thread::Builder::new()
-            .name("listen".to_owned())
-            .stack_size(256 << 10)
-            .spawn(move || acceptor.run())?;
+        std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
         Ok(Self { port, registry, stop })
     }
 
@@ -210,7 +209,8 @@ impl Acceptor {
                 let mut polled = Vec::with_capacity(HALF_OPEN_MAX + 2);
                 polled.push(PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN));
                 polled.push(PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN));
-                polled.extend(self.peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.stream.as_fd(), PollFlags::IN)));
+                polled
+                    .extend(self.peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.stream.as_fd(), PollFlags::IN)));
                 let _ = poll(&mut polled, wait.as_ref());
                 let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
                 (ready[0], ready)

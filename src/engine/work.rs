@@ -234,8 +234,7 @@ impl Worker {
         let plain_bytes = header.plain_bytes as usize;
         self.scratch.resize(plain_bytes, 0);
         let payload = &buffer.payload()[..wire_bytes];
-        let decompressed =
-            self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
+        let decompressed = self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
         if decompressed.is_err() || plain_bytes > buffer.payload().len() {
             return false;
         }
@@ -266,9 +265,8 @@ pub fn start_reader(
     let (empty, queue) = unbounded::<Buffer>();
     std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
         while let Ok(mut buffer) = queue.recv() {
-            let length = shared.pace.part_bytes(buffer.payload().len());
             shared.reading.fetch_add(1, Ordering::Relaxed);
-            let part = source.next_part(&mut buffer.payload_mut()[..length], &shared.backlog);
+            let part = source.next_part(buffer.payload_mut(), &shared.backlog);
             shared.reading.fetch_sub(1, Ordering::Relaxed);
             let event = match part {
                 Ok(Some(part)) => {
@@ -315,4 +313,3 @@ pub fn start_writer(
     })?;
     Ok(opened)
 }
-

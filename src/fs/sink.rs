@@ -110,8 +110,8 @@ impl FileSink {
             _ => Path::new("."),
         };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let directory = openat(CWD, directory, flags, Mode::empty())
-            .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let directory =
+            openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
         let hash = blake3::hash(last.as_bytes()).to_hex();
         let partial = OsString::from_vec(format!(".{}.rd-part", &hash[..32]).into_bytes());
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -125,7 +125,14 @@ impl FileSink {
         {
             return Err(fact(Errno::BUSY));
         }
-        let sink = Self { file: file.into(), directory, partial, last, path: path.to_owned(), published: AtomicBool::new(false) };
+        let sink = Self {
+            file: file.into(),
+            directory,
+            partial,
+            last,
+            path: path.to_owned(),
+            published: AtomicBool::new(false),
+        };
         ftruncate(&sink.file, 0).map_err(fact)?;
         fchmod(&sink.file, Mode::RUSR | Mode::WUSR).map_err(fact)?;
         Ok(sink)

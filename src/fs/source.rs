@@ -115,9 +115,9 @@ pub struct FileSource {
 impl FileSource {
     /// Takes the next part to read; `None` when all have been taken.
     pub fn next_part(&self) -> Option<Part> {
-        let sequence = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-            (next < self.parts).then_some(next + 1)
-        });
+        let sequence = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| (next < self.parts).then_some(next + 1));
         let sequence = sequence.ok()?;
         let position = sequence * self.part_bytes as u64;
         Some(Part {

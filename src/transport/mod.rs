@@ -4,12 +4,14 @@
 //! a [`Buffer`] to send or to receive into, and gets the same buffer back in a [`LaneEvent`]. A lane that is lost is
 //! not repaired; the session replaces it by another with a new generation.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
 pub mod pool;
+pub mod tcp;
 
 pub use pool::{Buffer, Pool};
 
@@ -120,6 +122,14 @@ pub trait Lane: Send {
 
     /// When the peer was last heard: any byte or completion that it caused, also in the middle of a chunk.
     fn last_heard(&self) -> Instant;
+}
+
+/// The address as a person writes it: an IPv4 address that arrived on an IPv6 socket is IPv4 again.
+pub fn unmapped(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, |v4| SocketAddr::new(IpAddr::V4(v4), address.port())),
+        IpAddr::V4(_) => address,
+    }
 }
 
 const _: () = assert!(CONTROL_BYTES_MAX >= 4096, "an acknowledgement's bitmap must fit");

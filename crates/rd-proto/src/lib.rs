@@ -1,6 +1,8 @@
 //! The protocol of rdma-pipe, without any I/O: no sockets, files, threads or clock.
 //!
-//! * [`frame`]: what crosses the wire, bounded encode and decode.
+//! * [`frame`], [`control`]: what crosses the wire, bounded encode and decode.
+//! * [`handshake`]: authentication of a lane, and its control channel.
+//! * [`record`], [`compress`]: protection and compression of a chunk's payload.
 //! * [`session`]: the state machines of a sender and a receiver.
 //!
 //! Time is an argument ([`std::time::Duration`] since the session began), randomness is passed in, and every length
@@ -8,4 +10,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compress;
+pub mod control;
 pub mod frame;
+pub mod handshake;
+pub mod record;
+pub mod session;

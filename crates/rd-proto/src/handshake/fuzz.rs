@@ -1,0 +1,1 @@
+//! Fuzz bodies of the handshake and the control channel. No input may panic, and none may authenticate.

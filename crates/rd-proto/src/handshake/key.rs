@@ -1,0 +1,180 @@
+//! KEY: what both users know.
+
+use std::fmt;
+
+use rand_core::CryptoRng;
+use subtle::ConstantTimeEq as _;
+use zeroize::{Zeroize as _, Zeroizing};
+
+/// Random bits of a generated key.
+const RANDOM_BITS: usize = 128;
+
+/// Check bits of a generated key, so that random and check bits fill whole characters.
+const CHECK_BITS: usize = 22;
+
+/// Characters of a printed generated key, five bits in each.
+pub const GENERATED_KEY_CHARS: usize = (RANDOM_BITS + CHECK_BITS) / 5;
+
+/// The base32 alphabet of RFC 4648, section 6, in lower case.
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+
+/// Domain of the check bits.
+const CHECK_CONTEXT: &str = "rdma-pipe v1 generated key check";
+
+/// The key that both ends were given, as bytes; never shown, wiped when dropped.
+///
+/// # Generated keys
+///
+/// A generated key is [`GENERATED_KEY_CHARS`] (30) characters of `a–z2–7`, most significant bit first: 128 random bits,
+/// then 22 check bits, the first 22 of the BLAKE3 hash of the 16 random bytes (key derivation mode, context
+/// `rdma-pipe v1 generated key check`). The protocol uses the characters as they are, so a key that was typed and one
+/// that was pasted are the same. The check bits only tell a generated key, which cannot be guessed, from one that a
+/// person chose, for which the listener counts guesses: a chosen key passes for a generated one by accident once in 2²²
+/// keys of exactly that form.
+#[derive(Clone)]
+pub struct Key {
+    bytes: Zeroizing<Vec<u8>>,
+    unguessable: bool,
+}
+
+/// The key has no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the key is empty")]
+pub struct EmptyKey;
+
+impl Key {
+    /// The key that a user gave: any bytes, at least one.
+    ///
+    /// # Errors
+    ///
+    /// [`EmptyKey`] for no bytes.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, EmptyKey> {
+        let bytes = Zeroizing::new(bytes.into());
+        if bytes.is_empty() {
+            return Err(EmptyKey);
+        }
+        let unguessable = has_check_bits(&bytes);
+        Ok(Self { bytes, unguessable })
+    }
+
+    /// A key of 256 random bits, as a controller hands it to both agents. It counts as generated.
+    pub fn from_random(bytes: [u8; 32]) -> Self {
+        let bytes = Zeroizing::new(bytes);
+        Self { bytes: Zeroizing::new(bytes.to_vec()), unguessable: true }
+    }
+
+    /// Makes a key of 128 random bits; returns it with the text to print.
+    pub fn generate(rng: &mut impl CryptoRng) -> (Self, String) {
+        let mut random = Zeroizing::new([0; RANDOM_BITS / 8]);
+        rng.fill_bytes(&mut *random);
+        let text = encode(&random);
+        (Self { bytes: Zeroizing::new(text.clone().into_bytes()), unguessable: true }, text)
+    }
+
+    /// Whether the key was made at random by this program, so that guesses need not be counted.
+    pub fn is_generated(&self) -> bool {
+        self.unguessable
+    }
+
+    /// The bytes, for the key exchange.
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(redacted)")
+    }
+}
+
+/// Random and check bits in the high [`RANDOM_BITS`] + [`CHECK_BITS`] bits, the rest zero.
+fn with_check_bits(random: &[u8; RANDOM_BITS / 8]) -> Zeroizing<[u8; 19]> {
+    let check = blake3::derive_key(CHECK_CONTEXT, random);
+    let mut bits = Zeroizing::new([0; 19]);
+    bits[..16].copy_from_slice(random);
+    bits[16..].copy_from_slice(&check[..3]);
+    bits[18] &= 0xfc; // 22 of the 24 bits
+    bits
+}
+
+fn encode(random: &[u8; RANDOM_BITS / 8]) -> String {
+    let bits = with_check_bits(random);
+    let bit = |at: usize| bits[at / 8] >> (7 - at % 8) & 1;
+    (0..GENERATED_KEY_CHARS)
+        .map(|at| (at * 5..at * 5 + 5).fold(0, |index, at| index << 1 | bit(at)))
+        .map(|index| char::from(ALPHABET[usize::from(index)]))
+        .collect()
+}
+
+fn has_check_bits(text: &[u8]) -> bool {
+    if text.len() != GENERATED_KEY_CHARS {
+        return false;
+    }
+    let mut bits = Zeroizing::new([0_u8; 19]);
+    for (at, char) in text.iter().enumerate() {
+        let Some(index) = ALPHABET.iter().position(|letter| letter == char) else { return false };
+        for bit in 0..5 {
+            let to = at * 5 + bit;
+            bits[to / 8] |= ((index >> (4 - bit)) as u8 & 1) << (7 - to % 8);
+        }
+    }
+    let mut random: [u8; RANDOM_BITS / 8] = bits[..16].try_into().expect("16 bytes");
+    let expected = with_check_bits(&random);
+    random.zeroize();
+    bool::from(expected[..].ct_eq(&bits[..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::test_support::rng;
+
+    #[test]
+    fn empty_keys_are_refused() {
+        assert_eq!(Key::new(Vec::new()).expect_err("no bytes"), EmptyKey);
+        assert!(!Key::new(b"x".to_vec()).expect("one byte").is_generated());
+    }
+
+    #[test]
+    fn generated_keys_are_known_as_such() {
+        let mut rng = rng(1);
+        for _ in 0..200 {
+            let (key, text) = Key::generate(&mut rng);
+            assert!(key.is_generated());
+            assert_eq!(text.len(), GENERATED_KEY_CHARS);
+            assert!(text.bytes().all(|char| ALPHABET.contains(&char)), "{text}");
+            assert_eq!(key.as_bytes(), text.as_bytes());
+            assert!(Key::new(text.clone()).expect("not empty").is_generated());
+            assert!(!Key::new(text.to_uppercase()).expect("not empty").is_generated());
+            assert!(!Key::new(&text.as_bytes()[1..]).expect("not empty").is_generated());
+        }
+    }
+
+    #[test]
+    fn another_character_is_another_kind_of_key() {
+        let (_, text) = Key::generate(&mut rng(2));
+        let mut accepted = 0;
+        for at in 0..text.len() {
+            for letter in ALPHABET {
+                let mut other = text.clone().into_bytes();
+                other[at] = *letter;
+                accepted += u32::from(Key::new(other).expect("not empty").is_generated());
+            }
+        }
+        assert_eq!(accepted, 30, "only the key itself, once for each place");
+    }
+
+    #[test]
+    fn the_printed_form_is_fixed() {
+        assert_eq!(encode(&[0; 16]).len(), 30);
+        assert!(encode(&[0; 16]).starts_with("aaaaaaaaaaaaaaaaaaaaaaaaa"));
+        assert!(encode(&[0xff; 16]).starts_with("7777777777777777777777777"));
+    }
+
+    #[test]
+    fn debug_shows_nothing() {
+        let key = Key::new(b"hunter2".to_vec()).expect("not empty");
+        assert_eq!(format!("{key:?}"), "Key(redacted)");
+    }
+}

@@ -1,0 +1,16 @@
+//! What this crate's tests share.
+
+use rand_chacha::ChaCha20Rng;
+use rand_core::SeedableRng as _;
+
+/// The bytes of a hexadecimal string; spaces are skipped.
+pub(crate) fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let digit = |byte: u8| char::from(byte).to_digit(16).expect("hexadecimal digit") as u8;
+    digits.chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
+
+/// A reproducible source of randomness.
+pub(crate) fn rng(seed: u64) -> ChaCha20Rng {
+    ChaCha20Rng::seed_from_u64(seed)
+}

@@ -1,0 +1,358 @@
+//! Which lanes a session has, which it wants, and whether they live.
+//!
+//! Only the end that connected dials; the other accepts. Lane 0 is the TCP connection that the session began on. It
+//! stays for as long as it can: where payload goes by RDMA it carries control frames alone, tells of a lost adapter at
+//! once, and is there to fall back on.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::{Action, Agreed, Notice, Violation};
+use crate::control::{Frame, Path, Policy};
+use crate::handshake::LaneId;
+
+/// Places for lanes; those from [`RDMA_LANE_FIRST`] on are RDMA, those below it TCP.
+pub const LANES_MAX: usize = 32;
+
+/// Place of the first RDMA lane, and so the largest number of TCP lanes.
+pub const RDMA_LANE_FIRST: u16 = 16;
+
+/// A lane that has sent nothing for this long shows life.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// A lane that has heard nothing for this long is dead.
+pub const HEARD_MAX: Duration = Duration::from_secs(5);
+
+/// While payload takes the second-best path, the best one is tried again this often.
+pub const BETTER_PATH_RETRY: Duration = Duration::from_secs(10);
+
+/// First wait before a lost lane is dialled again; doubles up to [`REDIAL_MAX`].
+const REDIAL_MIN: Duration = Duration::from_millis(100);
+
+/// Longest wait between two attempts while nothing else can carry payload.
+const REDIAL_MAX: Duration = Duration::from_secs(1);
+
+/// The shortest window in which the first lane that can carry payload must come up.
+const SETUP_MIN: Duration = Duration::from_secs(10);
+
+/// A gap between two time-outs that only a stopped process explains.
+const ASLEEP: Duration = Duration::from_secs(3);
+
+/// The transport that a lane's place stands for.
+pub fn path_of(lane: LaneId) -> Path {
+    if lane.index < RDMA_LANE_FIRST { Path::Tcp } else { Path::Rdma }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Absent {
+        retry_at: Duration,
+    },
+    Dialing,
+    Up,
+    /// Told to close; not used any more, but not yet down. `lost`: because it does not work, not by choice.
+    Closing {
+        lost: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    state: State,
+    /// Generation of the current lane, or of the last one.
+    generation: u32,
+    redial_after: Duration,
+    heard: Duration,
+    spoke: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    agreed: Agreed,
+    connector: bool,
+    places: [Place; LANES_MAX],
+    path: Option<Path>,
+    /// RDMA has carried payload before, or was found wanting: what is said next is news.
+    rdma_judged: bool,
+    /// Since when nothing can carry payload.
+    lost_since: Option<Duration>,
+    had_payload_lane: bool,
+    peer_paused: bool,
+    last_timeout: Duration,
+}
+
+impl Lanes {
+    pub(crate) fn new(agreed: Agreed, connector: bool) -> Self {
+        let absent = Place {
+            state: State::Absent { retry_at: Duration::ZERO },
+            generation: 0,
+            redial_after: REDIAL_MIN,
+            heard: Duration::ZERO,
+            spoke: Duration::ZERO,
+        };
+        Self {
+            agreed,
+            connector,
+            places: [absent; LANES_MAX],
+            path: (!agreed.try_rdma).then_some(Path::Tcp),
+            rdma_judged: false,
+            lost_since: Some(Duration::ZERO),
+            had_payload_lane: false,
+            peer_paused: false,
+            last_timeout: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn path(&self) -> Option<Path> {
+        self.path
+    }
+
+    pub(crate) fn up(&self) -> impl Iterator<Item = LaneId> + use<> {
+        let places = self.places;
+        (0..LANES_MAX as u16).filter_map(move |index| {
+            let place = &places[usize::from(index)];
+            (place.state == State::Up).then_some(LaneId { index, generation: place.generation })
+        })
+    }
+
+    /// Lanes that carry payload on the present path.
+    pub(crate) fn payload(&self) -> impl Iterator<Item = LaneId> + use<> {
+        let path = self.path;
+        self.up().filter(move |&lane| Some(path_of(lane)) == path)
+    }
+
+    pub(crate) fn is_up(&self, lane: LaneId) -> bool {
+        let place = &self.places[usize::from(lane.index)];
+        place.state == State::Up && place.generation == lane.generation
+    }
+
+    /// Returns false for a lane that comes too late: a later generation has its place.
+    pub(crate) fn lane_up(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+        let place = &mut self.places[usize::from(lane.index)];
+        if lane.generation < place.generation {
+            actions.push_back(Action::Close(lane));
+            return false;
+        }
+        if matches!(place.state, State::Up | State::Closing { .. }) && place.generation != lane.generation {
+            actions.push_back(Action::Close(LaneId { index: lane.index, generation: place.generation }));
+        }
+        *place = Place {
+            state: State::Up,
+            generation: lane.generation,
+            redial_after: REDIAL_MIN,
+            heard: now,
+            spoke: Duration::ZERO,
+        };
+        if self.connector {
+            if path_of(lane) == Path::Rdma && self.path != Some(Path::Rdma) {
+                self.switch(Path::Rdma, now, actions);
+            } else if let Some(path) = self.path {
+                actions.push_back(Action::Send(lane, Frame::Use(path)));
+            }
+        }
+        self.note_payload(now, actions);
+        true
+    }
+
+    /// Returns true if the lane was lost, rather than closed by choice.
+    pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+        let place = &mut self.places[usize::from(lane.index)];
+        if place.generation != lane.generation {
+            return true;
+        }
+        let lost = match place.state {
+            State::Up => true,
+            State::Closing { lost } => lost,
+            State::Absent { .. } | State::Dialing => return false,
+        };
+        place.state = State::Absent { retry_at: now + place.redial_after };
+        self.fall_back_if_lost(now, actions);
+        self.note_payload(now, actions);
+        lost
+    }
+
+    /// Returns true if the session is over: RDMA is all that is allowed, and it never came up.
+    pub(crate) fn dial_failed(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+        let place = &mut self.places[usize::from(lane.index)];
+        if place.state != State::Dialing || place.generation != lane.generation {
+            return false;
+        }
+        place.redial_after = (place.redial_after * 2).min(REDIAL_MAX);
+        let better_path = path_of(lane) == Path::Rdma && self.path == Some(Path::Tcp);
+        let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
+        place.state = State::Absent { retry_at: now + wait };
+        if path_of(lane) == Path::Rdma && self.path.is_none() {
+            if self.agreed.policy == Policy::Rdma {
+                return true;
+            }
+            self.switch(Path::Tcp, now, actions);
+            self.note_payload(now, actions);
+        }
+        false
+    }
+
+    /// Closes a lane that does not work.
+    pub(crate) fn close(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
+        self.close_because(lane, true, actions);
+    }
+
+    fn close_because(&mut self, lane: LaneId, lost: bool, actions: &mut VecDeque<Action>) {
+        if self.is_up(lane) {
+            self.places[usize::from(lane.index)].state = State::Closing { lost };
+            actions.push_back(Action::Close(lane));
+        }
+    }
+
+    pub(crate) fn heard(&mut self, lane: LaneId, at: Duration) {
+        let place = &mut self.places[usize::from(lane.index)];
+        if place.generation == lane.generation {
+            place.heard = place.heard.max(at);
+        }
+    }
+
+    pub(crate) fn spoke(&mut self, lane: LaneId, now: Duration) {
+        self.places[usize::from(lane.index)].spoke = now;
+    }
+
+    pub(crate) fn peer_spoke(&mut self, pauses: bool, now: Duration) {
+        if self.peer_paused && !pauses {
+            self.woke(now);
+        }
+        self.peer_paused = pauses;
+    }
+
+    /// Forgets how long nothing has been heard: one of the two ends was stopped.
+    pub(crate) fn woke(&mut self, now: Duration) {
+        for place in &mut self.places {
+            place.heard = now;
+        }
+        if self.lost_since.is_some() {
+            self.lost_since = Some(now);
+        }
+        self.last_timeout = now;
+    }
+
+    /// The connecting end has said which path to take.
+    pub(crate) fn use_path(
+        &mut self,
+        path: Path,
+        now: Duration,
+        actions: &mut VecDeque<Action>,
+    ) -> Result<(), Violation> {
+        if self.connector {
+            return Err(Violation::Unexpected("USE"));
+        }
+        if path == Path::Tcp && self.agreed.policy == Policy::Rdma {
+            return Err(Violation::Impossible("path"));
+        }
+        if self.path != Some(path) {
+            self.switch(path, now, actions);
+            self.note_payload(now, actions);
+        }
+        Ok(())
+    }
+
+    fn switch(&mut self, path: Path, now: Duration, actions: &mut VecDeque<Action>) {
+        match path {
+            Path::Tcp => actions.push_back(Action::Notice(Notice::FellBack)),
+            Path::Rdma if self.rdma_judged => actions.push_back(Action::Notice(Notice::BackOnRdma)),
+            Path::Rdma => {}
+        }
+        self.rdma_judged = true;
+        let before = self.path.replace(path);
+        if !self.connector {
+            return;
+        }
+        for lane in self.up() {
+            // Receives that are posted on TCP lanes cannot be called back but by closing them; lane 0 is then dialled
+            // anew, without credits.
+            if path == Path::Rdma && before == Some(Path::Tcp) && path_of(lane) == Path::Tcp {
+                self.close_because(lane, false, actions);
+            } else {
+                self.spoke(lane, now);
+                actions.push_back(Action::Send(lane, Frame::Use(path)));
+            }
+        }
+        if path == Path::Tcp {
+            for place in &mut self.places[..usize::from(RDMA_LANE_FIRST)] {
+                if let State::Absent { retry_at } = &mut place.state {
+                    *retry_at = (*retry_at).min(now);
+                }
+            }
+        }
+    }
+
+    fn fall_back_if_lost(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+        let may_fall_back = self.connector && self.path == Some(Path::Rdma) && self.agreed.policy != Policy::Rdma;
+        if may_fall_back && self.payload().next().is_none() {
+            self.switch(Path::Tcp, now, actions);
+        }
+    }
+
+    fn note_payload(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+        match (self.payload().next().is_some(), self.lost_since) {
+            (true, Some(_)) => {
+                self.lost_since = None;
+                if self.had_payload_lane {
+                    actions.push_back(Action::Notice(Notice::LinkRestored));
+                }
+                self.had_payload_lane = true;
+            }
+            (false, None) => {
+                self.lost_since = Some(now);
+                actions.push_back(Action::Notice(Notice::LinkLost));
+            }
+            _ => {}
+        }
+    }
+
+    fn wanted(&self, index: u16) -> bool {
+        let rdma = index >= RDMA_LANE_FIRST;
+        if rdma {
+            self.agreed.try_rdma && index - RDMA_LANE_FIRST < self.agreed.rdma_lanes
+        } else {
+            index == 0 || (self.path == Some(Path::Tcp) && index < self.agreed.tcp_lanes)
+        }
+    }
+
+    /// Returns true when the reconnect window has passed.
+    pub(crate) fn timeout(&mut self, now: Duration, actions: &mut VecDeque<Action>) -> bool {
+        if now.saturating_sub(self.last_timeout) > ASLEEP {
+            self.woke(now);
+        }
+        self.last_timeout = now;
+        for lane in self.up() {
+            let place = self.places[usize::from(lane.index)];
+            if !self.peer_paused && now.saturating_sub(place.heard) >= HEARD_MAX {
+                self.close(lane, actions);
+            } else if now.saturating_sub(place.spoke) >= HEARTBEAT && !self.peer_paused {
+                self.spoke(lane, now);
+                actions.push_back(Action::Send(lane, Frame::Ping));
+            }
+        }
+        // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
+        self.fall_back_if_lost(now, actions);
+        self.note_payload(now, actions);
+        let window = if self.had_payload_lane { self.agreed.reconnect } else { self.agreed.reconnect.max(SETUP_MIN) };
+        self.lost_since.is_some_and(|since| now.saturating_sub(since) >= window)
+    }
+
+    /// Dials every lane that is wanted and whose time has come.
+    pub(crate) fn dial(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+        if !self.connector {
+            return;
+        }
+        for index in 0..LANES_MAX as u16 {
+            let wanted = self.wanted(index);
+            let place = &mut self.places[usize::from(index)];
+            let State::Absent { retry_at } = place.state else { continue };
+            if !wanted || now < retry_at {
+                continue;
+            }
+            // Lane 0 of generation 0 is the one that the session began on; all others are numbered on from there.
+            place.generation += 1;
+            place.state = State::Dialing;
+            actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! The session: what survives lanes.
+//!
+//! Two state machines, [`Sender`] and [`Receiver`], share what [`lanes`] knows of lanes and [`Core`] of ending. They
+//! own no I/O, no clock and no bytes: events go in (`handle_…`), actions come out ([`Machine::poll_action`]), buffers
+//! are numbers, and the time is an argument: how long ago the session began, by a clock that never goes back.
+//!
+//! # What holds
+//!
+//! * A chunk leaves the sender's pool only once the receiver has said that it is *taken*: every sink has it.
+//! * A chunk is sent again only after its lane is down here and the receiver has said that the lane is gone there and
+//!   the chunk is not among those that arrived. So no chunk is ever in two places, and one that must be sealed anew for
+//!   another transport can be, without a second valid copy of it existing.
+//! * Credits are running totals of one lane in one generation: `used <= granted <= posted`.
+//! * Success is the receiver's word, after it has compared every tag and has published.
+//! * No state waits without a deadline, but for a silent source, a sink that stands still and a peer that has said that
+//!   it is being stopped.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, Refusal, Role};
+use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
+use crate::handshake::LaneId;
+
+pub mod lanes;
+mod receiver;
+mod sender;
+
+pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
+pub use receiver::Receiver;
+pub use sender::Sender;
+
+use lanes::Lanes;
+
+/// Number of a buffer in the engine's pool.
+pub type BufferId = u32;
+
+/// The smallest chunk size that two ends may agree on, in bytes.
+pub const CHUNK_BYTES_MIN: usize = 4096;
+
+/// How long an end that gives up waits for the other to say that it knows.
+pub const ABORT_WAIT: Duration = Duration::from_millis(1500);
+
+/// The longest that an engine may leave a machine without `handle_timeout`.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// Lanes used on TCP where nobody asks for a number: the second gives the sending side a second core.
+pub const TCP_LANES_DEFAULT: u8 = 2;
+
+/// Lanes used on RDMA where nobody asks for a number.
+pub const RDMA_LANES_DEFAULT: u8 = 1;
+
+/// What both ends hold after their offers have been compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Which transports may carry payload.
+    pub policy: Policy,
+    /// RDMA is to be tried: the policy asks for it and both ends have devices that it counts.
+    pub try_rdma: bool,
+    /// Payload that goes over TCP is encrypted.
+    pub seal_tcp: bool,
+    /// Payload that goes over RDMA is encrypted.
+    pub seal_rdma: bool,
+    /// TCP lanes when payload goes by TCP.
+    pub tcp_lanes: u16,
+    /// RDMA lanes.
+    pub rdma_lanes: u16,
+    /// Largest payload of a chunk, in bytes.
+    pub chunk_bytes: usize,
+    /// How long the session outlives its last lane.
+    pub reconnect: Duration,
+}
+
+impl Agreed {
+    /// Compares two offers. Gives the same answer at both ends, whichever offer is called ours.
+    ///
+    /// # Errors
+    ///
+    /// The [`Refusal`] that both ends then report.
+    pub fn new(ours: &Offer, theirs: &Offer) -> Result<Self, Refusal> {
+        if ours.role == theirs.role {
+            return Err(Refusal::Role);
+        }
+        // From the least to the most particular: `auto` follows, an exact wish stands.
+        let policy = match (ours.policy, theirs.policy) {
+            (a, b) if a == b => a,
+            (Policy::Auto, other) | (other, Policy::Auto) => other,
+            (Policy::PreferRdma, other) | (other, Policy::PreferRdma) => other,
+            _ => return Err(Refusal::Transport),
+        };
+        let encrypt = match (ours.encrypt, theirs.encrypt) {
+            (a, b) if a == b => a,
+            (Encrypt::Auto, other) | (other, Encrypt::Auto) => other,
+            _ => return Err(Refusal::Encrypt),
+        };
+        let try_rdma = policy != Policy::Tcp && ours.rdma && theirs.rdma;
+        if policy == Policy::Rdma && !try_rdma {
+            return Err(Refusal::Transport);
+        }
+        let chunk_bytes = ours.chunk_bytes.min(theirs.chunk_bytes) as usize;
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || chunk_bytes % CHUNK_BYTES_MIN != 0 {
+            return Err(Refusal::Offer);
+        }
+        let asked = match (ours.lanes, theirs.lanes) {
+            (0, n) | (n, 0) => n,
+            (a, b) => a.min(b),
+        };
+        let lanes = |default: u8| match asked {
+            0 => u16::from(default),
+            n => u16::from(n).min(RDMA_LANE_FIRST),
+        };
+        Ok(Self {
+            policy,
+            try_rdma,
+            seal_tcp: match encrypt {
+                Encrypt::Always => true,
+                Encrypt::Never => false,
+                Encrypt::Auto => !(ours.peer_is_local && theirs.peer_is_local),
+            },
+            seal_rdma: encrypt == Encrypt::Always,
+            tcp_lanes: lanes(TCP_LANES_DEFAULT),
+            rdma_lanes: lanes(RDMA_LANES_DEFAULT),
+            chunk_bytes,
+            reconnect: Duration::from_secs(u64::from(ours.reconnect_s.min(theirs.reconnect_s))),
+        })
+    }
+
+    /// Whether payload on this path must be encrypted.
+    pub fn seal(&self, path: Path) -> bool {
+        match path {
+            Path::Tcp => self.seal_tcp,
+            Path::Rdma => self.seal_rdma,
+        }
+    }
+}
+
+/// What the engine is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Connect this lane; answer with `handle_lane_up` or `handle_dial_failed`.
+    Dial(LaneId),
+    /// End this lane; answer with `handle_lane_down`.
+    Close(LaneId),
+    /// Send a control frame.
+    Send(LaneId, Frame),
+    /// Sender: read the next part of the source into this buffer and seal it, encrypted or not; answer with
+    /// `handle_sealed` or `handle_unfilled`.
+    Fill {
+        /// The buffer.
+        buffer: BufferId,
+        /// Encrypt it.
+        encrypt: bool,
+    },
+    /// Sender: encrypt a buffer that was sealed with a checksum only; answer with `handle_sealed`.
+    Encrypt(BufferId),
+    /// Sender: send the chunk in this buffer; answer with `handle_sent`, or with `handle_lane_down` alone.
+    SendChunk(LaneId, BufferId),
+    /// Receiver: post this buffer for an incoming chunk; answer with `handle_chunk`, or with `handle_lane_down` alone.
+    PostReceive(LaneId, BufferId),
+    /// Receiver: check and open the chunk in this buffer; answer with `handle_opened`.
+    Open(BufferId),
+    /// Receiver: write it; answer with `handle_written`.
+    Write(BufferId),
+    /// Receiver: all is there: finish the sink; answer with `handle_committed`.
+    Commit,
+    /// Something a person may want to know.
+    Notice(Notice),
+    /// The session has ended. The last action.
+    End(Outcome),
+}
+
+/// What happened to the paths of a session, each told once as it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// RDMA cannot be used now; payload goes by TCP.
+    FellBack,
+    /// Payload goes by RDMA again.
+    BackOnRdma,
+    /// A lane that carried payload is lost.
+    LaneLost(LaneId),
+    /// The last lane that could carry payload is lost; the reconnect window runs.
+    LinkLost,
+    /// A lane that can carry payload is there again.
+    LinkRestored,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The receiver has answered for every byte.
+    Done,
+    /// No lane for the length of the reconnect window.
+    LinkLost {
+        /// The sender had sent everything and lacks only the answer.
+        unanswered: bool,
+    },
+    /// Policy `rdma`, and no RDMA lane could be made.
+    NoRdma,
+    /// This end gave up.
+    Aborted(Cause),
+    /// The other end gave up.
+    PeerAborted(Cause),
+}
+
+/// Counters of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Plain bytes taken.
+    pub bytes: u64,
+    /// Chunks taken.
+    pub chunks: u64,
+    /// Lanes that were lost while they carried payload.
+    pub retries: u64,
+    /// Chunks sent a second time.
+    pub replayed: u64,
+    /// Chunks whose tag did not fit.
+    pub corrupt: u64,
+}
+
+/// Why a peer's frame or chunk ends the session or its lane. The engine passes it to [`Machine::handle_corrupt`] or
+/// [`Machine::abort`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A frame that this state or role does not allow.
+    #[error("unexpected {0} frame")]
+    Unexpected(&'static str),
+    /// An acknowledgement, credit or position that contradicts what is known.
+    #[error("impossible {0}")]
+    Impossible(&'static str),
+}
+
+/// What both state machines understand. `now` is the time since the session began.
+pub trait Machine {
+    /// The part that both share.
+    fn core(&mut self) -> &mut Core;
+
+    /// The shared part, to look at.
+    fn core_ref(&self) -> &Core;
+
+    /// A lane has authenticated and may be used.
+    fn handle_lane_up(&mut self, lane: LaneId, now: Duration);
+
+    /// A lane has ended. Every buffer that it held is the engine's again.
+    fn handle_lane_down(&mut self, lane: LaneId, now: Duration);
+
+    /// A control frame has arrived, opened and decoded.
+    ///
+    /// # Errors
+    ///
+    /// [`Violation`]: the engine aborts the session with [`Cause::Protocol`].
+    fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation>;
+
+    /// Time has passed.
+    fn handle_timeout(&mut self, now: Duration);
+
+    /// Makes actions of what has been learnt; call it once a batch of events has been handled.
+    fn advance(&mut self, now: Duration);
+
+    /// The next thing to do.
+    fn poll_action(&mut self) -> Option<Action> {
+        self.core().actions.pop_front()
+    }
+
+    /// A lane could not be connected.
+    fn handle_dial_failed(&mut self, lane: LaneId, now: Duration) {
+        self.core().dial_failed(lane, now);
+    }
+
+    /// The peer was heard on this lane at that time (not later than now).
+    fn handle_heard(&mut self, lane: LaneId, at: Duration) {
+        self.core().lanes.heard(lane, at);
+    }
+
+    /// Something on this lane did not pass its tag: the lane is given up, and the session too if it happens too often.
+    fn handle_corrupt(&mut self, lane: LaneId, now: Duration) {
+        self.core().corrupt(lane, now);
+    }
+
+    /// Gives up, telling the other end why.
+    fn abort(&mut self, cause: Cause, now: Duration) {
+        self.core().abort(cause, now);
+    }
+
+    /// This process is about to be stopped, or has been started again.
+    fn handle_pause(&mut self, stopped: bool, now: Duration) {
+        self.core().pause(stopped, now);
+    }
+
+    /// When `handle_timeout` is due at the latest.
+    fn next_timeout(&self, now: Duration) -> Duration;
+
+    /// Counters so far.
+    fn counters(&self) -> Counters {
+        self.core_ref().counters
+    }
+}
+
+/// What sender and receiver have in common: lanes, giving up, the end.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) agreed: Agreed,
+    pub(crate) lanes: Lanes,
+    pub(crate) actions: VecDeque<Action>,
+    pub(crate) counters: Counters,
+    aborting: Option<(Cause, Duration)>,
+    ended: bool,
+}
+
+/// Corrupt frames and chunks after which a session gives up rather than replace the lane once more.
+pub const CORRUPT_MAX: u64 = 8;
+
+impl Core {
+    fn new(agreed: Agreed, connector: bool, actions_max: usize) -> Self {
+        Self {
+            agreed,
+            lanes: Lanes::new(agreed, connector),
+            actions: VecDeque::with_capacity(actions_max),
+            counters: Counters::default(),
+            aborting: None,
+            ended: false,
+        }
+    }
+
+    /// What both ends agreed on.
+    pub fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    /// The transport that payload takes now; `None` until it is known.
+    pub fn path(&self) -> Option<Path> {
+        self.lanes.path()
+    }
+
+    /// Nothing but the end is to come: no new work.
+    pub fn is_ending(&self) -> bool {
+        self.ended || self.aborting.is_some()
+    }
+
+    pub(crate) fn broadcast(&mut self, frame: &Frame, now: Duration) {
+        for lane in self.lanes.up() {
+            self.lanes.spoke(lane, now);
+            self.actions.push_back(Action::Send(lane, frame.clone()));
+        }
+    }
+
+    pub(crate) fn send(&mut self, lane: LaneId, frame: Frame, now: Duration) {
+        self.lanes.spoke(lane, now);
+        self.actions.push_back(Action::Send(lane, frame));
+    }
+
+    pub(crate) fn end(&mut self, outcome: Outcome) {
+        if !self.ended {
+            self.ended = true;
+            self.actions.push_back(Action::End(outcome));
+        }
+    }
+
+    fn dial_failed(&mut self, lane: LaneId, now: Duration) {
+        if self.lanes.dial_failed(lane, now, &mut self.actions) {
+            self.end(Outcome::NoRdma);
+        }
+    }
+
+    fn corrupt(&mut self, lane: LaneId, now: Duration) {
+        self.counters.corrupt += 1;
+        if self.counters.corrupt > CORRUPT_MAX {
+            self.abort(Cause::Integrity, now);
+        } else {
+            self.lanes.close(lane, &mut self.actions);
+        }
+    }
+
+    fn abort(&mut self, cause: Cause, now: Duration) {
+        if self.is_ending() {
+            return;
+        }
+        self.broadcast(&Frame::Abort(cause.clone()), now);
+        if self.lanes.up().next().is_none() {
+            self.end(Outcome::Aborted(cause));
+        } else {
+            self.aborting = Some((cause, now + ABORT_WAIT));
+        }
+    }
+
+    fn pause(&mut self, stopped: bool, now: Duration) {
+        if stopped {
+            self.broadcast(&Frame::Pause, now);
+        } else {
+            self.lanes.woke(now);
+            self.broadcast(&Frame::Ping, now);
+        }
+    }
+
+    /// Handles the frames that mean the same to both roles; gives the others back.
+    pub(crate) fn common_frame(&mut self, frame: Frame, now: Duration) -> Result<Option<Frame>, Violation> {
+        self.lanes.peer_spoke(matches!(frame, Frame::Pause), now);
+        match frame {
+            Frame::Ping | Frame::Pause => {}
+            Frame::Use(path) => self.lanes.use_path(path, now, &mut self.actions)?,
+            Frame::Abort(cause) => {
+                self.broadcast(&Frame::Bye, now);
+                if let Some((ours, _)) = self.aborting.take() {
+                    self.end(Outcome::Aborted(ours));
+                } else {
+                    self.end(Outcome::PeerAborted(cause));
+                }
+            }
+            Frame::Bye if self.aborting.is_some() => {
+                let (cause, _) = self.aborting.take().expect("checked by the guard");
+                self.end(Outcome::Aborted(cause));
+            }
+            // The engine uses these up before and beside the session.
+            Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
+            Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
+            Frame::Endpoints(_) => return Err(Violation::Unexpected("ENDPOINTS")),
+            other => return Ok(Some(other)),
+        }
+        Ok(None)
+    }
+
+    /// Keeps lanes alive and replaced after everything has been published, when losing them is no failure.
+    pub(crate) fn linger(&mut self, now: Duration) {
+        let _window_passed = self.lanes.timeout(now, &mut self.actions);
+        self.lanes.dial(now, &mut self.actions);
+    }
+
+    /// Heartbeats, dead lanes, dialling, the reconnect window. `unanswered` goes into the outcome.
+    pub(crate) fn timeout(&mut self, now: Duration, unanswered: bool) {
+        if let Some((cause, deadline)) = &self.aborting
+            && (now >= *deadline || self.lanes.up().next().is_none())
+        {
+            let cause = cause.clone();
+            self.aborting = None;
+            return self.end(Outcome::Aborted(cause));
+        }
+        if self.is_ending() {
+            return;
+        }
+        if self.lanes.timeout(now, &mut self.actions) {
+            self.end(Outcome::LinkLost { unanswered });
+        }
+    }
+}
+
+/// What a receiver needs of a chunk's header once the transport has delivered it.
+pub(crate) fn check_policy(agreed: &Agreed, path: Path, header: &ChunkHeader) -> bool {
+    header.sealed || !agreed.seal(path)
+}
+
+/// The role at the other end.
+impl Role {
+    /// Sender for a receiver, receiver for a sender.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Sender => Self::Receiver,
+            Self::Receiver => Self::Sender,
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! The receiving half: posted buffers from the lanes to the sink, each chunk once.
+
+use std::time::Duration;
+
+use super::lanes::path_of;
+use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
+use crate::control::{Cause, Frame, SPAN_MAX, SequenceSet};
+use crate::frame::ChunkHeader;
+use crate::handshake::LaneId;
+use crate::record::TransferDigest;
+
+/// The longest that an acknowledgement is held back for more to go with it.
+const ACK_DELAY: Duration = Duration::from_millis(1);
+
+/// The shortest time for which a receiver that has finished stays to repeat its answer.
+const LINGER_MIN: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Free,
+    Posted(LaneId),
+    Opening(LaneId),
+    /// Opened, waiting for its turn at the sink or being written.
+    Held,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BufferState {
+    place: Place,
+    sequence: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Absent,
+    Opening,
+    Held,
+    Writing,
+    Taken,
+}
+
+/// What is known of one sequence within the span.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chunk {
+    stage: Stage,
+    buffer: BufferId,
+    is_final: bool,
+    plain_bytes: u32,
+    position: u64,
+    tag: [u8; 16],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LaneAccount {
+    lane: LaneId,
+    posted_total: u64,
+    advertised: u64,
+    arrived: u64,
+    opening: u32,
+    up: bool,
+}
+
+/// The receiver's state machine.
+#[derive(Debug)]
+pub struct Receiver {
+    core: Core,
+    /// Chunks must reach the sink in order; otherwise it takes them at their positions as they come.
+    ordered: bool,
+    buffers: Vec<BufferState>,
+    free: Vec<BufferId>,
+    chunks: Box<[Chunk]>,
+    /// Lowest sequence not taken.
+    base: u64,
+    /// Ordered sinks: the next sequence to write.
+    next_write: u64,
+    /// One past the highest sequence that has arrived.
+    seen_end: u64,
+    lanes: Vec<LaneAccount>,
+    /// Highest generation at each place that both transport and chunks are done with.
+    gone: [Option<u32>; LANES_MAX],
+    ack_since: Option<Duration>,
+    ack_owed: u32,
+    digest: TransferDigest,
+    final_taken: bool,
+    done: Option<(u64, u64, [u8; 32])>,
+    committing: bool,
+    finished: Option<Duration>,
+}
+
+impl Receiver {
+    /// A receiver with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
+    pub fn new(agreed: Agreed, connector: bool, buffers: u32, ordered: bool) -> Self {
+        Self {
+            core: Core::new(agreed, connector, 4 * buffers as usize + 64),
+            ordered,
+            buffers: vec![BufferState { place: Place::Free, sequence: 0 }; buffers as usize],
+            free: (0..buffers).rev().collect(),
+            chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
+            base: 0,
+            next_write: 0,
+            seen_end: 0,
+            lanes: Vec::with_capacity(2 * LANES_MAX),
+            gone: [None; LANES_MAX],
+            ack_since: None,
+            ack_owed: 0,
+            digest: TransferDigest::new(),
+            final_taken: false,
+            done: None,
+            committing: false,
+            finished: None,
+        }
+    }
+
+    /// A chunk has arrived in a buffer that was posted on this lane. Only its header has been decoded.
+    ///
+    /// # Errors
+    ///
+    /// [`Violation`] if the header cannot be: the engine then calls `handle_corrupt`. The buffer is free again.
+    pub fn handle_chunk(
+        &mut self,
+        lane: LaneId,
+        buffer: BufferId,
+        header: Option<&ChunkHeader>,
+    ) -> Result<(), Violation> {
+        let account = self.lanes.iter_mut().find(|account| account.lane == lane);
+        let Some(account) = account else {
+            self.release(buffer);
+            return Ok(());
+        };
+        account.arrived += 1;
+        let Some(header) = header else {
+            self.release(buffer);
+            return Err(Violation::Impossible("chunk header"));
+        };
+        if !check_policy(&self.core.agreed, path_of(lane), header) {
+            self.release(buffer);
+            return Err(Violation::Impossible("unencrypted chunk"));
+        }
+        let sequence = header.sequence;
+        if sequence < self.base || self.core.is_ending() {
+            self.release(buffer);
+            return Ok(());
+        }
+        if sequence - self.base >= SPAN_MAX as u64 {
+            self.release(buffer);
+            return Err(Violation::Impossible("chunk sequence"));
+        }
+        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        if chunk.stage != Stage::Absent {
+            self.release(buffer);
+            return Ok(());
+        }
+        *chunk = Chunk {
+            stage: Stage::Opening,
+            buffer,
+            is_final: header.is_final,
+            plain_bytes: header.plain_bytes,
+            position: header.position,
+            tag: header.tag,
+        };
+        account.opening += 1;
+        self.buffers[buffer as usize] = BufferState { place: Place::Opening(lane), sequence };
+        self.core.actions.push_back(Action::Open(buffer));
+        Ok(())
+    }
+
+    /// The chunk in this buffer passed its tag, or did not.
+    pub fn handle_opened(&mut self, buffer: BufferId, genuine: bool, now: Duration) {
+        let state = self.buffers[buffer as usize];
+        let Place::Opening(lane) = state.place else {
+            debug_assert!(false, "opened a buffer that was not being opened");
+            return;
+        };
+        let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
+        if genuine {
+            chunk.stage = Stage::Held;
+            self.buffers[buffer as usize].place = Place::Held;
+            self.seen_end = self.seen_end.max(state.sequence + 1);
+        } else {
+            *chunk = Chunk::default();
+            self.release(buffer);
+        }
+        if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
+            account.opening -= 1;
+        }
+        if !genuine {
+            self.core.corrupt(lane, now);
+        } else if !self.ordered && !self.core.is_ending() {
+            self.write(state.sequence);
+        }
+        self.settle(now);
+    }
+
+    /// The sink has the chunk in this buffer.
+    pub fn handle_written(&mut self, buffer: BufferId, now: Duration) {
+        let sequence = self.buffers[buffer as usize].sequence;
+        self.chunks[sequence as usize % SPAN_MAX].stage = Stage::Taken;
+        self.release(buffer);
+        self.ack_owed += 1;
+        self.ack_since.get_or_insert(now);
+        while self.chunks[self.base as usize % SPAN_MAX].stage == Stage::Taken {
+            let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
+            if chunk.position != self.core.counters.bytes || self.final_taken {
+                return self.core.abort(Cause::Protocol, now);
+            }
+            self.digest.push(&chunk.tag);
+            self.core.counters.bytes += u64::from(chunk.plain_bytes);
+            self.core.counters.chunks += 1;
+            self.final_taken = chunk.is_final;
+            self.base += 1;
+        }
+    }
+
+    /// The sink is complete: flushed, published.
+    pub fn handle_committed(&mut self, now: Duration) {
+        self.finished = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
+        let answer = Frame::Finished { bytes: self.core.counters.bytes };
+        self.core.broadcast(&answer, now);
+    }
+
+    /// Chunks are at hand that the sink has not taken: the sink is what limits.
+    pub fn waits_for_sink(&self) -> bool {
+        self.base < self.seen_end
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        self.buffers[buffer as usize].place = Place::Free;
+        self.free.push(buffer);
+    }
+
+    fn write(&mut self, sequence: u64) {
+        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        chunk.stage = Stage::Writing;
+        self.core.actions.push_back(Action::Write(chunk.buffer));
+    }
+
+    fn have(&self) -> SequenceSet {
+        let above = (self.base..self.seen_end).filter(|&sequence| {
+            !matches!(self.chunks[sequence as usize % SPAN_MAX].stage, Stage::Absent | Stage::Opening)
+        });
+        SequenceSet::new(self.base, above)
+    }
+
+    fn taken(&self) -> SequenceSet {
+        let above = (self.base..self.seen_end)
+            .filter(|&sequence| self.chunks[sequence as usize % SPAN_MAX].stage == Stage::Taken);
+        SequenceSet::new(self.base, above)
+    }
+
+    /// Tells of lanes that are down and whose last chunks have been opened.
+    fn settle(&mut self, now: Duration) {
+        while let Some(at) = self.lanes.iter().position(|account| !account.up && account.opening == 0) {
+            let lane = self.lanes.swap_remove(at).lane;
+            let gone = &mut self.gone[usize::from(lane.index)];
+            *gone = (*gone).max(Some(lane.generation));
+            self.announce_gone(lane.index, None, now);
+        }
+    }
+
+    /// Says which generations of a place are gone, to one lane or to all; but not while an older one still lingers.
+    fn announce_gone(&mut self, index: u16, to: Option<LaneId>, now: Duration) {
+        let Some(generation) = self.gone[usize::from(index)] else { return };
+        let lingers = |account: &LaneAccount| account.lane.index == index && account.lane.generation <= generation;
+        if self.lanes.iter().any(lingers) {
+            return;
+        }
+        let frame = Frame::LaneGone { lane: LaneId { index, generation }, have: self.have() };
+        match to {
+            Some(lane) => self.core.send(lane, frame, now),
+            None => self.core.broadcast(&frame, now),
+        }
+    }
+
+    fn post(&mut self) {
+        while let Some(&buffer) = self.free.last() {
+            let payload = self.core.lanes.payload();
+            let emptiest = payload
+                .filter_map(|lane| self.lanes.iter().position(|account| account.lane == lane))
+                .min_by_key(|&at| self.lanes[at].posted_total - self.lanes[at].arrived);
+            let Some(at) = emptiest else { return };
+            self.free.pop();
+            let account = &mut self.lanes[at];
+            account.posted_total += 1;
+            self.buffers[buffer as usize].place = Place::Posted(account.lane);
+            self.core.actions.push_back(Action::PostReceive(account.lane, buffer));
+        }
+    }
+
+    fn acknowledge(&mut self, now: Duration) {
+        let quarter = (self.buffers.len() as u32 / 4).max(1);
+        let mut due = self.ack_owed >= quarter || (self.final_taken && self.ack_owed > 0);
+        due |= self.ack_since.is_some_and(|since| now >= since + ACK_DELAY);
+        for account in self.lanes.iter().filter(|account| self.core.lanes.is_up(account.lane)) {
+            let outstanding = account.posted_total - account.arrived;
+            let unadvertised = account.posted_total - account.advertised;
+            // Nothing that the sender knows of is left on this lane, or much is new.
+            due |= unadvertised > 0 && (unadvertised >= u64::from(quarter) || outstanding == unadvertised);
+            if unadvertised > 0 {
+                self.ack_since.get_or_insert(now);
+            }
+        }
+        if !due {
+            return;
+        }
+        let taken = self.taken();
+        let mut told = false;
+        for at in 0..self.lanes.len() {
+            let account = &mut self.lanes[at];
+            if !self.core.lanes.is_up(account.lane) || account.posted_total == account.advertised {
+                continue;
+            }
+            account.advertised = account.posted_total;
+            let (lane, credit_total) = (account.lane, account.posted_total);
+            self.core.send(lane, Frame::Ack { credit_total, taken: taken.clone() }, now);
+            told = true;
+        }
+        if !told && self.ack_owed > 0 {
+            let Some(lane) = self.core.lanes.payload().chain(self.core.lanes.up()).next() else {
+                // The next lane that comes up is told.
+                self.ack_since = None;
+                return;
+            };
+            let account = self.lanes.iter().find(|account| account.lane == lane);
+            let credit_total = account.map_or(0, |account| account.posted_total);
+            self.core.send(lane, Frame::Ack { credit_total, taken }, now);
+        }
+        self.ack_owed = 0;
+        self.ack_since = None;
+    }
+
+    fn conclude(&mut self, now: Duration) {
+        let Some((chunks, bytes, digest)) = self.done else { return };
+        if self.committing || !self.final_taken || self.base < chunks {
+            return;
+        }
+        let ours = (self.core.counters.chunks, self.core.counters.bytes, self.digest.finish());
+        if ours == (chunks, bytes, digest) {
+            self.committing = true;
+            self.core.actions.push_back(Action::Commit);
+        } else {
+            self.core.abort(Cause::Integrity, now);
+        }
+    }
+}
+
+impl Machine for Receiver {
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    fn core_ref(&self) -> &Core {
+        &self.core
+    }
+
+    fn handle_lane_up(&mut self, lane: LaneId, now: Duration) {
+        if self.gone[usize::from(lane.index)].is_some_and(|gone| lane.generation <= gone) {
+            self.core.actions.push_back(Action::Close(lane));
+            return;
+        }
+        if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
+            return;
+        }
+        self.lanes.push(LaneAccount { lane, posted_total: 0, advertised: 0, arrived: 0, opening: 0, up: true });
+        for index in 0..LANES_MAX as u16 {
+            self.announce_gone(index, Some(lane), now);
+        }
+        // What was acknowledged on a lane that is lost may never have been read.
+        self.ack_owed += 1;
+        self.ack_since.get_or_insert(now);
+        if self.finished.is_some() {
+            let answer = Frame::Finished { bytes: self.core.counters.bytes };
+            self.core.send(lane, answer, now);
+        }
+    }
+
+    fn handle_lane_down(&mut self, lane: LaneId, now: Duration) {
+        let lost = self.core.lanes.lane_down(lane, now, &mut self.core.actions);
+        let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) else { return };
+        account.up = false;
+        let carried = account.arrived > 0;
+        for buffer in 0..self.buffers.len() as u32 {
+            if self.buffers[buffer as usize].place == Place::Posted(lane) {
+                self.release(buffer);
+            }
+        }
+        if lost && carried && !self.core.is_ending() && self.finished.is_none() {
+            self.core.counters.retries += 1;
+            self.core.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
+        }
+        self.ack_owed += 1;
+        self.ack_since.get_or_insert(now);
+        self.settle(now);
+    }
+
+    fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation> {
+        let Some(frame) = self.core.common_frame(frame, now)? else { return Ok(()) };
+        match frame {
+            Frame::LaneLost(lost) => {
+                let mut alive = false;
+                for at in 0..self.lanes.len() {
+                    let account = self.lanes[at];
+                    if account.lane.index == lost.index && account.lane.generation <= lost.generation {
+                        alive = true;
+                        self.core.lanes.close(account.lane, &mut self.core.actions);
+                    }
+                }
+                if !alive {
+                    let gone = &mut self.gone[usize::from(lost.index)];
+                    *gone = (*gone).max(Some(lost.generation));
+                    self.announce_gone(lost.index, Some(lane), now);
+                }
+                Ok(())
+            }
+            Frame::Done { chunks, bytes, digest } => {
+                self.done = Some((chunks, bytes, digest));
+                if self.finished.is_some() {
+                    let answer = Frame::Finished { bytes: self.core.counters.bytes };
+                    self.core.send(lane, answer, now);
+                }
+                Ok(())
+            }
+            Frame::Bye if self.finished.is_some() => {
+                self.core.end(Outcome::Done);
+                Ok(())
+            }
+            Frame::Bye => Ok(()),
+            _ => Err(Violation::Unexpected("sender's")),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Duration) {
+        if let Some(linger_until) = self.finished {
+            // All has been published. Losing the link now costs only the answer, which is kept ready for a while.
+            self.core.linger(now);
+            if now >= linger_until {
+                self.core.end(Outcome::Done);
+            }
+            return;
+        }
+        self.core.timeout(now, false);
+    }
+
+    fn advance(&mut self, now: Duration) {
+        if self.core.is_ending() {
+            return;
+        }
+        while self.ordered
+            && self.next_write < self.base + SPAN_MAX as u64
+            && self.chunks[self.next_write as usize % SPAN_MAX].stage == Stage::Held
+        {
+            self.write(self.next_write);
+            self.next_write += 1;
+        }
+        self.core.lanes.dial(now, &mut self.core.actions);
+        self.post();
+        self.acknowledge(now);
+        self.conclude(now);
+    }
+
+    fn next_timeout(&self, now: Duration) -> Duration {
+        match self.ack_since {
+            Some(since) => (since + ACK_DELAY).saturating_sub(now),
+            None => super::TICK,
+        }
+    }
+}

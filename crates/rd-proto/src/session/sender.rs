@@ -1,0 +1,405 @@
+//! The sending half: buffers from the source to the lanes, until the receiver has taken them.
+
+use std::time::Duration;
+
+use super::lanes::path_of;
+use super::{Action, Agreed, BufferId, Core, Machine, Notice, Outcome, Violation};
+use crate::control::{Frame, Path, SPAN_MAX, SequenceSet};
+use crate::frame::ChunkHeader;
+use crate::handshake::LaneId;
+use crate::record::TransferDigest;
+
+/// Chunks that a TCP lane is given ahead of the one that it is writing. More would only commit them to a lane that may
+/// turn out to be the slow one.
+const TCP_AHEAD_MAX: u32 = 3;
+
+/// Where a buffer of the pool stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Free,
+    /// Being read and sealed, or sealed anew.
+    Working,
+    /// Waiting for a lane.
+    Ready,
+    /// With a lane's transport.
+    OnLane(LaneId),
+    /// Sent, and the transport is done with it.
+    Sent(LaneId),
+    /// Its lane was lost after it had arrived; the receiver has it but has not taken it.
+    Arrived,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BufferState {
+    place: Place,
+    sequence: u64,
+    encrypted: bool,
+    /// The receiver's sink has it.
+    taken: bool,
+    /// The receiver has it, although its lane is gone.
+    arrived: bool,
+}
+
+/// What is known of one sequence within the span.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chunk {
+    buffer: Option<BufferId>,
+    taken: bool,
+    plain_bytes: u32,
+    tag: [u8; 16],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LaneAccount {
+    lane: LaneId,
+    credit_total: u64,
+    used: u64,
+    /// Chunks that the transport has not returned.
+    ahead: u32,
+    up: bool,
+    /// The receiver has let go of this lane.
+    gone: bool,
+}
+
+/// The sender's state machine.
+#[derive(Debug)]
+pub struct Sender {
+    core: Core,
+    buffers: Vec<BufferState>,
+    free: Vec<BufferId>,
+    chunks: Box<[Chunk]>,
+    /// Lowest sequence not taken.
+    base: u64,
+    /// One past the highest sequence that has been sealed.
+    sealed_end: u64,
+    /// No sequence below this one is ready.
+    cursor: u64,
+    fills: u64,
+    fills_open: u32,
+    final_sequence: Option<u64>,
+    lanes: Vec<LaneAccount>,
+    digest: TransferDigest,
+    done_sent: bool,
+    finished: bool,
+    unfilled: bool,
+}
+
+impl Sender {
+    /// A sender with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
+    pub fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
+        let free = BufferState { place: Place::Free, sequence: 0, encrypted: false, taken: false, arrived: false };
+        Self {
+            core: Core::new(agreed, connector, 4 * buffers as usize + 64),
+            buffers: vec![free; buffers as usize],
+            free: (0..buffers).rev().collect(),
+            chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
+            base: 0,
+            sealed_end: 0,
+            cursor: 0,
+            fills: 0,
+            fills_open: 0,
+            final_sequence: None,
+            lanes: Vec::with_capacity(2 * super::LANES_MAX),
+            digest: TransferDigest::new(),
+            done_sent: false,
+            finished: false,
+            unfilled: false,
+        }
+    }
+
+    /// The chunk in this buffer has been sealed (the first time, or anew). Its header is what will be sent.
+    pub fn handle_sealed(&mut self, buffer: BufferId, header: &ChunkHeader) {
+        let sequence = header.sequence;
+        let state = &mut self.buffers[buffer as usize];
+        debug_assert_eq!(state.place, Place::Working);
+        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        if chunk.buffer.is_none() {
+            self.fills_open -= 1;
+        }
+        *state = BufferState { place: Place::Ready, sequence, encrypted: header.sealed, taken: false, arrived: false };
+        *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes: header.plain_bytes, tag: header.tag };
+        self.sealed_end = self.sealed_end.max(sequence + 1);
+        self.cursor = self.cursor.min(sequence);
+        if header.is_final {
+            self.final_sequence = Some(sequence);
+        }
+    }
+
+    /// The source had ended before this buffer's turn came.
+    pub fn handle_unfilled(&mut self, buffer: BufferId) {
+        self.fills_open -= 1;
+        self.unfilled = true;
+        self.release(buffer);
+    }
+
+    /// The transport is done with this buffer. Not called for what a lane gives back when it goes down.
+    pub fn handle_sent(&mut self, lane: LaneId, buffer: BufferId) {
+        if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
+            account.ahead -= 1;
+        }
+        let state = &mut self.buffers[buffer as usize];
+        if state.place == Place::OnLane(lane) {
+            if state.taken {
+                self.release(buffer);
+            } else {
+                state.place = Place::Sent(lane);
+            }
+        }
+    }
+
+    /// Chunks are ready and wait only for the peer: the source is not what limits.
+    pub fn backlog(&self) -> bool {
+        self.cursor < self.sealed_end
+    }
+
+    /// What the sender waits for now, for the report: the peer's credits, as opposed to the wire.
+    pub fn waits_for_credit(&self) -> bool {
+        self.backlog() && self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
+    }
+
+    fn release(&mut self, buffer: BufferId) {
+        self.buffers[buffer as usize].place = Place::Free;
+        self.free.push(buffer);
+    }
+
+    fn source_ended(&self) -> bool {
+        self.final_sequence.is_some() || self.unfilled
+    }
+
+    fn fill(&mut self) {
+        let Some(path) = self.core.path() else { return };
+        let encrypt = self.core.agreed.seal(path);
+        while !self.source_ended() && self.fills - self.base < SPAN_MAX as u64 {
+            let Some(buffer) = self.free.pop() else { break };
+            self.buffers[buffer as usize].place = Place::Working;
+            self.fills += 1;
+            self.fills_open += 1;
+            self.core.actions.push_back(Action::Fill { buffer, encrypt });
+        }
+    }
+
+    fn dispatch(&mut self) {
+        let span_end = self.base + SPAN_MAX as u64;
+        while self.cursor < self.sealed_end.min(span_end) {
+            let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {
+                self.cursor += 1;
+                continue;
+            };
+            let state = &mut self.buffers[buffer as usize];
+            if state.place != Place::Ready {
+                self.cursor += 1;
+                continue;
+            }
+            let Some(path) = self.core.lanes.path() else { return };
+            if self.core.agreed.seal(path) && !state.encrypted {
+                state.place = Place::Working;
+                self.core.actions.push_back(Action::Encrypt(buffer));
+                self.cursor += 1;
+                continue;
+            }
+            let usable = self.lanes.iter_mut().filter(|account| {
+                let ahead_max = if path == Path::Tcp { TCP_AHEAD_MAX } else { u32::MAX };
+                account.up
+                    && path_of(account.lane) == path
+                    && self.core.lanes.is_up(account.lane)
+                    && account.used < account.credit_total
+                    && account.ahead < ahead_max
+            });
+            let Some(account) = usable.min_by_key(|account| (account.ahead, account.used)) else { return };
+            account.used += 1;
+            account.ahead += 1;
+            state.place = Place::OnLane(account.lane);
+            self.core.actions.push_back(Action::SendChunk(account.lane, buffer));
+            self.cursor += 1;
+        }
+    }
+
+    fn take(&mut self, set: &SequenceSet) -> Result<(), Violation> {
+        if set.below < self.base {
+            // An older account than the one we know; it says nothing new.
+            return Ok(());
+        }
+        if set.below > self.sealed_end || set.above().any(|sequence| sequence >= self.sealed_end) {
+            return Err(Violation::Impossible("acknowledgement"));
+        }
+        for sequence in (self.base..set.below).chain(set.above()) {
+            let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+            if chunk.taken {
+                continue;
+            }
+            let buffer = chunk.buffer.take().ok_or(Violation::Impossible("acknowledgement"))?;
+            chunk.taken = true;
+            let state = &mut self.buffers[buffer as usize];
+            match state.place {
+                Place::OnLane(_) => state.taken = true,
+                Place::Sent(_) | Place::Arrived => self.release(buffer),
+                Place::Free | Place::Working | Place::Ready => {
+                    return Err(Violation::Impossible("acknowledgement"));
+                }
+            }
+        }
+        while self.base < self.sealed_end && self.chunks[self.base as usize % SPAN_MAX].taken {
+            let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
+            self.digest.push(&chunk.tag);
+            self.core.counters.bytes += u64::from(chunk.plain_bytes);
+            self.core.counters.chunks += 1;
+            self.base += 1;
+        }
+        Ok(())
+    }
+
+    /// The receiver has let go of this lane's place up to this generation, and has these chunks.
+    fn lane_gone(&mut self, gone: LaneId, have: &SequenceSet) {
+        let covers = |lane: LaneId| lane.index == gone.index && lane.generation <= gone.generation;
+        for state in &mut self.buffers {
+            if let Place::OnLane(lane) | Place::Sent(lane) = state.place
+                && covers(lane)
+            {
+                state.arrived |= state.sequence < have.below || have.above().any(|sequence| sequence == state.sequence);
+            }
+        }
+        for account in self.lanes.iter_mut().filter(|account| covers(account.lane)) {
+            account.gone = true;
+            if account.up {
+                self.core.lanes.close(account.lane, &mut self.core.actions);
+            }
+        }
+        self.settle();
+    }
+
+    /// Makes ready again what lanes took with them that are down at both ends.
+    fn settle(&mut self) {
+        while let Some(at) = self.lanes.iter().position(|account| !account.up && account.gone) {
+            let settled = self.lanes.swap_remove(at).lane;
+            for state in &mut self.buffers {
+                if state.place != Place::Sent(settled) {
+                    continue;
+                }
+                if state.arrived {
+                    // The receiver holds it until its sink takes it: neither sent again nor freed.
+                    state.place = Place::Arrived;
+                } else {
+                    state.place = Place::Ready;
+                    self.cursor = self.cursor.min(state.sequence);
+                    self.core.counters.replayed += 1;
+                }
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.final_sequence.is_some_and(|last| self.base == last + 1)
+    }
+
+    fn done_frame(&self) -> Frame {
+        Frame::Done { chunks: self.core.counters.chunks, bytes: self.core.counters.bytes, digest: self.digest.finish() }
+    }
+}
+
+impl Machine for Sender {
+    fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    fn core_ref(&self) -> &Core {
+        &self.core
+    }
+
+    fn handle_lane_up(&mut self, lane: LaneId, now: Duration) {
+        if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
+            return;
+        }
+        self.lanes.push(LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, up: true, gone: false });
+        for at in 0..self.lanes.len() {
+            let account = self.lanes[at];
+            if !account.up && !account.gone {
+                self.core.send(lane, Frame::LaneLost(account.lane), now);
+            }
+        }
+        if self.done_sent {
+            let done = self.done_frame();
+            self.core.send(lane, done, now);
+        }
+    }
+
+    fn handle_lane_down(&mut self, lane: LaneId, now: Duration) {
+        let lost = self.core.lanes.lane_down(lane, now, &mut self.core.actions);
+        let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) else { return };
+        account.up = false;
+        let carried = account.used > 0;
+        if lost && carried && !self.core.is_ending() && !self.finished {
+            self.core.counters.retries += 1;
+            self.core.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
+        }
+        if !account.gone {
+            self.core.broadcast(&Frame::LaneLost(lane), now);
+        }
+        for buffer in 0..self.buffers.len() as u32 {
+            let state = &mut self.buffers[buffer as usize];
+            if state.place == Place::OnLane(lane) {
+                if state.taken {
+                    self.release(buffer);
+                } else {
+                    state.place = Place::Sent(lane);
+                }
+            }
+        }
+        self.settle();
+    }
+
+    fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation> {
+        let Some(frame) = self.core.common_frame(frame, now)? else { return Ok(()) };
+        match frame {
+            Frame::Ack { credit_total, taken } => {
+                if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
+                    account.credit_total = account.credit_total.max(credit_total);
+                }
+                self.take(&taken)
+            }
+            Frame::LaneGone { lane, have } => {
+                self.lane_gone(lane, &have);
+                Ok(())
+            }
+            Frame::Finished { bytes } => {
+                if !self.done_sent || bytes != self.core.counters.bytes {
+                    return Err(Violation::Impossible("FINISHED"));
+                }
+                if !self.core.is_ending() {
+                    self.finished = true;
+                    self.core.broadcast(&Frame::Bye, now);
+                    self.core.end(Outcome::Done);
+                }
+                Ok(())
+            }
+            // Our ABORT crossed the receiver's BYE; the time-out ends it.
+            Frame::Bye => Ok(()),
+            _ => Err(Violation::Unexpected("receiver's")),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Duration) {
+        let unanswered = self.done_sent;
+        self.core.timeout(now, unanswered);
+    }
+
+    fn advance(&mut self, now: Duration) {
+        if self.core.is_ending() {
+            return;
+        }
+        self.core.lanes.dial(now, &mut self.core.actions);
+        self.dispatch();
+        self.fill();
+        if self.is_complete()
+            && !self.done_sent
+            && let Some(lane) = self.core.lanes.up().next()
+        {
+            let done = self.done_frame();
+            self.done_sent = true;
+            self.core.send(lane, done, now);
+        }
+    }
+
+    fn next_timeout(&self, _now: Duration) -> Duration {
+        super::TICK
+    }
+}

@@ -1,0 +1,444 @@
+//! TCP lanes: one socket, one thread that writes and one that reads, straight out of and into pool buffers.
+//!
+//! On the wire a chunk is its 48-byte header and its payload; a control frame is `F`, a zero, its length (two bytes,
+//! little-endian) and its sealed bytes. Control frames go before waiting chunks, between two of them.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rd_proto::frame::{CHUNK_HEADER_BYTES, CONTROL_BYTES_MAX};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
+
+use super::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
+
+/// Control frames that may wait for the socket.
+const CONTROL_QUEUE_MAX: usize = 64;
+
+/// First byte of a control record.
+const CONTROL_KIND: u8 = b'F';
+
+/// Bytes before a control frame: kind, zero, length.
+const CONTROL_PREFIX_BYTES: usize = 4;
+
+/// Where records begin and control frames land; what of a payload lands here as well is copied out.
+const STAGING_BYTES: usize = CONTROL_BYTES_MAX + CONTROL_PREFIX_BYTES + CHUNK_HEADER_BYTES;
+
+/// How often a blocked write looks whether the lane is to end.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long a closing lane waits for its last frames to go and for the peer to close as well.
+const CLOSE_WAIT: Duration = Duration::from_millis(300);
+
+/// Silence after which the kernel probes the peer, and the time between probes. Only a stopped peer (^Z) is silent for
+/// longer than the session's heartbeat.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Unanswered probes after which the kernel gives the connection up.
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// A lane over one TCP socket.
+pub struct TcpLane {
+    shared: Arc<Shared>,
+    description: String,
+}
+
+struct Shared {
+    socket: TcpStream,
+    state: Mutex<State>,
+    /// Signalled when there is something to write, or the lane is to end.
+    work: Condvar,
+    born: Instant,
+    /// Milliseconds after `born` when bytes last came.
+    heard_ms: AtomicU64,
+    report: Report,
+}
+
+struct State {
+    control: VecDeque<Vec<u8>>,
+    chunks: VecDeque<(Buffer, u32)>,
+    posted: VecDeque<Buffer>,
+    closing: Option<Instant>,
+    failure: Option<LaneError>,
+    threads: u32,
+    reported_down: bool,
+}
+
+impl TcpLane {
+    /// Makes a lane of a connected, authenticated socket in blocking mode. `early`: bytes that came behind the
+    /// handshake and have been read already.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered to the socket options or to making the threads.
+    pub fn start(socket: TcpStream, early: Vec<u8>, report: Report) -> std::io::Result<Self> {
+        tune(&socket)?;
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+        let address = |of: std::io::Result<std::net::SocketAddr>| match of {
+            Ok(address) => super::unmapped(address).to_string(),
+            Err(_) => "?".to_owned(),
+        };
+        let description = format!("tcp {} > {}", address(socket.local_addr()), address(socket.peer_addr()));
+        let shared = Arc::new(Shared {
+            socket,
+            state: Mutex::new(State {
+                control: VecDeque::with_capacity(CONTROL_QUEUE_MAX),
+                chunks: VecDeque::new(),
+                posted: VecDeque::new(),
+                closing: None,
+                failure: None,
+                threads: 2,
+                reported_down: false,
+            }),
+            work: Condvar::new(),
+            born: Instant::now(),
+            heard_ms: AtomicU64::new(0),
+            report,
+        });
+        let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
+        spawn("tcp-send", move || writer.end(writer.write_loop()))?;
+        if let Err(error) = spawn("tcp-recv", move || reader.end(reader.read_loop(early))) {
+            let mut state = shared.lock();
+            state.threads -= 1;
+            state.failure = Some(LaneError::Closed);
+            drop(state);
+            shared.work.notify_all();
+            return Err(error);
+        }
+        Ok(Self { shared, description })
+    }
+}
+
+/// Options for a connection that carries lanes: no delay for small frames, and probes for a peer that is silent.
+pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    Ok(())
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).stack_size(128 << 10).spawn(body).map(drop)
+}
+
+impl Lane for TcpLane {
+    fn medium(&self) -> Medium {
+        Medium::Tcp
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn send_control(&mut self, sealed: &[u8]) {
+        debug_assert!(!sealed.is_empty() && sealed.len() <= CONTROL_BYTES_MAX);
+        let mut state = self.shared.lock();
+        if state.control.len() == CONTROL_QUEUE_MAX {
+            self.shared.fail(state, LaneError::Framing("the peer takes no control frames"));
+            return;
+        }
+        let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
+        record.extend([CONTROL_KIND, 0]);
+        record.extend((sealed.len() as u16).to_le_bytes());
+        record.extend(sealed);
+        state.control.push_back(record);
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
+        let mut state = self.shared.lock();
+        if state.reported_down {
+            return Err(buffer);
+        }
+        state.chunks.push_back((buffer, wire_bytes));
+        drop(state);
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
+        let mut state = self.shared.lock();
+        if state.reported_down {
+            return Err(buffer);
+        }
+        state.posted.push_back(buffer);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        let mut state = self.shared.lock();
+        if state.closing.is_none() {
+            state.closing = Some(Instant::now() + CLOSE_WAIT);
+            drop(state);
+            self.shared.work.notify_all();
+        }
+    }
+
+    fn last_heard(&self) -> Instant {
+        self.shared.born + Duration::from_millis(self.shared.heard_ms.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for TcpLane {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+enum Work {
+    Control(Vec<u8>),
+    Chunk(Buffer, u32),
+    /// Nothing more will be sent.
+    Finish,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics with the lane locked")
+    }
+
+    /// Ends both threads: neither a read nor a write stays blocked on a socket that has been shut down.
+    fn fail(&self, mut state: MutexGuard<'_, State>, reason: LaneError) {
+        let reason = if state.closing.is_some() { LaneError::Closed } else { reason };
+        state.failure.get_or_insert(reason);
+        drop(state);
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.work.notify_all();
+    }
+
+    /// A thread of the lane has ended; the last one reports.
+    fn end(&self, reason: LaneError) {
+        self.fail(self.lock(), reason);
+        let mut state = self.lock();
+        state.threads -= 1;
+        if state.threads > 0 {
+            return;
+        }
+        state.reported_down = true;
+        let mut buffers: Vec<Buffer> = state.posted.drain(..).collect();
+        buffers.extend(state.chunks.drain(..).map(|(buffer, _)| buffer));
+        let reason = state.failure.clone().unwrap_or(LaneError::Closed);
+        drop(state);
+        (self.report)(LaneEvent::Down { reason, buffers });
+    }
+
+    fn write_loop(&self) -> LaneError {
+        loop {
+            let outcome = match self.next_work() {
+                Work::Control(record) => self.write_all(&record, &[]),
+                Work::Chunk(buffer, wire_bytes) => {
+                    let written = self.write_all(buffer.header(), &buffer.payload()[..wire_bytes as usize]);
+                    match written {
+                        Ok(()) => (self.report)(LaneEvent::Sent(buffer)),
+                        // Goes back with the others.
+                        Err(_) => self.lock().chunks.push_front((buffer, wire_bytes)),
+                    }
+                    written
+                }
+                Work::Finish => break,
+            };
+            if let Err(error) = outcome {
+                return LaneError::Os { what: "send", error };
+            }
+        }
+        // Let the peer read to the end, and close in its turn, before the socket goes.
+        let _ = self.socket.shutdown(Shutdown::Write);
+        let mut state = self.lock();
+        while let (Some(until), None) = (state.closing, &state.failure) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.threads < 2 {
+                break;
+            }
+            state = self.work.wait_timeout(state, left).expect("no thread panics with the lane locked").0;
+        }
+        LaneError::Closed
+    }
+
+    fn next_work(&self) -> Work {
+        let mut state = self.lock();
+        loop {
+            if state.failure.is_some() {
+                return Work::Finish;
+            }
+            if let Some(record) = state.control.pop_front() {
+                return Work::Control(record);
+            }
+            if state.closing.is_some() {
+                return Work::Finish;
+            }
+            if let Some((buffer, wire_bytes)) = state.chunks.pop_front() {
+                return Work::Chunk(buffer, wire_bytes);
+            }
+            state = self.work.wait(state).expect("no thread panics with the lane locked");
+        }
+    }
+
+    fn write_all(&self, head: &[u8], tail: &[u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < head.len() + tail.len() {
+            let rest =
+                [IoSlice::new(&head[done.min(head.len())..]), IoSlice::new(&tail[done.saturating_sub(head.len())..])];
+            let slices = if tail.is_empty() { &rest[..1] } else { &rest[..] };
+            let sent = sendmsg(&self.socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+            match sent {
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let state = self.lock();
+                    if state.failure.is_some() || state.closing.is_some_and(|until| Instant::now() >= until) {
+                        return Err(Errno::TIMEDOUT);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_loop(&self, early: Vec<u8>) -> LaneError {
+        let mut staging = Staging { bytes: Box::new([0; STAGING_BYTES]), start: 0, end: 0 };
+        let mut early = early.as_slice();
+        // The chunk whose payload is coming in, its length, and how much of it is there.
+        let mut current: Option<(Buffer, usize, usize)> = None;
+        loop {
+            if let Err(error) = self.parse(&mut staging, &mut current) {
+                self.give_back(current);
+                return error;
+            }
+            if !early.is_empty() {
+                let taken = staging.append(early);
+                early = &early[taken..];
+                continue;
+            }
+            staging.make_room();
+            let end = staging.end;
+            let room = &mut staging.bytes[end..];
+            let received = match &mut current {
+                Some((buffer, wanted, have)) => {
+                    let rest = &mut buffer.payload_mut()[*have..*wanted];
+                    receive(&self.socket, &mut [IoSliceMut::new(rest), IoSliceMut::new(room)])
+                }
+                None => receive(&self.socket, &mut [IoSliceMut::new(room)]),
+            };
+            let mut count = match received {
+                Ok(0) => {
+                    self.give_back(current);
+                    return LaneError::PeerClosed;
+                }
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(error) => {
+                    self.give_back(current);
+                    return LaneError::Os { what: "receive", error };
+                }
+            };
+            self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+            if let Some((_, wanted, have)) = &mut current {
+                let landed = count.min(*wanted - *have);
+                *have += landed;
+                count -= landed;
+            }
+            staging.end += count;
+        }
+    }
+
+    fn give_back(&self, current: Option<(Buffer, usize, usize)>) {
+        if let Some((buffer, ..)) = current {
+            self.lock().posted.push_back(buffer);
+        }
+    }
+
+    /// Takes as many whole records as there are out of what has been received.
+    fn parse(&self, staging: &mut Staging, current: &mut Option<(Buffer, usize, usize)>) -> Result<(), LaneError> {
+        loop {
+            if let Some((buffer, wanted, have)) = current {
+                let landed = staging.take_into(&mut buffer.payload_mut()[*have..*wanted]);
+                *have += landed;
+                if have < wanted {
+                    return Ok(());
+                }
+                let (buffer, wanted, _) = current.take().expect("just seen");
+                (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
+            }
+            let staged = staging.staged();
+            match staged.first() {
+                None => return Ok(()),
+                Some(b'C') => {
+                    let Some(header) = staged.first_chunk::<CHUNK_HEADER_BYTES>() else { return Ok(()) };
+                    let wire_bytes = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
+                    let mut buffer = self
+                        .lock()
+                        .posted
+                        .pop_front()
+                        .ok_or(LaneError::Framing("a chunk for which no receive was posted"))?;
+                    if wire_bytes > buffer.payload().len() {
+                        self.give_back(Some((buffer, 0, 0)));
+                        return Err(LaneError::Framing("a chunk longer than agreed"));
+                    }
+                    *buffer.header_mut() = *header;
+                    staging.start += CHUNK_HEADER_BYTES;
+                    *current = Some((buffer, wire_bytes, 0));
+                }
+                Some(&CONTROL_KIND) => {
+                    let Some(prefix) = staged.first_chunk::<CONTROL_PREFIX_BYTES>() else { return Ok(()) };
+                    let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
+                    if length == 0 || length > CONTROL_BYTES_MAX || prefix[1] != 0 {
+                        return Err(LaneError::Framing("a control frame of a bad length"));
+                    }
+                    let Some(sealed) = staged[CONTROL_PREFIX_BYTES..].get(..length) else { return Ok(()) };
+                    (self.report)(LaneEvent::Control(sealed.to_vec()));
+                    staging.start += CONTROL_PREFIX_BYTES + length;
+                }
+                Some(_) => return Err(LaneError::Framing("neither a chunk nor a control frame")),
+            }
+        }
+    }
+}
+
+fn receive(socket: &TcpStream, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+    let message = recvmsg(socket.as_fd(), slices, &mut RecvAncillaryBuffer::default(), RecvFlags::empty())?;
+    Ok(message.bytes)
+}
+
+struct Staging {
+    bytes: Box<[u8; STAGING_BYTES]>,
+    start: usize,
+    end: usize,
+}
+
+impl Staging {
+    fn staged(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn take_into(&mut self, target: &mut [u8]) -> usize {
+        let count = target.len().min(self.end - self.start);
+        target[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
+        self.start += count;
+        count
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> usize {
+        self.make_room();
+        let count = bytes.len().min(STAGING_BYTES - self.end);
+        self.bytes[self.end..self.end + count].copy_from_slice(&bytes[..count]);
+        self.end += count;
+        count
+    }
+
+    fn make_room(&mut self) {
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+    }
+}

@@ -9,8 +9,8 @@ COMMANDS = $(patsubst src/bin/%.rs,%,$(wildcard src/bin/*.rs))
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 MANDIR = $(DESTDIR)$(PREFIX)/share/man/man1
 MANUALS = $(wildcard docs/man/*.1)
-SCRIPTS = demo/install demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/setup tests/testbed/selftest tests/testbed/deps benches/guest benches/run .ci/run
+SCRIPTS = demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
+	tests/testbed/setup tests/testbed/selftest tests/testbed/deps benches/run .ci/run
 
 .PHONY: all build install uninstall deps check test test-long demo demo-rdma bench clean
 

@@ -170,17 +170,18 @@ impl MessageRegion {
         total as u32
     }
 
-    /// Copies the first `length` bytes of a slot, or as many as it has.
+    /// Copies `length` bytes of a slot from offset `from`, or as many as it has.
     ///
     /// # Panics
     ///
     /// If there is no such slot.
-    pub fn read(&self, slot: u32, length: usize) -> Vec<u8> {
+    pub fn read(&self, slot: u32, from: usize, length: usize) -> Vec<u8> {
         assert!(slot < self.slots, "no such slot");
-        let mut bytes = vec![0; length.min(self.slot_bytes)];
-        let from = slot as usize * self.slot_bytes;
-        // SAFETY: within the mapping, by the assertion and the minimum; the vector is elsewhere.
-        unsafe { ptr::copy_nonoverlapping(self.memory.start.as_ptr().add(from), bytes.as_mut_ptr(), bytes.len()) };
+        let from = from.min(self.slot_bytes);
+        let mut bytes = vec![0; length.min(self.slot_bytes - from)];
+        let at = slot as usize * self.slot_bytes + from;
+        // SAFETY: within the mapping, by the assertion and the minima; the vector is elsewhere.
+        unsafe { ptr::copy_nonoverlapping(self.memory.start.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
 

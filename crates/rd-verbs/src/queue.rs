@@ -288,9 +288,9 @@ impl QueuePair {
         &self.id
     }
 
-    /// The identifier, to resolve by.
-    pub fn id_mut(&mut self) -> &mut Id {
-        &mut self.id
+    /// The region that its messages are posted from.
+    pub fn messages(&self) -> &MessageRegion {
+        &self.messages
     }
 
     /// Moves the queue pair to its error state: posted work comes back flushed.

@@ -46,12 +46,7 @@ impl Pool {
         let mapping_bytes = slot_bytes.checked_mul(count as usize).ok_or(Errno::NOMEM)?;
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                mapping_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )?
+            mmap_anonymous(std::ptr::null_mut(), mapping_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
         let pool = Arc::new(Self { base, mapping_bytes, buffer_bytes, count });

@@ -251,9 +251,7 @@ impl ControlQueue {
         prefix[..4].copy_from_slice(&self.flow.send().to_le_bytes());
         prefix[4] = kind;
         let length = queue_pair.messages().write(slot, &[&prefix, body]);
-        queue_pair
-            .send_message(Work::ControlSend(slot).encode(), slot, length)
-            .map_err(|error| lane_error(&error))?;
+        queue_pair.send_message(Work::ControlSend(slot).encode(), slot, length).map_err(|error| lane_error(&error))?;
         self.posted += 1;
         Ok(())
     }
@@ -322,13 +320,8 @@ mod tests {
 
     #[test]
     fn work_numbers_are_distinct() {
-        let all = [
-            Work::ControlReceive(7),
-            Work::ControlSend(7),
-            Work::ChunkReceive(7),
-            Work::ChunkSend(7),
-            Work::Greeting,
-        ];
+        let all =
+            [Work::ControlReceive(7), Work::ControlSend(7), Work::ChunkReceive(7), Work::ChunkSend(7), Work::Greeting];
         let numbers: std::collections::HashSet<u64> = all.iter().map(|work| work.encode()).collect();
         assert_eq!(numbers.len(), all.len());
     }

@@ -67,7 +67,10 @@ struct Shared {
 }
 
 enum Payload {
-    Open { queue_pair: QueuePair, registered: Arc<Registered> },
+    Open {
+        queue_pair: QueuePair,
+        registered: Arc<Registered>,
+    },
     /// The lane is ending: buffers are kept for its last event.
     Ending,
     /// The last event has been reported.
@@ -77,9 +80,8 @@ enum Payload {
 /// Starts the lane's thread.
 pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno> {
     let Parts { control, payload, kit, frames, greeting_posted } = parts;
-    let address = |address: Option<std::net::SocketAddr>| {
-        address.map_or_else(|| "?".to_owned(), |address| address.to_string())
-    };
+    let address =
+        |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
     let held = &kit.registered.held;
     let description = format!(
         "{} over {} ({}), {} → {}",

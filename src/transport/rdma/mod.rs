@@ -78,10 +78,8 @@ fn sleep_on<const N: usize>(descriptors: [BorrowedFd<'_>; N], timeout: Duration)
 
 /// Sleeps until something happens on `list` or `timeout` has passed.
 fn sleep(list: &mut [PollFd<'_>], timeout: Duration) {
-    let timeout = Timespec {
-        tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
+    let timeout =
+        Timespec { tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: timeout.subsec_nanos().into() };
     // An error (EINTR) is a wake-up for nothing, which all callers allow.
     let _ = poll(list, Some(&timeout));
 }
@@ -95,8 +93,6 @@ fn until(deadline: Instant) -> Duration {
 fn lane_error(error: &VerbsError) -> LaneError {
     match error {
         VerbsError::Call { call, errno } => LaneError::Os { what: call, error: Errno::from_raw_os_error(*errno) },
-        VerbsError::Load(_) | VerbsError::OtherDevice => {
-            LaneError::Os { what: "RDMA device", error: Errno::NODEV }
-        }
+        VerbsError::Load(_) | VerbsError::OtherDevice => LaneError::Os { what: "RDMA device", error: Errno::NODEV },
     }
 }

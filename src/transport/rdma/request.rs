@@ -21,7 +21,10 @@ pub struct Hello {
 
 impl std::fmt::Debug for Hello {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hello").field("index", &self.index).field("generation", &self.generation).finish_non_exhaustive()
+        f.debug_struct("Hello")
+            .field("index", &self.index)
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
     }
 }
 

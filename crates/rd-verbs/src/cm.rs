@@ -372,13 +372,13 @@ impl Id {
     /// The local address, with the port that was bound.
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier is alive; the address is a sockaddr_storage whose family says what it holds.
-        unsafe { socket_address(&raw const (*self.raw.as_ptr()).route.addr.src) }
+        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.src).cast()) }
     }
 
     /// The peer's address.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as in `local_address`.
-        unsafe { socket_address(&raw const (*self.raw.as_ptr()).route.addr.dst) }
+        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.dst).cast()) }
     }
 }
 
@@ -436,19 +436,20 @@ impl RawAddress {
 ///
 /// # Safety
 ///
-/// `raw` points to a sockaddr at least as long as its family says.
-pub(crate) unsafe fn socket_address(raw: *const libc::sockaddr_storage) -> Option<SocketAddr> {
+/// `raw` points to a sockaddr at least as long as its family says. It need not be aligned.
+pub(crate) unsafe fn socket_address(raw: *const libc::sockaddr) -> Option<SocketAddr> {
     // SAFETY: every sockaddr begins with its family.
-    match c_int::from(unsafe { (*raw).ss_family }) {
+    let family = unsafe { (&raw const (*raw).sa_family).read_unaligned() };
+    match c_int::from(family) {
         libc::AF_INET => {
             // SAFETY: the family says that it is a sockaddr_in.
-            let v4 = unsafe { &*raw.cast::<libc::sockaddr_in>() };
+            let v4 = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
             let address = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::new(IpAddr::V4(address), u16::from_be(v4.sin_port)))
         }
         libc::AF_INET6 => {
             // SAFETY: the family says that it is a sockaddr_in6.
-            let v6 = unsafe { &*raw.cast::<libc::sockaddr_in6>() };
+            let v6 = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
             let address = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddr::V6(SocketAddrV6::new(address, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
         }

@@ -277,7 +277,7 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
             continue;
         }
         // SAFETY: the entry's address is a sockaddr as long as its family says.
-        let Some(address) = (unsafe { socket_address(entry.ifa_addr.cast()) }).map(|address| address.ip()) else {
+        let Some(address) = (unsafe { socket_address(entry.ifa_addr) }).map(|address| address.ip()) else {
             continue;
         };
         if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
@@ -287,7 +287,7 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
             None
         } else {
             // SAFETY: the mask is a sockaddr as long as its family says.
-            unsafe { socket_address(entry.ifa_netmask.cast()) }
+            unsafe { socket_address(entry.ifa_netmask) }
         };
         let prefix_bits = match mask.map(|mask| mask.ip()) {
             Some(IpAddr::V4(mask)) => u32::from(mask).leading_ones() as u8,
@@ -302,4 +302,17 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     // SAFETY: the list came from getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(list) };
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_this_host_can_be_read() {
+        for known in interface_addresses().expect("getifaddrs") {
+            assert!(!known.address.is_loopback() && !known.interface.is_empty(), "{known:?}");
+            assert!(known.prefix_bits <= if known.address.is_ipv4() { 32 } else { 128 }, "{known:?}");
+        }
+    }
 }

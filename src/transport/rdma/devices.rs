@@ -105,7 +105,13 @@ pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
             rate_mbps: port.rate_mbps,
         });
     }
-    if found.is_empty() { Err(Unavailable::NoAddress) } else { Ok(found) }
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    // librdmacm itself remembers a device that has gone until there is another.
+    let any = std::fs::read_dir("/sys/class/infiniband_verbs")
+        .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path().is_dir())));
+    Err(if any { Unavailable::NoAddress } else { Unavailable::NoDevice })
 }
 
 /// Told when a device goes. Everything made on it must be let go at once.

@@ -112,7 +112,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     loop {
         let first = next_sender(&session.events, deadline)?;
         let make_work = |_chunk_bytes| open(target.as_ref());
-        match session.run(first, Role::Receiver, None, false, make_work) {
+        match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(result) => return result,
             Err(NotBegun::Here(failure)) => return Err(failure),
             Err(NotBegun::Peer(failure)) => {

@@ -158,7 +158,7 @@ impl Session<'_> {
 
     fn say(&self, line: &str) {
         if !self.report.quiet {
-            eprintln!("{}: {line}", self.name);
+            super::say(&format!("{}: {line}", self.name));
         }
     }
 

@@ -202,6 +202,11 @@ impl Shared {
         Ok(())
     }
 
+    /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
+    fn take_buffer(&self, number: u32) -> Option<Buffer> {
+        lock(&self.slots[number as usize]).take()
+    }
+
     /// Has the lane thread end the lane. The first reason counts.
     fn fail(&self, error: LaneError) {
         lock(&self.failure).get_or_insert(error);
@@ -358,7 +363,7 @@ impl Poller {
             }
             Work::ChunkSend(number) => {
                 self.shared.posted.fetch_sub(1, Ordering::AcqRel);
-                if let Some(buffer) = lock(&self.shared.slots[number as usize]).take() {
+                if let Some(buffer) = self.shared.take_buffer(number) {
                     (self.report)(LaneEvent::Sent(buffer));
                 }
             }
@@ -367,7 +372,7 @@ impl Poller {
                 let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
                     return Err(LaneError::Framing("a chunk shorter than its header"));
                 };
-                if let Some(buffer) = lock(&self.shared.slots[number as usize]).take() {
+                if let Some(buffer) = self.shared.take_buffer(number) {
                     (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
                 }
             }

@@ -178,7 +178,8 @@ impl Kit {
         let message_bytes = u32::try_from(registered.pool.buffer_bytes() + 64).unwrap_or(u32::MAX);
         limit("bytes in one message", registered.held.device.port()?.max_message_bytes, message_bytes)?;
         let queue = CompletionQueue::new(&registered.held.device, entries)?;
-        let region = control::message_region(registered.domain())?;
+        let region = control::message_region(registered.domain())
+            .map_err(|error| RegisterError::registering(error, control::CONNECTION_LOCKED_BYTES))?;
         let events = EventChannel::new()?;
         Ok(Self { queue, region, events, registered, wake, medium, armed: false })
     }

@@ -38,6 +38,9 @@ const PREFIX_BYTES: usize = 8;
 
 const SLOT_BYTES: usize = (PREFIX_BYTES + CONTROL_BYTES_MAX).next_multiple_of(64);
 
+/// Memory that each connection registers beside the pool, in bytes: it counts as locked.
+pub const CONNECTION_LOCKED_BYTES: usize = (2 * SLOTS as usize + 1) * SLOT_BYTES;
+
 /// The slot that the first message of the payload queue pair is sent from or received into.
 const GREETING_SLOT: u32 = 2 * SLOTS;
 

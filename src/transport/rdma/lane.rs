@@ -395,15 +395,17 @@ impl Poller {
             std::mem::replace(&mut *payload, Payload::Ending)
         };
         lock(&self.shared.control).begin_end();
+        // A device that is going is not waited for: destroying the queue pairs ends all work on them, too.
+        let device_gone = matches!(reason, LaneError::DeviceGone(_));
         self.on_queue_pairs(&payload, |queue_pair| {
             // It fails where the peer was first, which is as good.
             let _ = queue_pair.id().disconnect();
         });
-        if !self.drain() {
+        if !self.drain(if device_gone { Duration::ZERO } else { DRAIN }) && !device_gone {
             self.on_queue_pairs(&payload, |queue_pair| {
                 let _ = queue_pair.fail();
             });
-            self.drain();
+            self.drain(DRAIN);
         }
         drop(payload);
         let control = lock(&self.shared.control).take_queue_pair();
@@ -429,10 +431,10 @@ impl Poller {
         }
     }
 
-    /// Polls until everything posted has come back, or for [`DRAIN`]; whether it has. What completed well before the
+    /// Polls until everything posted has come back, or for that `time`; whether it has. What completed well before the
     /// end is still reported.
-    fn drain(&mut self) -> bool {
-        let deadline = Instant::now() + DRAIN;
+    fn drain(&mut self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
         loop {
             let outcome = self.poll_batch();
             let left = self.shared.posted.load(Ordering::Acquire) + lock(&self.shared.control).posted();

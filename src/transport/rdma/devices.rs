@@ -22,7 +22,7 @@ const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
 
 /// How often a device's presence is looked up. The kernel announces a removal only to those connected through
 /// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go.
-const PRESENCE_CHECK: Duration = Duration::from_millis(200);
+const PRESENCE_CHECK: Duration = Duration::from_millis(100);
 
 /// How often a device that is going is tried to be closed, until its last user has let go.
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
@@ -211,10 +211,14 @@ pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
     let channel = EventChannel::new()?;
     let device = Device::open(&channel, address)?;
     let name = device.name();
-    let device = Arc::new(device);
-    if let Some(entry) = open.iter().find(|entry| entry.name == name && !entry.held.is_gone()) {
-        return Ok(entry.held.clone());
+    for entry in open.iter().filter(|entry| entry.name == name && !entry.held.is_gone()) {
+        if entry.held.device.is_same(&device) {
+            return Ok(entry.held.clone());
+        }
+        // Another one of that name: the one known here has gone in the meantime.
+        entry.held.report_gone();
     }
+    let device = Arc::new(device);
     let sysfs_path = device.sysfs_path();
     if !exists(&sysfs_path) {
         // Its removal has begun, and rdma_cm has not heard of it yet.
@@ -302,6 +306,16 @@ pub enum RegisterError {
     Verbs(#[from] VerbsError),
 }
 
+impl RegisterError {
+    /// A failed registration. The kernel answers ENOMEM where the limit is passed.
+    pub(super) fn registering(error: VerbsError, wanted_bytes: usize) -> Self {
+        match (error.errno(), getrlimit(Resource::Memlock).current) {
+            (Some(ENOMEM), Some(limit_bytes)) => Self::MemoryLock { limit_bytes, wanted_bytes: wanted_bytes as u64 },
+            _ => Self::Verbs(error),
+        }
+    }
+}
+
 /// One pool, registered on each device when that is first used: a protection domain and one region for each.
 ///
 /// What is on a device is dropped when the device goes.
@@ -368,15 +382,7 @@ impl Adapters {
         let (start, bytes) = self.pool.mapping();
         let domain = ProtectionDomain::new(&held.device)?;
         let owner = Arc::clone(&self.pool) as _;
-        let region = domain.register(start, bytes, owner).map_err(|error| {
-            let limit_bytes = getrlimit(Resource::Memlock).current;
-            match (error.errno(), limit_bytes) {
-                (Some(ENOMEM), Some(limit_bytes)) => {
-                    RegisterError::MemoryLock { limit_bytes, wanted_bytes: bytes as u64 }
-                }
-                _ => RegisterError::Verbs(error),
-            }
-        })?;
+        let region = domain.register(start, bytes, owner).map_err(|error| RegisterError::registering(error, bytes))?;
         let pool = Arc::clone(&self.pool);
         let new = Arc::new(Registered { region, pool, held: held.clone() });
         registered.insert(held.device.name(), Arc::clone(&new));

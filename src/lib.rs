@@ -3,4 +3,7 @@
 //! The layers, each reaching only downwards: `cmd` → `engine` → `transport`, `fs` → `rd_proto`. See
 //! `docs/ARCHITECTURE.md`.
 
+pub mod cmd;
+pub mod engine;
+pub mod fs;
 pub mod transport;

@@ -124,6 +124,12 @@ pub trait Lane: Send {
     fn last_heard(&self) -> Instant;
 }
 
+impl std::fmt::Debug for dyn Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
 /// The address as a person writes it: an IPv4 address that arrived on an IPv6 socket is IPv4 again.
 pub fn unmapped(address: SocketAddr) -> SocketAddr {
     match address.ip() {

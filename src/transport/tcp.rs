@@ -71,13 +71,12 @@ struct State {
 }
 
 impl TcpLane {
-    /// Makes a lane of a connected, authenticated socket in blocking mode. `early`: bytes that came behind the
-    /// handshake and have been read already.
+    /// Makes a lane of a connected, authenticated socket in blocking mode.
     ///
     /// # Errors
     ///
     /// What the system answered to the socket options or to making the threads.
-    pub fn start(socket: TcpStream, early: Vec<u8>, report: Report) -> std::io::Result<Self> {
+    pub fn start(socket: TcpStream, report: Report) -> std::io::Result<Self> {
         tune(&socket)?;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
@@ -104,7 +103,7 @@ impl TcpLane {
         });
         let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
         spawn("tcp-send", move || writer.end(writer.write_loop()))?;
-        if let Err(error) = spawn("tcp-recv", move || reader.end(reader.read_loop(early))) {
+        if let Err(error) = spawn("tcp-recv", move || reader.end(reader.read_loop())) {
             let mut state = shared.lock();
             state.threads -= 1;
             state.failure = Some(LaneError::Closed);
@@ -305,20 +304,14 @@ impl Shared {
         Ok(())
     }
 
-    fn read_loop(&self, early: Vec<u8>) -> LaneError {
+    fn read_loop(&self) -> LaneError {
         let mut staging = Staging { bytes: Box::new([0; STAGING_BYTES]), start: 0, end: 0 };
-        let mut early = early.as_slice();
         // The chunk whose payload is coming in, its length, and how much of it is there.
         let mut current: Option<(Buffer, usize, usize)> = None;
         loop {
             if let Err(error) = self.parse(&mut staging, &mut current) {
                 self.give_back(current);
                 return error;
-            }
-            if !early.is_empty() {
-                let taken = staging.append(early);
-                early = &early[taken..];
-                continue;
             }
             staging.make_room();
             let end = staging.end;
@@ -425,14 +418,6 @@ impl Staging {
         let count = target.len().min(self.end - self.start);
         target[..count].copy_from_slice(&self.bytes[self.start..self.start + count]);
         self.start += count;
-        count
-    }
-
-    fn append(&mut self, bytes: &[u8]) -> usize {
-        self.make_room();
-        let count = bytes.len().min(STAGING_BYTES - self.end);
-        self.bytes[self.end..self.end + count].copy_from_slice(&bytes[..count]);
-        self.end += count;
         count
     }
 

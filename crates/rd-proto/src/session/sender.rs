@@ -125,6 +125,13 @@ impl Sender {
         }
     }
 
+    /// The chunk in this buffer has been sealed before and is being encrypted now.
+    pub fn is_resealing(&self, buffer: BufferId) -> bool {
+        let sequence = self.buffers[buffer as usize].sequence;
+        let sealed = self.chunks[sequence as usize % SPAN_MAX].buffer == Some(buffer);
+        sealed && self.buffers[buffer as usize].place == Place::Working
+    }
+
     /// The source had ended before this buffer's turn came.
     pub fn handle_unfilled(&mut self, buffer: BufferId) {
         self.fills_open -= 1;

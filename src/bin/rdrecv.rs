@@ -1,0 +1,5 @@
+//! See `rdrecv --help`.
+
+fn main() -> std::process::ExitCode {
+    rdma_pipe::cmd::recv::main()
+}

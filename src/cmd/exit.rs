@@ -1,0 +1,241 @@
+//! Exit codes, and the sentences that go with them.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+
+use rd_proto::control::{Cause, IoFact, Refusal};
+use rd_proto::handshake::HandshakeError;
+use rd_proto::session::Outcome;
+use rustix::io::Errno;
+
+use crate::engine::link::LinkError;
+
+/// How a command can end. The numbers are part of its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The arguments make no sense.
+    Usage,
+    /// The keys differ.
+    Authentication,
+    /// The other end cannot be reached, is busy, or allows no transport that we allow.
+    Connect,
+    /// The link was lost for longer than the reconnect window, or the other end was ended by a signal.
+    LinkLost,
+    /// The source could not be read.
+    Source,
+    /// The destination could not be written.
+    Destination,
+    /// What arrived is not what was sent.
+    Integrity,
+    /// The other end speaks another protocol, or another version of this one.
+    Protocol,
+    /// Ended by this signal.
+    Signal(u8),
+    /// Whoever read our output has gone.
+    SinkClosed,
+}
+
+impl Exit {
+    /// The process's exit code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Usage => 1,
+            Self::Authentication => 2,
+            Self::Connect => 3,
+            Self::LinkLost => 4,
+            Self::Source => 5,
+            Self::Destination => 6,
+            Self::Integrity => 7,
+            Self::Protocol => 9,
+            Self::Signal(number) => 128 + number,
+            Self::SinkClosed => 141,
+        }
+    }
+}
+
+/// A command that has failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// How it ends.
+    pub exit: Exit,
+    /// One line for a person; `None` where nothing needs to be said.
+    pub message: Option<String>,
+}
+
+impl Failure {
+    /// A failure with its line.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: Some(message.into()) }
+    }
+
+    /// A source that cannot be read, here.
+    pub fn source(fact: &IoFact) -> Self {
+        Self::new(Exit::Source, format!("cannot read {}", io_sentence(fact)))
+    }
+
+    /// A destination that cannot be written, here.
+    pub fn destination(fact: &IoFact) -> Self {
+        Self::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)))
+    }
+
+    /// A link that could not be made to `peer`.
+    pub fn link(error: &LinkError, peer: &str) -> Self {
+        match error {
+            LinkError::Handshake(HandshakeError::WrongKey) => {
+                Self::new(Exit::Authentication, format!("{peer} has another KEY; give both ends the same one"))
+            }
+            LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Self::new(
+                Exit::Protocol,
+                format!(
+                    "{peer} speaks version {theirs} of the protocol, this program {ours}; install the same release"
+                ),
+            ),
+            LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
+                Self::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
+            }
+            LinkError::Refused(refusal) => Self::refused(*refusal, peer),
+            LinkError::Os { error, .. } => Self::new(
+                Exit::Connect,
+                format!("cannot reach {peer}: {}; check that rdrecv runs there and that the port is open", os(*error)),
+            ),
+            LinkError::TimedOut => Self::new(
+                Exit::Connect,
+                format!("cannot reach {peer}: no answer; check the address and that the port is open"),
+            ),
+            LinkError::Closed => Self::new(Exit::Connect, format!("{peer} closed the connection before it was made")),
+            LinkError::Transport(reason) => Self::new(Exit::Connect, format!("cannot reach {peer}: {reason}")),
+        }
+    }
+
+    /// A peer that does not serve us, or that we do not serve.
+    pub fn refused(refusal: Refusal, peer: &str) -> Self {
+        let message = match refusal {
+            Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
+            Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
+            Refusal::Transport => {
+                format!("no transport that both ends allow and have ({peer}); see --transport, or run rddoctor")
+            }
+            Refusal::Encrypt => format!("{peer} and this end disagree on --encrypt: one says always, the other never"),
+            Refusal::Lane | Refusal::Offer => format!("{peer} does not accept this end's offer"),
+        };
+        Self::new(Exit::Connect, message)
+    }
+
+    /// How a session ended; `None` if well.
+    pub fn outcome(outcome: &Outcome, peer: &str) -> Option<Self> {
+        let failure = match outcome {
+            Outcome::Done => return None,
+            Outcome::LinkLost { unanswered: true } => Self::new(
+                Exit::LinkLost,
+                format!(
+                    "lost the link to {peer} before its answer: all was sent, the outcome is unknown; \
+                     running it again is safe"
+                ),
+            ),
+            Outcome::LinkLost { unanswered: false } => Self::new(
+                Exit::LinkLost,
+                format!("lost the link to {peer} and could not reconnect (--reconnect sets for how long)"),
+            ),
+            Outcome::NoRdma => {
+                Self::new(Exit::Connect, format!("no RDMA connection to {peer}; --transport auto would use TCP"))
+            }
+            Outcome::Aborted(cause) => match cause {
+                Cause::Signal(number) => Self { exit: Exit::Signal(*number), message: None },
+                Cause::Source(fact) => Self::source(fact),
+                Cause::Sink(fact) => Self::destination(fact),
+                Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
+                Cause::Integrity => Self::new(
+                    Exit::Integrity,
+                    format!("what came from {peer} does not match its checksums, again and again; gave up"),
+                ),
+                Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} broke the protocol")),
+            },
+            Outcome::PeerAborted(cause) => match cause {
+                Cause::Signal(number) => Self::new(Exit::LinkLost, format!("{peer} was ended by signal {number}")),
+                Cause::Source(fact) => Self::new(Exit::Source, format!("{peer} cannot read {}", io_sentence(fact))),
+                Cause::Sink(fact) => Self::new(Exit::Destination, format!("{peer} cannot write {}", io_sentence(fact))),
+                Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
+                Cause::Integrity => Self::new(
+                    Exit::Integrity,
+                    format!("what reached {peer} does not match its checksums, again and again"),
+                ),
+                Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} says that this end broke the protocol")),
+            },
+        };
+        Some(failure)
+    }
+}
+
+/// `PATH: what went wrong (error N)`.
+fn io_sentence(fact: &IoFact) -> String {
+    let mut sentence = escaped(OsStr::from_bytes(&fact.path));
+    if fact.errno != 0 {
+        let _ = write!(sentence, ": {}", os(Errno::from_raw_os_error(fact.errno)));
+    }
+    if !fact.detail.is_empty() {
+        // "FILE: changed while it was read" reads better with a colon as well.
+        let _ = write!(sentence, ": {}", escaped(OsStr::from_bytes(&fact.detail)));
+    }
+    sentence
+}
+
+/// The system's words for an error, with its number.
+pub fn os(error: Errno) -> String {
+    std::io::Error::from(error).to_string().replace("(os error ", "(errno ")
+}
+
+/// A name as it may be printed on a terminal: control characters and bytes that are no UTF-8 are escaped.
+pub fn escaped(name: &OsStr) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.as_bytes().utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if character.is_control() {
+                text.extend(character.escape_default());
+            } else {
+                text.push(character);
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_the_documented_ones() {
+        let table = [
+            (Exit::Usage, 1),
+            (Exit::Authentication, 2),
+            (Exit::Connect, 3),
+            (Exit::LinkLost, 4),
+            (Exit::Source, 5),
+            (Exit::Destination, 6),
+            (Exit::Integrity, 7),
+            (Exit::Protocol, 9),
+            (Exit::Signal(2), 130),
+            (Exit::Signal(15), 143),
+            (Exit::SinkClosed, 141),
+        ];
+        for (exit, code) in table {
+            assert_eq!(exit.code(), code, "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_printed_without_their_escapes() {
+        assert_eq!(escaped(OsStr::from_bytes(b"a\x1b[31mb\n\xff\xc3\xa9")), "a\\u{1b}[31mb\\n\\xff\u{e9}");
+    }
+
+    #[test]
+    fn a_signal_ends_the_other_end_as_a_lost_link() {
+        let here = Failure::outcome(&Outcome::Aborted(Cause::Signal(2)), "h").expect("a failure");
+        let there = Failure::outcome(&Outcome::PeerAborted(Cause::Signal(2)), "h").expect("a failure");
+        assert_eq!((here.exit.code(), there.exit.code()), (130, 4));
+    }
+}

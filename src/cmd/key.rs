@@ -1,0 +1,120 @@
+//! Where KEY comes from, and keeping it from where others could read it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rd_proto::handshake::Key;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
+
+use super::exit::{Exit, Failure, escaped};
+use super::options::KeyOptions;
+use crate::engine::link::rng;
+
+/// The environment's variable for KEY; used where KEY is `-` or missing.
+const KEY_VARIABLE: &str = "RD_KEY";
+
+/// The longest key, in bytes.
+const KEY_BYTES_MAX: u64 = 4096;
+
+/// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
+/// anything else: it overwrites KEY among the arguments that the system shows.
+pub fn conceal(key: Option<&OsString>) {
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).ok();
+    if let Some(key) = key
+        && key != "-"
+    {
+        overwrite_argument(key.as_bytes());
+    }
+}
+
+/// Overwrites the arguments equal to `secret` in the memory that `/proc/PID/cmdline` shows.
+fn overwrite_argument(secret: &[u8]) {
+    // The kernel tells where it put them: fields 48 and 49 of /proc/self/stat (proc(5)). The second field, the program's
+    // name, is in parentheses and may hold spaces.
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    let Some((_, fields)) = stat.rsplit_once(')') else { return };
+    let field = |number: usize| fields.split_whitespace().nth(number - 3)?.parse::<usize>().ok();
+    let (Some(start), Some(end)) = (field(48), field(49)) else { return };
+    if start == 0 || end <= start || end - start > 4 << 20 {
+        return;
+    }
+    // SAFETY: the kernel maps [start, end) writable for the life of the process and reports its bounds; the standard
+    // library copies arguments out of it and keeps no reference to its bytes.
+    let arguments = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, end - start) };
+    for argument in arguments.split_mut(|&byte| byte == 0) {
+        if argument == secret {
+            argument.fill(b'*');
+        }
+    }
+}
+
+/// What a positional KEY, the options and the environment come to; `None` if none of them gives a key.
+///
+/// # Errors
+///
+/// Exit 1 for an empty key or one that cannot be read.
+pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Option<Key>, Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let bytes = if let Some(path) = &options.key_file {
+        let name = escaped(path.as_os_str());
+        let file = File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {error}")))?;
+        first_line(file).map_err(|error| usage(format!("cannot read --key-file {name}: {error}")))?
+    } else if let Some(number) = options.key_fd {
+        if !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists() {
+            return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
+        }
+        // SAFETY: the descriptor is open, and was handed to this process for this purpose alone.
+        let fd = unsafe { OwnedFd::from_raw_fd(number) };
+        first_line(File::from(fd)).map_err(|error| usage(format!("cannot read --key-fd {number}: {error}")))?
+    } else {
+        match positional {
+            Some(key) if key != "-" => Zeroizing::new(key.into_vec()),
+            _ => match std::env::var_os(KEY_VARIABLE) {
+                Some(key) => Zeroizing::new(key.into_vec()),
+                None => return Ok(None),
+            },
+        }
+    };
+    Key::new(bytes.to_vec())
+        .map(Some)
+        .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
+}
+
+/// Asks for KEY on the terminal, without showing what is typed.
+///
+/// # Errors
+///
+/// Exit 1 without a terminal, or for an empty key.
+pub fn ask() -> Result<Key, Failure> {
+    let no_key = || Failure::new(Exit::Usage, "no KEY: give it as an argument, by --key-file, --key-fd or RD_KEY");
+    let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
+    let before = tcgetattr(&terminal).map_err(|_| no_key())?;
+    let mut silent = before.clone();
+    silent.local_modes.remove(LocalModes::ECHO);
+    let _ = terminal.write_all(b"KEY: ");
+    let _ = tcsetattr(&terminal, OptionalActions::Flush, &silent);
+    let line = terminal.try_clone().and_then(first_line);
+    let _ = tcsetattr(&terminal, OptionalActions::Flush, &before);
+    let _ = terminal.write_all(b"\n");
+    Key::new(line.map_err(|_| no_key())?.to_vec()).map_err(|_| no_key())
+}
+
+/// Makes a key of 128 random bits; gives it with the text that the other end needs.
+pub fn generate() -> (Key, String) {
+    Key::generate(&mut rng())
+}
+
+fn first_line(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX as usize));
+    BufReader::new(file.take(KEY_BYTES_MAX)).read_until(b'\n', &mut line)?;
+    while let Some(b'\n' | b'\r') = line.last() {
+        line.pop();
+    }
+    Ok(line)
+}

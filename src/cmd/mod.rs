@@ -1,0 +1,38 @@
+//! The commands: arguments in, sentences and exit codes out.
+
+use std::process::ExitCode;
+
+pub mod exit;
+pub mod key;
+pub mod options;
+pub mod recv;
+pub mod report;
+pub mod send;
+mod stream;
+
+use exit::Failure;
+
+/// Runs a command: prints its failure, if any, as one line, and gives the exit code.
+pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    match command() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(message) = &failure.message {
+                eprintln!("{name}: {message}");
+            }
+            ExitCode::from(failure.exit.code())
+        }
+    }
+}
+
+/// A wrong command line: one sentence, and how it is meant.
+fn usage(command: &clap::Command, message: &str) -> Failure {
+    let usage = command.clone().render_usage();
+    Failure::new(exit::Exit::Usage, format!("{message}\n{usage}"))
+}
+
+/// What clap made of a command line that it could not take, or of `--help` and `--version`.
+fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
+    let _ = error.print();
+    if error.use_stderr() { Err(Failure { exit: exit::Exit::Usage, message: None }) } else { Ok(()) }
+}

@@ -1,0 +1,253 @@
+//! Options that all commands that move data share; one definition for parsing, help and manual.
+
+use std::ffi::OsString;
+use std::num::NonZeroU8;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rd_proto::control::{Encrypt, Policy};
+use rd_proto::frame::CHUNK_BYTES_MAX;
+use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
+
+use crate::engine::work::CompressMode;
+
+/// Bytes of the pool where nobody asks for another size.
+const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
+
+/// Fewest buffers that still let reading, sealing, sending and acknowledging overlap.
+const BUFFERS_MIN: u64 = 4;
+
+/// The largest pool: what the span of sequences can keep busy.
+const BUFFER_BYTES_MAX: u64 = 4 << 30;
+
+/// `--transport`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// RDMA where both ends have an adapter that reaches the other, else TCP
+    #[default]
+    Auto,
+    /// RDMA only; fail where there is none
+    Rdma,
+    /// RDMA, software devices (rxe, siw) included, else TCP
+    PreferRdma,
+    /// TCP only
+    Tcp,
+}
+
+/// `--encrypt`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Encryption {
+    /// On TCP between different hosts; not on RDMA
+    #[default]
+    Auto,
+    /// On every transport
+    Always,
+    /// On none; data is still checked against accidents
+    Never,
+}
+
+/// `--compress`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Compress {
+    /// Send data as it is
+    #[default]
+    Off,
+    /// LZ4 while the link is the bottleneck and the data shrinks
+    Auto,
+    /// LZ4
+    Lz4,
+    /// Zstandard, level 1
+    Zstd,
+}
+
+/// Options of a transfer.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Transfer")]
+pub struct TransferOptions {
+    /// Which transport carries the data
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    pub transport: Transport,
+    /// Whether the data is encrypted
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub encrypt: Encryption,
+    /// Whether the sender compresses the data
+    #[arg(long, value_enum, default_value_t, value_name = "HOW")]
+    pub compress: Compress,
+    /// Connections to spread the data over (default: 2 on TCP, 1 on RDMA; at most 16)
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<NonZeroU8>,
+    /// Memory for data on its way at this end; a larger one smooths a source or sink that comes in bursts
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "32M")]
+    pub buffer: u64,
+    /// Ports that a listening end may use, as FIRST-LAST
+    #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// Seconds to wait for a lost link to come back; 0 gives up at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub reconnect: u32,
+    /// Most bytes a second that the sender reads, such as 200M
+    #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
+    pub bwlimit: Option<u64>,
+}
+
+/// Options of what is told.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Output")]
+pub struct ReportOptions {
+    /// Print the bandwidth at the end, and what is connected
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Show progress (the default on a terminal)
+    #[arg(long, conflicts_with = "quiet")]
+    pub progress: bool,
+    /// Write a report as one JSON object, to FILE or to standard error
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub json: Option<PathBuf>,
+}
+
+/// Options that say where KEY comes from.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Key")]
+pub struct KeyOptions {
+    /// Read KEY from the first line of FILE instead of the command line
+    #[arg(long, value_name = "FILE", conflicts_with = "key_fd")]
+    pub key_file: Option<PathBuf>,
+    /// Read KEY from the first line of this open file descriptor
+    #[arg(long, value_name = "FD")]
+    pub key_fd: Option<i32>,
+}
+
+impl KeyOptions {
+    /// KEY is none of the positional arguments.
+    pub fn is_elsewhere(&self) -> bool {
+        self.key_file.is_some() || self.key_fd.is_some()
+    }
+}
+
+impl TransferOptions {
+    /// As the session knows it.
+    pub fn policy(&self) -> Policy {
+        match self.transport {
+            Transport::Auto => Policy::Auto,
+            Transport::Rdma => Policy::Rdma,
+            Transport::PreferRdma => Policy::PreferRdma,
+            Transport::Tcp => Policy::Tcp,
+        }
+    }
+
+    /// As the session knows it.
+    pub fn encrypt(&self) -> Encrypt {
+        match self.encrypt {
+            Encryption::Auto => Encrypt::Auto,
+            Encryption::Always => Encrypt::Always,
+            Encryption::Never => Encrypt::Never,
+        }
+    }
+
+    /// As the engine knows it.
+    pub fn compress(&self) -> CompressMode {
+        match self.compress {
+            Compress::Off => CompressMode::Off,
+            Compress::Auto => CompressMode::Auto,
+            Compress::Lz4 => CompressMode::Lz4,
+            Compress::Zstd => CompressMode::Zstd,
+        }
+    }
+
+    /// Lanes asked for; 0 leaves it to the other end.
+    pub fn lanes(&self) -> u8 {
+        self.lanes.map_or(0, |lanes| lanes.get().min(RDMA_LANE_FIRST as u8))
+    }
+
+    /// The largest chunk that leaves enough buffers, and that the rate limit allows.
+    pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
+        let largest = (self.buffer / BUFFERS_MIN).min(CHUNK_BYTES_MAX as u64) as usize;
+        let whole_pages = largest / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN;
+        part_bytes(whole_pages.max(CHUNK_BYTES_MIN))
+    }
+
+    /// Number of buffers for chunks of this size.
+    pub fn buffers(&self, chunk_bytes: usize) -> u32 {
+        (self.buffer.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32
+    }
+
+    /// The reconnect window.
+    pub fn reconnect(&self) -> Duration {
+        Duration::from_secs(u64::from(self.reconnect))
+    }
+}
+
+/// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "K" | "k" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        _ => return Err("give a number with K, M, G, T, or kB, MB, GB, TB".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "not a number".to_owned())?;
+    let bytes = number * factor as f64;
+    if (1.0..=u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
+}
+
+fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let usage = || "give FIRST-LAST, two ports from 1 to 65535".to_owned();
+    let (first, last) = text.split_once('-').ok_or_else(usage)?;
+    let (first, last): (u16, u16) = (first.parse().map_err(|_| usage())?, last.parse().map_err(|_| usage())?);
+    if first == 0 || first > last { Err(usage()) } else { Ok(first..=last) }
+}
+
+/// PORT as a positional argument.
+///
+/// # Errors
+///
+/// A sentence, if it is no number from 0 to 65535.
+pub fn parse_port(text: &OsString) -> Result<u16, String> {
+    text.to_str()
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| format!("PORT must be a number from 0 to 65535, not {:?}", super::exit::escaped(text)))
+}
+
+const _: () = assert!(BUFFER_BYTES_DEFAULT < 64 << 20, "the default pool stays under 64 MiB");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("1"), Ok(1));
+        assert_eq!(parse_bytes("64K"), Ok(65536));
+        assert_eq!(parse_bytes("1.5M"), Ok(3 << 19));
+        assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
+        for bad in ["", "M", "0", "-1", "1X", "1e9", "99999999T"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn port_ranges() {
+        assert_eq!(parse_ports("7000-7010"), Ok(7000..=7010));
+        for bad in ["", "7000", "0-1", "2-1", "1-65536", "a-b"] {
+            assert!(parse_ports(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_default_pool_is_the_documented_one() {
+        assert_eq!(parse_bytes("32M"), Ok(BUFFER_BYTES_DEFAULT));
+    }
+}

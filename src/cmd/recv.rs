@@ -1,0 +1,184 @@
+//! `rdrecv`: the receiving end of a pipe between two hosts.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{CommandFactory, Parser};
+use crossbeam_channel::{Receiver, unbounded};
+use rd_proto::control::Role;
+use rd_proto::handshake::Established;
+
+use super::exit::{Exit, Failure, os};
+use super::key;
+use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::send::EXIT_CODES;
+use super::stream::{FirstLane, NotBegun, Session};
+use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
+use crate::engine::{Event, Work};
+use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
+use crate::transport::unmapped;
+
+/// Receive a stream from rdsend on another host
+///
+/// Waits at PORT for one rdsend with the same KEY, and writes what it sends to FILE or standard output. FILE appears
+/// under its name only when everything has arrived and been checked; until then an old FILE stays as it is. Without
+/// arguments, a free port is taken and a key made, and the rdsend line to paste at the other end is printed.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdrecv",
+    version,
+    override_usage = "rdrecv [OPTIONS] [PORT KEY [FILE]]",
+    after_help = EXIT_CODES
+)]
+pub struct RecvArguments {
+    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; `-` takes it from RD_KEY or makes one.
+    /// FILE: where to write instead of standard output
+    #[arg(value_name = "PORT KEY [FILE]", num_args = 0..=3)]
+    positionals: Vec<OsString>,
+    /// Seconds to wait for the sender (default: without end)
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u32>,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::run("rdrecv", || match RecvArguments::try_parse() {
+        Ok(arguments) => recv(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
+    let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
+    let port = positionals.next();
+    let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
+    key::conceal(key.as_ref());
+    let file = positionals.next();
+    if positionals.next().is_some() {
+        return Err(super::usage(
+            &RecvArguments::command(),
+            "too many arguments: KEY comes from an option, so it is none of them",
+        ));
+    }
+    let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    // Before anybody connects: the destination can be written. Nothing is made yet.
+    let target = match &file {
+        Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| Failure::destination(&fact))?),
+        None => None,
+    };
+    let (key, generated) = match key::given(key, &arguments.key)? {
+        Some(key) => (key, None),
+        None => {
+            let (key, text) = key::generate();
+            (key, Some(text))
+        }
+    };
+    let (post, events) = unbounded();
+    let report = {
+        let post = post.clone();
+        Box::new(move |incoming| drop(post.send(Event::Incoming(incoming))))
+    };
+    let listener = Listener::start(port, arguments.transfer.port_range.clone(), key, report).map_err(|error| {
+        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
+        Failure::new(Exit::Connect, format!("cannot listen on port {port}: {}; choose another PORT, or 0", os(errno)))
+    })?;
+    if let Some(text) = &generated {
+        eprintln!("rdsend {} {} {text}", own_address(), listener.port());
+    } else if (port == 0 || arguments.report.verbose) && !arguments.report.quiet {
+        eprintln!("rdrecv: waiting on port {}", listener.port());
+    }
+    let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
+    let deadline = wait.map(|wait| Instant::now() + wait);
+    let session = Session {
+        name: "rdrecv",
+        transfer: &arguments.transfer,
+        report: &arguments.report,
+        post,
+        events,
+        may_draw: file.is_some() || !std::io::stdout().is_terminal(),
+    };
+    loop {
+        let first = next_sender(&session.events, deadline)?;
+        let make_work = |_chunk_bytes| open(target.as_ref());
+        match session.run(first, Role::Receiver, None, false, make_work) {
+            Ok(result) => return result,
+            Err(NotBegun::Here(failure)) => return Err(failure),
+            Err(NotBegun::Peer(failure)) => {
+                // The next one may do better.
+                eprintln!("rdrecv: {}", failure.message.unwrap_or_default());
+                listener.registry().lock().expect("no panic with it locked").clear();
+            }
+        }
+    }
+}
+
+fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<FirstLane, Failure> {
+    loop {
+        let event = match deadline {
+            Some(deadline) => events.recv_deadline(deadline).ok(),
+            None => events.recv().ok(),
+        };
+        match event {
+            Some(Event::Incoming(Incoming::First(stream, established))) => {
+                let established: Established = *established;
+                let peer = stream.peer_addr();
+                let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
+                return Ok(FirstLane { stream, established, peer_name });
+            }
+            Some(Event::Incoming(Incoming::TooManyGuesses)) => {
+                return Err(Failure::new(
+                    Exit::Authentication,
+                    format!(
+                        "{GUESSES_MAX} connections with a wrong KEY: somebody may be guessing it; use a generated one"
+                    ),
+                ));
+            }
+            // A lane of a session that has not begun, or has ended.
+            Some(_) => {}
+            None => return Err(Failure::new(Exit::Connect, "no sender came within --wait")),
+        }
+    }
+}
+
+fn open(target: Option<&Target>) -> Result<Work, Failure> {
+    match target {
+        Some(Target::File(path)) => {
+            FileSink::create(path).map(Work::ReceiveFile).map_err(|fact| Failure::destination(&fact))
+        }
+        Some(Target::Special(path)) => {
+            let path = path.clone();
+            Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
+        }
+        None => {
+            let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
+            let output = output
+                .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")))?;
+            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, "standard output".as_ref())))))
+        }
+    }
+}
+
+/// An address of this host that others are likely to reach: the one that its packets to the outside would bear.
+fn own_address() -> String {
+    // Connecting a datagram socket sends nothing; it only makes the system choose. The address is reserved for
+    // documentation (RFC 5737), so it is routed like any other stranger's.
+    let outside = (Ipv4Addr::new(192, 0, 2, 1), 9);
+    let chosen = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
+    match chosen {
+        Ok(address) => address.ip().to_string(),
+        Err(_) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
+}

@@ -1,0 +1,188 @@
+//! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rd_proto::session::{Counters, Notice};
+use serde_json::json;
+
+use super::exit::{Exit, Failure, escaped};
+use super::options::ReportOptions;
+use crate::engine::{Monitor, Summary};
+use crate::transport::Medium;
+
+/// A transfer shorter than this shows no bar.
+const BAR_AFTER: Duration = Duration::from_millis(400);
+
+/// Redraws a second.
+const BAR_HZ: u8 = 8;
+
+/// Tells a person on standard error.
+pub struct Terminal {
+    name: &'static str,
+    peer: String,
+    verbose: bool,
+    quiet: bool,
+    reconnect_s: u64,
+    size_bytes: Option<u64>,
+    began: Instant,
+    bar: Option<ProgressBar>,
+    bar_wanted: bool,
+}
+
+impl Terminal {
+    /// `size_bytes`: what will be transferred, where known. `may_draw`: nothing else writes to the terminal.
+    pub fn new(
+        name: &'static str,
+        peer: &str,
+        options: &ReportOptions,
+        reconnect: Duration,
+        size_bytes: Option<u64>,
+        may_draw: bool,
+    ) -> Self {
+        let bar_wanted = options.progress || (!options.quiet && may_draw && std::io::stderr().is_terminal());
+        Self {
+            name,
+            peer: peer.to_owned(),
+            verbose: options.verbose,
+            quiet: options.quiet,
+            reconnect_s: reconnect.as_secs(),
+            size_bytes,
+            began: Instant::now(),
+            bar: None,
+            bar_wanted,
+        }
+    }
+
+    fn say(&self, line: &str) {
+        let print = || eprintln!("{}: {line}", self.name);
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    fn make_bar(&self) -> ProgressBar {
+        let target = ProgressDrawTarget::stderr_with_hz(BAR_HZ);
+        let (bar, template) = match self.size_bytes {
+            Some(size) => (
+                ProgressBar::with_draw_target(Some(size), target),
+                "{wide_bar} {percent:>3}% {decimal_bytes:>10} {decimal_bytes_per_sec:>12} {eta:>4} left",
+            ),
+            None => (
+                ProgressBar::with_draw_target(None, target),
+                "{spinner} {decimal_bytes:>10} {decimal_bytes_per_sec:>12} {elapsed:>5}",
+            ),
+        };
+        bar.set_style(ProgressStyle::with_template(template).expect("a fixed template"));
+        bar.with_elapsed(self.began.elapsed())
+    }
+}
+
+impl Monitor for Terminal {
+    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
+        let because = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let line = match notice {
+            Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
+            Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
+            Notice::LinkLost if self.reconnect_s == 0 => return,
+            Notice::LinkLost => {
+                format!("lost the link to {}{because}; trying for {} s to get it back", self.peer, self.reconnect_s)
+            }
+            Notice::LinkRestored => format!("connected to {} again; going on", self.peer),
+            Notice::LaneLost(lane) if self.verbose => {
+                format!("lost connection {}.{}{because}", lane.index, lane.generation)
+            }
+            Notice::LaneLost(_) => return,
+        };
+        if !self.quiet {
+            self.say(&line);
+        }
+    }
+
+    fn lane_up(&mut self, medium: Medium, description: &str) {
+        if self.verbose {
+            let kind = match medium {
+                Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
+                Medium::Tcp | Medium::Memory => "connection",
+            };
+            self.say(&format!("{kind}: {description}"));
+        }
+    }
+
+    fn progress(&mut self, counters: &Counters) {
+        if !self.bar_wanted || (self.bar.is_none() && self.began.elapsed() < BAR_AFTER) {
+            return;
+        }
+        if self.bar.is_none() {
+            self.bar = Some(self.make_bar());
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(counters.bytes);
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The rate of a transfer in GB/s, decimal.
+fn gigabytes_per_second(summary: &Summary) -> f64 {
+    summary.counters.bytes as f64 / summary.seconds.max(1e-9) / 1e9
+}
+
+fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Tcp => "tcp",
+        Medium::RdmaHardware => "rdma",
+        Medium::RdmaSoftware => "rdma-software",
+        Medium::Memory => "memory",
+    }
+}
+
+/// Prints what `-v` and `--json` ask for at the end of a transfer, whether or not it went well.
+///
+/// # Errors
+///
+/// Exit 1 if the report's file cannot be written.
+pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failure>) -> Result<(), Failure> {
+    if options.verbose && failure.is_none() {
+        eprintln!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary));
+    }
+    let Some(path) = &options.json else { return Ok(()) };
+    let rounded = |value: f64| (value * 1e6).round() / 1e6;
+    let report = json!({
+        "bytes": summary.counters.bytes,
+        "seconds": rounded(summary.seconds),
+        "gb_per_s": rounded(gigabytes_per_second(summary)),
+        "transport": summary.media.iter().map(|&medium| medium_name(medium)).collect::<Vec<_>>().join("+"),
+        "lanes": summary.lanes,
+        "encrypted": summary.encrypted,
+        "retries": summary.counters.retries,
+        "replayed_chunks": summary.counters.replayed,
+        "corrupt_chunks": summary.counters.corrupt,
+        "wait_seconds": {
+            "source": rounded(summary.waits.source),
+            "cpu": rounded(summary.waits.cpu),
+            "credits": rounded(summary.waits.credits),
+            "wire": rounded(summary.waits.wire),
+            "sink": rounded(summary.waits.sink),
+        },
+        "exit": failure.map_or(0, |failure| failure.exit.code()),
+        "error": failure.and_then(|failure| failure.message.clone()),
+    });
+    if path == Path::new("-") {
+        eprintln!("{report}");
+        return Ok(());
+    }
+    std::fs::write(path, format!("{report}\n")).map_err(|error| {
+        Failure::new(Exit::Usage, format!("cannot write the report to {}: {error}", escaped(path.as_os_str())))
+    })
+}

@@ -1,0 +1,167 @@
+//! `rdsend`: the sending end of a pipe between two hosts.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{CommandFactory, Parser};
+use crossbeam_channel::unbounded;
+use rd_proto::control::Role;
+use rd_proto::handshake::{Key, SessionId, connect_first};
+use rustix::io::Errno;
+
+use super::exit::{Exit, Failure, escaped};
+use super::key;
+use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::stream::{FirstLane, NotBegun, Session};
+use crate::engine::Work;
+use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
+use crate::fs::source::Source;
+
+/// The pause between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Send a stream to rdrecv on another host
+///
+/// Sends FILE, or standard input, to the rdrecv that waits on HOST at PORT with the same KEY. Exits with 0 only when
+/// the receiver has answered for every byte.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdsend",
+    version,
+    override_usage = "rdsend [OPTIONS] HOST PORT KEY [FILE]",
+    after_help = EXIT_CODES
+)]
+pub struct SendArguments {
+    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
+    /// `-` takes it from RD_KEY or asks. FILE: what to send instead of standard input
+    #[arg(value_name = "HOST PORT KEY [FILE]", num_args = 0..=4)]
+    positionals: Vec<OsString>,
+    /// Seconds to keep trying to connect
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    connect_timeout: u32,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The exit codes, for the help of both stream commands.
+pub(super) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 wrong KEY; 3 cannot \
+    connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n signal; 141 output \
+    closed";
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::run("rdsend", || match SendArguments::try_parse() {
+        Ok(arguments) => send(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn send(mut arguments: SendArguments) -> Result<(), Failure> {
+    let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
+    let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
+    let (host, port) = (positionals.next(), positionals.next());
+    let key = if wanted == 3 { positionals.next() } else { None };
+    key::conceal(key.as_ref());
+    let (Some(host), Some(port)) = (host, port) else {
+        return Err(super::usage(&SendArguments::command(), "HOST and PORT are missing"));
+    };
+    let file = positionals.next();
+    if positionals.next().is_some() {
+        return Err(super::usage(
+            &SendArguments::command(),
+            "too many arguments: KEY comes from an option, so it is none of them",
+        ));
+    }
+    let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    if port == 0 {
+        return Err(Failure::new(Exit::Usage, "PORT 0 is for rdrecv, which says which port it took"));
+    }
+    // Before anybody is bothered: what is to be sent can be read.
+    let (input, name) = match &file {
+        Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
+        None => (standard_input()?, OsString::from("standard input")),
+    };
+    let key = match key::given(key, &arguments.key)? {
+        Some(key) => key,
+        None => key::ask()?,
+    };
+    let first = reach(&host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
+    let (post, events) = unbounded();
+    let session = Session {
+        name: "rdsend",
+        transfer: &arguments.transfer,
+        report: &arguments.report,
+        post,
+        events,
+        may_draw: true,
+    };
+    let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
+        .map_err(|fact| Failure::source(&fact))?
+        .size_bytes();
+    let make_work =
+        |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send).map_err(|fact| Failure::source(&fact));
+    match session.run(first, Role::Sender, size_bytes, true, make_work) {
+        Ok(result) => result,
+        Err(NotBegun::Peer(failure) | NotBegun::Here(failure)) => Err(failure),
+    }
+}
+
+fn no_descriptors() -> Failure {
+    Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
+}
+
+fn standard_input() -> Result<File, Failure> {
+    let cloned = std::io::stdin().as_fd().try_clone_to_owned();
+    cloned.map(File::from).map_err(|error| Failure::new(Exit::Source, format!("cannot read standard input: {error}")))
+}
+
+/// Connects and authenticates, trying again until `patience` is used up while nobody listens yet.
+fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<FirstLane, Failure> {
+    let deadline = Instant::now() + patience;
+    let host_name = escaped(host);
+    let bare = host_name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host_name);
+    let peer_name = if bare.contains(':') { format!("[{bare}]:{port}") } else { format!("{bare}:{port}") };
+    let addresses: Vec<SocketAddr> = (bare, port)
+        .to_socket_addrs()
+        .map_err(|_| Failure::new(Exit::Connect, format!("unknown host {bare}; check the name, or give an address")))?
+        .collect();
+    let mut last = LinkError::TimedOut;
+    loop {
+        for &address in &addresses {
+            match try_reach(address, key, deadline) {
+                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name }),
+                // The listener is not there yet, or was overrun: it may be there in a moment.
+                Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,
+                Err(error) => return Err(Failure::link(&error, &peer_name)),
+            }
+        }
+        if let LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } = last {
+            return Err(Failure::link(&last, &peer_name));
+        }
+        if Instant::now() + RETRY_PAUSE >= deadline {
+            return Err(Failure::link(&last, &peer_name));
+        }
+        std::thread::sleep(RETRY_PAUSE);
+    }
+}
+
+fn try_reach(
+    address: SocketAddr,
+    key: &Key,
+    deadline: Instant,
+) -> Result<(std::net::TcpStream, rd_proto::handshake::Established), LinkError> {
+    let mut stream = connect(address, deadline)?;
+    crate::transport::tcp::tune(&stream).map_err(|error| LinkError::os("socket", &error))?;
+    let hello = connect_first(key, SessionId::random(&mut rng()), &mut rng());
+    let established = authenticate(&mut stream, hello, Instant::now() + AUTHENTICATE_MAX)?;
+    Ok((stream, established))
+}

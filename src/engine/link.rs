@@ -1,0 +1,191 @@
+//! Making lanes: connecting, accepting, authenticating, and the exchange of offers on a session's first lane.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rand_core::UnwrapErr;
+use rd_proto::control::{CONTROL_SEAL_BYTES, Frame, FrameError, Offer, Refusal};
+use rd_proto::frame::CONTROL_BYTES_MAX;
+use rd_proto::handshake::{
+    Connecting, ControlChannel, ControlError, Established, HANDSHAKE_BYTES_MAX, HandshakeError, LENGTH_PREFIX_BYTES,
+};
+use rustix::io::Errno;
+
+/// The longest that a peer may take from connecting to having authenticated.
+pub const AUTHENTICATE_MAX: Duration = Duration::from_secs(5);
+
+/// The longest that the exchange of offers may take.
+pub const OFFER_MAX: Duration = Duration::from_secs(5);
+
+/// The longest that one attempt at one address may take to connect.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// The system's random numbers, for keys and names.
+pub fn rng() -> UnwrapErr<getrandom::SysRng> {
+    UnwrapErr(getrandom::SysRng)
+}
+
+/// Why no lane was made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The system's answer to a call.
+    #[error("{what}: {error}")]
+    Os {
+        /// The call.
+        what: &'static str,
+        /// Its error.
+        error: Errno,
+    },
+    /// The peer did not answer in time.
+    #[error("the peer does not answer")]
+    TimedOut,
+    /// The peer closed the connection.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// Authentication failed.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    /// The peer has authenticated and does not serve us.
+    #[error("refused: {0:?}")]
+    Refused(Refusal),
+    /// A control frame did not open.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A control frame could not be read.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// Something else than was due.
+    #[error("unexpected frame")]
+    Unexpected,
+    /// The transport cannot be used.
+    #[error("{0}")]
+    Transport(String),
+}
+
+impl LinkError {
+    pub(crate) fn os(what: &'static str, error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => Self::TimedOut,
+            std::io::ErrorKind::UnexpectedEof => Self::Closed,
+            _ => Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) },
+        }
+    }
+}
+
+/// Connects to one address.
+///
+/// # Errors
+///
+/// [`LinkError::Os`] or [`LinkError::TimedOut`], by `deadline` at the latest.
+pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, LinkError> {
+    let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
+    if left.is_zero() {
+        return Err(LinkError::TimedOut);
+    }
+    let stream = TcpStream::connect_timeout(&address, left).map_err(|error| LinkError::os("connect", &error))?;
+    // Both ends of a connection to a local port that nobody listens on can be ours.
+    if stream.local_addr().ok() == stream.peer_addr().ok() {
+        return Err(LinkError::Os { what: "connect", error: Errno::CONNREFUSED });
+    }
+    Ok(stream)
+}
+
+/// Runs the connector's side of a handshake.
+///
+/// # Errors
+///
+/// Any [`LinkError`] but those of offers, by `deadline` at the latest.
+pub fn authenticate(
+    stream: &mut TcpStream,
+    (state, hello): (Connecting, Vec<u8>),
+    deadline: Instant,
+) -> Result<Established, LinkError> {
+    write_message(stream, &hello)?;
+    let reply = read_message(stream, deadline)?;
+    let (established, confirm) = state.finish(&reply)?;
+    write_message(stream, &confirm)?;
+    Ok(established)
+}
+
+/// A handshake message as it crosses a byte stream.
+pub fn with_length(message: &[u8]) -> Vec<u8> {
+    let mut framed = Vec::with_capacity(LENGTH_PREFIX_BYTES + message.len());
+    framed.extend((message.len() as u16).to_le_bytes());
+    framed.extend(message);
+    framed
+}
+
+fn write_message(stream: &mut TcpStream, message: &[u8]) -> Result<(), LinkError> {
+    stream.write_all(&with_length(message)).map_err(|error| LinkError::os("send", &error))
+}
+
+fn read_message(stream: &mut TcpStream, deadline: Instant) -> Result<Vec<u8>, LinkError> {
+    let mut length = [0; LENGTH_PREFIX_BYTES];
+    read_exact(stream, &mut length, deadline)?;
+    let length = usize::from(u16::from_le_bytes(length));
+    if length > HANDSHAKE_BYTES_MAX {
+        return Err(HandshakeError::NotOurs.into());
+    }
+    let mut message = vec![0; length];
+    read_exact(stream, &mut message, deadline)?;
+    Ok(message)
+}
+
+/// Like `Read::read_exact`, with one deadline for the whole.
+fn read_exact(stream: &mut TcpStream, target: &mut [u8], deadline: Instant) -> Result<(), LinkError> {
+    let mut done = 0;
+    while done < target.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(LinkError::TimedOut);
+        }
+        stream.set_read_timeout(Some(left)).map_err(|error| LinkError::os("receive", &error))?;
+        match stream.read(&mut target[done..]) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(count) => done += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(LinkError::os("receive", &error)),
+        }
+    }
+    Ok(())
+}
+
+/// Sends one control frame on a socket that is not a lane yet.
+///
+/// # Errors
+///
+/// [`LinkError::Os`] and [`LinkError::Control`].
+pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) -> Result<(), LinkError> {
+    let (mut plain, mut sealed) = (Vec::new(), Vec::new());
+    frame.encode(&mut plain);
+    control.seal(&plain, &mut sealed)?;
+    let mut record = vec![b'F', 0];
+    record.extend((sealed.len() as u16).to_le_bytes());
+    record.extend(sealed);
+    stream.write_all(&record).map_err(|error| LinkError::os("send", &error))
+}
+
+/// Sends our offer and waits for the peer's.
+///
+/// # Errors
+///
+/// [`LinkError::Refused`] if the peer does not serve us, any other if the exchange fails.
+pub fn exchange_offers(stream: &mut TcpStream, control: &mut ControlChannel, ours: &Offer) -> Result<Offer, LinkError> {
+    let deadline = Instant::now() + OFFER_MAX;
+    send_frame(stream, control, &Frame::Offer(ours.clone()))?;
+    let mut prefix = [0; 4];
+    read_exact(stream, &mut prefix, deadline)?;
+    let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
+    if prefix[..2] != *b"F\0" || !(CONTROL_SEAL_BYTES..=CONTROL_BYTES_MAX).contains(&length) {
+        return Err(LinkError::Unexpected);
+    }
+    let (mut sealed, mut plain) = (vec![0; length], Vec::new());
+    read_exact(stream, &mut sealed, deadline)?;
+    control.open(&sealed, &mut plain)?;
+    match Frame::decode(&plain)? {
+        Some(Frame::Offer(theirs)) => Ok(theirs),
+        Some(Frame::Refuse(refusal)) => Err(LinkError::Refused(refusal)),
+        _ => Err(LinkError::Unexpected),
+    }
+}

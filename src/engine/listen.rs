@@ -1,0 +1,340 @@
+//! The listening end: strangers kept cheap, peers handed on once they have authenticated.
+//!
+//! One thread polls the listening socket and at most [`HALF_OPEN_MAX`] peers that have not authenticated. Each has
+//! [`AUTHENTICATE_MAX`] in all; one more than fit evicts the oldest. So garbage, silence and wrong keys cost a few
+//! kilobytes each, and the true peer gets in between them.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rd_proto::control::{Frame, Refusal};
+use rd_proto::handshake::{
+    self, CONFIRM_BYTES, Established, HELLO_BYTES, HandshakeError, Key, LENGTH_PREFIX_BYTES, LaneId, Listening,
+    SessionId, SessionSecret,
+};
+use rd_proto::session::LANES_MAX;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::link::{AUTHENTICATE_MAX, rng, send_frame, with_length};
+
+/// Peers that may be connected without having authenticated.
+pub const HALF_OPEN_MAX: usize = 64;
+
+/// Wrong guesses after which a listener with a key that a person chose gives up.
+pub const GUESSES_MAX: u32 = 100;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1024;
+
+/// Bytes of the largest message that a peer sends before it has authenticated, with its length.
+const MESSAGE_BYTES: usize =
+    LENGTH_PREFIX_BYTES + if HELLO_BYTES > CONFIRM_BYTES { HELLO_BYTES } else { CONFIRM_BYTES };
+
+/// What the listener tells.
+#[derive(Debug)]
+pub enum Incoming {
+    /// The first lane of a session, which now is the one that is served.
+    First(TcpStream, Box<Established>),
+    /// A further or replacement lane of that session.
+    Join(TcpStream, Box<Established>),
+    /// Somebody is guessing the key; the listener has ended.
+    TooManyGuesses,
+}
+
+/// Which session is served, and which of its lanes have been used.
+#[derive(Debug, Default)]
+pub struct Registry {
+    session: Option<(SessionId, SessionSecret)>,
+    used: [Option<u32>; LANES_MAX],
+}
+
+impl Registry {
+    /// The secret of the session that is served, if it has this name.
+    pub fn secret(&self, session: SessionId) -> Option<SessionSecret> {
+        self.session.as_ref().filter(|(id, _)| *id == session).map(|(_, secret)| secret.clone())
+    }
+
+    /// Starts serving a session; false if there is one already.
+    pub fn begin(&mut self, established: &Established) -> bool {
+        if self.session.is_some() {
+            return false;
+        }
+        self.used = [None; LANES_MAX];
+        self.used[0] = Some(0);
+        self.session = Some((established.session, established.secret.clone()));
+        true
+    }
+
+    /// Serves nobody: the next first lane is welcome.
+    pub fn clear(&mut self) {
+        self.session = None;
+    }
+
+    /// Marks a lane as used. False if this generation or a later one has been used before.
+    pub fn accept(&mut self, lane: LaneId) -> bool {
+        let Some(used) = self.used.get_mut(usize::from(lane.index)) else { return false };
+        let fresh = used.is_none_or(|used| lane.generation > used);
+        if fresh {
+            *used = Some(lane.generation);
+        }
+        fresh
+    }
+}
+
+/// A listening socket and its thread. Dropping it ends both.
+#[derive(Debug)]
+pub struct Listener {
+    port: u16,
+    registry: Arc<Mutex<Registry>>,
+    stop: Arc<OwnedFd>,
+}
+
+impl Listener {
+    /// Listens on `port` at all addresses, IPv4 and IPv6; port 0 is one of `ports`, or of the system's choice.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered; EADDRINUSE if no port of `ports` is free.
+    pub fn start(
+        port: u16,
+        ports: Option<RangeInclusive<u16>>,
+        key: Key,
+        report: Box<dyn Fn(Incoming) + Send>,
+    ) -> std::io::Result<Self> {
+        let socket = match (port, ports) {
+            (0, Some(range)) => {
+                let mut free = range
+                    .into_iter()
+                    .map(bind)
+                    .skip_while(|bound| matches!(bound, Err(error) if error.kind() == ErrorKind::AddrInUse));
+                free.next().unwrap_or_else(|| Err(Errno::ADDRINUSE.into()))?
+            }
+            _ => bind(port)?,
+        };
+        socket.set_nonblocking(true)?;
+        let port = socket.local_addr()?.port();
+        let registry = Arc::new(Mutex::new(Registry::default()));
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut acceptor = Acceptor {
+            socket,
+            key,
+            report,
+            registry: Arc::clone(&registry),
+            stop: Arc::clone(&stop),
+            peers: VecDeque::with_capacity(HALF_OPEN_MAX),
+            guesses: 0,
+        };
+        std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
+        Ok(Self { port, registry, stop })
+    }
+
+    /// The port that is listened on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The session that is served, for transports that accept lanes of their own.
+    pub fn registry(&self) -> &Arc<Mutex<Registry>> {
+        &self.registry
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+    }
+}
+
+/// One socket for both families where the system has IPv6, else IPv4 alone.
+fn bind(port: u16) -> std::io::Result<TcpListener> {
+    let listen = |family, address: SocketAddr| -> Result<TcpListener, Errno> {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if family == AddressFamily::INET6 {
+            sockopt::set_ipv6_v6only(&socket, false)?;
+        }
+        rustix::net::bind(&socket, &address)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(TcpListener::from(socket))
+    };
+    match listen(AddressFamily::INET6, (Ipv6Addr::UNSPECIFIED, port).into()) {
+        Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+            Ok(listen(AddressFamily::INET, (Ipv4Addr::UNSPECIFIED, port).into())?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// A peer that has not authenticated.
+struct Peer {
+    stream: TcpStream,
+    deadline: Instant,
+    bytes: [u8; MESSAGE_BYTES],
+    have: usize,
+    listening: Option<Listening>,
+}
+
+struct Acceptor {
+    socket: TcpListener,
+    key: Key,
+    report: Box<dyn Fn(Incoming) + Send>,
+    registry: Arc<Mutex<Registry>>,
+    stop: Arc<OwnedFd>,
+    peers: VecDeque<Peer>,
+    guesses: u32,
+}
+
+/// What came of a peer's bytes.
+enum Progress {
+    Waiting,
+    Dropped,
+    Established(Box<Established>),
+}
+
+impl Acceptor {
+    fn run(&mut self) {
+        loop {
+            let now = Instant::now();
+            let wait = self.peers.front().map(|peer| peer.deadline.saturating_duration_since(now));
+            let wait = wait.map(|wait| Timespec::try_from(wait + Duration::from_millis(1)).expect("short"));
+            let (stop, ready) = {
+                let mut polled = Vec::with_capacity(HALF_OPEN_MAX + 2);
+                polled.push(PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN));
+                polled.push(PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN));
+                polled
+                    .extend(self.peers.iter().map(|peer| PollFd::from_borrowed_fd(peer.stream.as_fd(), PollFlags::IN)));
+                let _ = poll(&mut polled, wait.as_ref());
+                let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+                (ready[0], ready)
+            };
+            if stop {
+                return;
+            }
+            let now = Instant::now();
+            // From the back, so that removing one does not move those still to be looked at.
+            for at in (0..self.peers.len()).rev() {
+                if ready[at + 2] {
+                    match self.advance(at) {
+                        Progress::Waiting => {}
+                        Progress::Dropped => drop(self.peers.remove(at)),
+                        Progress::Established(established) => {
+                            let peer = self.peers.remove(at).expect("in range");
+                            self.established(peer.stream, established);
+                        }
+                    }
+                } else if self.peers[at].deadline <= now {
+                    self.peers.remove(at);
+                }
+            }
+            if self.guesses >= GUESSES_MAX {
+                (self.report)(Incoming::TooManyGuesses);
+                return;
+            }
+            if ready[1] {
+                self.accept(now);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        // No more than a round's worth: the peers that are there must get their turn too.
+        for _ in 0..HALF_OPEN_MAX {
+            let stream = match self.socket.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The peer has gone again, or we are out of descriptors for the moment.
+                Err(_) => return std::thread::sleep(Duration::from_millis(1)),
+            };
+            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+                continue;
+            }
+            if self.peers.len() == HALF_OPEN_MAX {
+                self.peers.pop_front();
+            }
+            let deadline = now + AUTHENTICATE_MAX;
+            self.peers.push_back(Peer { stream, deadline, bytes: [0; MESSAGE_BYTES], have: 0, listening: None });
+        }
+    }
+
+    fn advance(&mut self, at: usize) -> Progress {
+        let peer = &mut self.peers[at];
+        loop {
+            let wanted = match peer.bytes[..peer.have].first_chunk::<LENGTH_PREFIX_BYTES>() {
+                None => LENGTH_PREFIX_BYTES,
+                Some(&length) => LENGTH_PREFIX_BYTES + usize::from(u16::from_le_bytes(length)),
+            };
+            if wanted > MESSAGE_BYTES {
+                return Progress::Dropped;
+            }
+            if peer.have < wanted {
+                match peer.stream.read(&mut peer.bytes[peer.have..wanted]) {
+                    Ok(0) => return Progress::Dropped,
+                    Ok(count) => peer.have += count,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Progress::Waiting,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(_) => return Progress::Dropped,
+                }
+                continue;
+            }
+            if wanted == LENGTH_PREFIX_BYTES {
+                return Progress::Dropped;
+            }
+            let message = &peer.bytes[LENGTH_PREFIX_BYTES..wanted];
+            peer.have = 0;
+            if let Some(listening) = peer.listening.take() {
+                let guessed = listening.is_first() && !self.key.is_generated();
+                return match listening.finish(message) {
+                    Ok(established) => {
+                        self.guesses -= u32::from(guessed);
+                        Progress::Established(Box::new(established))
+                    }
+                    Err(_) => Progress::Dropped,
+                };
+            }
+            let lookup = |session| self.registry.lock().expect("no panic with it locked").secret(session);
+            match handshake::listen(&self.key, lookup, message, &mut rng()) {
+                Ok((listening, reply)) => {
+                    // Our answer already lets the peer test one key, whether or not it confirms.
+                    self.guesses += u32::from(listening.is_first() && !self.key.is_generated());
+                    if peer.stream.write_all(&with_length(&reply)).is_err() {
+                        return Progress::Dropped;
+                    }
+                    peer.listening = Some(listening);
+                }
+                Err(refused) => {
+                    if let Some(answer) = refused.answer {
+                        let _ = peer.stream.write_all(&with_length(&answer));
+                    }
+                    debug_assert_ne!(refused.error, HandshakeError::WrongKey, "not known before the third message");
+                    return Progress::Dropped;
+                }
+            }
+        }
+    }
+
+    fn established(&mut self, mut stream: TcpStream, mut established: Box<Established>) {
+        if stream.set_nonblocking(false).is_err() || stream.set_write_timeout(Some(AUTHENTICATE_MAX)).is_err() {
+            return;
+        }
+        let mut registry = self.registry.lock().expect("no panic with it locked");
+        if established.lane == LaneId::FIRST {
+            if registry.begin(&established) {
+                drop(registry);
+                (self.report)(Incoming::First(stream, established));
+            } else {
+                let _ = send_frame(&mut stream, &mut established.control, &Frame::Refuse(Refusal::Busy));
+            }
+        } else if registry.accept(established.lane) {
+            drop(registry);
+            (self.report)(Incoming::Join(stream, established));
+        }
+    }
+}

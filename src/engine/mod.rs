@@ -1,0 +1,701 @@
+//! Runs a session over lanes, a source or a sink, and a pool of buffers.
+//!
+//! One loop owns the session's state. Everything else is threads that do one thing and report to it: two for each TCP
+//! lane, one for each RDMA lane, workers that seal and open, a reader or writer where the source or sink is a stream,
+//! and short-lived ones that dial. Buffers travel between them by value, so a buffer is in one place at a time.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver as Queue, RecvTimeoutError, Sender as Post};
+use rd_proto::control::{Cause, Frame, IoFact, Path};
+use rd_proto::frame::ChunkHeader;
+use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
+use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
+use rd_proto::session::{
+    Action, Agreed, BufferId, Counters, Machine, Notice, Outcome, Receiver, Sender, TICK, Violation,
+};
+use rustix::io::Errno;
+
+use crate::fs::sink::{FileSink, StreamSink};
+use crate::fs::source::{Part, Source};
+use crate::transport::{Buffer, Lane, LaneEvent, Medium, Pool, Report};
+
+pub mod link;
+pub mod listen;
+pub mod pace;
+pub mod work;
+
+use link::LinkError;
+use listen::Incoming;
+use pace::Pace;
+use work::{CompressMode, Job, Shared};
+
+/// How long the engine waits at the end for its lanes to let go.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// How long frames get to leave before the process stops itself.
+const PAUSE_FLUSH: Duration = Duration::from_millis(50);
+
+/// Events handled before actions are taken, so that neither waits for ever.
+const BATCH: usize = 64;
+
+/// What reaches the loop.
+#[derive(Debug)]
+pub enum Event {
+    /// A lane reports.
+    Lane(LaneId, LaneEvent),
+    /// A lane is there.
+    LaneUp(LaneId, Box<dyn Lane>, Box<ControlChannel>),
+    /// A lane could not be made.
+    DialFailed(LaneId, LinkError),
+    /// A peer has connected.
+    Incoming(Incoming),
+    /// The stream's reader has filled a buffer.
+    Filled(Buffer, Part),
+    /// A chunk is sealed.
+    Sealed(Buffer, ChunkHeader),
+    /// The source had nothing more for this buffer.
+    Unfilled(Buffer),
+    /// The source failed.
+    SourceFailed(Buffer, IoFact),
+    /// A chunk has been checked and, if genuine, opened.
+    Opened(Buffer, bool),
+    /// The sink has a chunk.
+    Written(Buffer),
+    /// The sink failed.
+    SinkFailed(Buffer, IoFact),
+    /// A signal to this process.
+    Signal(i32),
+}
+
+/// Makes lanes, from the end that connects.
+pub trait Dialer: Send + Sync {
+    /// Connects and authenticates one lane; takes some seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no lane.
+    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
+}
+
+/// Which way payload flows, and from or to what.
+pub enum Work {
+    /// Send this.
+    Send(Source),
+    /// Receive into this file.
+    ReceiveFile(FileSink),
+    /// Receive into what this opens.
+    ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
+}
+
+/// All that a transfer needs.
+pub struct Transfer {
+    /// What the two ends agreed on.
+    pub agreed: Agreed,
+    /// The session's secret.
+    pub secret: SessionSecret,
+    /// The buffers.
+    pub buffers: Vec<Buffer>,
+    /// Their pool.
+    pub pool: Arc<Pool>,
+    /// Makes lanes; `None` at the end that accepts them.
+    pub dialer: Option<Arc<dyn Dialer>>,
+    /// Where events come from.
+    pub events: Queue<Event>,
+    /// Where they are posted.
+    pub post: Post<Event>,
+    /// What to compress, at the sender.
+    pub compress: CompressMode,
+    /// Bytes a second, at the sender.
+    pub bwlimit: Option<u64>,
+    /// Told of what happens.
+    pub monitor: Box<dyn Monitor>,
+}
+
+/// Told of what happens during a transfer, from the loop; must not block.
+pub trait Monitor {
+    /// Something a person may want to know; `reason` is why the last lane went or could not be made.
+    fn notice(&mut self, notice: Notice, reason: Option<&str>);
+    /// A lane is there.
+    fn lane_up(&mut self, medium: Medium, description: &str);
+    /// How far it has come; at most every [`TICK`].
+    fn progress(&mut self, counters: &Counters);
+}
+
+/// Where the time went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Waits {
+    /// Waiting for the source to give data.
+    pub source: f64,
+    /// Sealing, opening, compressing.
+    pub cpu: f64,
+    /// Waiting for the receiver to make room.
+    pub credits: f64,
+    /// Waiting for the wire.
+    pub wire: f64,
+    /// Waiting for the sink to take data.
+    pub sink: f64,
+}
+
+/// What a transfer came to.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its counters.
+    pub counters: Counters,
+    /// From the first lane that could carry payload to the end, in seconds.
+    pub seconds: f64,
+    /// Where the time went.
+    pub waits: Waits,
+    /// The media that payload went by, in order of first use.
+    pub media: Vec<Medium>,
+    /// The most lanes that carried payload at once.
+    pub lanes: usize,
+    /// Any payload was encrypted.
+    pub encrypted: bool,
+}
+
+struct LiveLane {
+    lane: Box<dyn Lane>,
+    control: ControlChannel,
+}
+
+enum Half {
+    Send {
+        machine: Box<Sender>,
+        /// Empty buffers for the reader of a stream; `None` where workers read a file.
+        reader: Option<Post<Buffer>>,
+        /// Parts of a file that have not been sealed yet.
+        parts_left: Option<u64>,
+    },
+    Receive {
+        machine: Box<Receiver>,
+        /// Opened buffers for the writer of a stream; `None` where workers write a file.
+        writer: Option<Post<Buffer>>,
+    },
+}
+
+impl Half {
+    fn machine(&mut self) -> &mut dyn Machine {
+        match self {
+            Self::Send { machine, .. } => &mut **machine,
+            Self::Receive { machine, .. } => &mut **machine,
+        }
+    }
+
+    fn machine_ref(&self) -> &dyn Machine {
+        match self {
+            Self::Send { machine, .. } => &**machine,
+            Self::Receive { machine, .. } => &**machine,
+        }
+    }
+}
+
+struct Engine {
+    half: Half,
+    shared: Arc<Shared>,
+    jobs: Post<Job>,
+    post: Post<Event>,
+    events: Queue<Event>,
+    dialer: Option<Arc<dyn Dialer>>,
+    monitor: Box<dyn Monitor>,
+    lanes: HashMap<LaneId, LiveLane>,
+    buffers: Vec<Option<Buffer>>,
+    chunk_bytes: usize,
+    began: Instant,
+    ticked: Duration,
+    waited_since: Instant,
+    summary: Summary,
+    frame: Vec<u8>,
+    sealed: Vec<u8>,
+    /// Why the last lane went or could not be made, for the next notice.
+    reason: Option<String>,
+    ended: Option<Outcome>,
+}
+
+/// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
+///
+/// # Errors
+///
+/// What `make` answered; nothing has been posted then.
+pub fn announce(
+    post: &Post<Event>,
+    id: LaneId,
+    make: impl FnOnce(Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>,
+) -> Result<(), LinkError> {
+    let early = Arc::new(Mutex::new(Some(Vec::new())));
+    let report: Report = {
+        let (early, post) = (Arc::clone(&early), post.clone());
+        Arc::new(move |event| {
+            // Posting happens under the lock, so that no event overtakes one that was held back.
+            match &mut *early.lock().expect("no panic with it locked") {
+                Some(held_back) => held_back.push(event),
+                // The loop has ended: nobody is left to tell.
+                None => drop(post.send(Event::Lane(id, event))),
+            }
+        })
+    };
+    let (lane, control) = make(report)?;
+    let mut early = early.lock().expect("no panic with it locked");
+    let _ = post.send(Event::LaneUp(id, lane, Box::new(control)));
+    for event in early.take().into_iter().flatten() {
+        let _ = post.send(Event::Lane(id, event));
+    }
+    Ok(())
+}
+
+/// Runs a transfer to its end. Lane 0 must have been announced.
+///
+/// # Errors
+///
+/// What the system answered to making threads. Everything that happens to the transfer itself is in the summary.
+pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
+    let Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, monitor } = transfer;
+    let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
+    let accept = if both_sealed { Accept::SealedOnly } else { Accept::Checksummed };
+    let keys = PayloadKeys::new(PayloadSecret::derive(&secret, 0), accept);
+    let mut shared = Shared::new(keys, compress, Pace::new(bwlimit));
+    let count = pool.count();
+    let connector = dialer.is_some();
+    let mut stream = None;
+    let mut open_sink = None;
+    let half = match work {
+        Work::Send(source) => {
+            let parts_left = match source {
+                Source::File(file) => {
+                    let parts = file.parts();
+                    shared.source = Some(file);
+                    Some(parts)
+                }
+                Source::Stream(source) => {
+                    stream = Some(source);
+                    None
+                }
+            };
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None, parts_left }
+        }
+        Work::ReceiveFile(sink) => {
+            shared.sink = Some(sink);
+            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, false)), writer: None }
+        }
+        Work::ReceiveStream(open) => {
+            open_sink = Some(open);
+            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, true)), writer: None }
+        }
+    };
+    let shared = Arc::new(shared);
+    let jobs = work::start(&shared, &post)?;
+    let mut table: Vec<Option<Buffer>> = (0..count).map(|_| None).collect();
+    for buffer in buffers {
+        let id = buffer.id() as usize;
+        table[id] = Some(buffer);
+    }
+    let now = Instant::now();
+    let mut engine = Engine {
+        half,
+        shared,
+        jobs,
+        post,
+        events,
+        dialer,
+        monitor,
+        lanes: HashMap::with_capacity(2 * rd_proto::session::LANES_MAX),
+        buffers: table,
+        chunk_bytes: agreed.chunk_bytes,
+        began: now,
+        ticked: Duration::ZERO,
+        waited_since: now,
+        summary: Summary {
+            outcome: Outcome::Done,
+            counters: Counters::default(),
+            seconds: 0.0,
+            waits: Waits::default(),
+            media: Vec::new(),
+            lanes: 0,
+            encrypted: false,
+        },
+        frame: Vec::new(),
+        sealed: Vec::new(),
+        reason: None,
+        ended: None,
+    };
+    match &mut engine.half {
+        Half::Send { reader, .. } => {
+            if let Some(source) = stream {
+                *reader = Some(work::start_reader(source, Arc::clone(&engine.shared), engine.post.clone())?);
+            }
+        }
+        Half::Receive { writer, .. } => {
+            if let Some(open) = open_sink {
+                *writer = Some(work::start_writer(open, engine.post.clone())?);
+            }
+        }
+    }
+    Ok(engine.run())
+}
+
+impl Engine {
+    fn run(mut self) -> Summary {
+        while self.ended.is_none() {
+            let wait = self.half.machine_ref().next_timeout(self.now()).min(TICK);
+            match self.events.recv_timeout(wait) {
+                Ok(event) => {
+                    self.account();
+                    self.handle(event);
+                    for _ in 1..BATCH {
+                        let Ok(event) = self.events.try_recv() else { break };
+                        self.handle(event);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => self.account(),
+                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            }
+            self.tick();
+            let now = self.now();
+            self.half.machine().advance(now);
+            self.act();
+        }
+        self.close()
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        if now - self.ticked < TICK {
+            return;
+        }
+        self.ticked = now;
+        for (&id, live) in &self.lanes {
+            let heard = live.lane.last_heard().saturating_duration_since(self.began);
+            self.half.machine().handle_heard(id, heard);
+        }
+        self.half.machine().handle_timeout(now);
+        let counters = self.half.machine_ref().counters();
+        self.monitor.progress(&counters);
+    }
+
+    /// Adds the time since the last event to what it was spent waiting for.
+    fn account(&mut self) {
+        let elapsed = self.waited_since.elapsed().as_secs_f64();
+        self.waited_since = Instant::now();
+        let waits = &mut self.summary.waits;
+        let busy = self.shared.sealing.load(Ordering::Relaxed) > 0;
+        let waited_for = match &self.half {
+            Half::Send { machine, .. } => {
+                let backlog = machine.backlog();
+                self.shared.backlog.store(backlog, Ordering::Relaxed);
+                if machine.waits_for_credit() {
+                    &mut waits.credits
+                } else if backlog {
+                    &mut waits.wire
+                } else if busy {
+                    &mut waits.cpu
+                } else if self.shared.reading.load(Ordering::Relaxed) > 0 {
+                    &mut waits.source
+                } else {
+                    &mut waits.wire
+                }
+            }
+            Half::Receive { machine, .. } => {
+                if busy {
+                    &mut waits.cpu
+                } else if machine.waits_for_sink() {
+                    &mut waits.sink
+                } else {
+                    &mut waits.wire
+                }
+            }
+        };
+        *waited_for += elapsed;
+    }
+
+    fn keep(&mut self, buffer: Buffer) -> BufferId {
+        let id = buffer.id();
+        self.buffers[id as usize] = Some(buffer);
+        id
+    }
+
+    fn take(&mut self, id: BufferId) -> Buffer {
+        self.buffers[id as usize].take().expect("the session names only buffers that are at hand")
+    }
+
+    fn handle(&mut self, event: Event) {
+        let now = self.now();
+        match event {
+            Event::Lane(id, event) => self.handle_lane(id, event, now),
+            Event::LaneUp(id, lane, control) => {
+                self.monitor.lane_up(lane.medium(), &lane.describe());
+                self.lanes.insert(id, LiveLane { lane, control: *control });
+                self.half.machine().handle_lane_up(id, now);
+            }
+            Event::DialFailed(id, error) => {
+                self.reason = Some(error.to_string());
+                self.half.machine().handle_dial_failed(id, now);
+            }
+            Event::Incoming(Incoming::Join(stream, established)) => {
+                let made = announce(&self.post, established.lane, |report| {
+                    let lane = crate::transport::tcp::TcpLane::start(stream, report)
+                        .map_err(|error| LinkError::os("lane", &error))?;
+                    Ok((Box::new(lane) as Box<dyn Lane>, established.control))
+                });
+                if let Err(error) = made {
+                    self.reason = Some(error.to_string());
+                }
+            }
+            // The session that is served has been authenticated already; what strangers do is no concern of its.
+            Event::Incoming(Incoming::First(..) | Incoming::TooManyGuesses) => {}
+            Event::Filled(buffer, part) => {
+                let encrypt = self.encrypt_now();
+                let _ = self.jobs.send(Job::Seal(buffer, part, encrypt));
+            }
+            Event::Sealed(buffer, header) => self.handle_sealed(buffer, &header, now),
+            Event::Unfilled(buffer) => {
+                let id = self.keep(buffer);
+                if let Half::Send { machine, .. } = &mut self.half {
+                    machine.handle_unfilled(id);
+                }
+            }
+            Event::SourceFailed(buffer, fact) => {
+                self.keep(buffer);
+                self.half.machine().abort(Cause::Source(fact), now);
+            }
+            Event::Opened(buffer, genuine) => {
+                let id = self.keep(buffer);
+                if let Half::Receive { machine, .. } = &mut self.half {
+                    machine.handle_opened(id, genuine, now);
+                }
+            }
+            Event::Written(buffer) => {
+                let id = self.keep(buffer);
+                if let Half::Receive { machine, .. } = &mut self.half {
+                    machine.handle_written(id, now);
+                }
+            }
+            Event::SinkFailed(buffer, fact) => {
+                self.keep(buffer);
+                let closed = fact.errno == Errno::PIPE.raw_os_error();
+                self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
+            }
+            Event::Signal(number) => self.handle_signal(number, now),
+        }
+    }
+
+    /// Whether what is sealed now is to be encrypted.
+    fn encrypt_now(&self) -> bool {
+        let core = self.half.machine_ref().core_ref();
+        core.agreed().seal(core.path().unwrap_or(Path::Tcp))
+    }
+
+    fn handle_sealed(&mut self, buffer: Buffer, header: &ChunkHeader, now: Duration) {
+        let id = self.keep(buffer);
+        self.summary.encrypted |= header.sealed;
+        let Half::Send { machine, parts_left, .. } = &mut self.half else { return };
+        let first_time = !machine.is_resealing(id);
+        if let (Some(left), true) = (parts_left.as_mut(), first_time) {
+            *left -= 1;
+            if *left == 0 {
+                // Before the last part goes: what has been read is one state of the file, or nothing is published.
+                let source = self.shared.source.as_ref().expect("parts belong to a file");
+                if let Err(fact) = source.check_unchanged() {
+                    return machine.abort(Cause::Source(fact), now);
+                }
+            }
+        }
+        machine.handle_sealed(id, header);
+    }
+
+    fn handle_lane(&mut self, id: LaneId, event: LaneEvent, now: Duration) {
+        match event {
+            LaneEvent::Control(sealed) => self.handle_control(id, &sealed, now),
+            LaneEvent::Chunk { buffer, wire_bytes } => {
+                let header = ChunkHeader::decode(buffer.header()).ok().filter(|header| {
+                    header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
+                });
+                let buffer = self.keep(buffer);
+                if let Half::Receive { machine, .. } = &mut self.half {
+                    self.summary.encrypted |= header.is_some_and(|header| header.sealed);
+                    if machine.handle_chunk(id, buffer, header.as_ref()).is_err() {
+                        machine.handle_corrupt(id, now);
+                    }
+                }
+            }
+            LaneEvent::Sent(buffer) => {
+                let buffer = self.keep(buffer);
+                if let Half::Send { machine, .. } = &mut self.half {
+                    machine.handle_sent(id, buffer);
+                }
+            }
+            LaneEvent::Down { reason, buffers } => {
+                for buffer in buffers {
+                    self.keep(buffer);
+                }
+                self.reason = Some(reason.to_string());
+                self.lanes.remove(&id);
+                self.half.machine().handle_lane_down(id, now);
+            }
+        }
+    }
+
+    fn handle_control(&mut self, id: LaneId, sealed: &[u8], now: Duration) {
+        let Some(live) = self.lanes.get_mut(&id) else { return };
+        if live.control.open(sealed, &mut self.frame).is_err() {
+            // Somebody changes bytes on the way, or the peer is broken: not to be told apart from here.
+            return self.half.machine().handle_corrupt(id, now);
+        }
+        let handled = match Frame::decode(&self.frame) {
+            Ok(Some(frame)) => self.half.machine().handle_frame(id, frame, now),
+            Ok(None) => Ok(()),
+            Err(_) => Err(Violation::Unexpected("malformed")),
+        };
+        if handled.is_err() {
+            self.half.machine().abort(Cause::Protocol, now);
+        }
+    }
+
+    fn handle_signal(&mut self, number: i32, now: Duration) {
+        if number == libc::SIGTSTP {
+            self.half.machine().handle_pause(true, now);
+            self.act();
+            std::thread::sleep(PAUSE_FLUSH);
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+            let now = self.now();
+            self.half.machine().handle_pause(false, now);
+            self.waited_since = Instant::now();
+        } else if self.half.machine_ref().core_ref().is_ending() {
+            // Asked twice: no more waiting for the other end.
+            self.ended = Some(Outcome::Aborted(Cause::Signal(number as u8)));
+        } else {
+            self.half.machine().abort(Cause::Signal(number as u8), now);
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.half.machine().poll_action() {
+            match action {
+                Action::Dial(id) => self.dial(id),
+                Action::Close(id) => {
+                    if let Some(live) = self.lanes.get_mut(&id) {
+                        live.lane.close();
+                    }
+                }
+                Action::Send(id, frame) => self.send(id, &frame),
+                Action::Fill { buffer, encrypt } => {
+                    let buffer = self.take(buffer);
+                    match &self.half {
+                        Half::Send { reader: Some(reader), .. } => drop(reader.send(buffer)),
+                        _ => drop(self.jobs.send(Job::Read(buffer, encrypt))),
+                    }
+                }
+                Action::Encrypt(buffer) => {
+                    let buffer = self.take(buffer);
+                    let _ = self.jobs.send(Job::Encrypt(buffer));
+                }
+                Action::SendChunk(id, buffer) => {
+                    let buffer = self.take(buffer);
+                    let wire_bytes = u32::from_le_bytes(buffer.header()[4..8].try_into().expect("4 bytes"));
+                    self.note_medium(id);
+                    let refused = match self.lanes.get_mut(&id) {
+                        Some(live) => live.lane.send_chunk(buffer, wire_bytes).err(),
+                        None => Some(buffer),
+                    };
+                    // A lane that is down says so in an event of its own; that makes the chunk ready again.
+                    refused.map(|buffer| self.keep(buffer));
+                }
+                Action::PostReceive(id, buffer) => {
+                    let buffer = self.take(buffer);
+                    self.note_medium(id);
+                    let refused = match self.lanes.get_mut(&id) {
+                        Some(live) => live.lane.post_receive(buffer).err(),
+                        None => Some(buffer),
+                    };
+                    refused.map(|buffer| self.keep(buffer));
+                }
+                Action::Open(buffer) => {
+                    let buffer = self.take(buffer);
+                    let _ = self.jobs.send(Job::Open(buffer));
+                }
+                Action::Write(buffer) => {
+                    let buffer = self.take(buffer);
+                    match &self.half {
+                        Half::Receive { writer: Some(writer), .. } => drop(writer.send(buffer)),
+                        _ => drop(self.jobs.send(Job::Write(buffer))),
+                    }
+                }
+                Action::Commit => self.commit(),
+                Action::Notice(notice) => {
+                    self.monitor.notice(notice, self.reason.as_deref());
+                }
+                Action::End(outcome) => self.ended = Some(outcome),
+            }
+        }
+    }
+
+    fn note_medium(&mut self, id: LaneId) {
+        let Some(medium) = self.lanes.get(&id).map(|live| live.lane.medium()) else { return };
+        if !self.summary.media.contains(&medium) {
+            self.summary.media.push(medium);
+        }
+        let alike = self.lanes.values().filter(|live| live.lane.medium() == medium).count();
+        self.summary.lanes = self.summary.lanes.max(alike);
+    }
+
+    fn dial(&mut self, id: LaneId) {
+        let Some(dialer) = self.dialer.clone() else { return };
+        let post = self.post.clone();
+        let dial = move || {
+            if let Err(error) = announce(&post, id, |report| dialer.dial(id, report)) {
+                let _ = post.send(Event::DialFailed(id, error));
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).stack_size(256 << 10).spawn(dial) {
+            let _ = self.post.send(Event::DialFailed(id, LinkError::os("thread", &error)));
+        }
+    }
+
+    fn send(&mut self, id: LaneId, frame: &Frame) {
+        let Some(live) = self.lanes.get_mut(&id) else { return };
+        self.frame.clear();
+        frame.encode(&mut self.frame);
+        match live.control.seal(&self.frame, &mut self.sealed) {
+            Ok(()) => live.lane.send_control(&self.sealed),
+            Err(_) => live.lane.close(),
+        }
+    }
+
+    fn commit(&mut self) {
+        let now = self.now();
+        let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
+        let Half::Receive { machine, .. } = &mut self.half else { return };
+        match published {
+            Ok(()) => machine.handle_committed(now),
+            Err(fact) => machine.abort(Cause::Sink(fact), now),
+        }
+    }
+
+    /// Lets go of the lanes, giving their last frames the time to leave.
+    fn close(mut self) -> Summary {
+        self.summary.seconds = self.began.elapsed().as_secs_f64();
+        self.summary.counters = self.half.machine_ref().counters();
+        self.monitor.progress(&self.summary.counters);
+        self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
+        for live in self.lanes.values_mut() {
+            live.lane.close();
+        }
+        let deadline = Instant::now() + CLOSE_WAIT;
+        while !self.lanes.is_empty() {
+            match self.events.recv_deadline(deadline) {
+                Ok(Event::Lane(id, LaneEvent::Down { .. })) => drop(self.lanes.remove(&id)),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        self.summary
+    }
+}

@@ -1,0 +1,315 @@
+//! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
+//! come with a job and go back with its result.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rd_proto::compress::{Compressor, Decompressor};
+use rd_proto::control::IoFact;
+use rd_proto::frame::{ChunkHeader, Compression};
+use rd_proto::record::PayloadKeys;
+
+use super::Event;
+use super::pace::Pace;
+use crate::fs::sink::{FileSink, StreamSink};
+use crate::fs::source::{FileSource, Part, StreamSource};
+use crate::transport::Buffer;
+
+/// Threads that seal and open. More than this many cores are better left to the source and the sink.
+const WORKERS_MAX: usize = 8;
+
+/// Compression as asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CompressMode {
+    /// None.
+    #[default]
+    Off,
+    /// LZ4 while it pays: chunks wait for the wire anyway, and the data shrinks.
+    Auto,
+    /// LZ4 always.
+    Lz4,
+    /// Zstandard, level 1, always.
+    Zstd,
+}
+
+/// A job for a worker.
+#[derive(Debug)]
+pub enum Job {
+    /// Read the file's next part into the buffer and seal it.
+    Read(Buffer, bool),
+    /// Seal what the stream's reader has read.
+    Seal(Buffer, Part, bool),
+    /// Encrypt a chunk that was sealed with a checksum.
+    Encrypt(Buffer),
+    /// Check and open an arrived chunk.
+    Open(Buffer),
+    /// Write an opened chunk into the file.
+    Write(Buffer),
+}
+
+/// What the workers of one transfer share.
+pub struct Shared {
+    /// Protects the payload.
+    pub keys: PayloadKeys,
+    /// The file to send.
+    pub source: Option<FileSource>,
+    /// The file to write.
+    pub sink: Option<FileSink>,
+    /// What to compress.
+    pub compress: CompressMode,
+    /// Limits how fast the source is read.
+    pub pace: Pace,
+    /// Chunks wait for the peer: there is time to compress, and no hurry to send a part that is not full.
+    pub backlog: AtomicBool,
+    /// Workers that are sealing or opening, for the report.
+    pub sealing: AtomicU32,
+    /// The source is being read.
+    pub reading: AtomicU32,
+    shrinks: Shrinks,
+}
+
+impl Shared {
+    /// What a transfer's workers need.
+    pub fn new(keys: PayloadKeys, compress: CompressMode, pace: Pace) -> Self {
+        Self {
+            keys,
+            source: None,
+            sink: None,
+            compress,
+            pace,
+            backlog: AtomicBool::new(false),
+            sealing: AtomicU32::new(0),
+            reading: AtomicU32::new(0),
+            shrinks: Shrinks { skip: AtomicU64::new(0) },
+        }
+    }
+}
+
+/// Whether the data has been shrinking lately.
+struct Shrinks {
+    /// Chunks to pass over before compression is tried again.
+    skip: AtomicU64,
+}
+
+/// Compressing must save at least an eighth to be worth the other end's time.
+const SHRINK_EIGHTHS_MAX: usize = 7;
+
+/// Chunks that go uncompressed after one that did not shrink.
+const SHRINK_RETRY_CHUNKS: u64 = 64;
+
+/// Starts the workers; they end when the sender of jobs is dropped.
+///
+/// # Errors
+///
+/// What the system answered to making a thread.
+pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
+    let (jobs, queue) = unbounded();
+    let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
+    for _ in 0..workers {
+        let mut worker = Worker {
+            shared: Arc::clone(shared),
+            queue: queue.clone(),
+            events: events.clone(),
+            compressor: Compressor::new(),
+            decompressor: Decompressor::new(),
+            scratch: Vec::new(),
+        };
+        std::thread::Builder::new().name("worker".to_owned()).stack_size(256 << 10).spawn(move || worker.run())?;
+    }
+    Ok(jobs)
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    queue: Receiver<Job>,
+    events: Sender<Event>,
+    compressor: Compressor,
+    decompressor: Decompressor,
+    /// One chunk, while it is compressed or decompressed.
+    scratch: Vec<u8>,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        while let Ok(job) = self.queue.recv() {
+            let event = match job {
+                Job::Read(buffer, encrypt) => self.read(buffer, encrypt),
+                Job::Seal(buffer, part, encrypt) => self.seal(buffer, &part, encrypt),
+                Job::Encrypt(buffer) => self.encrypt(buffer),
+                Job::Open(buffer) => self.open(buffer),
+                Job::Write(buffer) => self.write(buffer),
+            };
+            if self.events.send(event).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Event {
+        let source = self.shared.source.as_ref().expect("reads are asked of file sources");
+        let Some(part) = source.next_part() else { return Event::Unfilled(buffer) };
+        self.shared.pace.wait(part.length);
+        self.shared.reading.fetch_add(1, Ordering::Relaxed);
+        let read = source.read(&part, buffer.payload_mut());
+        self.shared.reading.fetch_sub(1, Ordering::Relaxed);
+        match read {
+            Ok(()) => self.seal(buffer, &part, encrypt),
+            Err(fact) => Event::SourceFailed(buffer, fact),
+        }
+    }
+
+    fn seal(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
+        self.shared.sealing.fetch_add(1, Ordering::Relaxed);
+        let (compression, wire_bytes) = self.compress(&mut buffer, part.length);
+        let mut header = ChunkHeader {
+            is_final: part.is_final,
+            sealed: encrypt,
+            compression,
+            wire_bytes: wire_bytes as u32,
+            plain_bytes: part.length as u32,
+            item: 0,
+            sequence: part.sequence,
+            position: part.position,
+            tag: [0; 16],
+        };
+        self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
+        *buffer.header_mut() = header.encode();
+        self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        Event::Sealed(buffer, header)
+    }
+
+    fn compress(&mut self, buffer: &mut Buffer, length: usize) -> (Compression, usize) {
+        let kind = match self.shared.compress {
+            CompressMode::Off => Compression::None,
+            CompressMode::Lz4 => Compression::Lz4,
+            CompressMode::Zstd => Compression::Zstd,
+            CompressMode::Auto if !self.shared.backlog.load(Ordering::Relaxed) => Compression::None,
+            CompressMode::Auto => {
+                let skip = &self.shared.shrinks.skip;
+                let passed = skip.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+                if passed.is_ok() { Compression::None } else { Compression::Lz4 }
+            }
+        };
+        if kind == Compression::None {
+            return (kind, length);
+        }
+        self.scratch.resize(length, 0);
+        let Some(written) = self.compressor.compress(kind, &buffer.payload()[..length], &mut self.scratch) else {
+            self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
+            return (Compression::None, length);
+        };
+        if self.shared.compress == CompressMode::Auto && written > length / 8 * SHRINK_EIGHTHS_MAX {
+            self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
+        }
+        buffer.payload_mut()[..written].copy_from_slice(&self.scratch[..written]);
+        (kind, written)
+    }
+
+    fn encrypt(&mut self, mut buffer: Buffer) -> Event {
+        let mut header = ChunkHeader::decode(buffer.header()).expect("we encoded it");
+        header.sealed = true;
+        let wire_bytes = header.wire_bytes as usize;
+        self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
+        *buffer.header_mut() = header.encode();
+        Event::Sealed(buffer, header)
+    }
+
+    fn open(&mut self, mut buffer: Buffer) -> Event {
+        self.shared.sealing.fetch_add(1, Ordering::Relaxed);
+        let genuine = self.try_open(&mut buffer);
+        self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        Event::Opened(buffer, genuine)
+    }
+
+    fn try_open(&mut self, buffer: &mut Buffer) -> bool {
+        let Ok(header) = ChunkHeader::decode(buffer.header()) else { return false };
+        let wire_bytes = header.wire_bytes as usize;
+        if self.shared.keys.open(&header, &mut buffer.payload_mut()[..wire_bytes]).is_err() {
+            return false;
+        }
+        if header.compression == Compression::None {
+            return true;
+        }
+        let plain_bytes = header.plain_bytes as usize;
+        self.scratch.resize(plain_bytes, 0);
+        let payload = &buffer.payload()[..wire_bytes];
+        let decompressed = self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
+        if decompressed.is_err() || plain_bytes > buffer.payload().len() {
+            return false;
+        }
+        buffer.payload_mut()[..plain_bytes].copy_from_slice(&self.scratch);
+        true
+    }
+
+    fn write(&mut self, buffer: Buffer) -> Event {
+        let header = ChunkHeader::decode(buffer.header()).expect("opened before");
+        let sink = self.shared.sink.as_ref().expect("writes are asked of file sinks");
+        match sink.write_at(&buffer.payload()[..header.plain_bytes as usize], header.position) {
+            Ok(()) => Event::Written(buffer),
+            Err(fact) => Event::SinkFailed(buffer, fact),
+        }
+    }
+}
+
+/// Reads a stream, in a thread of its own since it may wait without end.
+///
+/// # Errors
+///
+/// What the system answered to making the thread.
+pub fn start_reader(
+    mut source: StreamSource,
+    shared: Arc<Shared>,
+    events: Sender<Event>,
+) -> std::io::Result<Sender<Buffer>> {
+    let (empty, queue) = unbounded::<Buffer>();
+    std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
+        while let Ok(mut buffer) = queue.recv() {
+            shared.reading.fetch_add(1, Ordering::Relaxed);
+            let part = source.next_part(buffer.payload_mut(), &shared.backlog);
+            shared.reading.fetch_sub(1, Ordering::Relaxed);
+            let event = match part {
+                Ok(Some(part)) => {
+                    shared.pace.wait(part.length);
+                    Event::Filled(buffer, part)
+                }
+                Ok(None) => Event::Unfilled(buffer),
+                Err(fact) => Event::SourceFailed(buffer, fact),
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(empty)
+}
+
+/// Opens a stream sink and writes to it, in a thread of its own since it may stand still without end.
+///
+/// # Errors
+///
+/// What the system answered to making the thread.
+pub fn start_writer(
+    open: impl FnOnce() -> Result<StreamSink, IoFact> + Send + 'static,
+    events: Sender<Event>,
+) -> std::io::Result<Sender<Buffer>> {
+    let (opened, queue) = unbounded::<Buffer>();
+    std::thread::Builder::new().name("write".to_owned()).stack_size(128 << 10).spawn(move || {
+        let sink = open();
+        while let Ok(buffer) = queue.recv() {
+            let header = ChunkHeader::decode(buffer.header()).expect("opened before");
+            let written = match &sink {
+                Ok(sink) => sink.write_all(&buffer.payload()[..header.plain_bytes as usize]),
+                Err(fact) => Err(fact.clone()),
+            };
+            let event = match written {
+                Ok(()) => Event::Written(buffer),
+                Err(fact) => Event::SinkFailed(buffer, fact),
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(opened)
+}

@@ -1,0 +1,249 @@
+//! Sinks: a file that appears whole or not at all, or a stream that is written in order.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rd_proto::control::IoFact;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, fchmod, fchown, flock, fstat, ftruncate,
+    openat, renameat, stat, statat, unlinkat,
+};
+use rustix::io::{Errno, pwrite, write};
+
+use super::io_fact;
+
+/// Capacity asked for a pipe that is written: one copy of a chunk fits.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Where a stream's bytes go.
+#[derive(Debug)]
+pub enum Sink {
+    /// A regular file, written at positions and published at the end.
+    File(FileSink),
+    /// Standard output, a device, a FIFO: written in order, as it is.
+    Stream(StreamSink),
+}
+
+impl Sink {
+    /// Looks whether FILE can be written, and makes nothing: a partial file is made by [`FileSink::create`] once there is
+    /// something to write.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number.
+    pub fn prepare(path: &Path) -> Result<Target, IoFact> {
+        let fact = |error| io_fact(path.as_os_str(), error);
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(fact(Errno::ISDIR));
+        }
+        let resolved = match stat(path) {
+            Ok(found) => match FileType::from_raw_mode(found.st_mode) {
+                FileType::Directory => return Err(fact(Errno::ISDIR)),
+                FileType::Socket => return Err(fact(Errno::NXIO)),
+                // A link is followed once, as cp does; what it leads to is what is replaced.
+                FileType::RegularFile => {
+                    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
+                    std::fs::canonicalize(path)
+                        .map_err(|error| fact(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?
+                }
+                _ => {
+                    accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
+                    return Ok(Target::Special(path.to_owned()));
+                }
+            },
+            Err(Errno::NOENT) => {
+                if rustix::fs::lstat(path).is_ok() {
+                    // A link that leads nowhere.
+                    return Err(fact(Errno::NOENT));
+                }
+                path.to_owned()
+            }
+            Err(error) => return Err(fact(error)),
+        };
+        let directory = match resolved.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+            .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        Ok(Target::File(resolved))
+    }
+}
+
+/// A destination that has been looked at.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A regular file, there already or not.
+    File(PathBuf),
+    /// A device or FIFO, to be opened and written as it is.
+    Special(PathBuf),
+}
+
+/// A file that is being written beside its final name.
+#[derive(Debug)]
+pub struct FileSink {
+    file: File,
+    directory: OwnedFd,
+    partial: OsString,
+    last: OsString,
+    path: PathBuf,
+    published: AtomicBool,
+}
+
+impl FileSink {
+    /// Makes the partial file: in the destination's directory, mode 0600, locked, named by a hash so that no name is too
+    /// long. One that a killed transfer left is taken over.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number; EBUSY if another process is writing to the same destination.
+    pub fn create(path: &Path) -> Result<Self, IoFact> {
+        let fact = |error| io_fact(path.as_os_str(), error);
+        let last = path.file_name().ok_or_else(|| fact(Errno::ISDIR))?.to_owned();
+        let directory = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let directory =
+            openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let hash = blake3::hash(last.as_bytes()).to_hex();
+        let partial = OsString::from_vec(format!(".{}.rd-part", &hash[..32]).into_bytes());
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(&directory, &partial, flags, Mode::RUSR | Mode::WUSR).map_err(fact)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| fact(Errno::BUSY))?;
+        // Whoever held the lock before may have published or removed the name that we opened.
+        let here = fstat(&file).map_err(fact)?;
+        let named = statat(&directory, &partial, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| fact(Errno::BUSY))?;
+        if (here.st_dev, here.st_ino) != (named.st_dev, named.st_ino)
+            || FileType::from_raw_mode(here.st_mode) != FileType::RegularFile
+        {
+            return Err(fact(Errno::BUSY));
+        }
+        let sink = Self {
+            file: file.into(),
+            directory,
+            partial,
+            last,
+            path: path.to_owned(),
+            published: AtomicBool::new(false),
+        };
+        ftruncate(&sink.file, 0).map_err(fact)?;
+        fchmod(&sink.file, Mode::RUSR | Mode::WUSR).map_err(fact)?;
+        Ok(sink)
+    }
+
+    /// Writes at a position.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number.
+    pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match pwrite(&self.file, &bytes[done..], position + done as u64) {
+                Ok(0) => return Err(io_fact(self.path.as_os_str(), Errno::IO)),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io_fact(self.path.as_os_str(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the file its mode and its name. A file that was there keeps its mode and, where we may set it, its owner.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number; the old file is then as it was.
+    pub fn publish(&self) -> Result<(), IoFact> {
+        let fact = |error| io_fact(self.path.as_os_str(), error);
+        match statat(&self.directory, &self.last, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
+                let owner = Some(rustix::fs::Uid::from_raw(old.st_uid));
+                let group = Some(rustix::fs::Gid::from_raw(old.st_gid));
+                let new = fstat(&self.file).map_err(fact)?;
+                if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
+                    // Only root may give files away; for others the new file is theirs, as with cp.
+                    let _ = fchown(&self.file, owner, group);
+                }
+                fchmod(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(fact)?;
+            }
+            _ => fchmod(&self.file, Mode::from_raw_mode(0o666) & !umask()).map_err(fact)?,
+        }
+        renameat(&self.directory, &self.partial, &self.directory, &self.last).map_err(fact)?;
+        self.published.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for FileSink {
+    fn drop(&mut self) {
+        if !*self.published.get_mut() {
+            let _ = unlinkat(&self.directory, &self.partial, AtFlags::empty());
+        }
+    }
+}
+
+fn umask() -> Mode {
+    // The only way to read it is to set it. Nothing else in the process makes files at this moment: it happens once, as
+    // the transfer ends.
+    let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
+    rustix::process::umask(mask);
+    mask
+}
+
+/// A stream, written in order.
+#[derive(Debug)]
+pub struct StreamSink {
+    file: File,
+    name: OsString,
+}
+
+impl StreamSink {
+    /// Opens a device or FIFO. A FIFO waits for its reader, as the shell's `>` does.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number.
+    pub fn open(path: &Path) -> Result<Self, IoFact> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = openat(CWD, path, flags, Mode::empty()).map_err(|error| io_fact(path.as_os_str(), error))?;
+        Ok(Self::new(file.into(), path.as_os_str()))
+    }
+
+    /// Makes a sink of an open file.
+    pub fn new(file: File, name: &OsStr) -> Self {
+        if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
+            let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
+        }
+        Self { file, name: name.to_owned() }
+    }
+
+    /// Writes all of it; waits without end for a reader that stands still.
+    ///
+    /// # Errors
+    ///
+    /// The name and the error number; EPIPE where the reader has gone.
+    pub fn write_all(&self, bytes: &[u8]) -> Result<(), IoFact> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match write(&self.file, &bytes[done..]) {
+                Ok(0) => return Err(io_fact(&self.name, Errno::IO)),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                // Somebody shares our standard output and has made it non-blocking.
+                Err(Errno::AGAIN) => {
+                    let _ = poll(&mut [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::OUT)], None);
+                }
+                Err(error) => return Err(io_fact(&self.name, error)),
+            }
+        }
+        Ok(())
+    }
+}

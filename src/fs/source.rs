@@ -1,0 +1,237 @@
+//! Sources: a regular file read in parts by several threads, or a stream read in order by one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rd_proto::control::IoFact;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
+use rustix::io::{Errno, pread, read};
+
+use super::{io_fact, plain_fact};
+
+/// How long a part that is not full waits for more from its stream, once something is in it.
+const LINGER_MAX: Duration = Duration::from_millis(5);
+
+/// The longest single pause in a stream that does not end its part early.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+
+/// Capacity asked for a pipe that is read: fewer and larger reads.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Where a stream's bytes come from.
+#[derive(Debug)]
+pub enum Source {
+    /// A regular file of known size.
+    File(FileSource),
+    /// A pipe, socket, device, or a file whose size says nothing.
+    Stream(StreamSource),
+}
+
+/// One part of a source, and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Number of the part, from 0.
+    pub sequence: u64,
+    /// Offset of its first byte, counted from where the source began.
+    pub position: u64,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Nothing comes after it.
+    pub is_final: bool,
+}
+
+impl Source {
+    /// Opens a file to read. `part_bytes`: the length of each part but the last.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number; a directory is EISDIR.
+    pub fn open(path: &Path) -> Result<File, IoFact> {
+        let name = path.as_os_str();
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+            .map_err(|error| io_fact(name, error))?;
+        let stat = fstat(&file).map_err(|error| io_fact(name, error))?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Err(io_fact(name, Errno::ISDIR));
+        }
+        Ok(File::from(file))
+    }
+
+    /// Makes a source of an open file, from its present offset on.
+    ///
+    /// # Errors
+    ///
+    /// The name and the error number, if the file cannot be examined.
+    pub fn new(file: File, name: &OsStr, part_bytes: usize) -> Result<Self, IoFact> {
+        let stat = fstat(&file).map_err(|error| io_fact(name, error))?;
+        let name = name.to_owned();
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => return Err(io_fact(&name, Errno::ISDIR)),
+            FileType::RegularFile => {
+                let start = tell(&file).map_err(|error| io_fact(&name, error))?;
+                let size = (stat.st_size as u64).saturating_sub(start);
+                // Files of the kernel's (/proc) say that they are empty and are not.
+                if size > 0 {
+                    let parts = size.div_ceil(part_bytes as u64);
+                    let next = AtomicU64::new(0);
+                    return Ok(Self::File(FileSource { file, name, stat, start, size, part_bytes, parts, next }));
+                }
+            }
+            FileType::Fifo => {
+                let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
+            }
+            _ => {}
+        }
+        Ok(Self::Stream(StreamSource { file, name, sequence: 0, position: 0, ended: false }))
+    }
+
+    /// Bytes that will come, where that is known.
+    pub fn size_bytes(&self) -> Option<u64> {
+        match self {
+            Self::File(file) => Some(file.size),
+            Self::Stream(_) => None,
+        }
+    }
+}
+
+/// A regular file, from an offset to the end that it had when it was opened.
+#[derive(Debug)]
+pub struct FileSource {
+    file: File,
+    name: OsString,
+    stat: Stat,
+    start: u64,
+    size: u64,
+    part_bytes: usize,
+    parts: u64,
+    next: AtomicU64,
+}
+
+impl FileSource {
+    /// Takes the next part to read; `None` when all have been taken.
+    pub fn next_part(&self) -> Option<Part> {
+        let sequence = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| (next < self.parts).then_some(next + 1));
+        let sequence = sequence.ok()?;
+        let position = sequence * self.part_bytes as u64;
+        Some(Part {
+            sequence,
+            position,
+            length: (self.size - position).min(self.part_bytes as u64) as usize,
+            is_final: sequence + 1 == self.parts,
+        })
+    }
+
+    /// Number of parts.
+    pub fn parts(&self) -> u64 {
+        self.parts
+    }
+
+    /// Reads a part.
+    ///
+    /// # Errors
+    ///
+    /// The name and the error number; without a number if the file has become shorter.
+    pub fn read(&self, part: &Part, target: &mut [u8]) -> Result<(), IoFact> {
+        let mut done = 0;
+        while done < part.length {
+            let at = self.start + part.position + done as u64;
+            match pread(&self.file, &mut target[done..part.length], at) {
+                Ok(0) => return Err(plain_fact(&self.name, "shrank while it was read")),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io_fact(&self.name, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks, after the last part has been read, that the file is still what it was.
+    ///
+    /// # Errors
+    ///
+    /// The name and what has changed.
+    pub fn check_unchanged(&self) -> Result<(), IoFact> {
+        let now = fstat(&self.file).map_err(|error| io_fact(&self.name, error))?;
+        let times = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
+        if now.st_size != self.stat.st_size {
+            Err(plain_fact(&self.name, "changed size while it was read"))
+        } else if times(&now) != times(&self.stat) {
+            Err(plain_fact(&self.name, "was changed while it was read"))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A stream, read in order.
+#[derive(Debug)]
+pub struct StreamSource {
+    file: File,
+    name: OsString,
+    sequence: u64,
+    position: u64,
+    ended: bool,
+}
+
+impl StreamSource {
+    /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
+    ///
+    /// A part that is not full is given out once the stream has paused for a millisecond, but not while `patient` says
+    /// that it could not be sent yet anyway. `None` after the end.
+    ///
+    /// # Errors
+    ///
+    /// The name and the error number.
+    pub fn next_part(&mut self, target: &mut [u8], patient: &AtomicBool) -> Result<Option<Part>, IoFact> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mut length = 0;
+        let mut first_byte: Option<Instant> = None;
+        while length < target.len() {
+            if let Some(since) = first_byte {
+                let lingered = since.elapsed() >= LINGER_MAX;
+                let pause = if lingered { Duration::ZERO } else { PAUSE_MAX };
+                if !self.is_ready(pause)? && !patient.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            match read(&self.file, &mut target[length..]) {
+                Ok(0) => {
+                    self.ended = true;
+                    break;
+                }
+                Ok(count) => {
+                    length += count;
+                    first_byte.get_or_insert_with(Instant::now);
+                }
+                Err(Errno::INTR) => {}
+                // Somebody shares our standard input and has made it non-blocking.
+                Err(Errno::AGAIN) => {
+                    self.is_ready(Duration::from_secs(1))?;
+                }
+                Err(error) => return Err(io_fact(&self.name, error)),
+            }
+        }
+        let part = Part { sequence: self.sequence, position: self.position, length, is_final: self.ended };
+        self.sequence += 1;
+        self.position += length as u64;
+        Ok(Some(part))
+    }
+
+    fn is_ready(&self, wait: Duration) -> Result<bool, IoFact> {
+        let wait = Timespec::try_from(wait).expect("short");
+        match poll(&mut [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::IN)], Some(&wait)) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(io_fact(&self.name, error)),
+        }
+    }
+}

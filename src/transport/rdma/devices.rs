@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rd_verbs::{
@@ -159,10 +159,10 @@ impl Held {
 
     /// Has the device treated as gone; for who learns it first.
     pub(super) fn report_gone(&self) {
-        if !self.watch.gone.swap(true, Ordering::AcqRel) {
-            if let Ok(registry) = registry() {
-                registry.wake.wake();
-            }
+        if !self.watch.gone.swap(true, Ordering::AcqRel)
+            && let Ok(registry) = registry()
+        {
+            registry.wake.wake();
         }
     }
 }

@@ -18,11 +18,18 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = &failure.message {
-                eprintln!("{name}: {message}");
+                say(&format!("{name}: {message}"));
             }
             ExitCode::from(failure.exit.code())
         }
     }
+}
+
+/// Writes one line to standard error, in one piece: other processes may be writing there too.
+fn say(line: &str) {
+    use std::io::Write;
+    // Where standard error is closed nobody is listening.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A wrong command line: one sentence, and how it is meant.

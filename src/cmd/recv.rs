@@ -95,9 +95,9 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         Failure::new(Exit::Connect, format!("cannot listen on port {port}: {}; choose another PORT, or 0", os(errno)))
     })?;
     if let Some(text) = &generated {
-        eprintln!("rdsend {} {} {text}", own_address(), listener.port());
+        super::say(&format!("rdsend {} {} {text}", own_address(), listener.port()));
     } else if (port == 0 || arguments.report.verbose) && !arguments.report.quiet {
-        eprintln!("rdrecv: waiting on port {}", listener.port());
+        super::say(&format!("rdrecv: waiting on port {}", listener.port()));
     }
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
     let deadline = wait.map(|wait| Instant::now() + wait);
@@ -112,12 +112,12 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     loop {
         let first = next_sender(&session.events, deadline)?;
         let make_work = |_chunk_bytes| open(target.as_ref());
-        match session.run(first, Role::Receiver, None, false, make_work) {
+        match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(result) => return result,
             Err(NotBegun::Here(failure)) => return Err(failure),
             Err(NotBegun::Peer(failure)) => {
                 // The next one may do better.
-                eprintln!("rdrecv: {}", failure.message.unwrap_or_default());
+                super::say(&format!("rdrecv: {}", failure.message.unwrap_or_default()));
                 listener.registry().lock().expect("no panic with it locked").clear();
             }
         }

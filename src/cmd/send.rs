@@ -109,7 +109,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         .size_bytes();
     let make_work =
         |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send).map_err(|fact| Failure::source(&fact));
-    match session.run(first, Role::Sender, size_bytes, true, make_work) {
+    match session.run(first, Role::Sender, size_bytes, None, make_work) {
         Ok(result) => result,
         Err(NotBegun::Peer(failure) | NotBegun::Here(failure)) => Err(failure),
     }

@@ -2,24 +2,37 @@
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use rd_proto::control::{Offer, Role};
+use rd_proto::control::{Endpoint, Offer, Policy, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
-use super::exit::{Exit, Failure};
+use super::exit::{Exit, Failure, os};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{self, Terminal};
 use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng};
+use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
+use crate::engine::rdma;
 use crate::engine::{Dialer, Event, Transfer, Work, announce, run};
+use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::tcp::TcpLane;
-use crate::transport::{Lane, Pool, Report, unmapped};
+use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
+
+/// The smallest pool that RDMA is worth having with, in bytes.
+const POOL_BYTES_MIN: u64 = 4 << 20;
+
+/// Locked memory left for what lanes register beside the pool, in bytes.
+const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
+
+/// What to do about a small limit on locked memory.
+const MEMLOCK_ADVICE: &str =
+    "to raise it, put the line `* - memlock unlimited` into /etc/security/limits.d/rdma.conf and log in again";
 
 /// The first lane of a session, authenticated.
 pub(super) struct FirstLane {
@@ -61,20 +74,20 @@ impl Session<'_> {
             chunk_bytes: self.transfer.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
             reconnect_s: self.transfer.reconnect,
             size_bytes,
-            rdma: false,
-            ticket: [0; 16],
+            rdma: if self.transfer.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
+            ticket: SessionId::random(&mut rng()).0,
             host: rustix::system::uname().nodename().to_bytes().to_vec(),
-            endpoints: Vec::new(),
         }
     }
 
-    /// Exchanges offers, then runs the session to its end. `make_work` is given the agreed chunk size.
+    /// Exchanges offers, then runs the session to its end. `listening`: the sessions that the listening end serves;
+    /// without it this end dials. `make_work` is given the agreed chunk size.
     pub(super) fn run(
         &self,
         mut first: FirstLane,
         role: Role,
         size_bytes: Option<u64>,
-        connector: bool,
+        listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, Failure>,
     ) -> Result<Result<(), Failure>, NotBegun> {
         let peer = first.peer_name.clone();
@@ -83,18 +96,40 @@ impl Session<'_> {
             .map_err(|error| NotBegun::Peer(Failure::link(&error, &peer)))?;
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| NotBegun::Peer(Failure::refused(refusal, &peer)))?;
         let here = |failure| NotBegun::Here(failure);
-        let work = make_work(agreed.chunk_bytes).map_err(here)?;
         let system =
             |what: &str, error: std::io::Error| NotBegun::Here(Failure::new(Exit::Connect, format!("{what}: {error}")));
-        let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
-        let (pool, buffers) = Pool::new(self.transfer.buffers(agreed.chunk_bytes), buffer_bytes)
-            .map_err(|error| system("no memory for --buffer", error.into()))?;
+        if agreed.policy == Policy::PreferRdma && !agreed.try_rdma {
+            let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
+            self.say(&format!("no RDMA device at {lacking}; using TCP"));
+        }
+        let work = make_work(agreed.chunk_bytes).map_err(here)?;
+        let (pool, buffers, adapters) = self.pool(&agreed).map_err(here)?;
         let FirstLane { stream, established, .. } = first;
         let Established { session, lane, secret, control, .. } = established;
-        let dialer = connector.then(|| -> Arc<dyn Dialer> {
-            let address = stream.peer_addr().expect("a connected socket has a peer");
-            Arc::new(TcpDialer { address, session, secret: secret.clone() })
-        });
+        let mut dialer = None;
+        let mut rdma_listening = None;
+        match (listening, adapters) {
+            (None, adapters) => {
+                let address = stream.peer_addr().map_err(|error| system("connection", error))?;
+                let rdma = adapters.map(|adapters| {
+                    rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, session, secret.clone())
+                });
+                dialer = Some(Arc::new(Dialing { address, session, secret: secret.clone(), rdma }) as Arc<dyn Dialer>);
+            }
+            (Some(registry), Some(adapters)) => {
+                let service = rdma::Service {
+                    adapters,
+                    policy: agreed.policy,
+                    ports: self.transfer.port_range.clone(),
+                    ticket: ours.ticket,
+                    registry: Arc::clone(registry),
+                    post: self.post.clone(),
+                };
+                rdma_listening = Some(service.start().map_err(|error| system("cannot start a thread", error))?);
+            }
+            // The other end waits to be told where to dial.
+            (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
+        }
         forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
             .map_err(|error| NotBegun::Here(Failure::link(&error, &peer)))?;
@@ -113,31 +148,95 @@ impl Session<'_> {
             monitor: Box::new(Terminal::new(self.name, &peer, self.report, reconnect, size_bytes, self.may_draw)),
         };
         let summary = run(transfer, work).map_err(|error| system("cannot start a thread", error))?;
+        drop(rdma_listening);
         let failure = Failure::outcome(&summary.outcome, &peer);
         if let Err(unreported) = report::finish(self.report, &summary, failure.as_ref()) {
             return Ok(Err(failure.unwrap_or(unreported)));
         }
         Ok(failure.map_or(Ok(()), Err))
     }
+
+    fn say(&self, line: &str) {
+        if !self.report.quiet {
+            super::say(&format!("{}: {line}", self.name));
+        }
+    }
+
+    /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks
+    /// for that, none where too little would be left.
+    fn pool(&self, agreed: &Agreed) -> Result<(Arc<Pool>, Vec<Buffer>, Option<Arc<Adapters>>), Failure> {
+        let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
+        let map = |count: u32| {
+            Pool::new(count, buffer_bytes)
+                .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
+        };
+        let wanted = self.transfer.buffers(agreed.chunk_bytes);
+        let mut count = wanted;
+        while agreed.try_rdma {
+            let (pool, buffers) = map(count)?;
+            let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
+            let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
+                match adapters.register(endpoint) {
+                    // Its lanes will fail, and others be tried.
+                    Err(RegisterError::DeviceGone(_) | RegisterError::Verbs(_)) | Ok(()) => Ok(()),
+                    Err(RegisterError::MemoryLock { limit_bytes, .. }) => Err(limit_bytes),
+                }
+            });
+            let Err(limit_bytes) = registered else {
+                if count < wanted {
+                    self.say(&format!(
+                        "the limit on locked memory lets RDMA use {} MiB of {} MiB; {MEMLOCK_ADVICE}",
+                        pool_mib(count, agreed),
+                        pool_mib(wanted, agreed)
+                    ));
+                }
+                return Ok((pool, buffers, Some(adapters)));
+            };
+            // Lanes register some memory of their own.
+            let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
+            count = (count / 2).max(room.min(u64::from(count - 1)) as u32);
+            if count < 2 || u64::from(count) * (agreed.chunk_bytes as u64) < POOL_BYTES_MIN {
+                self.say(&format!(
+                    "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",
+                    limit_bytes >> 10
+                ));
+                break;
+            }
+        }
+        let (pool, buffers) = map(wanted)?;
+        Ok((pool, buffers, None))
+    }
 }
 
-/// Dials the lanes of a session at the address that its first lane was made to.
-struct TcpDialer {
+fn pool_mib(count: u32, agreed: &Agreed) -> u64 {
+    (u64::from(count) * agreed.chunk_bytes as u64) >> 20
+}
+
+/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says.
+struct Dialing {
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
+    rdma: Option<rdma::Dialing>,
 }
 
-impl Dialer for TcpDialer {
+impl Dialer for Dialing {
     fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         if lane.index >= RDMA_LANE_FIRST {
-            return Err(LinkError::Transport("no RDMA device".to_owned()));
+            let none = || LinkError::Transport("too little locked memory".to_owned());
+            return self.rdma.as_ref().ok_or_else(none)?.dial(lane, report);
         }
         let deadline = Instant::now() + AUTHENTICATE_MAX;
         let mut stream = connect(self.address, deadline)?;
         let hello = connect_join(&self.secret, self.session, lane, &mut rng());
         let established = authenticate(&mut stream, hello, deadline)?;
         tcp_lane(stream, established.control, report)
+    }
+
+    fn handle_endpoints(&self, endpoints: &[Endpoint]) {
+        if let Some(rdma) = &self.rdma {
+            rdma.handle_endpoints(endpoints);
+        }
     }
 }
 

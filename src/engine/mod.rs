@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver as Queue, RecvTimeoutError, Sender as Post};
-use rd_proto::control::{Cause, Frame, IoFact, Path};
+use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Path};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
@@ -26,6 +26,7 @@ use crate::transport::{Buffer, Lane, LaneEvent, Medium, Pool, Report};
 pub mod link;
 pub mod listen;
 pub mod pace;
+pub mod rdma;
 pub mod work;
 
 use link::LinkError;
@@ -51,6 +52,8 @@ pub enum Event {
     LaneUp(LaneId, Box<dyn Lane>, Box<ControlChannel>),
     /// A lane could not be made.
     DialFailed(LaneId, LinkError),
+    /// This end's RDMA listeners.
+    Endpoints(Vec<Endpoint>),
     /// A peer has connected.
     Incoming(Incoming),
     /// The stream's reader has filled a buffer.
@@ -79,6 +82,9 @@ pub trait Dialer: Send + Sync {
     ///
     /// Why there is no lane.
     fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
+
+    /// Where the peer listens for RDMA from now on.
+    fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
 }
 
 /// Which way payload flows, and from or to what.
@@ -212,6 +218,8 @@ struct Engine {
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
+    /// Where this end listens for RDMA, once it does.
+    endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
     ended: Option<Outcome>,
@@ -320,6 +328,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         },
         frame: Vec::new(),
         sealed: Vec::new(),
+        endpoints: None,
         reason: None,
         ended: None,
     };
@@ -434,6 +443,15 @@ impl Engine {
                 self.monitor.lane_up(lane.medium(), &lane.describe());
                 self.lanes.insert(id, LiveLane { lane, control: *control });
                 self.half.machine().handle_lane_up(id, now);
+                if let Some(endpoints) = self.endpoints.clone() {
+                    self.send(id, &Frame::Endpoints(endpoints));
+                }
+            }
+            Event::Endpoints(endpoints) => {
+                for id in self.lanes.keys().copied().collect::<Vec<_>>() {
+                    self.send(id, &Frame::Endpoints(endpoints.clone()));
+                }
+                self.endpoints = Some(endpoints);
             }
             Event::DialFailed(id, error) => {
                 self.reason = Some(error.to_string());
@@ -550,6 +568,12 @@ impl Engine {
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
+            Ok(Some(Frame::Endpoints(endpoints))) => {
+                if let Some(dialer) = &self.dialer {
+                    dialer.handle_endpoints(&endpoints);
+                }
+                Ok(())
+            }
             Ok(Some(frame)) => self.half.machine().handle_frame(id, frame, now),
             Ok(None) => Ok(()),
             Err(_) => Err(Violation::Unexpected("malformed")),

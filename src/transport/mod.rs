@@ -11,6 +11,7 @@ use std::time::Instant;
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
 pub mod pool;
+pub mod rdma;
 pub mod tcp;
 
 pub use pool::{Buffer, Pool};

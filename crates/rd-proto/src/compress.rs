@@ -120,3 +120,164 @@ impl fmt::Debug for Decompressor {
         f.write_str("Decompressor")
     }
 }
+
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::*;
+
+    /// Kind, announced length as three bytes, and the payload.
+    pub fn decompress(bytes: &[u8]) {
+        let Some(([kind, length @ ..], src)) = bytes.split_first_chunk::<4>() else { return };
+        let kind = match kind % 3 {
+            0 => Compression::None,
+            1 => Compression::Lz4,
+            _ => Compression::Zstd,
+        };
+        let plain_bytes = usize::from(length[0]) | usize::from(length[1]) << 8 | usize::from(length[2]) << 16;
+        const GUARD_BYTES: usize = 64;
+        let mut dst = vec![0xa5; plain_bytes.min(CHUNK_BYTES_MAX) + GUARD_BYTES];
+        let decompressed = Decompressor::new().decompress(kind, src, &mut dst, plain_bytes);
+        assert!(decompressed.is_err() || plain_bytes <= CHUNK_BYTES_MAX);
+        let guard = &dst[plain_bytes.min(CHUNK_BYTES_MAX)..];
+        assert!(guard.iter().all(|byte| *byte == 0xa5), "written beyond the announced length");
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let plain = b"abcabcabcabcabcabcabcabcabcabcabcabc, and once more: abcabcabcabcabcabcabcabc".repeat(3);
+        let mut seeds = Vec::new();
+        for (name, code, kind) in [("lz4", 1, Compression::Lz4), ("zstd", 2, Compression::Zstd)] {
+            let mut dst = vec![0; plain.len()];
+            let bytes = Compressor::new().compress(kind, &plain, &mut dst).expect("it repeats");
+            seeds.push(("decompress", name, [&[code, plain.len() as u8, 0, 0], &dst[..bytes]].concat()));
+        }
+        seeds.push(("decompress", "none", [&[0, plain.len() as u8, 0, 0], &plain[..]].concat()));
+        seeds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KINDS: [Compression; 2] = [Compression::Lz4, Compression::Zstd];
+
+    fn text(bytes: usize) -> Vec<u8> {
+        b"The quick brown fox jumps over the lazy dog. ".iter().copied().cycle().take(bytes).collect()
+    }
+
+    fn noise(bytes: usize) -> Vec<u8> {
+        blake3::Hasher::new().finalize_xof().fill_to(bytes)
+    }
+
+    trait FillTo {
+        fn fill_to(self, bytes: usize) -> Vec<u8>;
+    }
+
+    impl FillTo for blake3::OutputReader {
+        fn fill_to(mut self, bytes: usize) -> Vec<u8> {
+            let mut out = vec![0; bytes];
+            self.fill(&mut out);
+            out
+        }
+    }
+
+    #[test]
+    fn payloads_come_back() {
+        let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
+        for kind in KINDS {
+            for bytes in [100, 1000, 65_536, CHUNK_BYTES_MAX - 1, CHUNK_BYTES_MAX] {
+                let plain = text(bytes);
+                let mut wire = vec![0; CHUNK_BYTES_MAX];
+                let wire_bytes = compressor.compress(kind, &plain, &mut wire).expect("it repeats");
+                assert!(wire_bytes < bytes);
+                let mut back = vec![0; CHUNK_BYTES_MAX];
+                decompressor.decompress(kind, &wire[..wire_bytes], &mut back, bytes).expect("as announced");
+                assert_eq!(back[..bytes], plain[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_left() {
+        let mut compressor = Compressor::new();
+        for kind in [Compression::None, Compression::Lz4, Compression::Zstd] {
+            let mut wire = vec![0; 2 * CHUNK_BYTES_MAX];
+            assert_eq!(compressor.compress(kind, &noise(CHUNK_BYTES_MAX), &mut wire), None);
+            assert_eq!(compressor.compress(kind, &noise(1000), &mut wire), None);
+            assert_eq!(compressor.compress(kind, b"", &mut wire), None);
+            assert_eq!(compressor.compress(kind, b"x", &mut wire), None);
+            assert_eq!(compressor.compress(kind, &text(100_000), &mut wire[..10]), None);
+            assert_eq!(compressor.compress(kind, &text(CHUNK_BYTES_MAX + 1), &mut wire), None);
+            // It goes on after each of these.
+            if kind != Compression::None {
+                assert!(compressor.compress(kind, &text(100_000), &mut wire).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn the_announced_length_holds() {
+        let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
+        for kind in KINDS {
+            let plain = text(5000);
+            let mut wire = vec![0; 5000];
+            let wire_bytes = compressor.compress(kind, &plain, &mut wire).expect("it repeats");
+            let wire = &wire[..wire_bytes];
+            let mut back = vec![0xa5; CHUNK_BYTES_MAX + 10];
+            for plain_bytes in [0, 1, 4999, 5001, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, usize::MAX] {
+                let result = decompressor.decompress(kind, wire, &mut back, plain_bytes);
+                assert_eq!(result, Err(DecompressError { plain_bytes }), "{kind:?}");
+                assert!(back[plain_bytes.clamp(5000, CHUNK_BYTES_MAX)..].iter().all(|byte| *byte == 0xa5));
+            }
+            assert!(decompressor.decompress(kind, wire, &mut back[..4999], 5000).is_err());
+            for cut in 1..wire.len() {
+                assert!(decompressor.decompress(kind, &wire[..cut], &mut back, 5000).is_err(), "{kind:?} at {cut}");
+            }
+            decompressor.decompress(kind, wire, &mut back, 5000).expect("it goes on after each of these");
+        }
+        let mut back = [0; 8];
+        assert!(decompressor.decompress(Compression::None, b"1234", &mut back, 5).is_err());
+        assert!(decompressor.decompress(Compression::None, b"12345", &mut back, 4).is_err());
+        decompressor.decompress(Compression::None, b"12345", &mut back, 5).expect("equal");
+        assert_eq!(&back[..5], b"12345");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+        #[test]
+        fn any_bytes_are_survived(mut bytes in proptest::collection::vec(any::<u8>(), 4..400), kind in 0..3_u8) {
+            fuzz::decompress(&bytes);
+            bytes[0] = kind;
+            bytes[3] = 0;
+            fuzz::decompress(&bytes);
+        }
+
+        #[test]
+        fn damaged_payloads_are_survived(at: proptest::sample::Index, with in 1..=255_u8, seed in 0..3_usize) {
+            let (_, _, mut bytes) = fuzz::seeds().swap_remove(seed);
+            let at = at.index(bytes.len());
+            bytes[at] ^= with;
+            fuzz::decompress(&bytes);
+        }
+
+        #[test]
+        fn any_payload_comes_back(
+            words in proptest::collection::vec(0..4_u32, 0..3000),
+            is_zstd: bool,
+        ) {
+            let plain: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let kind = KINDS[usize::from(is_zstd)];
+            let mut wire = vec![0; plain.len()];
+            if let Some(bytes) = Compressor::new().compress(kind, &plain, &mut wire) {
+                let mut back = vec![0; plain.len()];
+                Decompressor::new().decompress(kind, &wire[..bytes], &mut back, plain.len()).expect("as announced");
+                prop_assert_eq!(back, plain);
+            }
+        }
+    }
+}

@@ -14,7 +14,7 @@ use crate::handshake::LaneId;
 /// acknowledgement and the rings of both state machines.
 pub const SPAN_MAX: usize = 8192;
 
-/// RDMA endpoints that one offer may name.
+/// RDMA endpoints that one frame may name.
 pub const ENDPOINTS_MAX: usize = 32;
 
 /// Bytes of a host name or path carried in a frame; longer ones are cut at the front.
@@ -72,6 +72,18 @@ pub enum Path {
     Rdma = 1,
 }
 
+/// The best RDMA device of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RdmaKind {
+    /// It has none, or will not use it.
+    #[default]
+    None = 0,
+    /// A software device: rxe or siw.
+    Software = 1,
+    /// An adapter.
+    Hardware = 2,
+}
+
 /// One RDMA address that a listener can be reached at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -104,14 +116,12 @@ pub struct Offer {
     pub reconnect_s: u32,
     /// Bytes that will be sent, where the sender knows.
     pub size_bytes: Option<u64>,
-    /// This end has an RDMA device that its policy counts.
-    pub rdma: bool,
+    /// The best RDMA device of this end.
+    pub rdma: RdmaKind,
     /// Names the session to RDMA listeners, in clear: it only keeps strangers from costing queue pairs.
     pub ticket: [u8; 16],
     /// This host's name, for the other end's messages.
     pub host: Vec<u8>,
-    /// RDMA listeners at this end.
-    pub endpoints: Vec<Endpoint>,
 }
 
 /// A set of chunk sequences: all below `below`, and those whose bit is set from there on.
@@ -200,7 +210,7 @@ pub enum Frame {
     Refuse(Refusal),
     /// Says which transport payload takes from now on; from the connecting end.
     Use(Path),
-    /// RDMA listeners have changed; replaces those of the offer. From the listening end.
+    /// Where RDMA lanes may be dialled, from now on. From the listening end, whenever it changes.
     Endpoints(Vec<Endpoint>),
     /// Credits of this lane, and what has been taken in the whole session. Both are totals: repeating changes nothing.
     Ack {
@@ -371,14 +381,13 @@ impl Frame {
 impl Offer {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend([self.role as u8, self.policy as u8, self.encrypt as u8]);
-        out.extend([u8::from(self.peer_is_local), u8::from(self.rdma), self.lanes]);
+        out.extend([u8::from(self.peer_is_local), self.rdma as u8, self.lanes]);
         out.extend(self.chunk_bytes.to_le_bytes());
         out.extend(self.reconnect_s.to_le_bytes());
         out.push(u8::from(self.size_bytes.is_some()));
         out.extend(self.size_bytes.unwrap_or(0).to_le_bytes());
         out.extend(self.ticket);
         encode_text(&self.host, out);
-        encode_endpoints(&self.endpoints, out);
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
@@ -402,7 +411,12 @@ impl Offer {
                 _ => return Err(FrameError::Value("encryption")),
             },
             peer_is_local: reader.bool()?,
-            rdma: reader.bool()?,
+            rdma: match reader.u8()? {
+                0 => RdmaKind::None,
+                1 => RdmaKind::Software,
+                2 => RdmaKind::Hardware,
+                _ => return Err(FrameError::Value("RDMA kind")),
+            },
             lanes: reader.u8()?,
             chunk_bytes: reader.u32()?,
             reconnect_s: reader.u32()?,
@@ -413,7 +427,6 @@ impl Offer {
             },
             ticket: reader.array()?,
             host: decode_text(reader)?,
-            endpoints: decode_endpoints(reader)?,
         })
     }
 }

@@ -91,9 +91,9 @@ impl ChunkHeader {
     pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
         bytes[0] = CHUNK_KIND;
-        bytes[1] = u8::from(self.is_final) * FLAG_FINAL
-            | u8::from(self.sealed) * FLAG_SEALED
-            | (self.compression as u8) << COMPRESSION_SHIFT;
+        bytes[1] = (u8::from(self.is_final) * FLAG_FINAL)
+            | (u8::from(self.sealed) * FLAG_SEALED)
+            | ((self.compression as u8) << COMPRESSION_SHIFT);
         bytes[4..8].copy_from_slice(&self.wire_bytes.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.plain_bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.item.to_le_bytes());

@@ -221,18 +221,30 @@ enum ConnectHow {
     Join(SessionSecret),
 }
 
-/// A listener that has made its answer and waits for the connector's confirmation. Below 1 KiB with all it holds on the
-/// heap.
+/// A listener that has made its answer and waits for the connector's confirmation: below 1 KiB with all that it holds.
+///
+/// It keeps what the Noise state is made from rather than the state, which is larger and which `snow` does not wipe.
 pub struct Listening {
     hello: Hello,
     peer: Version,
-    how: ListenHow,
-    noise: Box<HandshakeState>,
+    proof: Proof,
+    ephemeral: noise::Ephemeral,
+    reply_clear: Vec<u8>,
 }
 
-enum ListenHow {
+/// What the peer is to prove.
+enum Proof {
     First(cpace::Isk),
     Join(SessionSecret),
+}
+
+impl Proof {
+    fn psk(&self, hello: &Hello) -> Zeroizing<[u8; 32]> {
+        match self {
+            Self::First(isk) => derive(FIRST_PSK_CONTEXT, &[&isk[..]]),
+            Self::Join(secret) => secret.join_psk(hello.session, hello.lane),
+        }
+    }
 }
 
 /// An authenticated lane.
@@ -290,7 +302,7 @@ impl Connecting {
     pub fn finish(self, reply: &[u8]) -> Result<(Established, Vec<u8>), HandshakeError> {
         let (peer, kind) = decode_preface(reply)?;
         let Self { hello, how, ephemeral } = self;
-        let (psk, isk_or_secret, clear_bytes) = match how {
+        let (proof, clear_bytes) = match how {
             ConnectHow::First(run) => {
                 if kind != KIND_FIRST_REPLY || reply.len() != FIRST_REPLY_BYTES {
                     return Err(HandshakeError::Malformed);
@@ -298,21 +310,21 @@ impl Connecting {
                 let clear_bytes = PREFACE_BYTES + cpace::SHARE_BYTES;
                 let share = reply[PREFACE_BYTES..clear_bytes].try_into().expect("a share's length");
                 let isk = hello.finish_cpace(run, share, &reply[..PREFACE_BYTES])?;
-                (derive(FIRST_PSK_CONTEXT, &[&isk[..]]), ListenHow::First(isk), clear_bytes)
+                (Proof::First(isk), clear_bytes)
             }
             ConnectHow::Join(secret) => {
                 if kind != KIND_JOIN_REPLY || reply.len() != JOIN_REPLY_BYTES {
                     return Err(HandshakeError::Malformed);
                 }
-                (secret.join_psk(hello.session, hello.lane), ListenHow::Join(secret), PREFACE_BYTES)
+                (Proof::Join(secret), PREFACE_BYTES)
             }
         };
         let (clear, sealed) = reply.split_at(clear_bytes);
-        let mut noise = noise::start(noise::Role::Responder, &psk, &hello.prologue(clear), ephemeral);
+        let mut noise = noise::start(noise::Role::Responder, &proof.psk(&hello), &hello.prologue(clear), ephemeral);
         noise.read_message(sealed, &mut []).map_err(noise_error)?;
         let mut confirm = vec![0; CONFIRM_BYTES];
         noise.write_message(&[], &mut confirm).map_err(noise_error)?;
-        Ok((established(&hello, peer, isk_or_secret, noise), confirm))
+        Ok((established(&hello, peer, proof, noise), confirm))
     }
 }
 
@@ -342,27 +354,24 @@ pub fn listen(
     })?;
     let hello = Hello::decode(kind, hello)?;
     let mut reply = Vec::with_capacity(FIRST_REPLY_BYTES);
-    let (psk, how) = match hello.kind {
+    let proof = match hello.kind {
         LaneKind::First => {
             reply.extend_from_slice(&preface(KIND_FIRST_REPLY));
             let run = cpace::Run::start(cpace::Role::Responder, key.as_bytes(), &channel(), &hello.session.0, rng);
             let share = *run.share();
             let isk = hello.finish_cpace(run, hello.fresh(), &reply)?;
             reply.extend_from_slice(&share);
-            (derive(FIRST_PSK_CONTEXT, &[&isk[..]]), ListenHow::First(isk))
+            Proof::First(isk)
         }
         LaneKind::Join => {
             reply.extend_from_slice(&preface(KIND_JOIN_REPLY));
-            let secret = lookup(hello.session).ok_or(HandshakeError::UnknownSession)?;
-            (secret.join_psk(hello.session, hello.lane), ListenHow::Join(secret))
+            Proof::Join(lookup(hello.session).ok_or(HandshakeError::UnknownSession)?)
         }
     };
-    let ephemeral = noise::ephemeral(rng);
-    let mut noise = Box::new(noise::start(noise::Role::Initiator, &psk, &hello.prologue(&reply), ephemeral));
-    let clear_bytes = reply.len();
-    reply.resize(clear_bytes + noise::MESSAGE_BYTES, 0);
-    noise.write_message(&[], &mut reply[clear_bytes..]).map_err(noise_error)?;
-    Ok((Listening { hello, peer, how, noise }, reply))
+    let listening = Listening { hello, peer, proof, ephemeral: noise::ephemeral(rng), reply_clear: reply.clone() };
+    let (_, message) = listening.noise()?;
+    reply.extend_from_slice(&message);
+    Ok((listening, reply))
 }
 
 impl Listening {
@@ -372,12 +381,23 @@ impl Listening {
     ///
     /// [`HandshakeError::WrongKey`] if the connector did not prove the key; [`HandshakeError::Malformed`] or
     /// [`HandshakeError::InvalidShare`] for what no connector of this version sends.
-    pub fn finish(mut self, confirm: &[u8]) -> Result<Established, HandshakeError> {
+    pub fn finish(self, confirm: &[u8]) -> Result<Established, HandshakeError> {
         if confirm.len() != CONFIRM_BYTES {
             return Err(HandshakeError::Malformed);
         }
-        self.noise.read_message(confirm, &mut []).map_err(noise_error)?;
-        Ok(established(&self.hello, self.peer, self.how, *self.noise))
+        let (mut noise, _) = self.noise()?;
+        noise.read_message(confirm, &mut []).map_err(noise_error)?;
+        Ok(established(&self.hello, self.peer, self.proof, noise))
+    }
+
+    /// The Noise state after the first message, and that message: the same each time.
+    fn noise(&self) -> Result<(HandshakeState, [u8; noise::MESSAGE_BYTES]), HandshakeError> {
+        let psk = self.proof.psk(&self.hello);
+        let prologue = self.hello.prologue(&self.reply_clear);
+        let mut noise = noise::start(noise::Role::Initiator, &psk, &prologue, self.ephemeral.clone());
+        let mut message = [0; noise::MESSAGE_BYTES];
+        noise.write_message(&[], &mut message).map_err(noise_error)?;
+        Ok((noise, message))
     }
 
     /// The session that the peer names, not authenticated yet.
@@ -392,7 +412,7 @@ impl Listening {
 
     /// Whether this is the first lane of a new session, so that KEY is what the peer may be guessing.
     pub fn is_first(&self) -> bool {
-        matches!(self.how, ListenHow::First(_))
+        matches!(self.proof, Proof::First(_))
     }
 }
 
@@ -402,11 +422,11 @@ impl fmt::Debug for Listening {
     }
 }
 
-fn established(hello: &Hello, peer: Version, how: ListenHow, noise: HandshakeState) -> Established {
+fn established(hello: &Hello, peer: Version, proof: Proof, noise: HandshakeState) -> Established {
     let hash: [u8; 32] = noise.get_handshake_hash()[..32].try_into().expect("SHA-256");
-    let secret = match how {
-        ListenHow::First(isk) => SessionSecret(derive(SESSION_CONTEXT, &[&isk[..], &hash])),
-        ListenHow::Join(secret) => secret,
+    let secret = match proof {
+        Proof::First(isk) => SessionSecret(derive(SESSION_CONTEXT, &[&isk[..], &hash])),
+        Proof::Join(secret) => secret,
     };
     let token = secret.derive(TOKEN_CONTEXT, &[&hash])[..16].try_into().expect("16 of 32 bytes");
     let noise = noise.into_stateless_transport_mode().expect("both messages have passed");
@@ -520,7 +540,7 @@ fn channel() -> Vec<u8> {
 }
 
 /// 32 bytes for one purpose: BLAKE3's key derivation over parts of fixed lengths.
-fn derive(context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
+pub(crate) fn derive(context: &str, parts: &[&[u8]]) -> Zeroizing<[u8; 32]> {
     let mut hasher = blake3::Hasher::new_derive_key(context);
     for part in parts {
         hasher.update(part);

@@ -12,6 +12,8 @@
 
 pub mod compress;
 pub mod control;
+#[cfg(test)]
+mod corpus;
 pub mod frame;
 pub mod handshake;
 pub mod record;

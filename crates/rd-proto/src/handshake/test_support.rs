@@ -14,3 +14,8 @@ pub(crate) fn hex(text: &str) -> Vec<u8> {
 pub(crate) fn rng(seed: u64) -> ChaCha20Rng {
     ChaCha20Rng::seed_from_u64(seed)
 }
+
+/// A session's secret of known bytes.
+pub(crate) fn session_secret(fill: u8) -> super::SessionSecret {
+    super::SessionSecret(zeroize::Zeroizing::new([fill; 32]))
+}

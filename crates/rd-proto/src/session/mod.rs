@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, Refusal, Role};
+use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, RdmaKind, Refusal, Role};
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
@@ -93,12 +93,17 @@ impl Agreed {
             (Encrypt::Auto, other) | (other, Encrypt::Auto) => other,
             _ => return Err(Refusal::Encrypt),
         };
-        let try_rdma = policy != Policy::Tcp && ours.rdma && theirs.rdma;
+        let least = match policy {
+            Policy::Tcp => None,
+            Policy::Auto => Some(RdmaKind::Hardware),
+            Policy::Rdma | Policy::PreferRdma => Some(RdmaKind::Software),
+        };
+        let try_rdma = least.is_some_and(|least| ours.rdma.min(theirs.rdma) >= least);
         if policy == Policy::Rdma && !try_rdma {
             return Err(Refusal::Transport);
         }
         let chunk_bytes = ours.chunk_bytes.min(theirs.chunk_bytes) as usize;
-        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || chunk_bytes % CHUNK_BYTES_MIN != 0 {
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || !chunk_bytes.is_multiple_of(CHUNK_BYTES_MIN) {
             return Err(Refusal::Offer);
         }
         let asked = match (ours.lanes, theirs.lanes) {

@@ -1,0 +1,64 @@
+# `make` builds; `make test` installs what tests need (as root) and runs them all. See CONTRIBUTING.md.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
+# Every command has a five-line main there.
+COMMANDS = $(patsubst src/bin/%.rs,%,$(wildcard src/bin/*.rs))
+BINDIR = $(DESTDIR)$(PREFIX)/bin
+MANDIR = $(DESTDIR)$(PREFIX)/share/man/man1
+MANUALS = $(wildcard docs/man/*.1)
+SCRIPTS = demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
+	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
+
+.PHONY: all build install uninstall deps check test test-long demo demo-rdma bench clean
+
+all: build
+
+build:
+	$(CARGO) build --release --locked --bins
+
+# Copies what `make` has built: run `make` as yourself, then `sudo make install` needs no cargo.
+install:
+	@test -n "$(COMMANDS)" || { echo "make install: no commands in src/bin" >&2; exit 1; }
+	@for command in $(COMMANDS); do test -x "$(TARGET_DIR)/release/$$command" || \
+		{ echo "make install: $(TARGET_DIR)/release/$$command is missing; run: make" >&2; exit 1; }; done
+	install -d "$(BINDIR)"
+	install -m 755 $(COMMANDS:%=$(TARGET_DIR)/release/%) "$(BINDIR)"
+	@if [ -n "$(MANUALS)" ]; then install -d "$(MANDIR)" && install -m 644 $(MANUALS) "$(MANDIR)"; fi
+
+uninstall:
+	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS))
+
+# What tests need beyond Rust. As root it installs; otherwise it says what is missing and fails.
+deps:
+	tests/testbed/deps
+
+check: deps
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
+	$(CARGO) deny --locked check bans licenses sources
+	shellcheck -x -P SCRIPTDIR $(SCRIPTS)
+
+test: deps
+	tests/run
+
+test-long: deps
+	tests/run long
+
+# The main job, on this machine. It installs for itself what is missing, so that a fresh machine needs only `make`.
+demo:
+	demo/run
+
+demo-rdma:
+	demo/run rdma
+
+# ONLY=tcp RUNS=9 narrow it down.
+bench: deps build
+	$(CARGO) bench --locked --bench bench
+
+clean:
+	$(CARGO) clean
+	rm -rf build

@@ -1,0 +1,458 @@
+//! Connections: the event channel and identifiers of librdmacm.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::library::{Api, api};
+use crate::{Error, check, ffi, set_nonblocking};
+
+/// Where connection events arrive. Never blocks: poll its descriptor.
+pub struct EventChannel {
+    raw: NonNull<ffi::CmChannel>,
+    api: &'static Api,
+    /// librdmacm moves a queue pair through its states while it reads an event, so that reading and destroying must
+    /// not overlap.
+    reading: Mutex<()>,
+}
+
+// SAFETY: librdmacm locks what its calls share; what it does not (an event read against a queue pair destroyed) is
+// locked by `reading`.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+impl EventChannel {
+    /// Opens a channel.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Load`] without libraries or kernel support; ENODEV where there is no device.
+    pub fn new() -> Result<Arc<Self>, Error> {
+        let api = api()?;
+        // SAFETY: takes nothing, answers an owned channel or NULL.
+        let raw = NonNull::new(unsafe { (api.rdma_create_event_channel)() })
+            .ok_or_else(|| Error::last("rdma_create_event_channel"))?;
+        let channel = Self { raw, api, reading: Mutex::new(()) };
+        set_nonblocking(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    fn fd(&self) -> c_int {
+        // SAFETY: the channel lives as long as `self`, and its descriptor never changes.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
+
+    /// The next event, or `None` if there is none now. It has been acknowledged: everything in it is a copy.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_get_cm_event` left. Moving a queue pair to connected happens in here, so an error may also be the
+    /// device's.
+    pub fn next_event(self: &Arc<Self>) -> Result<Option<Event>, Error> {
+        let _reading = self.lock();
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is open, `raw` is written with an event that we own until it is acknowledged.
+        if unsafe { (self.api.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) } != 0 {
+            let error = Error::last("rdma_get_cm_event");
+            return if error.errno() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
+        }
+        // SAFETY: an event was returned; it is valid until acknowledged below.
+        let event = unsafe { &*raw };
+        let kind = EventKind::from_raw(event.event);
+        let private_data = if kind == EventKind::ConnectRequest && !event.conn.private_data.is_null() {
+            let length = usize::from(event.conn.private_data_len);
+            // SAFETY: librdmacm gives `private_data_len` valid bytes within the event.
+            unsafe { std::slice::from_raw_parts(event.conn.private_data.cast::<u8>(), length) }.to_vec()
+        } else {
+            Vec::new()
+        };
+        let id = IdKey(event.id as usize);
+        let incoming = (kind == EventKind::ConnectRequest)
+            .then(|| NonNull::new(event.id))
+            .flatten()
+            .map(|raw| Id { raw, channel: Arc::clone(self) });
+        let event = Event { kind, status: event.status, id, private_data, incoming };
+        // SAFETY: acknowledged exactly once, nothing of it is used after.
+        unsafe { (self.api.rdma_ack_cm_event)(raw) };
+        Ok(Some(event))
+    }
+
+    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the channel.
+        unsafe { BorrowedFd::borrow_raw(self.fd()) }
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: every `Id` holds an `Arc` of its channel, so none is left, and all events were acknowledged.
+        unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
+    }
+}
+
+/// What happened on an identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The address was resolved.
+    AddressResolved,
+    /// The address could not be resolved.
+    AddressError,
+    /// The route was resolved.
+    RouteResolved,
+    /// The route could not be resolved.
+    RouteError,
+    /// A peer asks to connect; the event carries its identifier.
+    ConnectRequest,
+    /// Connecting failed.
+    ConnectError,
+    /// The peer did not answer.
+    Unreachable,
+    /// The peer rejected the request, or nobody listens.
+    Rejected,
+    /// Connected.
+    Established,
+    /// The peer has disconnected, or is gone.
+    Disconnected,
+    /// The device is being removed: everything on it must be let go.
+    DeviceRemoval,
+    /// Any other event, by its number.
+    Other(u32),
+}
+
+impl EventKind {
+    fn from_raw(raw: u32) -> Self {
+        match raw {
+            0 => Self::AddressResolved,
+            1 => Self::AddressError,
+            2 => Self::RouteResolved,
+            3 => Self::RouteError,
+            4 => Self::ConnectRequest,
+            6 => Self::ConnectError,
+            7 => Self::Unreachable,
+            8 => Self::Rejected,
+            9 => Self::Established,
+            10 => Self::Disconnected,
+            11 => Self::DeviceRemoval,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// One connection event, copied.
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// A negative errno, or the transport's reason; 0 where nothing is wrong.
+    pub status: i32,
+    /// The identifier it happened on; compare with [`Id::key`].
+    pub id: IdKey,
+    /// What the peer sent along with a connect request: as it arrived, zero-padded on some transports.
+    pub private_data: Vec<u8>,
+    /// The new identifier of a connect request. Dropping it rejects the request silently: the peer sees it rejected.
+    pub incoming: Option<Id>,
+}
+
+/// Which identifier an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IdKey(usize);
+
+/// Parameters of a connect or an accept.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectParameters<'a> {
+    /// At most 56 bytes in a connect request.
+    pub private_data: &'a [u8],
+    /// Retries of a message that is not acknowledged, 0 to 7.
+    pub retry_count: u8,
+    /// Retries of a message that found no receive posted, 0 to 7, where 7 is without end.
+    pub rnr_retry_count: u8,
+}
+
+impl ConnectParameters<'_> {
+    fn raw(&self) -> ffi::ConnParam {
+        ffi::ConnParam {
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: u8::try_from(self.private_data.len()).expect("private data of at most 56 bytes"),
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: 1,
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+            srq: 0,
+            qp_num: 0,
+        }
+    }
+}
+
+/// A connection identifier: RDMA's socket.
+pub struct Id {
+    pub(crate) raw: NonNull<ffi::CmId>,
+    /// After the identifier, which is destroyed through it.
+    pub(crate) channel: Arc<EventChannel>,
+}
+
+// SAFETY: librdmacm's calls on an identifier are ioctls on the channel's descriptor; its own bookkeeping is locked.
+unsafe impl Send for Id {}
+// SAFETY: as above; the calls that change an identifier's fields take `&mut self` or are made before it is shared.
+unsafe impl Sync for Id {}
+
+impl Id {
+    /// A new identifier whose events arrive on `channel`.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_create_id` left.
+    pub fn new(channel: &Arc<EventChannel>) -> Result<Self, Error> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is open and outlives the identifier, which holds it.
+        let answer =
+            unsafe { (channel.api.rdma_create_id)(channel.raw.as_ptr(), &mut raw, ptr::null_mut(), ffi::PS_TCP) };
+        check("rdma_create_id", answer)?;
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("rdma_create_id"))?;
+        Ok(Self { raw, channel: Arc::clone(channel) })
+    }
+
+    pub(crate) fn api(&self) -> &'static Api {
+        self.channel.api
+    }
+
+    /// What [`Event::id`] calls this identifier.
+    pub fn key(&self) -> IdKey {
+        IdKey(self.raw.as_ptr() as usize)
+    }
+
+    pub(crate) fn context(&self) -> Option<NonNull<ffi::Context>> {
+        // SAFETY: the identifier is alive; librdmacm sets `verbs` once, when it is bound to a device.
+        NonNull::new(unsafe { (*self.raw.as_ptr()).verbs })
+    }
+
+    /// Binds to a local address, and so to its device, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_bind_addr` left: EADDRINUSE, ENODEV, EADDRNOTAVAIL…
+    pub fn bind(&mut self, address: SocketAddr) -> Result<(), Error> {
+        let mut address = RawAddress::new(address);
+        // SAFETY: the address is a whole sockaddr of its family.
+        check("rdma_bind_addr", unsafe { (self.api().rdma_bind_addr)(self.raw.as_ptr(), address.as_mut_ptr()) })
+    }
+
+    /// Whether a bound identifier has a device behind it.
+    pub fn has_device(&self) -> bool {
+        self.context().is_some()
+    }
+
+    /// Starts resolving `remote` from `local` (its port may be 0). Ends in an event.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_resolve_addr` left.
+    pub fn resolve_address(&mut self, local: SocketAddr, remote: SocketAddr, timeout: Duration) -> Result<(), Error> {
+        let (mut local, mut remote) = (RawAddress::new(local), RawAddress::new(remote));
+        // SAFETY: both are whole sockaddrs of their family.
+        let answer = unsafe {
+            (self.api().rdma_resolve_addr)(
+                self.raw.as_ptr(),
+                local.as_mut_ptr(),
+                remote.as_mut_ptr(),
+                milliseconds(timeout),
+            )
+        };
+        check("rdma_resolve_addr", answer)
+    }
+
+    /// Starts resolving the route. Ends in an event.
+    ///
+    /// # Errors
+    ///
+    /// ENODEV before the address was resolved, or what `rdma_resolve_route` left.
+    pub fn resolve_route(&mut self, timeout: Duration) -> Result<(), Error> {
+        if !self.has_device() {
+            return Err(Error::Call { call: "rdma_resolve_route", errno: libc::ENODEV });
+        }
+        // SAFETY: the identifier is bound to a device, which the call looks into.
+        check("rdma_resolve_route", unsafe {
+            (self.api().rdma_resolve_route)(self.raw.as_ptr(), milliseconds(timeout))
+        })
+    }
+
+    /// Sets how long a packet may stay unacknowledged: 4.096 µs × 2^`exponent`. To be called before connecting.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_set_option` left; iWARP has no such option.
+    pub fn set_ack_timeout(&mut self, exponent: u8) -> Result<(), Error> {
+        let mut exponent = exponent;
+        // SAFETY: the option is one byte, copied during the call.
+        check("rdma_set_option", unsafe {
+            (self.api().rdma_set_option)(
+                self.raw.as_ptr(),
+                ffi::OPTION_ID,
+                ffi::OPTION_ID_ACK_TIMEOUT,
+                (&raw mut exponent).cast(),
+                1,
+            )
+        })
+    }
+
+    /// Listens for connect requests, which arrive as events.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_listen` left. On iWARP EADDRINUSE also for a TCP port that is taken.
+    pub fn listen(&mut self, backlog: u16) -> Result<(), Error> {
+        // SAFETY: the identifier is alive.
+        check("rdma_listen", unsafe { (self.api().rdma_listen)(self.raw.as_ptr(), c_int::from(backlog)) })
+    }
+
+    /// Refuses a connect request.
+    pub fn reject(self) {
+        // SAFETY: the identifier is alive. A failure means that the peer has gone, which is as good.
+        unsafe { (self.api().rdma_reject)(self.raw.as_ptr(), ptr::null(), 0) };
+    }
+
+    /// Asks the peer to connect. The queue pair must exist by now. Ends in an event.
+    ///
+    /// On iWARP this may block in the kernel for as long as a TCP connect does.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_connect` left.
+    pub fn connect(&self, parameters: &ConnectParameters<'_>) -> Result<(), Error> {
+        let mut raw = parameters.raw();
+        // SAFETY: `raw` points to private data that outlives the call, which copies it.
+        check("rdma_connect", unsafe { (self.api().rdma_connect)(self.raw.as_ptr(), &mut raw) })
+    }
+
+    /// Accepts a connect request. The queue pair must exist by now, with the receives that the peer may use at once.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_accept` left.
+    pub fn accept(&self, parameters: &ConnectParameters<'_>) -> Result<(), Error> {
+        let mut raw = parameters.raw();
+        // SAFETY: as in `connect`.
+        check("rdma_accept", unsafe { (self.api().rdma_accept)(self.raw.as_ptr(), &mut raw) })
+    }
+
+    /// Disconnects; the peer gets an event. Posted work is flushed, as completions with an error.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_disconnect` left; EINVAL where it was not connected.
+    pub fn disconnect(&self) -> Result<(), Error> {
+        if !self.has_device() {
+            return Err(Error::Call { call: "rdma_disconnect", errno: libc::EINVAL });
+        }
+        // SAFETY: the identifier is bound to a device, which the call looks into.
+        check("rdma_disconnect", unsafe { (self.api().rdma_disconnect)(self.raw.as_ptr()) })
+    }
+
+    /// Moves the identifier, with what events it has, to another channel.
+    ///
+    /// # Errors
+    ///
+    /// What `rdma_migrate_id` left; the identifier then stays where it was.
+    pub fn migrate(&mut self, channel: &Arc<EventChannel>) -> Result<(), Error> {
+        // SAFETY: both channels are open, and all events that were read have been acknowledged.
+        check("rdma_migrate_id", unsafe { (self.api().rdma_migrate_id)(self.raw.as_ptr(), channel.raw.as_ptr()) })?;
+        self.channel = Arc::clone(channel);
+        Ok(())
+    }
+
+    /// The local address, with the port that was bound.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier is alive; the address is a sockaddr_storage whose family says what it holds.
+        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.src).cast()) }
+    }
+
+    /// The peer's address.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        // SAFETY: as in `local_address`.
+        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.dst).cast()) }
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once; a queue pair on it was destroyed by its owner before; all its events are
+        // acknowledged, so that the call does not wait for any.
+        unsafe { (self.api().rdma_destroy_id)(self.raw.as_ptr()) };
+    }
+}
+
+fn milliseconds(timeout: Duration) -> c_int {
+    c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
+}
+
+/// A socket address as C has it.
+struct RawAddress(libc::sockaddr_storage);
+
+impl RawAddress {
+    fn new(address: SocketAddr) -> Self {
+        // SAFETY: all zeroes is a valid sockaddr_storage.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        match address {
+            SocketAddr::V4(v4) => {
+                let raw = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as libc::sa_family_t,
+                    sin_port: v4.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: a sockaddr_in fits in, and is aligned within, a sockaddr_storage.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+            }
+            SocketAddr::V6(v6) => {
+                let raw = libc::sockaddr_in6 {
+                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                    sin6_port: v6.port().to_be(),
+                    sin6_flowinfo: 0,
+                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                    sin6_scope_id: v6.scope_id(),
+                };
+                // SAFETY: a sockaddr_in6 fits in, and is aligned within, a sockaddr_storage.
+                unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+            }
+        }
+        Self(storage)
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+}
+
+/// Reads a C socket address; `None` for other families.
+///
+/// # Safety
+///
+/// `raw` points to a sockaddr at least as long as its family says. It need not be aligned.
+pub(crate) unsafe fn socket_address(raw: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: every sockaddr begins with its family.
+    let family = unsafe { (&raw const (*raw).sa_family).read_unaligned() };
+    match c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is a sockaddr_in.
+            let v4 = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
+            let address = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::new(IpAddr::V4(address), u16::from_be(v4.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is a sockaddr_in6.
+            let v6 = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let address = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddr::V6(SocketAddrV6::new(address, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
+        }
+        _ => None,
+    }
+}

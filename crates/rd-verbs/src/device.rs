@@ -1,0 +1,323 @@
+//! Devices, what they can do, their asynchronous events, and the addresses of this host.
+
+use std::ffi::{CStr, c_int};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::cm::{EventChannel, Id, socket_address};
+use crate::library::Api;
+use crate::{Error, check, ffi, set_nonblocking};
+
+/// A device, open, reached by one of its addresses.
+///
+/// It is an identifier bound to that address: librdmacm opened the device for it, and keeps it open for as long.
+pub struct Device {
+    context: NonNull<ffi::Context>,
+    id: Id,
+}
+
+// SAFETY: the context is used through libibverbs, whose calls are thread-safe, and lives as long as `id`.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// What a device can do, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceAttr {
+    /// PCI vendor, or a software device's made-up one.
+    pub vendor_id: u32,
+    /// Outstanding work requests on one queue, at most.
+    pub max_qp_wr: u32,
+    /// Scatter-gather entries of one work request, at most.
+    pub max_sge: u32,
+    /// Entries of one completion queue, at most.
+    pub max_cqe: u32,
+}
+
+/// What a port can do, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub struct PortAttr {
+    /// The port is up.
+    pub active: bool,
+    /// The largest message, in bytes.
+    pub max_message_bytes: u32,
+    /// Signalling rate times width, in megabits per second; 0 if it says none that is known.
+    pub rate_mbps: u32,
+}
+
+/// An event of a device, not of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// The device has failed for good, or is being removed.
+    DeviceFatal,
+    /// A port went down; it may come back.
+    PortError,
+    /// Anything else, by its number.
+    Other(u32),
+}
+
+impl Device {
+    /// Opens the device that has this local address.
+    ///
+    /// # Errors
+    ///
+    /// ENODEV if none has it, or what binding left.
+    pub fn open(channel: &Arc<EventChannel>, address: IpAddr) -> Result<Self, Error> {
+        let mut id = Id::new(channel)?;
+        id.bind(SocketAddr::new(address, 0))?;
+        let context = id.context().ok_or(Error::Call { call: "rdma_bind_addr", errno: libc::ENODEV })?;
+        let device = Self { context, id };
+        set_nonblocking(device.async_fd())?;
+        Ok(device)
+    }
+
+    pub(crate) fn context(&self) -> NonNull<ffi::Context> {
+        self.context
+    }
+
+    pub(crate) fn api(&self) -> &'static Api {
+        self.id.api()
+    }
+
+    fn raw_device(&self) -> &ffi::Device {
+        // SAFETY: the context is open as long as `self.id`; its device is valid as long as the context.
+        unsafe { &*(*self.context.as_ptr()).device }
+    }
+
+    fn async_fd(&self) -> c_int {
+        // SAFETY: the context is open as long as `self.id`.
+        unsafe { (*self.context.as_ptr()).async_fd }
+    }
+
+    /// The kernel's name of it, such as `mlx5_0`.
+    pub fn name(&self) -> String {
+        text(&self.raw_device().name)
+    }
+
+    /// Its directory in sysfs, which goes when the device does.
+    pub fn sysfs_path(&self) -> String {
+        text(&self.raw_device().dev_path)
+    }
+
+    /// Whether it is iWARP: RDMA over TCP.
+    pub fn is_iwarp(&self) -> bool {
+        self.raw_device().transport_type == ffi::TRANSPORT_IWARP
+    }
+
+    /// Whether the other is this very device, and not one of the same name that came later.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.context == other.context
+    }
+
+    /// Whether an identifier is bound to this very device.
+    pub fn has(&self, id: &Id) -> bool {
+        id.context() == Some(self.context)
+    }
+
+    /// What the device can do.
+    ///
+    /// # Errors
+    ///
+    /// What `ibv_query_device` answered.
+    pub fn attributes(&self) -> Result<DeviceAttr, Error> {
+        // SAFETY: all zeroes is a valid value of this plain structure.
+        let mut raw: ffi::DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, `raw` is what the call writes.
+        let answer = unsafe { (self.api().ibv_query_device)(self.context.as_ptr(), &mut raw) };
+        check("ibv_query_device", answer)?;
+        let positive = |value: c_int| u32::try_from(value).unwrap_or(0);
+        Ok(DeviceAttr {
+            vendor_id: raw.vendor_id,
+            max_qp_wr: positive(raw.max_qp_wr),
+            max_sge: positive(raw.max_sge),
+            max_cqe: positive(raw.max_cqe),
+        })
+    }
+
+    /// What the port of this address can do.
+    ///
+    /// # Errors
+    ///
+    /// What `ibv_query_port` answered.
+    pub fn port(&self) -> Result<PortAttr, Error> {
+        // SAFETY: the identifier is alive and bound, so that its port is set.
+        let port = unsafe { (*self.id.raw.as_ptr()).port_num };
+        // SAFETY: all zeroes is a valid value of this plain structure.
+        let mut raw: ffi::PortAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open; the exported function writes a prefix of the structure.
+        let answer = unsafe { (self.api().ibv_query_port)(self.context.as_ptr(), port.max(1), &mut raw) };
+        check("ibv_query_port", answer)?;
+        Ok(PortAttr {
+            active: raw.state == ffi::PORT_ACTIVE,
+            max_message_bytes: raw.max_msg_sz,
+            rate_mbps: lane_mbps(raw.active_speed) * u32::from(lanes(raw.active_width)),
+        })
+    }
+
+    /// The next asynchronous event, already acknowledged, or `None` if there is none now.
+    ///
+    /// # Errors
+    ///
+    /// What `ibv_get_async_event` left.
+    pub fn next_async_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        let mut raw = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
+        // SAFETY: the context is open, `raw` is what the call writes.
+        if unsafe { (self.api().ibv_get_async_event)(self.context.as_ptr(), &mut raw) } != 0 {
+            let error = Error::last("ibv_get_async_event");
+            return if error.errno() == Some(libc::EAGAIN) { Ok(None) } else { Err(error) };
+        }
+        let event = match raw.event_type {
+            ffi::EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
+            ffi::EVENT_PORT_ERR => AsyncEvent::PortError,
+            other => AsyncEvent::Other(other),
+        };
+        // SAFETY: acknowledged once. An element it names is still there: destroying one waits for this.
+        unsafe { (self.api().ibv_ack_async_event)(&mut raw) };
+        Ok(Some(event))
+    }
+
+    /// The descriptor that becomes readable with an asynchronous event.
+    pub fn async_events(&self) -> BorrowedFd<'_> {
+        // SAFETY: open as long as the context.
+        unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
+    }
+
+    /// Lets go of a device that is being removed, if nothing made on it is left; else gives it back.
+    ///
+    /// librdmacm keeps a device open after its last identifier, until it next looks at a list that has another device
+    /// in it; and the kernel does not finish the removal while anyone has it open. So its descriptors are replaced by
+    /// ones of /dev/null, which librdmacm will close in its own time.
+    pub fn release(self: Arc<Self>) -> Result<(), Arc<Self>> {
+        if Arc::strong_count(&self) > 1 {
+            return Err(self);
+        }
+        let device = Arc::try_unwrap(self)?;
+        // SAFETY: the context is open, since `device.id` is alive; nothing else made on it is left.
+        let (command_fd, async_fd) =
+            unsafe { ((*device.context.as_ptr()).cmd_fd, (*device.context.as_ptr()).async_fd) };
+        // SAFETY: a literal path and flags.
+        let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if null >= 0 {
+            for fd in [command_fd, async_fd] {
+                // SAFETY: both belong to this context, which only librdmacm still refers to, and only to close them.
+                unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
+            }
+            // SAFETY: opened above, closed once.
+            unsafe { libc::close(null) };
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.async_events()
+    }
+}
+
+/// `active_width` as a number of lanes.
+fn lanes(width: u8) -> u8 {
+    match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    }
+}
+
+/// `active_speed` of one lane, in megabits per second.
+fn lane_mbps(speed: u8) -> u32 {
+    match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 0,
+    }
+}
+
+fn text(field: &[std::ffi::c_char]) -> String {
+    // SAFETY: a `c_char` is a byte; the slice is as long as the field.
+    let bytes = unsafe { std::slice::from_raw_parts(field.as_ptr().cast::<u8>(), field.len()) };
+    CStr::from_bytes_until_nul(bytes).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// An address of an interface of this host that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The interface's name.
+    pub interface: String,
+    /// The address.
+    pub address: IpAddr,
+    /// Leading bits of it that name its subnet.
+    pub prefix_bits: u8,
+}
+
+/// Every IPv4 and IPv6 address of interfaces that are up, without loopback and IPv6 link-local ones.
+///
+/// # Errors
+///
+/// What `getifaddrs` left.
+pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the call writes a list, which is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return Err(Error::last("getifaddrs"));
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: `next` is an entry of the list, which is alive.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        let wanted = entry.ifa_flags & libc::IFF_UP as u32 != 0 && entry.ifa_flags & libc::IFF_LOOPBACK as u32 == 0;
+        if !wanted || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: the entry's address is a sockaddr as long as its family says.
+        let Some(address) = (unsafe { socket_address(entry.ifa_addr) }).map(|address| address.ip()) else {
+            continue;
+        };
+        if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+            continue;
+        }
+        let mask = if entry.ifa_netmask.is_null() {
+            None
+        } else {
+            // SAFETY: the mask is a sockaddr as long as its family says.
+            unsafe { socket_address(entry.ifa_netmask) }
+        };
+        let prefix_bits = match mask.map(|mask| mask.ip()) {
+            Some(IpAddr::V4(mask)) => u32::from(mask).leading_ones() as u8,
+            Some(IpAddr::V6(mask)) => u128::from(mask).leading_ones() as u8,
+            None if address.is_ipv4() => 32,
+            None => 128,
+        };
+        // SAFETY: the name is a C string of the list.
+        let interface = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+        found.push(InterfaceAddress { interface, address, prefix_bits });
+    }
+    // SAFETY: the list came from getifaddrs and is freed once.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_this_host_can_be_read() {
+        for known in interface_addresses().expect("getifaddrs") {
+            assert!(!known.address.is_loopback() && !known.interface.is_empty(), "{known:?}");
+            assert!(known.prefix_bits <= if known.address.is_ipv4() { 32 } else { 128 }, "{known:?}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! libibverbs and librdmacm, loaded when first needed and never unloaded.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::ffi;
+
+/// Why there is no RDMA in this process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// A library is not installed, or cannot be loaded.
+    #[error("{library} cannot be loaded: {reason}")]
+    Missing {
+        /// Its file name.
+        library: &'static str,
+        /// What the loader said.
+        reason: String,
+    },
+    /// A library lacks a function, so it is too old.
+    #[error("{library} has no {symbol}")]
+    TooOld {
+        /// Its file name.
+        library: &'static str,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// The kernel has no user-space verbs: the module `ib_uverbs` is not loaded.
+    #[error("this kernel offers no RDMA verbs (ib_uverbs is not loaded)")]
+    NoVerbs,
+}
+
+macro_rules! api {
+    ($($library:literal { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* })*) => {
+        /// The functions in use.
+        pub(crate) struct Api {
+            $($(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*)*
+        }
+
+        impl Api {
+            fn load() -> Result<Self, LoadError> {
+                Ok(Self { $($($name: symbol($library, stringify!($name))?,)*)* })
+            }
+        }
+    };
+}
+
+api! {
+    "libibverbs.so.1" {
+        ibv_get_async_event: fn(*mut ffi::Context, *mut ffi::AsyncEvent) -> c_int;
+        ibv_ack_async_event: fn(*mut ffi::AsyncEvent);
+        ibv_query_device: fn(*mut ffi::Context, *mut ffi::DeviceAttr) -> c_int;
+        ibv_query_port: fn(*mut ffi::Context, u8, *mut ffi::PortAttr) -> c_int;
+        ibv_alloc_pd: fn(*mut ffi::Context) -> *mut ffi::Pd;
+        ibv_dealloc_pd: fn(*mut ffi::Pd) -> c_int;
+        ibv_reg_mr: fn(*mut ffi::Pd, *mut c_void, usize, c_int) -> *mut ffi::Mr;
+        ibv_dereg_mr: fn(*mut ffi::Mr) -> c_int;
+        ibv_create_comp_channel: fn(*mut ffi::Context) -> *mut ffi::CompChannel;
+        ibv_destroy_comp_channel: fn(*mut ffi::CompChannel) -> c_int;
+        ibv_create_cq: fn(*mut ffi::Context, c_int, *mut c_void, *mut ffi::CompChannel, c_int) -> *mut ffi::Cq;
+        ibv_destroy_cq: fn(*mut ffi::Cq) -> c_int;
+        ibv_get_cq_event: fn(*mut ffi::CompChannel, *mut *mut ffi::Cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events: fn(*mut ffi::Cq, c_uint);
+        ibv_modify_qp: fn(*mut ffi::Qp, *mut ffi::QpAttr, c_int) -> c_int;
+        ibv_wc_status_str: fn(c_uint) -> *const c_char;
+    }
+    "librdmacm.so.1" {
+        rdma_create_event_channel: fn() -> *mut ffi::CmChannel;
+        rdma_destroy_event_channel: fn(*mut ffi::CmChannel);
+        rdma_create_id: fn(*mut ffi::CmChannel, *mut *mut ffi::CmId, *mut c_void, c_uint) -> c_int;
+        rdma_destroy_id: fn(*mut ffi::CmId) -> c_int;
+        rdma_bind_addr: fn(*mut ffi::CmId, *mut libc::sockaddr) -> c_int;
+        rdma_resolve_addr: fn(*mut ffi::CmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+        rdma_resolve_route: fn(*mut ffi::CmId, c_int) -> c_int;
+        rdma_create_qp: fn(*mut ffi::CmId, *mut ffi::Pd, *mut ffi::QpInitAttr) -> c_int;
+        rdma_destroy_qp: fn(*mut ffi::CmId);
+        rdma_connect: fn(*mut ffi::CmId, *mut ffi::ConnParam) -> c_int;
+        rdma_listen: fn(*mut ffi::CmId, c_int) -> c_int;
+        rdma_accept: fn(*mut ffi::CmId, *mut ffi::ConnParam) -> c_int;
+        rdma_reject: fn(*mut ffi::CmId, *const c_void, u8) -> c_int;
+        rdma_disconnect: fn(*mut ffi::CmId) -> c_int;
+        rdma_get_cm_event: fn(*mut ffi::CmChannel, *mut *mut ffi::CmEvent) -> c_int;
+        rdma_ack_cm_event: fn(*mut ffi::CmEvent) -> c_int;
+        rdma_migrate_id: fn(*mut ffi::CmId, *mut ffi::CmChannel) -> c_int;
+        rdma_set_option: fn(*mut ffi::CmId, c_int, c_int, *mut c_void, usize) -> c_int;
+    }
+}
+
+/// The library of that name, kept open until the process ends.
+fn library(name: &'static str) -> Result<&'static Library, LoadError> {
+    type Loaded = OnceLock<Result<Library, LoadError>>;
+    static VERBS: Loaded = OnceLock::new();
+    static CM: Loaded = OnceLock::new();
+    let loaded = if name == "libibverbs.so.1" { &VERBS } else { &CM };
+    loaded
+        .get_or_init(|| {
+            // SAFETY: the initialisers of these two libraries only set up their own tables; they start no threads and
+            // touch no state of ours.
+            unsafe { Library::new(name) }
+                .map_err(|error| LoadError::Missing { library: name, reason: error.to_string() })
+        })
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+/// One function. `F` must be its type as the header declares it: `api!` is the only caller.
+fn symbol<F: Copy>(library_name: &'static str, name: &'static str) -> Result<F, LoadError> {
+    let library = library(library_name)?;
+    // SAFETY: the types in `api!` are those of the headers, and the library is never unloaded, so that the copied
+    // function pointer stays valid.
+    unsafe { library.get::<F>(name.as_bytes()) }
+        .map(|symbol| *symbol)
+        .map_err(|_| LoadError::TooOld { library: library_name, symbol: name })
+}
+
+/// The functions, or why there are none.
+///
+/// libibverbs remembers for good that it found no verbs, so it is not asked before the kernel has them: a module
+/// loaded later is then found without a restart.
+pub(crate) fn api() -> Result<&'static Api, LoadError> {
+    static API: OnceLock<Result<Api, LoadError>> = OnceLock::new();
+    if !std::path::Path::new("/sys/class/infiniband_verbs").exists() {
+        return Err(LoadError::NoVerbs);
+    }
+    API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
+}

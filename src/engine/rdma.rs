@@ -1,0 +1,236 @@
+//! RDMA lanes: which devices count, dialling them, and listening for them.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender as Post, bounded};
+use rd_proto::control::{Endpoint as Offered, Policy, RdmaKind};
+use rd_proto::handshake::{ControlChannel, LaneId, SessionId, SessionSecret, connect_join, listen};
+use rd_proto::handshake::{HandshakeError, Key};
+use rd_proto::session::RDMA_LANE_FIRST;
+use std::net::SocketAddr;
+
+use super::link::{AUTHENTICATE_MAX, LinkError, rng};
+use super::listen::Registry;
+use super::{Event, announce};
+use crate::transport::rdma::{self, Adapters, Connection, Endpoint, Hello, Listener, RemoteEndpoint};
+use crate::transport::{Lane, Medium, Report};
+
+/// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
+const DIAL_MAX: Duration = Duration::from_secs(4);
+
+/// The longest that one pair of addresses may take of it.
+const PAIR_MAX: Duration = Duration::from_millis(1500);
+
+/// How often a listening end looks for devices that have come or gone.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// This host's best RDMA device.
+pub fn available() -> RdmaKind {
+    let kinds = rdma::endpoints().unwrap_or_default().into_iter().map(|endpoint| match endpoint.medium {
+        Medium::RdmaHardware => RdmaKind::Hardware,
+        _ => RdmaKind::Software,
+    });
+    kinds.max().unwrap_or(RdmaKind::None)
+}
+
+/// The addresses whose devices count under a policy.
+///
+/// # Errors
+///
+/// Why there is none.
+pub fn candidates(policy: Policy) -> Result<Vec<Endpoint>, LinkError> {
+    let mut endpoints = rdma::endpoints().map_err(|reason| LinkError::Transport(reason.to_string()))?;
+    if policy == Policy::Auto {
+        endpoints.retain(|endpoint| endpoint.medium == Medium::RdmaHardware);
+    }
+    if endpoints.is_empty() {
+        return Err(LinkError::Transport("no RDMA device that --transport auto counts".to_owned()));
+    }
+    Ok(endpoints)
+}
+
+/// Dials the RDMA lanes of one session.
+pub struct Dialing {
+    adapters: Arc<Adapters>,
+    policy: Policy,
+    ticket: [u8; 16],
+    session: SessionId,
+    secret: SessionSecret,
+    remote: Mutex<Option<Vec<RemoteEndpoint>>>,
+    remote_known: Condvar,
+}
+
+impl Dialing {
+    /// `ticket`: what the listening end offered.
+    pub fn new(
+        adapters: Arc<Adapters>,
+        policy: Policy,
+        ticket: [u8; 16],
+        session: SessionId,
+        secret: SessionSecret,
+    ) -> Self {
+        let (remote, remote_known) = (Mutex::new(None), Condvar::new());
+        Self { adapters, policy, ticket, session, secret, remote, remote_known }
+    }
+
+    /// The peer's RDMA listeners, as it says now.
+    pub fn handle_endpoints(&self, offered: &[Offered]) {
+        let remote = offered.iter().map(|endpoint| RemoteEndpoint {
+            medium: if endpoint.hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
+            address: endpoint.address,
+            prefix_bits: endpoint.prefix_bits,
+            rate_mbps: endpoint.rate_mbps,
+        });
+        *self.remote.lock().expect("no panic with it locked") = Some(remote.collect());
+        self.remote_known.notify_all();
+    }
+
+    /// Tries the pairs of addresses, best first.
+    ///
+    /// # Errors
+    ///
+    /// Why the last pair failed, after some seconds at most.
+    pub fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+        let deadline = Instant::now() + DIAL_MAX;
+        let local = candidates(self.policy)?;
+        let remote = {
+            let known = self.remote.lock().expect("no panic with it locked");
+            let waited = self.remote_known.wait_timeout_while(known, DIAL_MAX, |remote| remote.is_none());
+            waited.expect("no panic with it locked").0.clone().unwrap_or_default()
+        };
+        let mut failure = LinkError::Transport("the other end has no RDMA device".to_owned());
+        for (local, remote) in rdma::pairs(&local, &remote) {
+            let pair_deadline = deadline.min(Instant::now() + PAIR_MAX);
+            match self.dial_pair(lane, &local, remote.address, pair_deadline) {
+                Ok((connection, token, control)) => {
+                    let made = connection.into_lane(token, deadline, report);
+                    return Ok((made.map_err(|error| LinkError::Transport(error.to_string()))?, control));
+                }
+                Err(error) => failure = error,
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        Err(failure)
+    }
+
+    fn dial_pair(
+        &self,
+        lane: LaneId,
+        local: &Endpoint,
+        remote: SocketAddr,
+        deadline: Instant,
+    ) -> Result<(Connection, [u8; 16], ControlChannel), LinkError> {
+        let hello = Hello { ticket: self.ticket, index: lane.index, generation: lane.generation };
+        let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
+        let mut connection = rdma::connect(&self.adapters, local, remote, &hello, deadline).map_err(broken)?;
+        let (state, hello) = connect_join(&self.secret, self.session, lane, &mut rng());
+        connection.send(&hello).map_err(broken)?;
+        let reply = connection.receive(deadline).map_err(broken)?;
+        let (established, confirm) = state.finish(&reply)?;
+        connection.send(&confirm).map_err(broken)?;
+        Ok((connection, established.token, established.control))
+    }
+}
+
+/// Listens for RDMA lanes at every address whose device counts, for as long as it lives. Tells the engine where.
+pub struct Listening {
+    _stop: Post<()>,
+}
+
+/// What a listening thread needs.
+pub struct Service {
+    /// The pool, registered.
+    pub adapters: Arc<Adapters>,
+    /// Which devices count.
+    pub policy: Policy,
+    /// Ports to choose from.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// What a connection must bring to be looked at.
+    pub ticket: [u8; 16],
+    /// The session that is served.
+    pub registry: Arc<Mutex<Registry>>,
+    /// Where lanes and changed endpoints are told.
+    pub post: Post<Event>,
+}
+
+impl Service {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub fn start(self) -> std::io::Result<Listening> {
+        let (stop, stopped) = bounded(0);
+        std::thread::Builder::new().name("rdma-serve".to_owned()).spawn(move || {
+            let mut listeners = HashMap::new();
+            let mut told = None;
+            loop {
+                let offered = self.refresh(&mut listeners);
+                if told.as_ref() != Some(&offered) {
+                    told = Some(offered.clone());
+                    let _ = self.post.send(Event::Endpoints(offered));
+                }
+                if stopped.recv_timeout(LOOK_AGAIN) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        })?;
+        Ok(Listening { _stop: stop })
+    }
+
+    fn refresh(&self, listeners: &mut HashMap<std::net::IpAddr, (Listener, Endpoint)>) -> Vec<Offered> {
+        listeners.retain(|_, (listener, _)| listener.is_listening());
+        for endpoint in candidates(self.policy).unwrap_or_default() {
+            if listeners.contains_key(&endpoint.address) {
+                continue;
+            }
+            let (registry, post) = (Arc::clone(&self.registry), self.post.clone());
+            let on_incoming = Box::new(move |connection, _hello| {
+                // A connection that does not authenticate just ends; who made it is told by its own end.
+                let _ = accept(connection, &registry, &post);
+            });
+            let ports = self.ports.clone();
+            if let Ok(listener) = rdma::listen(&self.adapters, &endpoint, ports, self.ticket, on_incoming) {
+                listeners.insert(endpoint.address, (listener, endpoint));
+            }
+        }
+        let mut offered: Vec<Offered> = listeners
+            .values()
+            .map(|(listener, endpoint)| Offered {
+                hardware: endpoint.medium == Medium::RdmaHardware,
+                address: SocketAddr::new(endpoint.address, listener.port()),
+                prefix_bits: endpoint.prefix_bits,
+                rate_mbps: endpoint.rate_mbps,
+            })
+            .collect();
+        offered.sort_by_key(|endpoint| endpoint.address);
+        offered
+    }
+}
+
+fn accept(mut connection: Connection, registry: &Mutex<Registry>, post: &Post<Event>) -> Result<(), LinkError> {
+    let deadline = Instant::now() + AUTHENTICATE_MAX;
+    let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
+    let hello = connection.receive(deadline).map_err(broken)?;
+    let lookup = |session| registry.lock().expect("no panic with it locked").secret(session);
+    // Only further lanes come by RDMA: they are keyed by the session, whatever this key is.
+    let no_key = Key::from_random([0; 32]);
+    let (listening, reply) = listen(&no_key, lookup, &hello, &mut rng()).map_err(|refused| refused.error)?;
+    if listening.is_first() || listening.lane().index < RDMA_LANE_FIRST {
+        return Err(HandshakeError::Malformed.into());
+    }
+    connection.send(&reply).map_err(broken)?;
+    let established = listening.finish(&connection.receive(deadline).map_err(broken)?)?;
+    if !registry.lock().expect("no panic with it locked").accept(established.lane) {
+        return Err(HandshakeError::UnknownSession.into());
+    }
+    announce(post, established.lane, |report| {
+        let lane = connection.into_lane(established.token, deadline, report).map_err(broken)?;
+        Ok((lane, established.control))
+    })
+}

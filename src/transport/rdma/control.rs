@@ -1,0 +1,383 @@
+//! The control queue pair: whole messages, in order, and never one that finds no receive posted.
+//!
+//! Each end posts [`SLOTS`] receives before the connection is up, and posts each again as soon as its message has been
+//! copied. Every message begins with the running total of receives posted again, so that the sender knows how many of
+//! its messages may be outstanding. A message that may not go yet waits in a queue.
+//!
+//! # Invariants
+//!
+//! * `sent - peer_reposted <= SLOTS`; both are running totals, of messages, that wrap.
+//! * A frame is sent only while fewer than `SLOTS - RESERVED` are outstanding, so that both ends can always announce: an
+//!   end owes at most two announcements before the peer must have read the first (one for each half of `SLOTS`).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rd_proto::frame::CONTROL_BYTES_MAX;
+use rd_verbs::{
+    CompletionQueue, Depths, Error as VerbsError, Id, MessageRegion, ProtectionDomain, QueuePair, WorkCompletion,
+};
+
+use super::lane_error;
+use crate::transport::LaneError;
+
+/// Receives, and sends, that each end has for control messages. Part of the protocol: both ends count on it.
+pub(super) const SLOTS: u32 = 32;
+
+/// Of those, what only announcements may use.
+const RESERVED: u32 = 4;
+
+/// Unannounced receives that make an announcement of their own due.
+const ANNOUNCE_AT: u32 = SLOTS / 2;
+
+/// Frames that wait to be sent; one more takes the lane down.
+const BACKLOG_MAX: usize = 64;
+
+/// The running total (u32, little-endian), the kind (u8), and zeroes.
+const PREFIX_BYTES: usize = 8;
+
+const SLOT_BYTES: usize = (PREFIX_BYTES + CONTROL_BYTES_MAX).next_multiple_of(64);
+
+/// Memory that each connection registers beside the pool, in bytes: it counts as locked.
+pub const CONNECTION_LOCKED_BYTES: usize = (2 * SLOTS as usize + 1) * SLOT_BYTES;
+
+/// The slot that the first message of the payload queue pair is sent from or received into.
+const GREETING_SLOT: u32 = 2 * SLOTS;
+
+const KIND_ANNOUNCEMENT: u8 = 0;
+const KIND_FRAME: u8 = 1;
+const KIND_READY: u8 = 2;
+
+/// What a work request was posted for: its number says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    ControlReceive(u32),
+    ControlSend(u32),
+    ChunkReceive(u32),
+    ChunkSend(u32),
+    /// The first message of the payload queue pair.
+    Greeting,
+}
+
+impl Work {
+    pub(super) fn encode(self) -> u64 {
+        let (kind, slot) = match self {
+            Self::ControlReceive(slot) => (1, slot),
+            Self::ControlSend(slot) => (2, slot),
+            Self::ChunkReceive(buffer) => (3, buffer),
+            Self::ChunkSend(buffer) => (4, buffer),
+            Self::Greeting => (5, 0),
+        };
+        kind << 32 | u64::from(slot)
+    }
+
+    pub(super) fn of(completion: &WorkCompletion) -> Self {
+        let slot = completion.id() as u32;
+        match completion.id() >> 32 {
+            1 => Self::ControlReceive(slot),
+            2 => Self::ControlSend(slot),
+            3 => Self::ChunkReceive(slot),
+            4 => Self::ChunkSend(slot),
+            5 => Self::Greeting,
+            _ => unreachable!("the device gives back the numbers it was given"),
+        }
+    }
+}
+
+/// The account of one end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flow {
+    sent: u32,
+    peer_reposted: u32,
+    reposted: u32,
+    announced: u32,
+}
+
+impl Flow {
+    fn outstanding(&self) -> u32 {
+        self.sent.wrapping_sub(self.peer_reposted)
+    }
+
+    fn may_send_frame(&self) -> bool {
+        self.outstanding() < SLOTS - RESERVED
+    }
+
+    fn may_announce(&self) -> bool {
+        self.outstanding() < SLOTS
+    }
+
+    fn announcement_due(&self) -> bool {
+        self.reposted.wrapping_sub(self.announced) >= ANNOUNCE_AT
+    }
+
+    /// Counts a message about to be sent; returns the total that it announces.
+    fn send(&mut self) -> u32 {
+        self.sent = self.sent.wrapping_add(1);
+        self.announced = self.reposted;
+        self.reposted
+    }
+
+    /// Takes in the total of a message that arrived. `None` if it cannot be: the peer is broken.
+    fn arrived(&mut self, total: u32) -> Option<()> {
+        if total.wrapping_sub(self.peer_reposted) > self.outstanding() {
+            return None;
+        }
+        self.peer_reposted = total;
+        Some(())
+    }
+
+    fn repost(&mut self) {
+        self.reposted = self.reposted.wrapping_add(1);
+    }
+}
+
+/// A message that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// Only the running total.
+    Announcement,
+    Frame(Vec<u8>),
+    /// The accepting end waits for the payload queue pair's request; the second time, for its first message.
+    Ready,
+}
+
+/// Memory for the control messages of one connection, and for the payload queue pair's greeting.
+pub(super) fn message_region(domain: &Arc<ProtectionDomain>) -> Result<Arc<MessageRegion>, VerbsError> {
+    MessageRegion::new(domain, 2 * SLOTS + 1, SLOT_BYTES).map(Arc::new)
+}
+
+/// Posts the receive for the greeting. Before any other receive, since it is the first message.
+pub(super) fn receive_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
+    payload.receive_message(Work::Greeting.encode(), GREETING_SLOT)
+}
+
+/// Sends the greeting. On iWARP the end that connected must be the first to send.
+pub(super) fn send_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
+    let length = payload.messages().write(GREETING_SLOT, &[&[0; PREFIX_BYTES]]);
+    payload.send_message(Work::Greeting.encode(), GREETING_SLOT, length)
+}
+
+/// The control queue pair with its account.
+pub(super) struct ControlQueue {
+    queue_pair: Option<QueuePair>,
+    /// Nothing is posted any more.
+    ending: bool,
+    flow: Flow,
+    free_slots: Vec<u32>,
+    backlog: VecDeque<Vec<u8>>,
+    /// Work requests that have not completed.
+    posted: usize,
+}
+
+impl ControlQueue {
+    /// Creates the queue pair on `id` and posts its receives.
+    pub(super) fn new(
+        id: Id,
+        domain: &Arc<ProtectionDomain>,
+        queue: &Arc<CompletionQueue>,
+        region: &Arc<MessageRegion>,
+    ) -> Result<Self, VerbsError> {
+        let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1 };
+        let queue_pair = QueuePair::new(id, domain, queue, region, depths)?;
+        for slot in 0..SLOTS {
+            queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
+        }
+        Ok(Self {
+            queue_pair: Some(queue_pair),
+            ending: false,
+            flow: Flow::default(),
+            free_slots: (SLOTS..2 * SLOTS).collect(),
+            backlog: VecDeque::new(),
+            posted: SLOTS as usize,
+        })
+    }
+
+    /// The queue pair, until it is taken.
+    pub(super) fn queue_pair(&self) -> Option<&QueuePair> {
+        self.queue_pair.as_ref()
+    }
+
+    /// From now on nothing is posted, and what is given to be sent is dropped. What has arrived can still be read.
+    pub(super) fn begin_end(&mut self) {
+        self.ending = true;
+        self.backlog.clear();
+    }
+
+    /// Takes the queue pair, and with it the last of what holds the device.
+    pub(super) fn take_queue_pair(&mut self) -> Option<QueuePair> {
+        self.begin_end();
+        self.queue_pair.take()
+    }
+
+    /// Work requests that have not completed.
+    pub(super) fn posted(&self) -> usize {
+        self.posted
+    }
+
+    /// Whether everything given to be sent has been sent.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.backlog.is_empty() && self.free_slots.len() == SLOTS as usize
+    }
+
+    /// Sends a frame of 1 to [`CONTROL_BYTES_MAX`] bytes, or queues it.
+    pub(super) fn send_frame(&mut self, frame: &[u8]) -> Result<(), LaneError> {
+        debug_assert!(!frame.is_empty() && frame.len() <= CONTROL_BYTES_MAX, "a control frame of allowed size");
+        if self.ending {
+            return Ok(());
+        }
+        if self.backlog.is_empty() && self.flow.may_send_frame() && !self.free_slots.is_empty() {
+            return self.post(KIND_FRAME, frame);
+        }
+        if self.backlog.len() == BACKLOG_MAX {
+            return Err(LaneError::Framing("the peer takes no control frames"));
+        }
+        self.backlog.push_back(frame.to_vec());
+        Ok(())
+    }
+
+    /// Sends a message that carries only the total, if there is room for one. On iWARP the end that connected must be
+    /// the first to send.
+    pub(super) fn announce(&mut self) -> Result<(), LaneError> {
+        if self.flow.may_announce() && !self.free_slots.is_empty() {
+            self.post(KIND_ANNOUNCEMENT, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Tells the peer to go on with the payload queue pair.
+    pub(super) fn send_ready(&mut self) -> Result<(), LaneError> {
+        self.post(KIND_READY, &[])
+    }
+
+    fn post(&mut self, kind: u8, body: &[u8]) -> Result<(), LaneError> {
+        let Some(queue_pair) = self.queue_pair.as_ref().filter(|_| !self.ending) else { return Ok(()) };
+        let Some(slot) = self.free_slots.pop() else {
+            return Err(LaneError::Framing("no control slot is free"));
+        };
+        let mut prefix = [0; PREFIX_BYTES];
+        prefix[..4].copy_from_slice(&self.flow.send().to_le_bytes());
+        prefix[4] = kind;
+        let length = queue_pair.messages().write(slot, &[&prefix, body]);
+        queue_pair.send_message(Work::ControlSend(slot).encode(), slot, length).map_err(|error| lane_error(&error))?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Takes in a send or receive of this queue pair that has completed well, and sends what may be sent now.
+    pub(super) fn completed(&mut self, completion: &WorkCompletion) -> Result<Option<Message>, LaneError> {
+        self.posted -= 1;
+        let message = match Work::of(completion) {
+            Work::ControlSend(slot) => {
+                self.free_slots.push(slot);
+                None
+            }
+            Work::ControlReceive(slot) => Some(self.received(slot, completion.bytes() as usize)?),
+            other => unreachable!("{other:?} is not the control queue pair's"),
+        };
+        while self.flow.may_send_frame()
+            && !self.free_slots.is_empty()
+            && let Some(frame) = self.backlog.pop_front()
+        {
+            self.post(KIND_FRAME, &frame)?;
+        }
+        if self.flow.announcement_due() {
+            self.announce()?;
+        }
+        Ok(message)
+    }
+
+    /// Counts a send or receive of this queue pair that has failed or was flushed.
+    pub(super) fn failed(&mut self) {
+        self.posted -= 1;
+    }
+
+    fn received(&mut self, slot: u32, length: usize) -> Result<Message, LaneError> {
+        let Some(queue_pair) = &self.queue_pair else { return Err(LaneError::Closed) };
+        let region = queue_pair.messages();
+        let bytes = region.read(slot, 0, length.min(PREFIX_BYTES));
+        let [t0, t1, t2, t3, kind, 0, 0, 0] = bytes[..] else {
+            return Err(LaneError::Framing("control message without its prefix"));
+        };
+        let body_bytes = length - PREFIX_BYTES;
+        let message = match kind {
+            KIND_ANNOUNCEMENT if body_bytes == 0 => Message::Announcement,
+            KIND_READY if body_bytes == 0 => Message::Ready,
+            KIND_FRAME if (1..=CONTROL_BYTES_MAX).contains(&body_bytes) => {
+                Message::Frame(region.read(slot, PREFIX_BYTES, body_bytes))
+            }
+            _ => return Err(LaneError::Framing("control message of unknown kind or length")),
+        };
+        self.flow
+            .arrived(u32::from_le_bytes([t0, t1, t2, t3]))
+            .ok_or(LaneError::Framing("control message with an impossible total"))?;
+        if !self.ending {
+            queue_pair
+                .receive_message(Work::ControlReceive(slot).encode(), slot)
+                .map_err(|error| lane_error(&error))?;
+            self.posted += 1;
+            self.flow.repost();
+        }
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_numbers_are_distinct() {
+        let all =
+            [Work::ControlReceive(7), Work::ControlSend(7), Work::ChunkReceive(7), Work::ChunkSend(7), Work::Greeting];
+        let numbers: std::collections::HashSet<u64> = all.iter().map(|work| work.encode()).collect();
+        assert_eq!(numbers.len(), all.len());
+    }
+
+    /// Both ends send as much as they may, with messages delivered and read in an order drawn from the seed: no more
+    /// than `SLOTS` are ever outstanding, and neither end ever stands still.
+    #[test]
+    fn both_ends_always_get_on() {
+        for seed in 1..=200u64 {
+            let mut random = seed;
+            let mut ends = [Flow::default(), Flow::default()];
+            // What each end has sent and the other not read: the totals.
+            let mut wires = [VecDeque::new(), VecDeque::new()];
+            let mut frames_left = [3000u32, if seed % 3 == 0 { 0 } else { 3000 }];
+            let mut steps = 0;
+            while frames_left != [0, 0] {
+                steps += 1;
+                assert!(steps < 200_000, "seed {seed}: stands still at {ends:?}");
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let here = (random >> 33) as usize & 1;
+                if random >> 40 & 3 != 0 {
+                    if frames_left[here] > 0 && ends[here].may_send_frame() {
+                        frames_left[here] -= 1;
+                        wires[here].push_back(ends[here].send());
+                    }
+                } else if let Some(total) = wires[1 - here].pop_front() {
+                    ends[here].arrived(total).unwrap_or_else(|| panic!("seed {seed}: total {total}"));
+                    ends[here].repost();
+                    if ends[here].announcement_due() {
+                        assert!(ends[here].may_announce(), "seed {seed}: an announcement found no room");
+                        wires[here].push_back(ends[here].send());
+                    }
+                }
+                for (end, wire) in ends.iter().zip(&wires) {
+                    assert!(end.outstanding() <= SLOTS && wire.len() <= SLOTS as usize, "seed {seed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_totals_are_refused() {
+        let mut flow = Flow::default();
+        assert!(flow.arrived(1).is_none(), "more than was sent");
+        flow.send();
+        flow.send();
+        assert!(flow.arrived(2).is_some());
+        assert!(flow.arrived(1).is_none(), "less than before");
+        let mut wrapped = Flow { sent: 1, peer_reposted: u32::MAX, ..Flow::default() };
+        assert!(wrapped.arrived(1).is_some());
+    }
+}

@@ -1,0 +1,415 @@
+//! The process's open devices, the thread that watches them, and the pool registered on them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rd_verbs::{
+    AsyncEvent, Device, Error as VerbsError, EventChannel, EventKind, Id, LoadError, MemoryRegion, ProtectionDomain,
+    interface_addresses,
+};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::{Wake, sleep};
+use crate::transport::{Medium, Pool};
+
+const ENODEV: i32 = Errno::NODEV.raw_os_error();
+const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
+
+/// How often a device's presence is looked up. The kernel announces a removal only to those connected through
+/// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go.
+const PRESENCE_CHECK: Duration = Duration::from_millis(100);
+
+/// How often a device that is going is tried to be closed, until its last user has let go.
+const RELEASE_RETRY: Duration = Duration::from_millis(5);
+
+/// After this long it is tried less often: something still has it.
+const RELEASE_PROMPTLY: Duration = Duration::from_secs(2);
+
+/// Vendors that the software devices made up: siw, rxe, and rxe of old.
+const SOFTWARE_VENDORS: [u32; 3] = [0x0062_6d74, 0x00ff_ffff, 0];
+
+/// An address of this host that has an RDMA device behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The kernel's name of the device, such as `mlx5_0`.
+    pub device: String,
+    /// [`Medium::RdmaHardware`] or [`Medium::RdmaSoftware`].
+    pub medium: Medium,
+    /// The address.
+    pub address: IpAddr,
+    /// Leading bits of the address that name its subnet.
+    pub prefix_bits: u8,
+    /// Rate of its port in megabits per second; 0 if unknown. Software devices make theirs up.
+    pub rate_mbps: u32,
+}
+
+/// Why this host has no RDMA.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// No libraries, or no support in the kernel.
+    #[error(transparent)]
+    NotInstalled(#[from] LoadError),
+    /// There is no RDMA device.
+    #[error("no RDMA device")]
+    NoDevice,
+    /// There is a device, but no address of this host reaches it.
+    #[error("no RDMA device has an IP address")]
+    NoAddress,
+    /// Something else failed.
+    #[error("RDMA cannot be used: {0}")]
+    Failed(VerbsError),
+}
+
+impl From<VerbsError> for Unavailable {
+    fn from(error: VerbsError) -> Self {
+        match error {
+            VerbsError::Load(error) => Self::NotInstalled(error),
+            error if error.errno() == Some(ENODEV) => Self::NoDevice,
+            error => Self::Failed(error),
+        }
+    }
+}
+
+/// Every RDMA-capable address of this host: of all interfaces that are up, but loopback and IPv6 link-local.
+///
+/// Takes some milliseconds. The devices found stay open, and watched, until they go or the process ends.
+///
+/// # Errors
+///
+/// Why there is none, in words for a person.
+pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
+    let channel = EventChannel::new()?;
+    let mut found = Vec::new();
+    for interface in interface_addresses()? {
+        let mut probe = Id::new(&channel)?;
+        // What has no device behind it answers ENODEV, EINVAL or success without a device.
+        if probe.bind(SocketAddr::new(interface.address, 0)).is_err() || !probe.has_device() {
+            continue;
+        }
+        let Ok(held) = hold(interface.address) else { continue };
+        let (Ok(attributes), Ok(port)) = (held.device.attributes(), held.device.port()) else { continue };
+        if !port.active {
+            continue;
+        }
+        let software = SOFTWARE_VENDORS.contains(&attributes.vendor_id);
+        found.push(Endpoint {
+            device: held.device.name(),
+            medium: if software { Medium::RdmaSoftware } else { Medium::RdmaHardware },
+            address: interface.address,
+            prefix_bits: interface.prefix_bits,
+            rate_mbps: port.rate_mbps,
+        });
+    }
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    // librdmacm itself remembers a device that has gone until there is another.
+    let any = std::fs::read_dir("/sys/class/infiniband_verbs")
+        .is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path().is_dir())));
+    Err(if any { Unavailable::NoAddress } else { Unavailable::NoDevice })
+}
+
+/// Told when a device goes. Everything made on it must be let go at once.
+pub(super) trait Subscriber: Send + Sync {
+    /// Called from the watching thread; must not block for longer than it takes to drop a few verbs objects.
+    fn device_gone(&self, device: &str);
+}
+
+impl Subscriber for Wake {
+    fn device_gone(&self, _device: &str) {
+        self.wake();
+    }
+}
+
+/// A device in use. Whoever has one is subscribed, or does not keep it for long.
+#[derive(Clone)]
+pub(super) struct Held {
+    pub(super) device: Arc<Device>,
+    watch: Arc<Watch>,
+}
+
+struct Watch {
+    gone: AtomicBool,
+    subscribers: Mutex<Vec<Weak<dyn Subscriber>>>,
+}
+
+impl Held {
+    /// Whether the device is going, so that it must be let go.
+    pub(super) fn is_gone(&self) -> bool {
+        self.watch.gone.load(Ordering::Acquire)
+    }
+
+    /// From now on `subscriber` is told when the device goes; if that has happened already, it is told at once.
+    pub(super) fn subscribe(&self, subscriber: &Arc<impl Subscriber + 'static>) {
+        let weak: Weak<dyn Subscriber> = Arc::downgrade(subscriber) as _;
+        let mut subscribers = lock(&self.watch.subscribers);
+        subscribers.retain(|known| known.strong_count() > 0);
+        subscribers.push(weak);
+        // Under the lock: the watching thread sets `gone` before it takes the list.
+        if self.is_gone() {
+            drop(subscribers);
+            subscriber.device_gone(&self.device.name());
+        }
+    }
+
+    /// Has the device treated as gone; for who learns it first.
+    pub(super) fn report_gone(&self) {
+        if !self.watch.gone.swap(true, Ordering::AcqRel) {
+            registry().wake.wake();
+        }
+    }
+}
+
+/// One open device.
+struct Entry {
+    held: Held,
+    /// Where the identifier that holds the device open has its events.
+    channel: Arc<EventChannel>,
+    name: String,
+    /// Its directory in sysfs. The first thing to go with the device.
+    sysfs_path: String,
+}
+
+impl Entry {
+    /// Whether anything says that the device is going.
+    fn has_gone(&self) -> bool {
+        let mut gone = self.held.is_gone();
+        while let Ok(Some(event)) = self.channel.next_event() {
+            gone |= event.kind == EventKind::DeviceRemoval;
+        }
+        while let Ok(Some(event)) = self.held.device.next_async_event() {
+            gone |= event == AsyncEvent::DeviceFatal;
+        }
+        gone || !exists(&self.sysfs_path)
+    }
+}
+
+/// The open devices of this process. librdmacm keeps one context for each device, so there is one list.
+struct Registry {
+    open: Mutex<Vec<Entry>>,
+    wake: Wake,
+}
+
+fn registry() -> &'static Registry {
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    REGISTRY.get_or_init(|| {
+        let wake = Wake::new().expect("an eventfd");
+        std::thread::Builder::new().name("rd-rdma-watch".to_owned()).spawn(watch).expect("a thread");
+        Registry { open: Mutex::new(Vec::new()), wake }
+    })
+}
+
+/// Opens the device that has this address, or takes the one that is open.
+pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
+    let registry = registry();
+    let mut open = lock(&registry.open);
+    let channel = EventChannel::new()?;
+    let device = Device::open(&channel, address)?;
+    let name = device.name();
+    for entry in open.iter().filter(|entry| entry.name == name && !entry.held.is_gone()) {
+        if entry.held.device.is_same(&device) {
+            return Ok(entry.held.clone());
+        }
+        // Another one of that name: the one known here has gone in the meantime.
+        entry.held.report_gone();
+    }
+    let device = Arc::new(device);
+    let sysfs_path = device.sysfs_path();
+    if !exists(&sysfs_path) {
+        // Its removal has begun, and rdma_cm has not heard of it yet.
+        return Err(VerbsError::Call { call: "rdma_bind_addr", errno: ENODEV });
+    }
+    let watch = Arc::new(Watch { gone: AtomicBool::new(false), subscribers: Mutex::new(Vec::new()) });
+    let held = Held { device, watch };
+    open.push(Entry { held: held.clone(), channel, name, sysfs_path });
+    drop(open);
+    registry.wake.wake();
+    Ok(held)
+}
+
+fn exists(path: &str) -> bool {
+    std::path::Path::new(path).exists()
+}
+
+/// The watching thread: lives as long as the process.
+fn watch() {
+    let registry = registry();
+    let mut going: Vec<(Instant, Arc<Device>)> = Vec::new();
+    loop {
+        let mut gone = Vec::new();
+        let timeout;
+        {
+            let mut open = lock(&registry.open);
+            let mut at = 0;
+            while at < open.len() {
+                if open[at].has_gone() {
+                    gone.push(open.swap_remove(at));
+                } else {
+                    at += 1;
+                }
+            }
+            timeout = match (open.is_empty(), going.is_empty() && gone.is_empty()) {
+                (true, true) => Duration::from_secs(3600),
+                (false, true) => PRESENCE_CHECK,
+                (_, false) if going.iter().all(|(since, _)| since.elapsed() > RELEASE_PROMPTLY) => PRESENCE_CHECK,
+                (_, false) => RELEASE_RETRY,
+            };
+        }
+        // Not under the lock on the list: a subscriber may be opening another device.
+        for entry in gone {
+            entry.held.watch.gone.store(true, Ordering::Release);
+            let subscribers = std::mem::take(&mut *lock(&entry.held.watch.subscribers));
+            for subscriber in subscribers.iter().filter_map(Weak::upgrade) {
+                subscriber.device_gone(&entry.name);
+            }
+            going.push((Instant::now(), entry.held.device));
+        }
+        going = going.into_iter().filter_map(|(since, device)| Some((since, device.release().err()?))).collect();
+
+        // Duplicates of what is held, since the list may change while this thread sleeps.
+        let sources: Vec<(Arc<Device>, Arc<EventChannel>)> = lock(&registry.open)
+            .iter()
+            .map(|entry| (Arc::clone(&entry.held.device), Arc::clone(&entry.channel)))
+            .collect();
+        let mut descriptors = vec![PollFd::new(&registry.wake, PollFlags::IN)];
+        for (device, channel) in &sources {
+            descriptors.push(PollFd::new(&**device, PollFlags::IN));
+            descriptors.push(PollFd::new(&**channel, PollFlags::IN));
+        }
+        sleep(&mut descriptors, timeout);
+        drop(descriptors);
+        registry.wake.clear();
+    }
+}
+
+/// Why the pool could not be registered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// The limit on locked memory is too small.
+    #[error("registering {wanted_bytes} bytes with the RDMA device passes the locked-memory limit of {limit_bytes}")]
+    MemoryLock {
+        /// RLIMIT_MEMLOCK, soft, in bytes.
+        limit_bytes: u64,
+        /// What was to be registered, in bytes.
+        wanted_bytes: u64,
+    },
+    /// There is no such device any more.
+    #[error("RDMA device {0} is gone")]
+    DeviceGone(String),
+    /// Something else failed.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+}
+
+impl RegisterError {
+    /// A failed registration. The kernel answers ENOMEM where the limit is passed.
+    pub(super) fn registering(error: VerbsError, wanted_bytes: usize) -> Self {
+        match (error.errno(), getrlimit(Resource::Memlock).current) {
+            (Some(ENOMEM), Some(limit_bytes)) => Self::MemoryLock { limit_bytes, wanted_bytes: wanted_bytes as u64 },
+            _ => Self::Verbs(error),
+        }
+    }
+}
+
+/// One pool, registered on each device when that is first used: a protection domain and one region for each.
+///
+/// What is on a device is dropped when the device goes.
+pub struct Adapters {
+    pool: Arc<Pool>,
+    registered: Arc<RegisteredDevices>,
+}
+
+#[derive(Default)]
+struct RegisteredDevices(Mutex<HashMap<String, Arc<Registered>>>);
+
+impl Subscriber for RegisteredDevices {
+    fn device_gone(&self, device: &str) {
+        // Out of the lock before it is dropped.
+        let registered = lock(&self.0).remove(device);
+        drop(registered);
+    }
+}
+
+/// The pool on one device.
+pub(super) struct Registered {
+    region: MemoryRegion,
+    pub(super) pool: Arc<Pool>,
+    pub(super) held: Held,
+}
+
+impl Registered {
+    pub(super) fn domain(&self) -> &Arc<ProtectionDomain> {
+        self.region.domain()
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        self.region.local_key()
+    }
+}
+
+impl Adapters {
+    /// For this pool; nothing is registered yet.
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Self { pool, registered: Arc::default() }
+    }
+
+    /// Registers the pool on an endpoint's device now, to learn early whether that is allowed.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError::MemoryLock`] asks for a smaller pool or a higher limit.
+    pub fn register(&self, endpoint: &Endpoint) -> Result<(), RegisterError> {
+        self.on(endpoint).map(drop)
+    }
+
+    /// The pool as it is registered on an endpoint's device.
+    pub(super) fn on(&self, endpoint: &Endpoint) -> Result<Arc<Registered>, RegisterError> {
+        let mut registered = lock(&self.registered.0);
+        if let Some(known) = registered.get(&endpoint.device)
+            && !known.held.is_gone()
+        {
+            return Ok(Arc::clone(known));
+        }
+        let held = hold(endpoint.address).map_err(|error| match error.errno() {
+            Some(ENODEV) => RegisterError::DeviceGone(endpoint.device.clone()),
+            _ => RegisterError::Verbs(error),
+        })?;
+        let (start, bytes) = self.pool.mapping();
+        let domain = ProtectionDomain::new(&held.device)?;
+        let owner = Arc::clone(&self.pool) as _;
+        let region = domain.register(start, bytes, owner).map_err(|error| RegisterError::registering(error, bytes))?;
+        let pool = Arc::clone(&self.pool);
+        let new = Arc::new(Registered { region, pool, held: held.clone() });
+        registered.insert(held.device.name(), Arc::clone(&new));
+        // Subscribing may call back at once, into the lock held here.
+        drop(registered);
+        held.subscribe(&self.registered);
+        Ok(new)
+    }
+}
+
+/// A panic elsewhere leaves these maps whole: each change is one call.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_rdma_there_is_a_reason_and_no_hang() {
+        if std::path::Path::new("/sys/class/infiniband_verbs").exists() {
+            eprintln!("not run: this host has RDMA");
+            return;
+        }
+        let reason = endpoints().expect_err("no RDMA here");
+        assert!(matches!(reason, Unavailable::NotInstalled(_)), "{reason}");
+        assert!(!reason.to_string().is_empty());
+    }
+}

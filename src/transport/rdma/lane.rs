@@ -1,0 +1,454 @@
+//! The lane: two connected queue pairs, one completion queue, and the thread that polls it.
+//!
+//! Work is posted from the owner's thread. Completions, connection events and the end of the lane are the lane
+//! thread's, and it alone reports.
+//!
+//! # Invariants
+//!
+//! * A buffer that is posted is in `Shared::slots`, under its number, and nowhere else.
+//! * The queue pairs are destroyed before a buffer that was posted on them is given back without its completion.
+//! * No verbs object outlives the lane thread: when that has reported `Down`, the device may go.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rd_proto::frame::CHUNK_HEADER_BYTES;
+use rd_verbs::{EventKind, QueuePair, Segment, WorkCompletion};
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+
+use super::connection::Kit;
+use super::control::{ControlQueue, Message, Work};
+use super::devices::{Registered, lock};
+use super::{Wake, lane_error, sleep_on};
+use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
+
+/// Completions taken at once.
+const BATCH: usize = 32;
+
+/// Longest sleep of the lane thread; it is woken before for all that matters.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long `close` waits for control frames to be sent.
+const CLOSE_FLUSH: Duration = Duration::from_millis(100);
+
+/// How long a disconnected queue pair gets to give its work back, before it is moved to its error state, and after.
+const DRAIN: Duration = Duration::from_millis(50);
+
+/// What a connection hands over.
+pub(super) struct Parts {
+    pub(super) control: ControlQueue,
+    pub(super) payload: QueuePair,
+    pub(super) kit: Kit,
+    /// Control frames that have arrived already.
+    pub(super) frames: VecDeque<Vec<u8>>,
+    /// Whether the greeting has still to complete.
+    pub(super) greeting_posted: bool,
+}
+
+struct Shared {
+    medium: Medium,
+    description: String,
+    payload: RwLock<Payload>,
+    control: Mutex<ControlQueue>,
+    /// By buffer number.
+    slots: Vec<Mutex<Option<Buffer>>>,
+    /// Work requests of the payload queue pair that have not completed.
+    posted: AtomicUsize,
+    wake: Arc<Wake>,
+    closing: AtomicBool,
+    /// Why the lane must end, found on the owner's thread.
+    failure: Mutex<Option<LaneError>>,
+    started: Instant,
+    /// Microseconds after `started`.
+    last_heard_us: AtomicU64,
+}
+
+enum Payload {
+    Open {
+        queue_pair: QueuePair,
+        registered: Arc<Registered>,
+    },
+    /// The lane is ending: buffers are kept for its last event.
+    Ending,
+    /// The last event has been reported.
+    Reported,
+}
+
+/// Starts the lane's thread.
+pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno> {
+    let Parts { control, payload, kit, frames, greeting_posted } = parts;
+    let address =
+        |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
+    let held = &kit.registered.held;
+    let description = format!(
+        "{} over {} ({}), {} → {}",
+        if held.device.is_iwarp() { "iWARP" } else { "RDMA" },
+        held.device.name(),
+        if kit.medium == Medium::RdmaHardware { "hardware" } else { "software" },
+        address(payload.id().local_address()),
+        address(payload.id().peer_address()),
+    );
+    let shared = Arc::new(Shared {
+        medium: kit.medium,
+        description,
+        slots: (0..kit.registered.pool.count()).map(|_| Mutex::new(None)).collect(),
+        payload: RwLock::new(Payload::Open { queue_pair: payload, registered: Arc::clone(&kit.registered) }),
+        control: Mutex::new(control),
+        posted: AtomicUsize::new(usize::from(greeting_posted)),
+        wake: Arc::clone(&kit.wake),
+        closing: AtomicBool::new(false),
+        failure: Mutex::new(None),
+        started: Instant::now(),
+        last_heard_us: AtomicU64::new(0),
+    });
+    let poller = Poller { shared: Arc::clone(&shared), kit, report, closing_since: None };
+    std::thread::Builder::new()
+        .name("rd-rdma-lane".to_owned())
+        .spawn(move || poller.run(frames))
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+    Ok(Box::new(RdmaLane { shared }))
+}
+
+struct RdmaLane {
+    shared: Arc<Shared>,
+}
+
+impl Lane for RdmaLane {
+    fn medium(&self) -> Medium {
+        self.shared.medium
+    }
+
+    fn describe(&self) -> String {
+        self.shared.description.clone()
+    }
+
+    fn send_control(&mut self, sealed: &[u8]) {
+        let outcome = lock(&self.shared.control).send_frame(sealed);
+        if let Err(error) = outcome {
+            self.shared.fail(error);
+        }
+    }
+
+    fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
+        assert!(wire_bytes as usize <= buffer.payload().len(), "a chunk fits its buffer");
+        self.shared.post(buffer, Work::ChunkSend, wire_bytes)
+    }
+
+    fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
+        let room = buffer.payload().len() as u32;
+        self.shared.post(buffer, Work::ChunkReceive, room)
+    }
+
+    fn close(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.wake.wake();
+    }
+
+    fn last_heard(&self) -> Instant {
+        self.shared.started + Duration::from_micros(self.shared.last_heard_us.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for RdmaLane {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Posts a buffer: its header slot and the first `payload_bytes` of its payload.
+    fn post(&self, mut buffer: Buffer, work: fn(u32) -> Work, payload_bytes: u32) -> Result<(), Buffer> {
+        let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
+        let number = buffer.id();
+        let (queue_pair, registered) = match &*payload {
+            Payload::Reported => return Err(buffer),
+            Payload::Ending => {
+                *lock(&self.slots[number as usize]) = Some(buffer);
+                return Ok(());
+            }
+            Payload::Open { queue_pair, registered } => (queue_pair, registered),
+        };
+        let local_key = registered.local_key();
+        let header_at = buffer.header_mut().as_mut_ptr() as u64;
+        let payload_at = buffer.payload_mut().as_mut_ptr() as u64;
+        let (start, bytes) = registered.pool.mapping();
+        let pool = start.as_ptr() as u64..start.as_ptr() as u64 + bytes as u64;
+        assert!(pool.contains(&header_at), "a buffer of the pool that is registered");
+        let segments = [
+            Segment { address: header_at, length: CHUNK_HEADER_BYTES as u32, local_key },
+            Segment { address: payload_at, length: payload_bytes, local_key },
+        ];
+        // A length of 0 in a segment means 2 GiB to some adapters.
+        let segments = if payload_bytes == 0 { &segments[..1] } else { &segments[..] };
+        let work = work(number);
+        // Before posting, since the completion may be handled before this returns.
+        *lock(&self.slots[number as usize]) = Some(buffer);
+        self.posted.fetch_add(1, Ordering::AcqRel);
+        let outcome = match work {
+            // SAFETY: the buffer is the only handle to these bytes; it lies in `slots` until the lane thread has
+            // polled this completion or dropped the queue pair. The pool stays mapped by `registered`.
+            Work::ChunkSend(_) => unsafe { queue_pair.send(work.encode(), segments) },
+            // SAFETY: as above.
+            _ => unsafe { queue_pair.receive(work.encode(), segments) },
+        };
+        if let Err(error) = outcome {
+            self.posted.fetch_sub(1, Ordering::AcqRel);
+            drop(payload);
+            self.fail(lane_error(&error));
+        }
+        Ok(())
+    }
+
+    /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
+    fn take_buffer(&self, number: u32) -> Option<Buffer> {
+        lock(&self.slots[number as usize]).take()
+    }
+
+    /// Has the lane thread end the lane. The first reason counts.
+    fn fail(&self, error: LaneError) {
+        lock(&self.failure).get_or_insert(error);
+        self.wake.wake();
+    }
+}
+
+/// The lane thread's own.
+struct Poller {
+    shared: Arc<Shared>,
+    kit: Kit,
+    report: Report,
+    closing_since: Option<Instant>,
+}
+
+impl Poller {
+    fn run(mut self, frames: VecDeque<Vec<u8>>) {
+        for frame in frames {
+            (self.report)(LaneEvent::Control(frame));
+        }
+        let reason = self.serve();
+        self.end(reason);
+    }
+
+    /// Handles completions and events until the lane must end; returns why.
+    fn serve(&mut self) -> LaneError {
+        loop {
+            match self.poll_batch() {
+                Ok(0) => {}
+                Ok(_) => continue,
+                Err(reason) => return reason,
+            }
+            if let Some(reason) = self.must_end() {
+                return reason;
+            }
+            if !self.kit.armed {
+                // What completes before this is armed makes no event: the queue is polled once more.
+                if let Err(error) = self.kit.queue.request_notification() {
+                    return lane_error(&error);
+                }
+                self.kit.armed = true;
+                continue;
+            }
+            let timeout = match self.closing_since {
+                Some(_) => Duration::from_millis(5),
+                None => IDLE,
+            };
+            let descriptors = [self.kit.queue.channel().as_fd(), self.kit.events.as_fd(), self.kit.wake.as_fd()];
+            let [completions, connection, woken] = sleep_on(descriptors, timeout);
+            if woken {
+                self.kit.wake.clear();
+            }
+            if completions {
+                match self.kit.queue.take_events() {
+                    Ok(any) => self.kit.armed &= !any,
+                    Err(error) => return lane_error(&error),
+                }
+            }
+            if connection && let Some(reason) = self.connection_event() {
+                return reason;
+            }
+        }
+    }
+
+    /// Whether a flag says that the lane must end. Costs no system call, since it is asked before every sleep.
+    fn must_end(&mut self) -> Option<LaneError> {
+        if self.kit.registered.held.is_gone() {
+            return Some(self.device_gone());
+        }
+        if let Some(reason) = lock(&self.shared.failure).take() {
+            return Some(reason);
+        }
+        if self.shared.closing.load(Ordering::Acquire) {
+            let since = *self.closing_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > CLOSE_FLUSH || lock(&self.shared.control).is_flushed() {
+                return Some(LaneError::Closed);
+            }
+        }
+        None
+    }
+
+    fn device_gone(&self) -> LaneError {
+        LaneError::DeviceGone(self.kit.registered.held.device.name())
+    }
+
+    /// Reads connection events; returns why the lane ends, if one of them says so.
+    fn connection_event(&self) -> Option<LaneError> {
+        loop {
+            match self.kit.events.next_event() {
+                Ok(None) => return None,
+                Ok(Some(event)) => match event.kind {
+                    EventKind::Disconnected => return Some(LaneError::PeerClosed),
+                    EventKind::DeviceRemoval => {
+                        self.kit.registered.held.report_gone();
+                        return Some(self.device_gone());
+                    }
+                    EventKind::ConnectError | EventKind::Unreachable | EventKind::Rejected => {
+                        let error = Errno::from_raw_os_error(event.status.saturating_abs());
+                        return Some(LaneError::Os { what: "RDMA connection", error });
+                    }
+                    _ => {}
+                },
+                Err(error) => return Some(lane_error(&error)),
+            }
+        }
+    }
+
+    /// Takes a batch of completions and reports them. Returns how many there were.
+    fn poll_batch(&mut self) -> Result<usize, LaneError> {
+        let mut completions = [WorkCompletion::default(); BATCH];
+        let taken = self.kit.queue.poll(&mut completions).map_err(|error| lane_error(&error))?;
+        let mut outcome = Ok(taken);
+        for completion in &completions[..taken] {
+            // All of a batch is handled, also behind one that ends the lane: they have been taken from the queue.
+            let handled = self.complete(completion);
+            if outcome.is_ok()
+                && let Err(reason) = handled
+            {
+                outcome = Err(reason);
+            }
+        }
+        outcome
+    }
+
+    fn complete(&mut self, completion: &WorkCompletion) -> Result<(), LaneError> {
+        let work = Work::of(completion);
+        if !completion.is_success() {
+            match work {
+                Work::ControlReceive(_) | Work::ControlSend(_) => lock(&self.shared.control).failed(),
+                // The buffer stays in its slot, for the last event.
+                _ => drop(self.shared.posted.fetch_sub(1, Ordering::AcqRel)),
+            }
+            // A flushed one only says that the queue pair had ended before, and that is the peer's doing: our own end
+            // begins by leaving this loop.
+            return Err(match completion.is_flushed() {
+                true => LaneError::PeerClosed,
+                false => LaneError::Completion(completion.reason()),
+            });
+        }
+        let is_receive = matches!(work, Work::ControlReceive(_) | Work::ChunkReceive(_));
+        // A send completes when the peer's adapter has acknowledged it, but on iWARP when TCP has taken it.
+        if is_receive || !self.kit.registered.held.device.is_iwarp() {
+            let now = u64::try_from(self.shared.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.shared.last_heard_us.store(now, Ordering::Relaxed);
+        }
+        match work {
+            Work::ControlReceive(_) | Work::ControlSend(_) => {
+                let message = lock(&self.shared.control).completed(completion)?;
+                match message {
+                    Some(Message::Frame(frame)) => (self.report)(LaneEvent::Control(frame)),
+                    Some(Message::Ready) => return Err(LaneError::Framing("ready, a second time")),
+                    Some(Message::Announcement) | None => {}
+                }
+            }
+            Work::ChunkSend(number) => {
+                self.shared.posted.fetch_sub(1, Ordering::AcqRel);
+                if let Some(buffer) = self.shared.take_buffer(number) {
+                    (self.report)(LaneEvent::Sent(buffer));
+                }
+            }
+            Work::ChunkReceive(number) => {
+                self.shared.posted.fetch_sub(1, Ordering::AcqRel);
+                let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
+                    return Err(LaneError::Framing("a chunk shorter than its header"));
+                };
+                if let Some(buffer) = self.shared.take_buffer(number) {
+                    (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
+                }
+            }
+            Work::Greeting => drop(self.shared.posted.fetch_sub(1, Ordering::AcqRel)),
+        }
+        Ok(())
+    }
+
+    /// Ends the lane: both queue pairs are disconnected, drained and destroyed, then the last event is reported.
+    fn end(mut self, reason: LaneError) {
+        let reason = match reason {
+            LaneError::PeerClosed | LaneError::Completion(_) if self.kit.registered.held.is_gone() => {
+                self.device_gone()
+            }
+            LaneError::PeerClosed if self.shared.closing.load(Ordering::Acquire) => LaneError::Closed,
+            reason => reason,
+        };
+        let payload = {
+            let mut payload = self.shared.payload.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *payload, Payload::Ending)
+        };
+        lock(&self.shared.control).begin_end();
+        // A device that is going is not waited for: destroying the queue pairs ends all work on them, too.
+        let device_gone = matches!(reason, LaneError::DeviceGone(_));
+        self.on_queue_pairs(&payload, |queue_pair| {
+            // It fails where the peer was first, which is as good.
+            let _ = queue_pair.id().disconnect();
+        });
+        if !self.drain(if device_gone { Duration::ZERO } else { DRAIN }) && !device_gone {
+            self.on_queue_pairs(&payload, |queue_pair| {
+                let _ = queue_pair.fail();
+            });
+            self.drain(DRAIN);
+        }
+        drop(payload);
+        let control = lock(&self.shared.control).take_queue_pair();
+        drop(control);
+
+        let Self { shared, kit, report, .. } = self;
+        // Everything on the device goes before the event, which its owner may take as leave to wait for the device.
+        drop(kit);
+        let buffers = {
+            let mut payload = shared.payload.write().unwrap_or_else(PoisonError::into_inner);
+            *payload = Payload::Reported;
+            shared.slots.iter().filter_map(|slot| lock(slot).take()).collect()
+        };
+        report(LaneEvent::Down { reason, buffers });
+    }
+
+    fn on_queue_pairs(&self, payload: &Payload, act: impl Fn(&QueuePair)) {
+        if let Payload::Open { queue_pair, .. } = payload {
+            act(queue_pair);
+        }
+        if let Some(queue_pair) = lock(&self.shared.control).queue_pair() {
+            act(queue_pair);
+        }
+    }
+
+    /// Polls until everything posted has come back, or for that `time`; whether it has. What completed well before the
+    /// end is still reported.
+    fn drain(&mut self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
+        loop {
+            let outcome = self.poll_batch();
+            let left = self.shared.posted.load(Ordering::Acquire) + lock(&self.shared.control).posted();
+            if left == 0 {
+                return true;
+            }
+            if matches!(outcome, Ok(0)) {
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            } else if matches!(outcome, Err(LaneError::Os { .. })) {
+                return false;
+            }
+        }
+    }
+}

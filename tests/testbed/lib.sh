@@ -1,0 +1,137 @@
+# shellcheck shell=bash
+# Hosts made of network namespaces, on the machine itself or inside the guest. Sourced, not run.
+#
+#   hosts_up N [R]      makes hosts 1..N on one switch; the first R get a siw adapter (guest only). Cleans up at exit.
+#   host_exec I CMD…    runs CMD on host I
+#   partition I [how]   cuts host I off. `silent` (default): the switch drops all its frames, the link stays up.
+#                       `link`: the cable is pulled, host I loses its carrier. Neither sends a FIN or RST.
+#   heal I              undoes either
+#   hosts_down          removes everything that hosts_up made
+#
+# Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, a host name of its own (hI) and, where it
+# has no adapter while others have, no sign of RDMA either. The switch is a bridge in a namespace of its own, so that
+# the machine's own network is left alone and several testbeds can stand side by side.
+#
+# Everything that is known about the hosts stands in files under $RD_HOSTS_DIR, so that another process (a test) can
+# use them through `tests/testbed/host`.
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# The file that a test or a second shell finds the hosts by.
+hosts_dir() {
+    [ -n "${RD_HOSTS_DIR:-}" ] || die "no hosts: RD_HOSTS_DIR is not set (hosts_up sets it)"
+    printf '%s\n' "$RD_HOSTS_DIR"
+}
+
+host_netns() { printf '%s-h%s\n' "$(cat "$(hosts_dir)/prefix")" "$1"; }
+switch_netns() { printf '%s-sw\n' "$(cat "$(hosts_dir)/prefix")"; }
+
+hosts_up() {
+    local count=$1 adapters=${2:-0} mtu=${RD_HOSTS_MTU:-9000} i ns sw hide
+    [ "$(id -u)" = 0 ] || die "hosts need root (network namespaces)"
+    if [ -z "${RD_HOSTS_DIR:-}" ]; then RD_HOSTS_DIR=$(mktemp -d "${TMPDIR:-/tmp}/rd-hosts.XXXXXX"); fi
+    export RD_HOSTS_DIR
+    mkdir -p "$RD_HOSTS_DIR"
+    # Unique on this machine: namespaces are named globally, and another testbed may be up.
+    printf 'rd%s\n' "$$" >"$RD_HOSTS_DIR/prefix"
+    printf '%s\n' "$count" >"$RD_HOSTS_DIR/count"
+    trap hosts_down EXIT
+    trap 'exit 129' HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+
+    sw=$(switch_netns)
+    ip netns add "$sw"
+    ip -n "$sw" link set lo up
+    ip -n "$sw" link add sw0 type bridge stp_state 0
+    ip -n "$sw" link set sw0 mtu "$mtu" up
+    for i in $(seq "$count"); do
+        ns=$(host_netns "$i")
+        ip netns add "$ns"
+        # Distinct interface indexes: with equal ones a second wildcard listen on siw answers EADDRINUSE.
+        ip -n "$sw" link add "p$i" index $((200 + i)) type veth peer name e0 index $((100 + i)) netns "$ns"
+        ip -n "$sw" link set "p$i" mtu "$mtu" master sw0 up
+        ip -n "$ns" link set lo up
+        ip -n "$ns" link set e0 mtu "$mtu" up
+        ip -n "$ns" addr add "10.9.0.$i/24" dev e0
+        # nodad: an address is otherwise tentative, and unusable, for its first second.
+        ip -n "$ns" addr add "fd00:9::$i/64" dev e0 nodad
+        hide=true
+        if [ "$i" -le "$adapters" ]; then
+            ip netns exec "$ns" rdma link add "siw$i" type siw netdev e0
+        elif [ "$adapters" -gt 0 ]; then
+            # RDMA devices are seen from every namespace; what makes a host have none is that it cannot open them.
+            hide='mount -t tmpfs none /dev/infiniband && mount -t tmpfs none /sys/class/infiniband_verbs \
+                && mount -t tmpfs none /sys/class/infiniband'
+        fi
+        # A process that holds the host's mount and host-name namespaces for as long as the host stands.
+        rm -f "$RD_HOSTS_DIR/up.$i"
+        setsid ip netns exec "$ns" unshare --uts --mount sh -c \
+            "hostname h$i && $hide && : >'$RD_HOSTS_DIR/up.$i' && exec sleep 100000" \
+            </dev/null >/dev/null 2>"$RD_HOSTS_DIR/err.$i" &
+        printf '%s\n' $! >"$RD_HOSTS_DIR/pid.$i"
+        disown $! # else the shell reports its end as if something had gone wrong
+    done
+    for i in $(seq "$count"); do
+        local tries=0
+        until [ -e "$RD_HOSTS_DIR/up.$i" ]; do
+            tries=$((tries + 1))
+            [ "$tries" -le 200 ] || die "host $i did not come up: $(cat "$RD_HOSTS_DIR/err.$i")"
+            sleep 0.05
+        done
+    done
+    HOSTS=$(seq -s ' ' -f 'h%g' "$count")
+    export HOSTS
+}
+
+hosts_down() {
+    local dir=${RD_HOSTS_DIR:-} i pid
+    trap - EXIT
+    [ -n "$dir" ] && [ -e "$dir/prefix" ] || return 0
+    for i in $(seq "$(cat "$dir/count")"); do
+        # What a failed test left running on the host would keep the namespace, and its addresses, alive.
+        for pid in $(ip netns pids "$(host_netns "$i")" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done
+        # The namespace's own removal is asynchronous; the interfaces are gone at once when one end is deleted.
+        ip -n "$(switch_netns)" link del "p$i" 2>/dev/null || true
+        ip netns del "$(host_netns "$i")" 2>/dev/null || true
+    done
+    ip netns del "$(switch_netns)" 2>/dev/null || true
+    rm -rf "$dir"
+}
+
+# The holder's pid: the process that `unshare` became.
+host_pid() {
+    local file
+    file=$(hosts_dir)/pid.$1
+    [ -e "$file" ] || die "no host $1"
+    cat "$file"
+}
+
+host_exec() {
+    local i=$1
+    shift
+    nsenter --target "$(host_pid "$i")" --net --uts --mount --wdns="$PWD" -- "$@"
+}
+
+partition() {
+    case ${2:-silent} in
+    silent) ip netns exec "$(switch_netns)" bridge link set dev "p$1" state disabled ;;
+    link) ip -n "$(switch_netns)" link set "p$1" down ;;
+    *) die "partition: silent or link, not $2" ;;
+    esac
+}
+
+heal() {
+    ip -n "$(switch_netns)" link set "p$1" up
+    # A port that has been down starts again by itself; one that was disabled does not. Until the carrier is back the
+    # kernel refuses the state, so ask again.
+    local tries=0
+    until ip netns exec "$(switch_netns)" bridge link set dev "p$1" state forwarding 2>/dev/null; do
+        tries=$((tries + 1))
+        [ "$tries" -le 100 ] || die "host $1 does not come back"
+        sleep 0.02
+    done
+}

@@ -49,6 +49,38 @@ fn what_a_quiet_source_has_given_arrives_without_the_rest() {
     recv.wait().expect(0);
 }
 
+#[test]
+fn what_was_given_in_a_hurry_arrives_without_the_rest() {
+    // The last bytes before the pause are read while chunks wait for the wire; they must not stay behind.
+    let (mut recv, port) = start_recv(&["--buffer", "1M"], None);
+    let mut output = recv.stdout();
+    let mut send = start_send(&["--buffer", "16M"], port, None);
+    let mut pipe = send.stdin();
+    let input = noise(12 * CHUNK + 777);
+    let given = input.clone();
+    let writer = std::thread::spawn(move || {
+        pipe.write_all(&given).expect("rdsend reads");
+        pipe
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let mut got = vec![0; input.len()];
+    let (tell, done) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for piece in got.chunks_mut(64 << 10) {
+            output.read_exact(piece).expect("more");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = tell.send(got);
+        output
+    });
+    let got = done.recv_timeout(Duration::from_secs(20)).expect("all of it, though the source has not ended");
+    same(&got, &input);
+    drop(writer.join().expect("no panic"));
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    drop(reader);
+}
+
 fn a_sink_that_stands_still_for(pause: Duration) {
     // Far more than what the pools and the sockets hold, so that the sender stands still too.
     let input = noise(24 * CHUNK);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use crossbeam_channel::{Receiver, unbounded};
-use rd_proto::control::Role;
+use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 
 use super::exit::{Exit, Failure, os};
@@ -21,6 +21,7 @@ use super::send::EXIT_CODES;
 use super::stream::{FirstLane, NotBegun, Session};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work};
+use crate::fs::io_fact;
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
 use crate::transport::unmapped;
 
@@ -153,20 +154,20 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Fi
     }
 }
 
-fn open(target: Option<&Target>) -> Result<Work, Failure> {
+fn open(target: Option<&Target>) -> Result<Work, IoFact> {
     match target {
-        Some(Target::File(path)) => {
-            FileSink::create(path).map(Work::ReceiveFile).map_err(|fact| Failure::destination(&fact))
-        }
+        Some(Target::File(path)) => FileSink::create(path).map(Work::ReceiveFile),
         Some(Target::Special(path)) => {
             let path = path.clone();
             Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
         }
         None => {
+            let name = "standard output".as_ref();
             let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-            let output = output
-                .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")))?;
-            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, "standard output".as_ref())))))
+            let output = output.map_err(|error| {
+                io_fact(name, rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+            })?;
+            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
         }
     }
 }

@@ -91,6 +91,9 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
         None => (standard_input()?, OsString::from("standard input")),
     };
+    let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
+        .map_err(|fact| Failure::source(&fact))?
+        .size_bytes();
     let key = match key::given(key, &arguments.key)? {
         Some(key) => key,
         None => key::ask()?,
@@ -105,11 +108,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         events,
         may_draw: true,
     };
-    let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
-        .map_err(|fact| Failure::source(&fact))?
-        .size_bytes();
-    let make_work =
-        |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send).map_err(|fact| Failure::source(&fact));
+    let make_work = |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send);
     match session.run(first, Role::Sender, size_bytes, None, make_work) {
         Ok(result) => result,
         Err(NotBegun::Peer(failure) | NotBegun::Here(failure)) => Err(failure),

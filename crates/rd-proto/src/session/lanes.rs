@@ -190,11 +190,7 @@ impl Lanes {
             State::Absent { .. } | State::Dialing => return false,
         };
         place.state = State::Absent { retry_at: now + place.redial_after };
-        if self.peer_paused && !self.up().any(|lane| path_of(lane) == Path::Tcp) {
-            // A stopped peer's kernel keeps answering on TCP; nothing does on RDMA. Without TCP, being stopped is no
-            // longer an excuse, or a peer that never comes back would be waited for without end.
-            self.peer_spoke(false, now);
-        }
+        self.peer_spoke(self.peer_paused, now);
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
         lost
@@ -246,6 +242,9 @@ impl Lanes {
     }
 
     pub(crate) fn peer_spoke(&mut self, pauses: bool, now: Duration) {
+        // A stopped peer's kernel keeps answering on TCP; nothing does on RDMA. Without TCP, being stopped is no
+        // excuse for silence, or a peer that never comes back would be waited for without end.
+        let pauses = pauses && self.up().any(|lane| path_of(lane) == Path::Tcp);
         if self.peer_paused && !pauses {
             self.woke(now);
         }

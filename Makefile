@@ -10,7 +10,7 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 MANDIR = $(DESTDIR)$(PREFIX)/share/man/man1
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/setup tests/testbed/selftest tests/testbed/deps benches/run .ci/run
+	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
 .PHONY: all build install uninstall deps check test test-long demo demo-rdma bench clean
 
@@ -56,8 +56,8 @@ demo-rdma:
 	demo/run rdma
 
 # ONLY=tcp RUNS=9 narrow it down.
-bench: deps
-	benches/run
+bench: deps build
+	$(CARGO) bench --locked --bench bench
 
 clean:
 	$(CARGO) clean

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // The cases share one device, and some remove it.
     arguments.test_threads = Some(1);
-    let cases: [(&str, Case); 17] = [
+    let cases: [(&str, Case); 20] = [
         ("endpoints_name_the_device", endpoints_name_the_device),
         ("handshake_messages_pass_both_ways", handshake_messages_pass_both_ways),
         ("wrong_ticket_is_rejected", wrong_ticket_is_rejected),
@@ -53,6 +53,9 @@ fn main() -> ExitCode {
         ("no_listener", no_listener),
         ("dead_address", dead_address),
         ("many_connections", many_connections),
+        ("half_open_are_bounded", half_open_are_bounded),
+        ("garbage_requests_are_rejected", garbage_requests_are_rejected),
+        ("close_on_a_dead_path", close_on_a_dead_path),
         ("memlock_too_small", memlock_too_small),
         ("device_removed_and_added", device_removed_and_added),
         ("bandwidth", bandwidth),
@@ -277,12 +280,23 @@ fn ipv6() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Messages that found no receive posted, as rxe counts them. siw has no such counter: it ends the connection.
+fn receiver_not_ready(endpoint: &Endpoint) -> u64 {
+    ["rcvd_rnr_err", "send_rnr_err"]
+        .iter()
+        .map(|name| format!("/sys/class/infiniband/{}/ports/1/hw_counters/{name}", endpoint.device))
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .map(|text| text.trim().parse::<u64>().expect("a counter"))
+        .sum()
+}
+
 /// Many more frames than slots, from both ends at once, each paced by what has arrived: none is lost, none is
 /// out of order, and no queue pair fails (which is how a message without a receive would show).
 fn control_flood_both_ways() -> Result<(), Failed> {
     const FRAMES: u32 = 3000;
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (left, right) = lane_pair(&endpoint, &one, &other);
+    let not_ready = receiver_not_ready(&endpoint);
     let flood = |mut end: End| {
         move || {
             let (mut sent, mut arrived) = (0u32, 0u32);
@@ -307,6 +321,7 @@ fn control_flood_both_ways() -> Result<(), Failed> {
     for end in &ends {
         assert!(end.events.try_recv().is_err(), "nothing more");
     }
+    assert_eq!(receiver_not_ready(&endpoint), not_ready, "every message found a receive");
     Ok(())
 }
 
@@ -527,9 +542,134 @@ fn many_connections() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (listener, incoming) = listener(&other, &endpoint);
     let mut kept = Vec::new();
-    for _ in 0..12 {
+    for round in 0..240 {
+        if round % 12 == 0 {
+            kept.clear();
+        }
         kept.push(connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon())?);
         kept.push(incoming.recv_timeout(PATIENCE)?.0);
+    }
+    Ok(())
+}
+
+/// A peer of its own making, which connects with any private data and then says nothing.
+struct Mute {
+    queue_pair: rd_verbs::QueuePair,
+    events: Arc<rd_verbs::EventChannel>,
+}
+
+impl Mute {
+    fn connect(endpoint: &Endpoint, port: u16, private_data: &[u8]) -> Result<Self, Failed> {
+        use rd_verbs::{
+            CompletionQueue, ConnectParameters, Depths, Device, EventChannel, EventKind, Id, MessageRegion,
+            ProtectionDomain, QueuePair,
+        };
+        let events = EventChannel::new()?;
+        let device = Arc::new(Device::open(&events, endpoint.address)?);
+        let domain = ProtectionDomain::new(&device)?;
+        let queue = CompletionQueue::new(&device, 8)?;
+        let region = Arc::new(MessageRegion::new(&domain, 4, 64)?);
+        let mut id = Id::new(&events)?;
+        let own = SocketAddr::new(endpoint.address, 0);
+        id.resolve_address(own, SocketAddr::new(endpoint.address, port), PATIENCE)?;
+        Self::await_event(&events, EventKind::AddressResolved)?;
+        id.resolve_route(PATIENCE)?;
+        Self::await_event(&events, EventKind::RouteResolved)?;
+        let depths = Depths { sends: 4, receives: 4, segments: 1 };
+        let queue_pair = QueuePair::new(id, &domain, &queue, &region, depths)?;
+        queue_pair.id().connect(&ConnectParameters { private_data, retry_count: 7, rnr_retry_count: 0 })?;
+        Self::await_event(&events, EventKind::Established)?;
+        Ok(Self { queue_pair, events })
+    }
+
+    fn await_event(events: &Arc<rd_verbs::EventChannel>, wanted: rd_verbs::EventKind) -> Result<(), Failed> {
+        let deadline = soon();
+        while Instant::now() < deadline {
+            match events.next_event()? {
+                Some(event) if event.kind == wanted => return Ok(()),
+                Some(event) => return Err(format!("{:?} for {wanted:?}", event.kind).into()),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        Err(format!("no {wanted:?}").into())
+    }
+}
+
+/// A request as it crosses the wire, built by hand.
+fn request(kind: u8, secret: [u8; 16]) -> Vec<u8> {
+    let mut bytes = vec![0; 40];
+    bytes[..8].copy_from_slice(&[b'r', b'd', b'p', b'C', 1, kind, 40, 0]);
+    bytes[8..24].copy_from_slice(&secret);
+    bytes
+}
+
+/// Peers with the right ticket that connect and say nothing: at most 8 at a time, and each for at most 5 s.
+fn half_open_are_bounded() -> Result<(), Failed> {
+    let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
+    let (listener, incoming) = listener(&other, &endpoint);
+    let mut mute = Vec::new();
+    for _ in 0..8 {
+        mute.push(Mute::connect(&endpoint, listener.port(), &request(1, TICKET))?);
+    }
+    let refused = connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon());
+    assert!(matches!(refused.as_ref().err(), Some(ConnectError::Rejected(_))), "{refused:?}");
+    assert!(incoming.try_recv().is_err());
+    std::thread::sleep(Duration::from_millis(5500));
+    for peer in &mute {
+        Mute::await_event(&peer.events, rd_verbs::EventKind::Disconnected)?;
+        let _ = peer.queue_pair.id().disconnect();
+    }
+    connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon())?;
+    incoming.recv_timeout(PATIENCE)?;
+    Ok(())
+}
+
+fn garbage_requests_are_rejected() -> Result<(), Failed> {
+    let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
+    let (listener, incoming) = listener(&other, &endpoint);
+    let mut long = request(1, TICKET);
+    long.extend_from_slice(&[1; 8]);
+    let mut version = request(1, TICKET);
+    version[4] = 2;
+    for garbage in [vec![], vec![0; 56], vec![0xff; 56], request(1, TICKET)[..23].to_vec(), long, version] {
+        assert!(Mute::connect(&endpoint, listener.port(), &garbage).is_err(), "{garbage:?}");
+    }
+    for token in [[0; 16], TOKEN, TICKET] {
+        assert!(Mute::connect(&endpoint, listener.port(), &request(2, token)).is_err(), "a token nobody waits for");
+    }
+    assert!(incoming.try_recv().is_err());
+    connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon())?;
+    Ok(())
+}
+
+/// The path is cut without a word (here: loopback goes down, which cuts siw; rxe has no wire to cut between two
+/// addresses of one host). `close` still ends the lane within a second, and every buffer comes back.
+fn close_on_a_dead_path() -> Result<(), Failed> {
+    struct LoopbackUp;
+    impl Drop for LoopbackUp {
+        fn drop(&mut self) {
+            let _ = Command::new("ip").args(["link", "set", "lo", "up"]).status();
+        }
+    }
+    let (endpoint, mut one, mut other) = (endpoint(), Side::new(8), Side::new(8));
+    let (mut left, mut right) = lane_pair(&endpoint, &one, &other);
+    for buffer in other.buffers.drain(..) {
+        right.lane.post_receive(buffer).expect("up");
+    }
+    let _up = LoopbackUp;
+    Command::new("ip").args(["link", "set", "lo", "down"]).status()?;
+    for buffer in one.buffers.drain(..) {
+        left.lane.send_chunk(buffer, CHUNK_BYTES as u32).expect("up");
+    }
+    left.lane.send_control(b"nobody hears this");
+    std::thread::sleep(Duration::from_millis(300));
+    for end in [&mut left, &mut right] {
+        let started = Instant::now();
+        end.lane.close();
+        let (reason, buffers) = end.down(PATIENCE);
+        eprintln!("{:?}: {reason}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert_eq!(buffers, 8);
     }
     Ok(())
 }

@@ -18,11 +18,18 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = &failure.message {
-                eprintln!("{name}: {message}");
+                say(&format!("{name}: {message}"));
             }
             ExitCode::from(failure.exit.code())
         }
     }
+}
+
+/// Writes one line to standard error, in one piece: other processes may be writing there too.
+fn say(line: &str) {
+    use std::io::Write;
+    // Where standard error is closed nobody is listening.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A wrong command line: one sentence, and how it is meant.
@@ -33,6 +40,12 @@ fn usage(command: &clap::Command, message: &str) -> Failure {
 
 /// What clap made of a command line that it could not take, or of `--help` and `--version`.
 fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
-    let _ = error.print();
-    if error.use_stderr() { Err(Failure { exit: exit::Exit::Usage, message: None }) } else { Ok(()) }
+    if !error.use_stderr() {
+        let _ = error.print();
+        return Ok(());
+    }
+    // As all our failures begin: with the command's name, not with clap's "error:".
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    Err(Failure::new(exit::Exit::Usage, text))
 }

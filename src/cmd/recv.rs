@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use crossbeam_channel::{Receiver, unbounded};
-use rd_proto::control::Role;
+use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 
 use super::exit::{Exit, Failure, os};
@@ -21,6 +21,7 @@ use super::send::EXIT_CODES;
 use super::stream::{FirstLane, NotBegun, Session};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work};
+use crate::fs::io_fact;
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
 use crate::transport::unmapped;
 
@@ -33,15 +34,16 @@ use crate::transport::unmapped;
 #[command(
     name = "rdrecv",
     version,
-    override_usage = "rdrecv [OPTIONS] [PORT KEY [FILE]]",
+    override_usage = "rdrecv [OPTIONS] [PORT [KEY [FILE]]]",
     after_help = EXIT_CODES
 )]
 pub struct RecvArguments {
-    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; `-` takes it from RD_KEY or makes one.
-    /// FILE: where to write instead of standard output
-    #[arg(value_name = "PORT KEY [FILE]", num_args = 0..=3)]
+    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken
+    /// from the environment variable RD_KEY, and a new one is made if that is not set. FILE: where to write instead of
+    /// standard output
+    #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3)]
     positionals: Vec<OsString>,
-    /// Seconds to wait for the sender (default: without end)
+    /// Seconds to wait for a sender [default: without end]
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u32>,
     #[command(flatten)]
@@ -95,9 +97,9 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         Failure::new(Exit::Connect, format!("cannot listen on port {port}: {}; choose another PORT, or 0", os(errno)))
     })?;
     if let Some(text) = &generated {
-        eprintln!("rdsend {} {} {text}", own_address(), listener.port());
+        super::say(&format!("rdsend {} {} {text}", own_address(), listener.port()));
     } else if (port == 0 || arguments.report.verbose) && !arguments.report.quiet {
-        eprintln!("rdrecv: waiting on port {}", listener.port());
+        super::say(&format!("rdrecv: waiting on port {}", listener.port()));
     }
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
     let deadline = wait.map(|wait| Instant::now() + wait);
@@ -117,7 +119,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
             Err(NotBegun::Here(failure)) => return Err(failure),
             Err(NotBegun::Peer(failure)) => {
                 // The next one may do better.
-                eprintln!("rdrecv: {}", failure.message.unwrap_or_default());
+                super::say(&format!("rdrecv: {}", failure.message.unwrap_or_default()));
                 listener.registry().lock().expect("no panic with it locked").clear();
             }
         }
@@ -152,20 +154,20 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Fi
     }
 }
 
-fn open(target: Option<&Target>) -> Result<Work, Failure> {
+fn open(target: Option<&Target>) -> Result<Work, IoFact> {
     match target {
-        Some(Target::File(path)) => {
-            FileSink::create(path).map(Work::ReceiveFile).map_err(|fact| Failure::destination(&fact))
-        }
+        Some(Target::File(path)) => FileSink::create(path).map(Work::ReceiveFile),
         Some(Target::Special(path)) => {
             let path = path.clone();
             Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
         }
         None => {
+            let name = "standard output".as_ref();
             let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-            let output = output
-                .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")))?;
-            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, "standard output".as_ref())))))
+            let output = output.map_err(|error| {
+                io_fact(name, rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+            })?;
+            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
         }
     }
 }

@@ -57,7 +57,7 @@ impl Terminal {
     }
 
     fn say(&self, line: &str) {
-        let print = || eprintln!("{}: {line}", self.name);
+        let print = || super::say(&format!("{}: {line}", self.name));
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),
@@ -154,7 +154,7 @@ fn medium_name(medium: Medium) -> &'static str {
 /// Exit 1 if the report's file cannot be written.
 pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failure>) -> Result<(), Failure> {
     if options.verbose && failure.is_none() {
-        eprintln!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary));
+        super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
     }
     let Some(path) = &options.json else { return Ok(()) };
     let rounded = |value: f64| (value * 1e6).round() / 1e6;
@@ -179,7 +179,7 @@ pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failu
         "error": failure.and_then(|failure| failure.message.clone()),
     });
     if path == Path::new("-") {
-        eprintln!("{report}");
+        super::say(&report.to_string());
         return Ok(());
     }
     std::fs::write(path, format!("{report}\n")).map_err(|error| {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
-use rd_proto::control::{Endpoint, Offer, Policy, RdmaKind, Role};
+use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 use super::exit::{Exit, Failure, os};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{self, Terminal};
-use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng};
+use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last};
 use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
 use crate::engine::rdma;
@@ -88,7 +88,7 @@ impl Session<'_> {
         role: Role,
         size_bytes: Option<u64>,
         listening: Option<&Arc<Mutex<Registry>>>,
-        make_work: impl FnOnce(usize) -> Result<Work, Failure>,
+        make_work: impl FnOnce(usize) -> Result<Work, IoFact>,
     ) -> Result<Result<(), Failure>, NotBegun> {
         let peer = first.peer_name.clone();
         let ours = self.offer(role, &first.stream, size_bytes);
@@ -102,7 +102,15 @@ impl Session<'_> {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
-        let work = make_work(agreed.chunk_bytes).map_err(here)?;
+        let work = make_work(agreed.chunk_bytes).map_err(|fact| {
+            let (failure, cause) = match role {
+                Role::Sender => (Failure::source(&fact), Cause::Source(fact)),
+                Role::Receiver => (Failure::destination(&fact), Cause::Sink(fact)),
+            };
+            // The session has begun for the peer: without a word it would wait for this end to come back.
+            send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
+            here(failure)
+        })?;
         let (pool, buffers, adapters) = self.pool(&agreed).map_err(here)?;
         let FirstLane { stream, established, .. } = first;
         let Established { session, lane, secret, control, .. } = established;
@@ -158,7 +166,7 @@ impl Session<'_> {
 
     fn say(&self, line: &str) {
         if !self.report.quiet {
-            eprintln!("{}: {line}", self.name);
+            super::say(&format!("{}: {line}", self.name));
         }
     }
 
@@ -194,7 +202,7 @@ impl Session<'_> {
             };
             // Lanes register some memory of their own.
             let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
-            count = (count / 2).max(room.min(u64::from(count - 1)) as u32);
+            count = if room < u64::from(count) { room as u32 } else { count / 2 };
             if count < 2 || u64::from(count) * (agreed.chunk_bytes as u64) < POOL_BYTES_MIN {
                 self.say(&format!(
                     "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",

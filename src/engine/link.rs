@@ -1,7 +1,7 @@
 //! Making lanes: connecting, accepting, authenticating, and the exchange of offers on a session's first lane.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rand_core::UnwrapErr;
@@ -17,6 +17,9 @@ pub const AUTHENTICATE_MAX: Duration = Duration::from_secs(5);
 
 /// The longest that the exchange of offers may take.
 pub const OFFER_MAX: Duration = Duration::from_secs(5);
+
+/// The longest that an end which gives up stays to see its last frame read.
+const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 
 /// The longest that one attempt at one address may take to connect.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -164,6 +167,16 @@ pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &
     record.extend((sealed.len() as u16).to_le_bytes());
     record.extend(sealed);
     stream.write_all(&record).map_err(|error| LinkError::os("send", &error))
+}
+
+/// Sends one control frame and closes, without taking the frame back from a peer that is sending itself.
+pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) {
+    if send_frame(stream, control, frame).is_err() || stream.shutdown(Shutdown::Write).is_err() {
+        return;
+    }
+    // Closing with bytes unread is a reset, which may overtake what was sent: read until the peer closes in its turn.
+    let deadline = Instant::now() + LAST_WORD_MAX;
+    while read_exact(stream, &mut [0; 1], deadline).is_ok() {}
 }
 
 /// Sends our offer and waits for the peer's.

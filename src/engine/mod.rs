@@ -406,7 +406,7 @@ impl Engine {
                     &mut waits.wire
                 } else if busy {
                     &mut waits.cpu
-                } else if self.shared.reading.load(Ordering::Relaxed) > 0 {
+                } else if machine.waits_for_source() {
                     &mut waits.source
                 } else {
                     &mut waits.wire
@@ -709,6 +709,9 @@ impl Engine {
         self.summary.counters = self.half.machine_ref().counters();
         self.monitor.progress(&self.summary.counters);
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
+        if let Some(sink) = &self.shared.sink {
+            sink.discard();
+        }
         for live in self.lanes.values_mut() {
             live.lane.close();
         }

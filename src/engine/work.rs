@@ -64,8 +64,6 @@ pub struct Shared {
     pub backlog: AtomicBool,
     /// Workers that are sealing or opening, for the report.
     pub sealing: AtomicU32,
-    /// The source is being read.
-    pub reading: AtomicU32,
     shrinks: Shrinks,
 }
 
@@ -80,7 +78,6 @@ impl Shared {
             pace,
             backlog: AtomicBool::new(false),
             sealing: AtomicU32::new(0),
-            reading: AtomicU32::new(0),
             shrinks: Shrinks { skip: AtomicU64::new(0) },
         }
     }
@@ -150,10 +147,7 @@ impl Worker {
         let source = self.shared.source.as_ref().expect("reads are asked of file sources");
         let Some(part) = source.next_part() else { return Event::Unfilled(buffer) };
         self.shared.pace.wait(part.length);
-        self.shared.reading.fetch_add(1, Ordering::Relaxed);
-        let read = source.read(&part, buffer.payload_mut());
-        self.shared.reading.fetch_sub(1, Ordering::Relaxed);
-        match read {
+        match source.read(&part, buffer.payload_mut()) {
             Ok(()) => self.seal(buffer, &part, encrypt),
             Err(fact) => Event::SourceFailed(buffer, fact),
         }
@@ -265,10 +259,7 @@ pub fn start_reader(
     let (empty, queue) = unbounded::<Buffer>();
     std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
         while let Ok(mut buffer) = queue.recv() {
-            shared.reading.fetch_add(1, Ordering::Relaxed);
-            let part = source.next_part(buffer.payload_mut(), &shared.backlog);
-            shared.reading.fetch_sub(1, Ordering::Relaxed);
-            let event = match part {
+            let event = match source.next_part(buffer.payload_mut(), &shared.backlog) {
                 Ok(Some(part)) => {
                     shared.pace.wait(part.length);
                     Event::Filled(buffer, part)

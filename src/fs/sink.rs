@@ -92,7 +92,8 @@ pub struct FileSink {
     partial: OsString,
     last: OsString,
     path: PathBuf,
-    published: AtomicBool,
+    /// The partial name is no longer ours: published, or removed.
+    settled: AtomicBool,
 }
 
 impl FileSink {
@@ -131,7 +132,7 @@ impl FileSink {
             partial,
             last,
             path: path.to_owned(),
-            published: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
         };
         ftruncate(&sink.file, 0).map_err(fact)?;
         fchmod(&sink.file, Mode::RUSR | Mode::WUSR).map_err(fact)?;
@@ -177,16 +178,22 @@ impl FileSink {
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666) & !umask()).map_err(fact)?,
         }
         renameat(&self.directory, &self.partial, &self.directory, &self.last).map_err(fact)?;
-        self.published.store(true, Ordering::Relaxed);
+        self.settled.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Removes the partial file unless it has been published. Dropping does so too; but where other threads hold the sink
+    /// as the process ends, nothing is dropped.
+    pub fn discard(&self) {
+        if !self.settled.swap(true, Ordering::Relaxed) {
+            let _ = unlinkat(&self.directory, &self.partial, AtFlags::empty());
+        }
     }
 }
 
 impl Drop for FileSink {
     fn drop(&mut self) {
-        if !*self.published.get_mut() {
-            let _ = unlinkat(&self.directory, &self.partial, AtFlags::empty());
-        }
+        self.discard();
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Part {
 }
 
 impl Source {
-    /// Opens a file to read. `part_bytes`: the length of each part but the last.
+    /// Opens a file to read.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Source {
         Ok(File::from(file))
     }
 
-    /// Makes a source of an open file, from its present offset on.
+    /// Makes a source of an open file, from its present offset on. `part_bytes`: the length of each part but the last.
     ///
     /// # Errors
     ///
@@ -197,9 +197,17 @@ impl StreamSource {
         let mut first_byte: Option<Instant> = None;
         while length < target.len() {
             if let Some(since) = first_byte {
-                let lingered = since.elapsed() >= LINGER_MAX;
-                let pause = if lingered { Duration::ZERO } else { PAUSE_MAX };
-                if !self.is_ready(pause)? && !patient.load(Ordering::Relaxed) {
+                let patient = patient.load(Ordering::Relaxed);
+                let pause = match (patient, since.elapsed() >= LINGER_MAX) {
+                    (true, _) => LINGER_MAX,
+                    (false, true) => Duration::ZERO,
+                    (false, false) => PAUSE_MAX,
+                };
+                if !self.is_ready(pause)? {
+                    if patient {
+                        // Asked again rather than read: the read might wait without end, and what is here with it.
+                        continue;
+                    }
                     break;
                 }
             }

@@ -106,6 +106,11 @@ impl Device {
         self.raw_device().transport_type == ffi::TRANSPORT_IWARP
     }
 
+    /// Whether the other is this very device, and not one of the same name that came later.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.context == other.context
+    }
+
     /// Whether an identifier is bound to this very device.
     pub fn has(&self, id: &Id) -> bool {
         id.context() == Some(self.context)

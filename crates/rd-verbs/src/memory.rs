@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::device::Device;
-use crate::{Error, check, ffi};
+use crate::{Error, ffi};
 
 /// A protection domain: memory and queue pairs of one domain go together.
 pub struct ProtectionDomain {
@@ -74,7 +74,8 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: every region and queue pair in it holds an `Arc` of it, so none is left.
         let answer = unsafe { (self.device.api().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        debug_assert_eq!(answer, 0, "a protection domain was still in use");
+        // Anything else is a device that has gone, and taken it along.
+        debug_assert_ne!(answer, libc::EBUSY, "a protection domain was still in use");
     }
 }
 
@@ -109,7 +110,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: deregistered once.
         let answer = unsafe { (self.domain.device().api().ibv_dereg_mr)(self.raw.as_ptr()) };
-        debug_assert_eq!(check("ibv_dereg_mr", answer), Ok(()));
+        debug_assert_ne!(answer, libc::EBUSY, "a memory region was still in use");
     }
 }
 

@@ -54,7 +54,7 @@ impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: every completion queue on it holds an `Arc` of it, so none is left.
         let answer = unsafe { (self.device.api().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
-        debug_assert_eq!(answer, 0, "a completion channel was still in use");
+        debug_assert_ne!(answer, libc::EBUSY, "a completion channel was still in use");
     }
 }
 
@@ -148,7 +148,7 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: every queue pair that completes here holds an `Arc` of it, so none is left; all events are acked.
         let answer = unsafe { (self.channel.device.api().ibv_destroy_cq)(self.raw.as_ptr()) };
-        debug_assert_eq!(answer, 0, "a completion queue was still in use");
+        debug_assert_ne!(answer, libc::EBUSY, "a completion queue was still in use");
     }
 }
 

@@ -32,6 +32,9 @@ const ACK_TIMEOUT_EXPONENT: u8 = 17;
 /// (7) would only hide a broken peer.
 const RNR_RETRY_COUNT: u8 = 3;
 
+/// How long the end that connected waits for an answer to its first message before it sends another.
+const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
+
 /// A handshake message is at most this long, in bytes.
 const HANDSHAKE_BYTES_MAX: usize = 1024;
 
@@ -129,8 +132,20 @@ fn dial(
     }
     let role = Role::Connecting { local: local.address, remote };
     let mut connection = Connection::new(control, kit, role);
-    // On iWARP the end that connected must be the first to send.
-    connection.control.announce()?;
+    // On iWARP the end that connected must be the first to send. The siw driver overlooks what arrives in the moment
+    // between its answer to the connect request and its taking over the socket, until more arrives.
+    while !connection.heard {
+        connection.control.announce()?;
+        let again = deadline.min(Instant::now() + ANNOUNCE_AGAIN);
+        loop {
+            match connection.step("waiting for the peer's first message", again) {
+                Ok(()) if connection.heard => break,
+                Ok(()) => {}
+                Err(ConnectError::Timeout(_)) if !until(deadline).is_zero() => break,
+                Err(error) => return Err(error),
+            }
+        }
+    }
     Ok(connection)
 }
 
@@ -163,7 +178,8 @@ impl Kit {
         let message_bytes = u32::try_from(registered.pool.buffer_bytes() + 64).unwrap_or(u32::MAX);
         limit("bytes in one message", registered.held.device.port()?.max_message_bytes, message_bytes)?;
         let queue = CompletionQueue::new(&registered.held.device, entries)?;
-        let region = control::message_region(registered.domain())?;
+        let region = control::message_region(registered.domain())
+            .map_err(|error| RegisterError::registering(error, control::CONNECTION_LOCKED_BYTES))?;
         let events = EventChannel::new()?;
         Ok(Self { queue, region, events, registered, wake, medium, armed: false })
     }
@@ -259,7 +275,8 @@ pub struct Connection {
     kit: Kit,
     role: Role,
     inbox: VecDeque<Vec<u8>>,
-    peer_ready: bool,
+    /// How often the peer has said that it is ready.
+    peer_ready: u8,
     greeted: bool,
     heard: bool,
 }
@@ -272,7 +289,7 @@ impl std::fmt::Debug for Connection {
 
 impl Connection {
     fn new(control: ControlQueue, kit: Kit, role: Role) -> Self {
-        let (inbox, peer_ready, greeted, heard) = (VecDeque::new(), false, false, false);
+        let (inbox, peer_ready, greeted, heard) = (VecDeque::new(), 0, false, false);
         Self { control, kit, role, inbox, peer_ready, greeted, heard }
     }
 
@@ -296,6 +313,7 @@ impl Connection {
         while !connection.heard {
             connection.step("waiting for the peer's first message", deadline)?;
         }
+        connection.control.announce()?;
         Ok(connection)
     }
 
@@ -377,7 +395,7 @@ impl Connection {
         match self.control.completed(completion)? {
             None => return Ok(()),
             Some(Message::Announcement) => {}
-            Some(Message::Ready) => self.peer_ready = true,
+            Some(Message::Ready) => self.peer_ready = self.peer_ready.saturating_add(1),
             Some(Message::Frame(frame)) if self.inbox.len() < INBOX_MAX => self.inbox.push_back(frame),
             Some(Message::Frame(_)) => return Err(LaneError::Framing("too many messages at once").into()),
         }
@@ -402,12 +420,11 @@ impl Connection {
         let payload = match &self.role {
             Role::Connecting { local, remote } => {
                 let (local, remote) = (*local, *remote);
-                while !self.peer_ready {
-                    self.step("waiting for the peer to be ready", deadline)?;
-                }
+                self.await_ready(1, deadline)?;
                 let id = self.kit.resolve(local, remote, deadline)?;
                 let payload = self.payload_queue_pair(id)?;
                 self.kit.connect(&payload, &Request::Payload(token), deadline)?;
+                self.await_ready(2, deadline)?;
                 control::send_greeting(&payload)?;
                 payload
             }
@@ -426,6 +443,9 @@ impl Connection {
                 let payload = self.payload_queue_pair(id)?;
                 control::receive_greeting(&payload)?;
                 payload.id().accept(&parameters(&[]))?;
+                // By now siw has taken over the socket, and overlooks no first message.
+                self.kit.await_event(payload.id().key(), EventKind::Established, "accepting", deadline)?;
+                self.control.send_ready()?;
                 while !self.greeted {
                     self.step("waiting for the payload queue pair's first message", deadline)?;
                 }
@@ -436,6 +456,13 @@ impl Connection {
         let greeting_posted = !self.greeted && matches!(self.role, Role::Connecting { .. });
         let parts = Parts { control: self.control, payload, kit: self.kit, frames: self.inbox, greeting_posted };
         lane::start(parts, report).map_err(ConnectError::Os)
+    }
+
+    fn await_ready(&mut self, times: u8, deadline: Instant) -> Result<(), ConnectError> {
+        while self.peer_ready < times {
+            self.step("waiting for the peer to be ready", deadline)?;
+        }
+        Ok(())
     }
 
     fn payload_queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {

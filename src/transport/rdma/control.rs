@@ -38,6 +38,9 @@ const PREFIX_BYTES: usize = 8;
 
 const SLOT_BYTES: usize = (PREFIX_BYTES + CONTROL_BYTES_MAX).next_multiple_of(64);
 
+/// Memory that each connection registers beside the pool, in bytes: it counts as locked.
+pub const CONNECTION_LOCKED_BYTES: usize = (2 * SLOTS as usize + 1) * SLOT_BYTES;
+
 /// The slot that the first message of the payload queue pair is sent from or received into.
 const GREETING_SLOT: u32 = 2 * SLOTS;
 
@@ -134,7 +137,7 @@ pub(super) enum Message {
     /// Only the running total.
     Announcement,
     Frame(Vec<u8>),
-    /// The accepting end waits for the payload queue pair's request.
+    /// The accepting end waits for the payload queue pair's request; the second time, for its first message.
     Ready,
 }
 
@@ -232,12 +235,16 @@ impl ControlQueue {
         Ok(())
     }
 
-    /// Sends a message that carries only the total: on iWARP the end that connected must be the first to send.
+    /// Sends a message that carries only the total, if there is room for one. On iWARP the end that connected must be
+    /// the first to send.
     pub(super) fn announce(&mut self) -> Result<(), LaneError> {
-        self.post(KIND_ANNOUNCEMENT, &[])
+        if self.flow.may_announce() && !self.free_slots.is_empty() {
+            self.post(KIND_ANNOUNCEMENT, &[])?;
+        }
+        Ok(())
     }
 
-    /// Tells the peer to bring up the payload queue pair.
+    /// Tells the peer to go on with the payload queue pair.
     pub(super) fn send_ready(&mut self) -> Result<(), LaneError> {
         self.post(KIND_READY, &[])
     }
@@ -273,7 +280,7 @@ impl ControlQueue {
         {
             self.post(KIND_FRAME, &frame)?;
         }
-        if self.flow.announcement_due() && self.flow.may_announce() && !self.free_slots.is_empty() {
+        if self.flow.announcement_due() {
             self.announce()?;
         }
         Ok(message)

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rd_verbs::{
@@ -22,7 +22,7 @@ const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
 
 /// How often a device's presence is looked up. The kernel announces a removal only to those connected through
 /// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go.
-const PRESENCE_CHECK: Duration = Duration::from_millis(200);
+const PRESENCE_CHECK: Duration = Duration::from_millis(100);
 
 /// How often a device that is going is tried to be closed, until its last user has let go.
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
@@ -159,8 +159,10 @@ impl Held {
 
     /// Has the device treated as gone; for who learns it first.
     pub(super) fn report_gone(&self) {
-        if !self.watch.gone.swap(true, Ordering::AcqRel) {
-            registry().wake.wake();
+        if !self.watch.gone.swap(true, Ordering::AcqRel)
+            && let Ok(registry) = registry()
+        {
+            registry.wake.wake();
         }
     }
 }
@@ -195,26 +197,36 @@ struct Registry {
     wake: Wake,
 }
 
-fn registry() -> &'static Registry {
-    static REGISTRY: OnceLock<Registry> = OnceLock::new();
-    REGISTRY.get_or_init(|| {
-        let wake = Wake::new().expect("an eventfd");
-        std::thread::Builder::new().name("rd-rdma-watch".to_owned()).spawn(watch).expect("a thread");
-        Registry { open: Mutex::new(Vec::new()), wake }
-    })
+fn registry() -> Result<&'static Registry, VerbsError> {
+    static REGISTRY: Mutex<Option<&'static Registry>> = Mutex::new(None);
+    let mut known = lock(&REGISTRY);
+    if let Some(registry) = *known {
+        return Ok(registry);
+    }
+    let wake = Wake::new().map_err(|error| VerbsError::Call { call: "eventfd", errno: error.raw_os_error() })?;
+    let registry: &'static Registry = Box::leak(Box::new(Registry { open: Mutex::new(Vec::new()), wake }));
+    std::thread::Builder::new()
+        .name("rd-rdma-watch".to_owned())
+        .spawn(|| watch(registry))
+        .map_err(|error| VerbsError::Call { call: "pthread_create", errno: error.raw_os_error().unwrap_or(0) })?;
+    Ok(known.insert(registry))
 }
 
 /// Opens the device that has this address, or takes the one that is open.
 pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
-    let registry = registry();
+    let registry = registry()?;
     let mut open = lock(&registry.open);
     let channel = EventChannel::new()?;
     let device = Device::open(&channel, address)?;
     let name = device.name();
-    let device = Arc::new(device);
-    if let Some(entry) = open.iter().find(|entry| entry.name == name && !entry.held.is_gone()) {
-        return Ok(entry.held.clone());
+    for entry in open.iter().filter(|entry| entry.name == name && !entry.held.is_gone()) {
+        if entry.held.device.is_same(&device) {
+            return Ok(entry.held.clone());
+        }
+        // Another one of that name: the one known here has gone in the meantime.
+        entry.held.report_gone();
     }
+    let device = Arc::new(device);
     let sysfs_path = device.sysfs_path();
     if !exists(&sysfs_path) {
         // Its removal has begun, and rdma_cm has not heard of it yet.
@@ -233,8 +245,7 @@ fn exists(path: &str) -> bool {
 }
 
 /// The watching thread: lives as long as the process.
-fn watch() {
-    let registry = registry();
+fn watch(registry: &Registry) {
     let mut going: Vec<(Instant, Arc<Device>)> = Vec::new();
     loop {
         let mut gone = Vec::new();
@@ -300,6 +311,16 @@ pub enum RegisterError {
     /// Something else failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
+}
+
+impl RegisterError {
+    /// A failed registration. The kernel answers ENOMEM where the limit is passed.
+    pub(super) fn registering(error: VerbsError, wanted_bytes: usize) -> Self {
+        match (error.errno(), getrlimit(Resource::Memlock).current) {
+            (Some(ENOMEM), Some(limit_bytes)) => Self::MemoryLock { limit_bytes, wanted_bytes: wanted_bytes as u64 },
+            _ => Self::Verbs(error),
+        }
+    }
 }
 
 /// One pool, registered on each device when that is first used: a protection domain and one region for each.
@@ -368,15 +389,7 @@ impl Adapters {
         let (start, bytes) = self.pool.mapping();
         let domain = ProtectionDomain::new(&held.device)?;
         let owner = Arc::clone(&self.pool) as _;
-        let region = domain.register(start, bytes, owner).map_err(|error| {
-            let limit_bytes = getrlimit(Resource::Memlock).current;
-            match (error.errno(), limit_bytes) {
-                (Some(ENOMEM), Some(limit_bytes)) => {
-                    RegisterError::MemoryLock { limit_bytes, wanted_bytes: bytes as u64 }
-                }
-                _ => RegisterError::Verbs(error),
-            }
-        })?;
+        let region = domain.register(start, bytes, owner).map_err(|error| RegisterError::registering(error, bytes))?;
         let pool = Arc::clone(&self.pool);
         let new = Arc::new(Registered { region, pool, held: held.clone() });
         registered.insert(held.device.name(), Arc::clone(&new));

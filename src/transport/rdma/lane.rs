@@ -202,6 +202,11 @@ impl Shared {
         Ok(())
     }
 
+    /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
+    fn take_buffer(&self, number: u32) -> Option<Buffer> {
+        lock(&self.slots[number as usize]).take()
+    }
+
     /// Has the lane thread end the lane. The first reason counts.
     fn fail(&self, error: LaneError) {
         lock(&self.failure).get_or_insert(error);
@@ -229,13 +234,16 @@ impl Poller {
     /// Handles completions and events until the lane must end; returns why.
     fn serve(&mut self) -> LaneError {
         loop {
-            match self.poll_batch() {
-                Ok(0) => {}
-                Ok(_) => continue,
+            let taken = match self.poll_batch() {
+                Ok(taken) => taken,
                 Err(reason) => return reason,
-            }
+            };
+            // Also while completions flow without end.
             if let Some(reason) = self.must_end() {
                 return reason;
+            }
+            if taken > 0 {
+                continue;
             }
             if !self.kit.armed {
                 // What completes before this is armed makes no event: the queue is polled once more.
@@ -266,7 +274,7 @@ impl Poller {
         }
     }
 
-    /// Whether a flag says that the lane must end. Costs no system call, since it is asked before every sleep.
+    /// Whether a flag says that the lane must end. Costs no system call, since it is asked after every batch.
     fn must_end(&mut self) -> Option<LaneError> {
         if self.kit.registered.held.is_gone() {
             return Some(self.device_gone());
@@ -358,7 +366,7 @@ impl Poller {
             }
             Work::ChunkSend(number) => {
                 self.shared.posted.fetch_sub(1, Ordering::AcqRel);
-                if let Some(buffer) = lock(&self.shared.slots[number as usize]).take() {
+                if let Some(buffer) = self.shared.take_buffer(number) {
                     (self.report)(LaneEvent::Sent(buffer));
                 }
             }
@@ -367,7 +375,7 @@ impl Poller {
                 let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
                     return Err(LaneError::Framing("a chunk shorter than its header"));
                 };
-                if let Some(buffer) = lock(&self.shared.slots[number as usize]).take() {
+                if let Some(buffer) = self.shared.take_buffer(number) {
                     (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
                 }
             }
@@ -390,15 +398,17 @@ impl Poller {
             std::mem::replace(&mut *payload, Payload::Ending)
         };
         lock(&self.shared.control).begin_end();
+        // A device that is going is not waited for: destroying the queue pairs ends all work on them, too.
+        let device_gone = matches!(reason, LaneError::DeviceGone(_));
         self.on_queue_pairs(&payload, |queue_pair| {
             // It fails where the peer was first, which is as good.
             let _ = queue_pair.id().disconnect();
         });
-        if !self.drain() {
+        if !self.drain(if device_gone { Duration::ZERO } else { DRAIN }) && !device_gone {
             self.on_queue_pairs(&payload, |queue_pair| {
                 let _ = queue_pair.fail();
             });
-            self.drain();
+            self.drain(DRAIN);
         }
         drop(payload);
         let control = lock(&self.shared.control).take_queue_pair();
@@ -424,10 +434,10 @@ impl Poller {
         }
     }
 
-    /// Polls until everything posted has come back, or for [`DRAIN`]; whether it has. What completed well before the
+    /// Polls until everything posted has come back, or for that `time`; whether it has. What completed well before the
     /// end is still reported.
-    fn drain(&mut self) -> bool {
-        let deadline = Instant::now() + DRAIN;
+    fn drain(&mut self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
         loop {
             let outcome = self.poll_batch();
             let left = self.shared.posted.load(Ordering::Acquire) + lock(&self.shared.control).posted();

@@ -6,12 +6,12 @@
 //! registered for local writes, so that no key to it ever leaves the process.
 //!
 //! No message ever finds no receive posted (which would cost a retry on RoCE and the connection on iWARP): payload is
-//! credited by the session above, control messages by [`control`], which counts receives below the lane.
+//! credited by the session above, control messages by `control`, which counts receives below the lane.
 //!
 //! # Files
 //!
-//! * [`devices`]: the process's open devices, what watches them, and the pool registered on them.
-//! * [`pairs`]: which of our addresses to try with which of the peer's.
+//! * `devices`: the process's open devices, what watches them, and the pool registered on them.
+//! * `pairs`: which of our addresses to try with which of the peer's.
 //! * `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
 //!
@@ -30,6 +30,7 @@ mod pairs;
 mod request;
 
 pub use connection::{ConnectError, Connection, connect};
+pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
 pub use pairs::{RemoteEndpoint, pairs};

@@ -35,6 +35,9 @@ const REDIAL_MAX: Duration = Duration::from_secs(1);
 /// The shortest window in which the first lane that can carry payload must come up.
 const SETUP_MIN: Duration = Duration::from_secs(10);
 
+/// A link that is back sooner than this was never called lost: on a switch of transport it is gone for a moment.
+const LOST_TOLD_AFTER: Duration = Duration::from_millis(500);
+
 /// A gap between two time-outs that only a stopped process explains.
 const ASLEEP: Duration = Duration::from_secs(3);
 
@@ -80,6 +83,7 @@ pub(crate) struct Lanes {
     rdma_judged: bool,
     /// Since when nothing can carry payload.
     lost_since: Option<Duration>,
+    lost_told: bool,
     had_payload_lane: bool,
     peer_paused: bool,
     last_timeout: Duration,
@@ -103,6 +107,7 @@ impl Lanes {
             turn: 0,
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
+            lost_told: false,
             had_payload_lane: false,
             peer_paused: false,
             last_timeout: Duration::ZERO,
@@ -184,8 +189,10 @@ impl Lanes {
         if place.generation != lane.generation {
             return true;
         }
+        // A TCP lane that goes while payload goes by RDMA carries nothing that could be lost.
+        let matters = Some(path_of(lane)) == self.path;
         let lost = match place.state {
-            State::Up => true,
+            State::Up => matters,
             State::Closing { lost } => lost,
             State::Absent { .. } | State::Dialing => return false,
         };
@@ -336,16 +343,20 @@ impl Lanes {
         match (self.payload().next().is_some(), self.lost_since) {
             (true, Some(_)) => {
                 self.lost_since = None;
-                if self.had_payload_lane {
+                self.had_payload_lane = true;
+                if std::mem::take(&mut self.lost_told) {
                     actions.push_back(Action::Notice(Notice::LinkRestored));
                 }
-                self.had_payload_lane = true;
             }
-            (false, None) => {
-                self.lost_since = Some(now);
-                actions.push_back(Action::Notice(Notice::LinkLost));
+            (false, None) => self.lost_since = Some(now),
+            (false, Some(since)) => {
+                let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
+                if due && !self.lost_told {
+                    self.lost_told = true;
+                    actions.push_back(Action::Notice(Notice::LinkLost));
+                }
             }
-            _ => {}
+            (true, None) => {}
         }
     }
 

@@ -157,14 +157,19 @@ impl Sender {
         }
     }
 
-    /// Chunks are ready and wait only for the peer: the source is not what limits.
+    /// Chunks wait for a lane, or half the pool is on its way: the source is not what limits.
     pub fn backlog(&self) -> bool {
-        self.cursor < self.sealed_end
+        self.cursor < self.sealed_end || 2 * (self.sealed_end - self.base) >= self.buffers.len() as u64
     }
 
     /// What the sender waits for now, for the report: the peer's credits, as opposed to the wire.
     pub fn waits_for_credit(&self) -> bool {
         self.backlog() && self.lanes.iter().all(|lane| !lane.up || lane.used == lane.credit_total)
+    }
+
+    /// Buffers wait to be filled: where nothing is sealed and nothing waits for the wire, the source is what limits.
+    pub fn waits_for_source(&self) -> bool {
+        self.fills_open > 0
     }
 
     fn release(&mut self, buffer: BufferId) {

@@ -1,0 +1,154 @@
+//! How the two ends end together: by signals, by a killed peer, by a closed output.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::rig::*;
+
+const SIGNALS: [(Signal, i32); 3] = [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1)];
+
+#[test]
+fn a_signal_to_the_sender_ends_both() {
+    for (signal, number) in SIGNALS {
+        let flowing = flowing(&[], &[]);
+        flowing.send.signal(signal);
+        let (send, recv) = flowing.wait();
+        send.expect(128 + number).within(SOON);
+        assert_eq!(send.stderr, "", "whoever sent the signal knows");
+        recv.expect(4).within(SOON).one_line("rdrecv", &["signal", &number.to_string(), "127.0.0.1"]);
+    }
+}
+
+#[test]
+fn a_signal_to_the_receiver_ends_both() {
+    for (signal, number) in SIGNALS {
+        let flowing = flowing(&[], &[]);
+        flowing.recv.signal(signal);
+        let (send, recv) = flowing.wait();
+        recv.expect(128 + number).within(SOON);
+        send.expect(4).within(SOON).one_line("rdsend", &["signal", &number.to_string(), "127.0.0.1"]);
+    }
+}
+
+#[test]
+fn a_signal_while_the_source_is_silent() {
+    for to_sender in [true, false] {
+        let (mut recv, port) = start_recv(&["-v"], None);
+        let mut send = start_send(&["-v"], port, None);
+        let _pipe = send.stdin();
+        for process in [&send, &recv] {
+            process.line_with("connection: ");
+        }
+        let (here, there) = if to_sender { (&mut send, &mut recv) } else { (&mut recv, &mut send) };
+        here.signal(Signal::TERM);
+        here.wait().expect(143).within(SOON);
+        there.wait().expect(4).within(SOON);
+    }
+}
+
+#[test]
+fn a_signal_while_the_sink_stands_still() {
+    for to_sender in [true, false] {
+        let (mut recv, port) = start_recv(&["--buffer", "1M"], None);
+        let mut send = start_send(&["--buffer", "1M"], port, Some(Path::new("/dev/zero")));
+        let mut output = recv.stdout();
+        output.read_exact(&mut [0; 4096]).expect("data flows");
+        std::thread::sleep(Duration::from_millis(500));
+        let (here, there) = if to_sender { (&mut send, &mut recv) } else { (&mut recv, &mut send) };
+        here.signal(Signal::INT);
+        here.wait().expect(130).within(SOON);
+        there.wait().expect(4).within(SOON);
+    }
+}
+
+#[test]
+fn a_signal_before_anybody_has_connected() {
+    let scratch = Scratch::new();
+    let (mut recv, _) = start_recv::<&str>(&[], Some(&scratch.join("target")));
+    recv.signal(Signal::TERM);
+    recv.wait().expect(143).within(SOON);
+    assert!(scratch.names().is_empty());
+    let mut send = start_send::<&str>(&[], free_port(), None);
+    std::thread::sleep(Duration::from_millis(300));
+    send.signal(Signal::INT);
+    send.wait().expect(130).within(SOON);
+}
+
+#[test]
+fn a_killed_sender_is_missed_for_the_reconnect_window() {
+    let scratch = Scratch::new();
+    let old = b"old contents";
+    let target = scratch.file("target", old);
+    let (mut recv, port) = start_recv(&["--reconnect", "2"], Some(&target));
+    let mut send = start_send(&["--bwlimit", "20M", "-v"], port, Some(Path::new("/dev/zero")));
+    send.line_with("connection: ");
+    std::thread::sleep(Duration::from_millis(500));
+    send.signal(Signal::KILL);
+    send.wait().expect(137);
+    let recv = recv.wait();
+    recv.expect(4);
+    assert!((1.5..4.5).contains(&recv.after.as_secs_f64()), "{:?}", recv.after);
+    assert!(recv.stderr.contains("lost the link"), "{}", recv.stderr);
+    assert_eq!(std::fs::read(&target).expect("there"), old);
+    assert_eq!(scratch.names(), ["target"], "no partial file stays");
+}
+
+#[test]
+fn a_killed_receiver_is_missed_for_the_reconnect_window() {
+    for (seconds, range) in [("0", 0.0..1.5), ("2", 1.5..4.5)] {
+        let flowing = flowing(&["--reconnect", seconds], &[]);
+        flowing.recv.signal(Signal::KILL);
+        let (send, recv) = flowing.wait();
+        recv.expect(137);
+        send.expect(4);
+        assert!(range.contains(&send.after.as_secs_f64()), "--reconnect {seconds}: {:?}", send.after);
+    }
+}
+
+#[test]
+fn a_closed_output_ends_both_with_141() {
+    // As in `rdrecv … | head -c 10`.
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let mut send = start_send(&["--bwlimit", "50M"], port, Some(Path::new("/dev/zero")));
+    let mut output = recv.stdout();
+    output.read_exact(&mut [0; 10]).expect("data flows");
+    let start = Instant::now();
+    drop(output);
+    recv.wait().expect(141);
+    send.wait().expect(141);
+    assert!(start.elapsed() <= SOON, "{:?}", start.elapsed());
+}
+
+#[test]
+fn an_output_that_was_never_open() {
+    // As in `rdrecv … >&-`: not to write into whatever got descriptor 1 instead.
+    let scratch = Scratch::new();
+    let target = scratch.join("socket-or-file");
+    let mut command = rdrecv();
+    command.args(["0", KEY]);
+    let mut recv = Process::spawn(in_shell("exec \"$@\" >&-", &command).stdin(Stdio::null()));
+    let port = recv.port();
+    let mut send = start_send::<&str>(&[], port, None);
+    feed(send.stdin(), b"some data".to_vec());
+    // The standard library opens /dev/null there: the data goes nowhere, and nothing else is harmed.
+    let (send, recv) = (send.wait(), recv.wait());
+    assert_eq!(send.code, recv.code);
+    assert!([0, 6].contains(&recv.code), "{}", recv.stderr);
+    assert!(!target.exists());
+}
+
+#[test]
+fn a_peer_that_stops_is_not_waited_for_by_who_wants_to_end() {
+    let mut flowing = flowing(&[], &[]);
+    // Without a word, unlike ^Z.
+    flowing.recv.signal(Signal::STOP);
+    flowing.send.signal(Signal::TERM);
+    flowing.send.wait().expect(143).within(SOON);
+    flowing.recv.signal(Signal::CONT);
+    let (_, recv) = flowing.wait();
+    recv.expect(4).within(SOON);
+}

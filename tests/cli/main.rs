@@ -1,0 +1,12 @@
+//! The commands as a user runs them: two processes on one machine over loopback, no privileges needed.
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+mod ends;
+mod files;
+mod forms;
+mod options;
+mod quiet;
+mod strangers;
+mod usage;

@@ -1,0 +1,270 @@
+//! What the options do, as far as one machine can show it.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::rig::*;
+
+/// Bytes that went through a counting proxy from sender to receiver, for an input and options.
+#[track_caller]
+fn wire_bytes(send_options: &[&str], recv_options: &[&str], input: &[u8]) -> u64 {
+    let (mut recv, port) = start_recv(recv_options, None);
+    let output = drain(recv.stdout());
+    let proxy = proxy::Proxy::start(port, proxy::Plan::default());
+    let mut send = start_send(send_options, proxy.port(), None);
+    feed(send.stdin(), input.to_vec());
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), input);
+    proxy.forwarded(proxy::Way::Up)
+}
+
+#[test]
+fn compression_gives_right_bytes_and_fewer_of_them_on_the_wire() {
+    let input = text(4 * CHUNK + 321);
+    let plain = wire_bytes(&["--compress", "off"], &[], &input);
+    assert!(plain >= input.len() as u64, "{plain}");
+    for how in ["lz4", "zstd"] {
+        let wire = wire_bytes(&["--compress", how], &[], &input);
+        assert!(wire < plain / 4, "{how}: {wire} of {plain}");
+    }
+}
+
+#[test]
+fn what_does_not_shrink_is_sent_as_it_is() {
+    let input = noise(3 * CHUNK);
+    for how in ["lz4", "zstd", "auto"] {
+        let wire = wire_bytes(&["--compress", how], &[], &input);
+        assert!(wire < input.len() as u64 + 20_000, "{how}: {wire} of {}", input.len());
+    }
+}
+
+#[test]
+fn automatic_compression_sets_in_when_the_link_is_slow() {
+    let input = text(24 * CHUNK);
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let output = drain(recv.stdout());
+    let plan = proxy::Plan { bytes_per_second: Some(8 << 20), ..proxy::Plan::default() };
+    let proxy = proxy::Proxy::start(port, plan);
+    let mut send = start_send(&["--compress", "auto", "--buffer", "4M"], proxy.port(), None);
+    feed(send.stdin(), input.clone());
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), &input);
+    let wire = proxy.forwarded(proxy::Way::Up);
+    assert!(wire < input.len() as u64 * 3 / 4, "{wire} of {}", input.len());
+}
+
+#[test]
+fn encryption_as_asked_for_and_what_auto_makes_of_it() {
+    let input = text(2 * CHUNK);
+    // On loopback both addresses are our own, so `auto` does not encrypt.
+    let table = [
+        ("auto", "auto", false),
+        ("always", "auto", true),
+        ("auto", "always", true),
+        ("never", "auto", false),
+        ("auto", "never", false),
+        ("always", "always", true),
+    ];
+    for (ours, theirs, encrypted) in table {
+        let (mut recv, port) = start_recv(&["--json", "--encrypt", theirs], None);
+        let output = drain(recv.stdout());
+        let proxy = proxy::Proxy::start(port, proxy::Plan { record: true, ..proxy::Plan::default() });
+        let mut send = start_send(&["--json", "--encrypt", ours], proxy.port(), None);
+        feed(send.stdin(), input.clone());
+        let (send, recv) = (send.wait(), recv.wait());
+        for ended in [&send, &recv] {
+            assert_eq!(ended.expect(0).report()["encrypted"], encrypted, "{ours} {theirs}");
+        }
+        same(&output.join().expect("no panic"), &input);
+        let sent = proxy.recorded(proxy::Way::Up).concat();
+        let readable = sent.windows(24).any(|window| window == &input[..24]);
+        assert_eq!(readable, !encrypted, "{ours} {theirs}: the data can be read on the wire");
+    }
+}
+
+#[test]
+fn always_against_never_is_refused_at_both_ends() {
+    let (mut recv, port) = start_recv(&["--encrypt", "never", "--wait", "2"], None);
+    let mut send = start_send(&["--encrypt", "always"], port, None);
+    send.wait().expect(3).one_line("rdsend", &["--encrypt", "always", "never"]).within(SOON);
+    // The receiver says so and waits for another one.
+    recv.line_with("--encrypt");
+    recv.wait().expect(3);
+}
+
+#[test]
+fn rdma_without_a_device_is_refused_and_preferring_it_falls_back() {
+    // Where there is a device this proves nothing; hosts.rs has hosts that surely have none.
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        return eprintln!("this machine has an RDMA device");
+    }
+    let (_recv, port) = start_recv::<&str>(&[], None);
+    start_send(&["--transport", "rdma"], port, None).wait().expect(3).one_line("rdsend", &["transport"]);
+    let input = noise(1000);
+    let both = transfer(&["--transport", "prefer-rdma"], &[], &input);
+    both.well(&input);
+    both.send.one_line("rdsend", &["RDMA", "TCP"]);
+}
+
+#[test]
+fn lanes_as_asked_for() {
+    let input = noise(12 * CHUNK);
+    for (ours, theirs, lanes) in [("1", "1", 1), ("4", "4", 4), ("4", "1", 1), ("16", "16", 16)] {
+        let both = transfer(&["--json", "--lanes", ours], &["--json", "--lanes", theirs], &input);
+        both.well(&input);
+        // Lanes beside the first come up while data flows; a short stream may be over before the last of them has.
+        for ended in [&both.send, &both.recv] {
+            let used = ended.report()["lanes"].as_u64().expect("a number");
+            assert!((1..=lanes).contains(&used), "{ours} {theirs}: {used}");
+        }
+    }
+}
+
+#[test]
+fn four_lanes_all_carry_data() {
+    let input = noise(24 * CHUNK);
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let output = drain(recv.stdout());
+    let plan = proxy::Plan { bytes_per_second: Some(16 << 20), ..proxy::Plan::default() };
+    let proxy = proxy::Proxy::start(port, plan);
+    let mut send = start_send(&["--lanes", "4", "--json"], proxy.port(), None);
+    feed(send.stdin(), input.clone());
+    let send = send.wait();
+    assert_eq!(send.expect(0).report()["lanes"], 4);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), &input);
+    let by_lane = proxy.forwarded_by_connection(proxy::Way::Up);
+    assert_eq!(by_lane.len(), 4);
+    assert!(by_lane.iter().all(|&bytes| bytes > CHUNK as u64), "{by_lane:?}");
+}
+
+#[test]
+fn the_smallest_and_a_large_buffer() {
+    let input = noise(6 * CHUNK + 5);
+    for (ours, theirs) in [("64K", "64K"), ("64K", "256M"), ("256M", "64K"), ("256M", "256M"), ("1", "1")] {
+        transfer(&["--buffer", ours], &["--buffer", theirs], &input).well(&input);
+    }
+}
+
+#[test]
+fn a_rate_limit_holds() {
+    let input = noise(3_000_000);
+    let start = Instant::now();
+    let both = transfer(&["--bwlimit", "2MB"], &[], &input);
+    let seconds = start.elapsed().as_secs_f64();
+    both.well(&input);
+    assert!((1.2..4.0).contains(&seconds), "3 MB at 2 MB/s: {seconds} s");
+}
+
+#[test]
+fn the_report_has_every_field() {
+    let scratch = Scratch::new();
+    let input = noise(2 * CHUNK + 9);
+    let file = scratch.join("report");
+    let option = format!("--json={}", file.display());
+    let both = transfer(&["--json"], &[&option], &input);
+    both.well(&input);
+    let written = std::fs::read_to_string(&file).expect("the report");
+    let there: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    for report in [both.send.report(), there] {
+        assert_eq!(report["bytes"], input.len());
+        assert_eq!(report["transport"], "tcp");
+        assert_eq!(report["encrypted"], false);
+        assert_eq!(report["retries"], 0);
+        assert_eq!(report["exit"], 0);
+        assert!(report["error"].is_null());
+        assert!(report["lanes"].as_u64().expect("a number") >= 1);
+        let seconds = report["seconds"].as_f64().expect("a number");
+        assert!(seconds > 0.0 && seconds < 30.0, "{seconds}");
+        let rate = report["gb_per_s"].as_f64().expect("a number");
+        assert!((rate - input.len() as f64 / 1e9 / seconds).abs() < 0.02 * rate + 1e-5, "{rate} in {seconds} s");
+        for waited_for in ["source", "cpu", "credits", "wire", "sink"] {
+            let waited = report["wait_seconds"][waited_for].as_f64().expect("a number");
+            assert!((0.0..=seconds + 0.1).contains(&waited), "{waited_for}: {waited} of {seconds}");
+        }
+    }
+}
+
+#[test]
+fn the_report_tells_what_limits() {
+    let mut send_report = None;
+    // A source that pauses, then a sink that does.
+    let (mut recv, port) = start_recv(&["--json"], None);
+    let output = drain(recv.stdout());
+    let mut send = start_send(&["--json"], port, None);
+    let mut pipe = send.stdin();
+    for _ in 0..8 {
+        pipe.write_all(&noise(10_000)).expect("rdsend reads");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(pipe);
+    send_report.replace(send.wait().expect(0).report());
+    recv.wait().expect(0);
+    drop(output);
+    let report = send_report.expect("just set");
+    let source = report["wait_seconds"]["source"].as_f64().expect("a number");
+    assert!(source > 0.5, "0.8 s of waiting for the source: {report}");
+}
+
+#[test]
+fn verbose_prints_the_bandwidth_line() {
+    let input = noise(CHUNK);
+    let both = transfer(&["-v"], &["-v"], &input);
+    both.well(&input);
+    for ended in [&both.send, &both.recv] {
+        let line = ended.stderr.lines().last().expect("a line");
+        let number = line.strip_prefix("Bandwidth ").and_then(|rest| rest.strip_suffix(" GB/s"));
+        let number = number.unwrap_or_else(|| panic!("{line:?} is not like `Bandwidth 5.103 GB/s`"));
+        let (whole, decimals) = number.split_once('.').expect("a point");
+        assert!(whole.parse::<u32>().is_ok() && decimals.len() == 3, "{line}");
+    }
+}
+
+#[test]
+fn quiet_and_plain_runs_print_nothing() {
+    let input = noise(CHUNK);
+    let port = free_port();
+    let mut command = rdrecv();
+    command.args(["-q", &port.to_string(), KEY]).stdin(std::process::Stdio::null());
+    let mut recv = Process::spawn(command.stdout(std::process::Stdio::piped()));
+    let output = drain(recv.stdout());
+    let mut send = start_send(&["-q"], port, None);
+    feed(send.stdin(), input.clone());
+    for ended in [send.wait(), recv.wait()] {
+        assert_eq!(ended.expect(0).stderr, "");
+    }
+    same(&output.join().expect("no panic"), &input);
+    let both = transfer(&[], &[], &input);
+    assert_eq!(both.well(&input).send.stderr, "");
+}
+
+#[test]
+fn nobody_comes_within_the_wait() {
+    let mut command = rdrecv();
+    command.args(["--wait", "1", "0", KEY]).stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    let start = Instant::now();
+    Process::spawn(&mut command).wait().expect(3).one_line("rdrecv", &["--wait"]);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((0.9..3.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn nobody_listens_within_the_connect_timeout() {
+    let start = Instant::now();
+    let port = free_port();
+    let ended = start_send(&["--connect-timeout", "1"], port, None).wait();
+    ended.expect(3).one_line("rdsend", &[&format!("127.0.0.1:{port}"), "refused", "errno 111"]);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((0.7..3.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+#[ignore = "long"]
+fn the_connect_timeout_is_ten_seconds_by_default() {
+    let start = Instant::now();
+    start_send::<&str>(&[], free_port(), None).wait().expect(3);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((9.5..13.0).contains(&seconds), "{seconds}");
+}

@@ -1,0 +1,183 @@
+//! Bad input: told in one line, before anything has been made or anybody bothered.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use crate::rig::*;
+
+fn ended(command: &mut Command) -> Ended {
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
+}
+
+#[test]
+fn a_port_that_is_none() {
+    for port in ["70000", "65536", "abc", "", "1.5", "0x50", "7 "] {
+        ended(rdrecv().args([port, KEY])).expect(1).one_line("rdrecv", &["PORT", port]);
+        ended(rdsend().args(["127.0.0.1", port, KEY])).expect(1).one_line("rdsend", &["PORT", port]);
+    }
+}
+
+#[test]
+fn a_negative_port() {
+    let receiver = ended(rdrecv().args(["-1", KEY]));
+    let sender = ended(rdsend().args(["127.0.0.1", "-1", KEY]));
+    for ended in [receiver, sender] {
+        assert!(ended.expect(1).stderr.contains("-1"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn port_0_at_the_sender() {
+    ended(rdsend().args(["127.0.0.1", "0", KEY])).expect(1).one_line("rdsend", &["PORT 0"]);
+}
+
+#[test]
+fn an_empty_key() {
+    let scratch = Scratch::new();
+    let empty = scratch.file("empty", b"\n");
+    let target = scratch.join("target");
+    ended(rdrecv().args(["0", ""]).arg(&target)).expect(1).one_line("rdrecv", &["KEY", "empty"]);
+    ended(rdsend().args(["127.0.0.1", "9", ""])).expect(1).one_line("rdsend", &["KEY", "empty"]);
+    ended(rdsend().args(["127.0.0.1", "9", "-"]).env("RD_KEY", "")).expect(1).one_line("rdsend", &["KEY", "empty"]);
+    ended(rdrecv().arg("0").arg("--key-file").arg(&empty)).expect(1).one_line("rdrecv", &["KEY", "empty"]);
+    ended(rdrecv().arg("0").arg("--key-file").arg(scratch.join("none"))).expect(1).one_line("rdrecv", &["none"]);
+    ended(rdrecv().arg("0").args(["--key-fd", "99"])).expect(1).one_line("rdrecv", &["99"]);
+    assert_eq!(scratch.names(), ["empty"]);
+}
+
+#[test]
+fn no_key_and_no_terminal_to_ask_at() {
+    // setsid: without a controlling terminal, /dev/tty cannot be opened.
+    let mut command = rdsend();
+    command.args(["127.0.0.1", "9"]);
+    ended(&mut in_shell("exec setsid -w \"$@\"", &command)).expect(1).one_line("rdsend", &["KEY"]);
+}
+
+#[test]
+fn options_that_are_none() {
+    let table: [&[&str]; 10] = [
+        &["--no-such-option"],
+        &["--encrypt", "sometimes"],
+        &["--compress", "gzip"],
+        &["--transport", "pigeon"],
+        &["--lanes", "0"],
+        &["--lanes", "many"],
+        &["--buffer", "0"],
+        &["--bwlimit", "fast"],
+        &["--port-range", "9-1"],
+        &["--reconnect", "soon"],
+    ];
+    for options in table {
+        for (mut command, positionals) in [(rdsend(), &["127.0.0.1", "9", KEY][..]), (rdrecv(), &["0", KEY])] {
+            let ended = ended(command.args(positionals).args(options));
+            assert!(ended.expect(1).stderr.contains(options[0]), "{} names {}", ended.stderr, options[0]);
+        }
+    }
+    assert!(ended(rdsend().args(["-v", "-q", "127.0.0.1", "9", KEY])).expect(1).stderr.contains("--quiet"));
+}
+
+#[test]
+fn too_few_and_too_many_arguments() {
+    let scratch = Scratch::new();
+    let key = scratch.file("key", b"k");
+    assert!(ended(&mut rdsend()).expect(1).stderr.contains("HOST"));
+    assert!(ended(rdsend().arg("127.0.0.1")).expect(1).stderr.contains("PORT"));
+    ended(rdsend().args(["127.0.0.1", "9", KEY, "a", "b"])).expect(1);
+    ended(rdrecv().args(["0", KEY, "a", "b"])).expect(1);
+    ended(rdrecv().args(["0", "a", "b"]).arg("--key-file").arg(&key)).expect(1);
+}
+
+#[test]
+fn help_and_version() {
+    for mut command in [rdsend(), rdrecv()] {
+        let mut help = Process::spawn(command.arg("--help").stdin(Stdio::null()).stdout(Stdio::piped()));
+        let text = String::from_utf8(drain(help.stdout()).join().expect("no panic")).expect("UTF-8");
+        help.wait().expect(0);
+        for part in ["--reconnect", "--encrypt", "--compress", "--lanes", "--buffer", "--key-file", "Exit codes"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+    let mut version = Process::spawn(rdsend().arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()));
+    let text = String::from_utf8(drain(version.stdout()).join().expect("no panic")).expect("UTF-8");
+    version.wait().expect(0);
+    assert_eq!(text.trim(), concat!("rdsend ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn an_unknown_host() {
+    let ended = ended(rdsend().args(["no-such-host.invalid", "9", KEY]));
+    ended.expect(3).one_line("rdsend", &["unknown host", "no-such-host.invalid"]);
+}
+
+#[test]
+fn a_port_in_use() {
+    let scratch = Scratch::new();
+    let taken = std::net::TcpListener::bind("[::]:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    let ended = ended(rdrecv().args([&port, KEY]).arg(scratch.join("target")));
+    ended.expect(3).one_line("rdrecv", &[&port, "in use", "errno 98"]).within(SOON);
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn a_destination_that_cannot_be_written() {
+    let scratch = Scratch::new();
+    let directory = scratch.join("directory");
+    std::fs::create_dir(&directory).expect("made");
+    let table = [
+        (directory.clone(), "errno 21"),
+        (directory.join("missing").join("target"), "errno 2)"),
+        (scratch.file("file", b"").join("below"), "errno 20"),
+    ];
+    for (target, errno) in table {
+        let name = target.to_string_lossy().into_owned();
+        let shown = if errno == "errno 2)" { "missing" } else { &name };
+        ended(rdrecv().args(["0", KEY]).arg(&target)).expect(6).one_line("rdrecv", &[shown, errno]).within(SOON);
+    }
+    assert_eq!(scratch.names(), ["directory", "file"]);
+    assert!(std::fs::read_dir(&directory).expect("there").next().is_none(), "nothing was made");
+}
+
+#[test]
+fn a_source_that_cannot_be_read() {
+    let scratch = Scratch::new();
+    let missing = scratch.join("missing");
+    for (source, errno) in [(scratch.path().to_owned(), "errno 21"), (missing, "errno 2)")] {
+        let ended = ended(rdsend().args(["127.0.0.1", "9", KEY]).arg(&source));
+        ended.expect(5).one_line("rdsend", &[&source.to_string_lossy(), errno]).within(SOON);
+    }
+    let directory = std::fs::File::open(scratch.path()).expect("readable");
+    let mut command = rdsend();
+    let mut send = Process::spawn(command.args(["127.0.0.1", "9", KEY]).stdin(directory).stdout(Stdio::null()));
+    send.wait_for(PATIENCE).expect(5).one_line("rdsend", &["standard input", "errno 21"]);
+}
+
+#[test]
+fn files_that_permissions_keep_closed() {
+    let scratch = Scratch::new();
+    let closed = scratch.file("closed", b"secret");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).expect("ours");
+    let locked = scratch.join("locked");
+    std::fs::create_dir(&locked).expect("made");
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o555)).expect("ours");
+    std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
+    // Root may read and write them all, so it becomes somebody else for this.
+    let as_nobody = |command: &Command| {
+        if rustix::process::geteuid().is_root() {
+            let line = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all -- \"$@\"";
+            in_shell(line, command)
+        } else {
+            in_shell("exec \"$@\"", command)
+        }
+    };
+    let mut send = rdsend();
+    send.args(["127.0.0.1", "9", KEY]).arg(&closed);
+    ended(&mut as_nobody(&send)).expect(5).one_line("rdsend", &["closed", "errno 13"]);
+    for target in [closed.clone(), locked.join("new")] {
+        let mut recv = rdrecv();
+        recv.args(["0", KEY]).arg(&target);
+        ended(&mut as_nobody(&recv)).expect(6).one_line("rdrecv", &["errno 13"]);
+    }
+    assert!(std::fs::read_dir(&locked).expect("there").next().is_none());
+    assert_eq!(scratch.names(), ["closed", "locked"]);
+}

@@ -1,0 +1,435 @@
+//! Runs the commands for tests: processes that end with their test, scratch directories, reproducible bytes.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+pub mod proxy;
+
+/// A key that a person might choose.
+pub const KEY: &str = "correct horse";
+
+/// The longest that anything in a test without a limit of its own may take, on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The longest for both ends to end after a failure or a signal.
+pub const SOON: Duration = Duration::from_secs(2);
+
+/// Payload of one chunk at the default buffer size.
+pub const CHUNK: usize = 1 << 20;
+
+pub fn rdsend() -> Command {
+    command(env!("CARGO_BIN_EXE_rdsend"))
+}
+
+pub fn rdrecv() -> Command {
+    command(env!("CARGO_BIN_EXE_rdrecv"))
+}
+
+fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_remove("RD_KEY");
+    command
+}
+
+/// `program` with its arguments, run by a shell line in which `"$@"` stands for it.
+pub fn in_shell(line: &str, wrapped: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", line, "sh"]).arg(wrapped.get_program()).args(wrapped.get_args());
+    for (name, value) in wrapped.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The exit code as a shell shows it: 128+n for a signal.
+    pub code: i32,
+    pub stderr: String,
+    /// From the start of the wait to the end.
+    pub after: Duration,
+}
+
+impl Ended {
+    /// The report of `--json`, which is one line of standard error.
+    pub fn report(&self) -> serde_json::Value {
+        let line = self.stderr.lines().find(|line| line.starts_with('{'));
+        let line = line.unwrap_or_else(|| panic!("no report in {:?}", self.stderr));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))
+    }
+
+    #[track_caller]
+    pub fn expect(&self, code: i32) -> &Self {
+        assert_eq!(self.code, code, "exit code; stderr: {}", self.stderr);
+        self
+    }
+
+    /// Exactly one line on standard error, of the named program, with all these parts.
+    #[track_caller]
+    pub fn one_line(&self, program: &str, parts: &[&str]) -> &Self {
+        let lines: Vec<&str> =
+            self.stderr.lines().filter(|line| !line.starts_with("rdrecv: waiting on port")).collect();
+        assert_eq!(lines.len(), 1, "one line on stderr: {:?}", self.stderr);
+        assert!(lines[0].starts_with(&format!("{program}: ")), "{:?} names {program}", lines[0]);
+        for part in parts {
+            assert!(lines[0].contains(part), "{:?} has {part:?}", lines[0]);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub fn within(&self, limit: Duration) -> &Self {
+        assert!(self.after <= limit, "took {:?}, not {limit:?}; stderr: {}", self.after, self.stderr);
+        self
+    }
+}
+
+/// A process that is killed when its test ends, however it ends.
+pub struct Process {
+    child: Child,
+    stderr: Arc<Mutex<Vec<u8>>>,
+    stderr_reader: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts it with standard error captured.
+    pub fn spawn(command: &mut Command) -> Self {
+        command.stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let mut pipe = child.stderr.take().expect("piped");
+        let stderr = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&stderr);
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = pipe.read(&mut bytes) {
+                into.lock().expect("no panic").extend(&bytes[..count]);
+            }
+        });
+        Self { child, stderr, stderr_reader: Some(reader) }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn stdin(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("piped standard input")
+    }
+
+    pub fn stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().expect("piped standard output")
+    }
+
+    pub fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.stderr.lock().expect("no panic")).into_owned()
+    }
+
+    /// Waits until a whole line of standard error has `part`; gives that line.
+    #[track_caller]
+    pub fn line_with(&self, part: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let text = self.stderr();
+            let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
+            if let Some(line) = whole.lines().find(|line| line.contains(part)) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < until, "no {part:?} in {text:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The port that an rdrecv with PORT 0 says that it has taken.
+    #[track_caller]
+    pub fn port(&self) -> u16 {
+        let line = self.line_with("waiting on port ");
+        line.rsplit(' ').next().expect("a word").parse().expect("a port")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("not 0");
+        rustix::process::kill_process(pid, signal).expect("a process of ours");
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    /// A field of /proc/PID/status, in KiB.
+    pub fn status_kib(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a living process");
+        let line = status.lines().find(|line| line.starts_with(field)).expect("the field");
+        line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
+    }
+
+    /// The process's state letter: T is stopped.
+    pub fn state(&self) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a child");
+        stat.rsplit_once(") ").expect("a name").1.chars().next().expect("a state")
+    }
+
+    #[track_caller]
+    pub fn wait(&mut self) -> Ended {
+        self.wait_for(PATIENCE)
+    }
+
+    /// Waits for its end; fails after `limit`.
+    #[track_caller]
+    pub fn wait_for(&mut self, limit: Duration) -> Ended {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                let after = start.elapsed();
+                if let Some(reader) = self.stderr_reader.take() {
+                    reader.join().expect("no panic");
+                }
+                let code = status.code().or(status.signal().map(|signal| 128 + signal)).expect("one of the two");
+                return Ended { code, stderr: self.stderr(), after };
+            }
+            if start.elapsed() > limit {
+                panic!("still running after {limit:?}; stderr: {}", self.stderr());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory that goes with its test.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("e2e-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a scratch directory");
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.join(name);
+        std::fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    /// Names in the directory, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).expect("the directory");
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A xorshift generator: the same bytes for the same seed, and nothing in them to compress.
+#[derive(Clone)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// From the system; printed, so that a failure can be had again by `RD_SEED`.
+    pub fn printed(test: &str) -> Self {
+        let seed = match std::env::var("RD_SEED") {
+            Ok(seed) => seed.parse().expect("RD_SEED is a number"),
+            Err(_) => Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()) << 20 ^ clock_nanos(),
+        };
+        eprintln!("{test}: RD_SEED={seed}");
+        Self::new(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(8) {
+            piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
+        }
+    }
+}
+
+fn clock_nanos() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Bytes that do not compress.
+pub fn noise(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    Random::new(length as u64 + 1).fill(&mut bytes);
+    bytes
+}
+
+/// Bytes that compress well.
+pub fn text(length: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length + 64);
+    let mut line = 0;
+    while bytes.len() < length {
+        let _ = writeln!(bytes, "line {line}: all work and no play makes a dull stream");
+        line += 1;
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+/// Compares without printing megabytes.
+#[track_caller]
+pub fn same(got: &[u8], sent: &[u8]) {
+    let different = got.iter().zip(sent).position(|(a, b)| a != b);
+    assert!(
+        got.len() == sent.len() && different.is_none(),
+        "{} bytes for {}, first difference at {different:?}",
+        got.len(),
+        sent.len()
+    );
+}
+
+/// A port that was free a moment ago, for tests that must name one before anybody listens on it.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
+    listener.local_addr().expect("bound").port()
+}
+
+/// An rdrecv on a port of its own choice with [`KEY`], its output piped.
+#[track_caller]
+pub fn start_recv<S: AsRef<OsStr>>(options: &[S], file: Option<&Path>) -> (Process, u16) {
+    let mut command = rdrecv();
+    command.args(options).args(["0", KEY]).args(file).stdin(Stdio::null()).stdout(Stdio::piped());
+    let process = Process::spawn(&mut command);
+    let port = process.port();
+    (process, port)
+}
+
+/// An rdsend to this host's `port` with [`KEY`], its input piped.
+pub fn start_send<S: AsRef<OsStr>>(options: &[S], port: u16, file: Option<&Path>) -> Process {
+    let mut command = rdsend();
+    command.args(options).args(["127.0.0.1", &port.to_string(), KEY]).args(file);
+    Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()))
+}
+
+/// Writes in a thread of its own; the pipe closes when all is written or nobody reads.
+pub fn feed(mut pipe: ChildStdin, bytes: Vec<u8>) -> JoinHandle<()> {
+    std::thread::spawn(move || drop(pipe.write_all(&bytes)))
+}
+
+/// Reads to the end in a thread of its own.
+pub fn drain(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// What a whole transfer came to.
+pub struct Transferred {
+    pub send: Ended,
+    pub recv: Ended,
+    /// What rdrecv wrote to its standard output.
+    pub output: Vec<u8>,
+}
+
+/// Sends `input` by pipes from end to end.
+#[track_caller]
+pub fn transfer(send_options: &[&str], recv_options: &[&str], input: &[u8]) -> Transferred {
+    let (mut recv, port) = start_recv(recv_options, None);
+    let output = drain(recv.stdout());
+    let mut send = start_send(send_options, port, None);
+    let fed = feed(send.stdin(), input.to_vec());
+    let (send, recv) = (send.wait(), recv.wait());
+    fed.join().expect("no panic");
+    Transferred { send, recv, output: output.join().expect("no panic") }
+}
+
+impl Transferred {
+    /// Both ends ended with 0 and the bytes are right.
+    #[track_caller]
+    pub fn well(&self, input: &[u8]) -> &Self {
+        self.send.expect(0);
+        self.recv.expect(0);
+        same(&self.output, input);
+        self
+    }
+}
+
+/// A stream without end, flowing when this returns: 1 MiB has come out of rdrecv, and more is read as it comes.
+pub struct Flowing {
+    pub send: Process,
+    pub recv: Process,
+    output: JoinHandle<Vec<u8>>,
+}
+
+/// Starts one from /dev/zero, held back to what a shared machine bears.
+#[track_caller]
+pub fn flowing(send_options: &[&str], recv_options: &[&str]) -> Flowing {
+    let (mut recv, port) = start_recv(recv_options, None);
+    let mut options = vec!["--bwlimit", "50M"];
+    options.extend(send_options);
+    let send = start_send(&options, port, Some(Path::new("/dev/zero")));
+    let mut pipe = recv.stdout();
+    pipe.read_exact(&mut vec![0; 1 << 20])
+        .unwrap_or_else(|error| panic!("nothing flows: {error}; rdsend: {} rdrecv: {}", send.stderr(), recv.stderr()));
+    Flowing { send, recv, output: drain(pipe) }
+}
+
+impl Flowing {
+    /// Waits for both ends.
+    #[track_caller]
+    pub fn wait(mut self) -> (Ended, Ended) {
+        let start = Instant::now();
+        let mut send = self.send.wait();
+        send.after = start.elapsed();
+        let mut recv = self.recv.wait();
+        recv.after = start.elapsed();
+        let output = self.output.join().expect("no panic");
+        assert!(output.iter().all(|&byte| byte == 0), "what came before the end is right");
+        (send, recv)
+    }
+}

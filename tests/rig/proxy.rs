@@ -1,0 +1,359 @@
+//! A TCP proxy between the two ends, for tests: it counts, records, slows, damages and cuts what passes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Direction: `Up` from the end that connects (rdsend) to the one that listens, `Down` back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Up = 0,
+    Down = 1,
+}
+
+/// Where in all that passes something is done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    pub way: Way,
+    /// Which connection, counted from 0 as they come; `None` is each of them.
+    pub connection: Option<usize>,
+    /// Offset within that direction of the connection, in bytes.
+    pub offset: u64,
+}
+
+/// What is done there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// One bit is turned over, this one of the byte.
+    Flip(u8),
+    /// So many bytes do not go on.
+    Drop(usize),
+    /// So many bytes go on twice.
+    Duplicate(usize),
+    /// So many bytes change places with as many after them.
+    Swap(usize),
+    /// The connection ends there, in order (FIN).
+    Truncate,
+    /// The byte becomes this one.
+    Set(u8),
+}
+
+/// What a proxy does.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Each is done once for every connection that it fits.
+    pub damage: Vec<(Spot, Damage)>,
+    /// All connections are reset (RST) whenever the sum of bytes upwards passes one of these, in order.
+    pub resets_at: Vec<u64>,
+    /// Keep all bytes.
+    pub record: bool,
+    /// Upwards, for all connections together.
+    pub bytes_per_second: Option<u64>,
+    /// In each stretch of this many bytes upwards, one bit is flipped.
+    pub flip_every: Option<u64>,
+}
+
+struct Connection {
+    sockets: [TcpStream; 2],
+    forwarded: [AtomicU64; 2],
+    recorded: [Mutex<Vec<u8>>; 2],
+    /// Bytes upwards, over all connections, that had passed when it was reset.
+    reset: AtomicBool,
+}
+
+struct Shared {
+    plan: Plan,
+    connections: Mutex<Vec<Arc<Connection>>>,
+    total_up: AtomicU64,
+    resets_done: Mutex<usize>,
+    stopped: AtomicBool,
+    stalled: AtomicBool,
+    refusing: AtomicBool,
+    due: Mutex<Option<Instant>>,
+}
+
+/// A running proxy; its connections end with it.
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    /// Listens on loopback and connects every comer to `target` there.
+    pub fn start(target: u16, plan: Plan) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        listener.set_nonblocking(true).expect("a socket");
+        let shared = Arc::new(Shared {
+            plan,
+            connections: Mutex::new(Vec::new()),
+            total_up: AtomicU64::new(0),
+            resets_done: Mutex::new(0),
+            stopped: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            refusing: AtomicBool::new(false),
+            due: Mutex::new(None),
+        });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || accepting.accept(&listener, target));
+        Self { port, shared }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Bytes passed on, of all connections.
+    pub fn forwarded(&self, way: Way) -> u64 {
+        self.forwarded_by_connection(way).iter().sum()
+    }
+
+    pub fn forwarded_by_connection(&self, way: Way) -> Vec<u64> {
+        let connections = self.shared.connections.lock().expect("no panic");
+        connections.iter().map(|connection| connection.forwarded[way as usize].load(Ordering::SeqCst)).collect()
+    }
+
+    /// What each connection carried.
+    pub fn recorded(&self, way: Way) -> Vec<Vec<u8>> {
+        let connections = self.shared.connections.lock().expect("no panic");
+        connections
+            .iter()
+            .map(|connection| connection.recorded[way as usize].lock().expect("no panic").clone())
+            .collect()
+    }
+
+    /// How many times all connections were reset.
+    pub fn resets(&self) -> usize {
+        *self.shared.resets_done.lock().expect("no panic")
+    }
+
+    /// Nothing passes any more, and nobody is told; or all goes on.
+    pub fn stall(&self, stalled: bool) {
+        self.shared.stalled.store(stalled, Ordering::SeqCst);
+    }
+
+    /// New connections are reset at once, or not any more.
+    pub fn refuse(&self, refusing: bool) {
+        self.shared.refusing.store(refusing, Ordering::SeqCst);
+    }
+
+    /// Resets all connections now.
+    pub fn reset_all(&self) {
+        *self.shared.resets_done.lock().expect("no panic") += 1;
+        self.shared.reset_connections();
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        self.shared.reset_connections();
+    }
+}
+
+/// Closing this socket sends RST.
+fn reset_on_close(socket: &TcpStream) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+impl Shared {
+    fn accept(self: Arc<Self>, listener: &TcpListener, target: u16) {
+        while !self.stopped.load(Ordering::SeqCst) {
+            let near = match listener.accept() {
+                Ok((near, _)) => near,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+                Err(_) => return,
+            };
+            near.set_nonblocking(false).expect("a socket");
+            if self.refusing.load(Ordering::SeqCst) {
+                reset_on_close(&near);
+                continue;
+            }
+            let Ok(far) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)) else {
+                reset_on_close(&near);
+                continue;
+            };
+            for socket in [&near, &far] {
+                socket.set_nodelay(true).expect("a socket");
+                socket.set_read_timeout(Some(Duration::from_millis(20))).expect("a socket");
+            }
+            let connection = Arc::new(Connection {
+                sockets: [near, far],
+                forwarded: [AtomicU64::new(0), AtomicU64::new(0)],
+                recorded: [Mutex::default(), Mutex::default()],
+                reset: AtomicBool::new(false),
+            });
+            let number = {
+                let mut connections = self.connections.lock().expect("no panic");
+                connections.push(Arc::clone(&connection));
+                connections.len() - 1
+            };
+            for way in [Way::Up, Way::Down] {
+                let (shared, connection) = (Arc::clone(&self), Arc::clone(&connection));
+                std::thread::spawn(move || shared.pump(&connection, number, way));
+            }
+        }
+    }
+
+    fn reset_connections(&self) {
+        for connection in self.connections.lock().expect("no panic").iter() {
+            if !connection.reset.swap(true, Ordering::SeqCst) {
+                for socket in &connection.sockets {
+                    // Our threads hold the socket too; disconnecting it sends RST now, whoever holds it.
+                    disconnect(socket);
+                }
+            }
+        }
+    }
+
+    fn pump(&self, connection: &Connection, number: usize, way: Way) {
+        let (mut from, mut to) = match way {
+            Way::Up => (&connection.sockets[0], &connection.sockets[1]),
+            Way::Down => (&connection.sockets[1], &connection.sockets[0]),
+        };
+        let mut damage: Vec<(u64, Damage)> = self
+            .plan
+            .damage
+            .iter()
+            .filter_map(|&(spot, damage)| {
+                let fits = spot.way == way && spot.connection.is_none_or(|wanted| wanted == number);
+                fits.then_some((spot.offset, damage))
+            })
+            .collect();
+        damage.sort_by_key(|&(offset, _)| offset);
+        damage.reverse();
+        let mut next_flip = self.plan.flip_every.filter(|_| way == Way::Up);
+        let mut offset = 0;
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            if self.stopped.load(Ordering::SeqCst) || connection.reset.load(Ordering::SeqCst) {
+                return;
+            }
+            if self.stalled.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+            let mut count = match from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => count,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+                Err(_) => break,
+            };
+            while self.stalled.load(Ordering::SeqCst) && !self.stopped.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // A change to a range needs the whole of it.
+            if let Some(&(at, what)) = damage.last() {
+                let wanted = match what {
+                    Damage::Drop(length) | Damage::Duplicate(length) => length,
+                    Damage::Swap(length) => 2 * length,
+                    _ => 1,
+                };
+                let end = (at + wanted as u64).saturating_sub(offset) as usize;
+                while at >= offset && at < offset + count as u64 && count < end {
+                    buffer.resize(buffer.len().max(end), 0);
+                    match from.read(&mut buffer[count..end]) {
+                        Ok(0) => break,
+                        Ok(more) => count += more,
+                        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                            // What would have come after may depend on what is held back: no more is to come now.
+                            break;
+                        }
+                        Err(_) => break,
+                    }
+                }
+            }
+            let mut bytes = buffer[..count].to_vec();
+            let mut truncated = false;
+            while let Some(&(at, what)) = damage.last() {
+                if at >= offset + count as u64 {
+                    break;
+                }
+                damage.pop();
+                let at = (at - offset) as usize;
+                match what {
+                    Damage::Flip(bit) => bytes[at] ^= 1 << (bit & 7),
+                    Damage::Set(value) => bytes[at] = value,
+                    Damage::Drop(length) => drop(bytes.drain(at..(at + length).min(count))),
+                    Damage::Duplicate(length) => {
+                        let again = bytes[at..(at + length).min(count)].to_vec();
+                        bytes.splice(at..at, again);
+                    }
+                    Damage::Swap(length) => {
+                        let end = (at + 2 * length).min(count);
+                        bytes[at..end].rotate_left(length.min(end - at));
+                    }
+                    Damage::Truncate => {
+                        bytes.truncate(at);
+                        truncated = true;
+                    }
+                }
+            }
+            if let Some(at) = next_flip.filter(|&at| at < offset + count as u64 && at >= offset) {
+                bytes[(at - offset) as usize] ^= 0x10;
+            }
+            offset += count as u64;
+            if let (Some(every), Some(at)) = (self.plan.flip_every, &mut next_flip) {
+                while *at < offset {
+                    *at += every;
+                }
+            }
+            if way == Way::Up {
+                self.pace(bytes.len());
+            }
+            // Recorded first: whoever has seen the bytes arrive finds them here.
+            if self.plan.record {
+                connection.recorded[way as usize].lock().expect("no panic").extend(&bytes);
+            }
+            connection.forwarded[way as usize].fetch_add(bytes.len() as u64, Ordering::SeqCst);
+            if write_whole(&mut to, &bytes).is_err() {
+                break;
+            }
+            if way == Way::Up {
+                let total = self.total_up.fetch_add(bytes.len() as u64, Ordering::SeqCst) + bytes.len() as u64;
+                let due = {
+                    let mut done = self.resets_done.lock().expect("no panic");
+                    let due = self.plan.resets_at.get(*done).is_some_and(|&at| total >= at);
+                    *done += usize::from(due);
+                    due
+                };
+                if due {
+                    self.reset_connections();
+                    return;
+                }
+            }
+            if truncated {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+        let _ = from.shutdown(Shutdown::Read);
+    }
+
+    fn pace(&self, bytes: usize) {
+        let Some(rate) = self.plan.bytes_per_second else { return };
+        let until = {
+            let mut due = self.due.lock().expect("no panic");
+            let start = due.unwrap_or_else(Instant::now).max(Instant::now());
+            *due = Some(start + Duration::from_secs_f64(bytes as f64 / rate as f64));
+            start
+        };
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn write_whole(to: &mut &TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+    to.write_all(bytes)
+}
+
+/// Sends RST though other threads are using the socket.
+fn disconnect(socket: &TcpStream) {
+    reset_on_close(socket);
+    // connect() to AF_UNSPEC dissolves the association; with data lost that is an RST (tcp(7): TCP_NODELAY has no say).
+    let _ = rustix::net::connect_unspec(socket);
+}

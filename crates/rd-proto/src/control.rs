@@ -5,6 +5,11 @@
 //! unknown type without that bit is skipped, with it the session ends as a protocol error. Integers are
 //! little-endian.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::frame::CONTROL_BYTES_MAX;

@@ -482,3 +482,5 @@ impl Role {
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use super::*;
 use crate::control::IoFact;
 
 /// Seeds run where `RD_SIM_COUNT` asks for no other number.
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 4000;
 
 /// Control frames that a lane of every transport holds; see `Lane::send_control`.
 const CONTROL_QUEUE_MAX: usize = 64;

@@ -129,10 +129,7 @@ fn frames() -> Vec<(&'static str, Frame)> {
         ("FINISHED", Frame::Finished { bytes: 2_500_000 }),
         ("BYE", Frame::Bye),
         ("ABORT signal", Frame::Abort(Cause::Signal(15))),
-        (
-            "ABORT sink",
-            Frame::Abort(Cause::Sink(IoFact { errno: 28, path: b"/srv/out".to_vec(), detail: Vec::new() })),
-        ),
+        ("ABORT sink", Frame::Abort(Cause::Sink(IoFact { errno: 28, path: b"/srv/out".to_vec(), detail: Vec::new() }))),
     ]
 }
 

@@ -65,7 +65,8 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
     let errno = |error: &std::io::Error| os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     let bytes = if let Some(path) = &options.key_file {
         let name = escaped(path.as_os_str());
-        let file = File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?;
+        let file =
+            File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?;
         first_line(file).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?
     } else if let Some(number) = options.key_fd {
         if !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists() {

@@ -532,13 +532,8 @@ impl Simulation {
             reset: false,
         };
         let delay = self.luck.between(MS / 100, self.delay_max);
-        let mut lane = SimLane {
-            sides: [side(self.now), side(self.now)],
-            cut: half,
-            delay,
-            stalled_until: 0,
-            seen_end: None,
-        };
+        let mut lane =
+            SimLane { sides: [side(self.now), side(self.now)], cut: half, delay, stalled_until: 0, seen_end: None };
         let up = [0, 0].map(|_| self.now + self.luck.below(2 * delay));
         // Nothing reaches an end before it knows of the lane.
         lane.sides[0].arrives = [up[1] + 1; 2];

@@ -150,6 +150,8 @@ impl Failure {
                     format!("what came from {peer} does not match its checksums, again and again; gave up"),
                 ),
                 Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} broke the protocol")),
+                // Has an outcome of its own.
+                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, peer),
             },
             Outcome::PeerAborted(cause) => match cause {
                 Cause::Signal(number) => Self::new(Exit::LinkLost, format!("{peer} was ended by signal {number}")),
@@ -161,6 +163,7 @@ impl Failure {
                     format!("what reached {peer} does not match its checksums, again and again"),
                 ),
                 Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} says that this end broke the protocol")),
+                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, peer),
             },
         };
         Some(failure)

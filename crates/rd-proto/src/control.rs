@@ -5,6 +5,11 @@
 //! unknown type without that bit is skipped, with it the session ends as a protocol error. Integers are
 //! little-endian.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::frame::CONTROL_BYTES_MAX;
@@ -171,6 +176,8 @@ pub enum Cause {
     Integrity,
     /// The other end broke the protocol.
     Protocol,
+    /// RDMA is all that is allowed, and no RDMA lane could be made.
+    NoRdma,
 }
 
 /// An I/O failure as facts.
@@ -208,14 +215,22 @@ pub enum Frame {
     Offer(Offer),
     /// Instead of an offer: this peer is not served.
     Refuse(Refusal),
-    /// Says which transport payload takes from now on; from the connecting end.
-    Use(Path),
+    /// Says which transport payload takes from now on; from the connecting end, on every lane.
+    Use {
+        /// The transport.
+        path: Path,
+        /// Counts the changes, so that of two such frames that overtake each other on two lanes the later one stands.
+        turn: u32,
+    },
     /// Where RDMA lanes may be dialled, from now on. From the listening end, whenever it changes.
     Endpoints(Vec<Endpoint>),
     /// Credits of this lane, and what has been taken in the whole session. Both are totals: repeating changes nothing.
     Ack {
         /// Receives posted on this lane in this generation since it came up.
         credit_total: u64,
+        /// How far beyond the lowest chunk not yet taken the sender may go, in chunks: all that the receiver could
+        /// have to hold until that one comes.
+        window: u32,
         /// Chunks that every sink has.
         taken: SequenceSet,
     },
@@ -296,14 +311,18 @@ impl Frame {
                 offer.encode(out);
             }
             Self::Refuse(refusal) => out.extend([kind::REFUSE, *refusal as u8]),
-            Self::Use(path) => out.extend([kind::USE, *path as u8]),
+            Self::Use { path, turn } => {
+                out.extend([kind::USE, *path as u8]);
+                out.extend(turn.to_le_bytes());
+            }
             Self::Endpoints(endpoints) => {
                 out.push(kind::ENDPOINTS);
                 encode_endpoints(endpoints, out);
             }
-            Self::Ack { credit_total, taken } => {
+            Self::Ack { credit_total, window, taken } => {
                 out.push(kind::ACK);
                 out.extend(credit_total.to_le_bytes());
+                out.extend(window.to_le_bytes());
                 taken.encode(out);
             }
             Self::Ping => out.push(kind::PING),
@@ -354,13 +373,19 @@ impl Frame {
                 5 => Refusal::Offer,
                 _ => return Err(FrameError::Value("refusal")),
             }),
-            kind::USE => Self::Use(match reader.u8()? {
-                0 => Path::Tcp,
-                1 => Path::Rdma,
-                _ => return Err(FrameError::Value("path")),
-            }),
+            kind::USE => {
+                let path = match reader.u8()? {
+                    0 => Path::Tcp,
+                    1 => Path::Rdma,
+                    _ => return Err(FrameError::Value("path")),
+                };
+                Self::Use { path, turn: reader.u32()? }
+            }
             kind::ENDPOINTS => Self::Endpoints(decode_endpoints(&mut reader)?),
-            kind::ACK => Self::Ack { credit_total: reader.u64()?, taken: SequenceSet::decode(&mut reader)? },
+            kind::ACK => {
+                let (credit_total, window) = (reader.u64()?, reader.u32()?);
+                Self::Ack { credit_total, window, taken: SequenceSet::decode(&mut reader)? }
+            }
             kind::PING => Self::Ping,
             kind::PAUSE => Self::Pause,
             kind::LANE_LOST => Self::LaneLost(LaneId::decode(&mut reader)?),
@@ -478,6 +503,7 @@ impl Cause {
             Self::SinkClosed => out.push(3),
             Self::Integrity => out.push(4),
             Self::Protocol => out.push(5),
+            Self::NoRdma => out.push(6),
         }
     }
 
@@ -489,6 +515,7 @@ impl Cause {
             3 => Self::SinkClosed,
             4 => Self::Integrity,
             5 => Self::Protocol,
+            6 => Self::NoRdma,
             _ => return Err(FrameError::Value("cause")),
         })
     }

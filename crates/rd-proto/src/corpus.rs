@@ -15,6 +15,7 @@ type Body = fn(&[u8]);
 const TARGETS: &[(&str, Body)] = &[
     ("chunk_header", crate::record::fuzz::chunk_header),
     ("control_channel", crate::handshake::fuzz::control_channel),
+    ("control_frame", crate::control::fuzz::control_frame),
     ("decompress", crate::compress::fuzz::decompress),
     ("handshake_connector", crate::handshake::fuzz::connector),
     ("handshake_listener", crate::handshake::fuzz::listener),
@@ -25,7 +26,13 @@ const TARGETS: &[(&str, Body)] = &[
 const COPIES: u64 = 200;
 
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    [crate::record::fuzz::seeds(), crate::compress::fuzz::seeds(), crate::handshake::fuzz::seeds()].concat()
+    [
+        crate::record::fuzz::seeds(),
+        crate::compress::fuzz::seeds(),
+        crate::handshake::fuzz::seeds(),
+        crate::control::fuzz::seeds(),
+    ]
+    .concat()
 }
 
 fn fuzz_dir() -> PathBuf {

@@ -67,6 +67,8 @@ struct Place {
     redial_after: Duration,
     heard: Duration,
     spoke: Duration,
+    /// At the end that accepts: the turn that the last USE on this lane named.
+    turn: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,8 @@ pub(crate) struct Lanes {
     connector: bool,
     places: [Place; LANES_MAX],
     path: Option<Path>,
+    /// How often the path was decided. 0: it went without saying.
+    turn: u32,
     /// RDMA has carried payload before, or was found wanting: what is said next is news.
     rdma_judged: bool,
     /// Since when nothing can carry payload.
@@ -93,12 +97,14 @@ impl Lanes {
             redial_after: REDIAL_MIN,
             heard: Duration::ZERO,
             spoke: Duration::ZERO,
+            turn: None,
         };
         Self {
             agreed,
             connector,
             places: [absent; LANES_MAX],
             path: (!agreed.try_rdma).then_some(Path::Tcp),
+            turn: 0,
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
             lost_told: false,
@@ -121,9 +127,15 @@ impl Lanes {
     }
 
     /// Lanes that carry payload on the present path.
+    ///
+    /// At the end that accepts, a lane is one only once the connecting end has said so on that very lane: otherwise
+    /// receives would be posted on a new TCP lane that is not meant for payload, and could not be called back.
     pub(crate) fn payload(&self) -> impl Iterator<Item = LaneId> + use<> {
         let path = self.path;
-        self.up().filter(move |&lane| Some(path_of(lane)) == path)
+        let (knows, turn, places) = (self.connector || self.turn == 0, self.turn, self.places);
+        self.up().filter(move |&lane| {
+            Some(path_of(lane)) == path && (knows || places[usize::from(lane.index)].turn == Some(turn))
+        })
     }
 
     pub(crate) fn is_up(&self, lane: LaneId) -> bool {
@@ -147,16 +159,28 @@ impl Lanes {
             redial_after: REDIAL_MIN,
             heard: now,
             spoke: Duration::ZERO,
+            turn: None,
         };
+        // Nobody authenticates while he is stopped.
+        self.peer_spoke(false, now);
         if self.connector {
             if path_of(lane) == Path::Rdma && self.path != Some(Path::Rdma) {
                 self.switch(Path::Rdma, now, actions);
             } else if let Some(path) = self.path {
-                actions.push_back(Action::Send(lane, Frame::Use(path)));
+                actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
         }
         self.note_payload(now, actions);
         true
+    }
+
+    /// Turns away a lane that the other end has given up before it was known here.
+    pub(crate) fn refuse(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
+        let place = &mut self.places[usize::from(lane.index)];
+        if place.state == State::Dialing && place.generation == lane.generation {
+            place.state = State::Closing { lost: true };
+        }
+        actions.push_back(Action::Close(lane));
     }
 
     /// Returns true if the lane was lost, rather than closed by choice.
@@ -173,6 +197,7 @@ impl Lanes {
             State::Absent { .. } | State::Dialing => return false,
         };
         place.state = State::Absent { retry_at: now + place.redial_after };
+        self.peer_spoke(self.peer_paused, now);
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
         lost
@@ -188,7 +213,9 @@ impl Lanes {
         let better_path = path_of(lane) == Path::Rdma && self.path == Some(Path::Tcp);
         let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
         place.state = State::Absent { retry_at: now + wait };
-        if path_of(lane) == Path::Rdma && self.path.is_none() {
+        let rdma_dialing =
+            self.places[usize::from(RDMA_LANE_FIRST)..].iter().any(|place| place.state == State::Dialing);
+        if path_of(lane) == Path::Rdma && self.path.is_none() && !rdma_dialing {
             if self.agreed.policy == Policy::Rdma {
                 return true;
             }
@@ -222,6 +249,9 @@ impl Lanes {
     }
 
     pub(crate) fn peer_spoke(&mut self, pauses: bool, now: Duration) {
+        // A stopped peer's kernel keeps answering on TCP; nothing does on RDMA. Without TCP, being stopped is no
+        // excuse for silence, or a peer that never comes back would be waited for without end.
+        let pauses = pauses && self.up().any(|lane| path_of(lane) == Path::Tcp);
         if self.peer_paused && !pauses {
             self.woke(now);
         }
@@ -242,20 +272,32 @@ impl Lanes {
     /// The connecting end has said which path to take.
     pub(crate) fn use_path(
         &mut self,
+        lane: LaneId,
         path: Path,
+        turn: u32,
         now: Duration,
         actions: &mut VecDeque<Action>,
     ) -> Result<(), Violation> {
         if self.connector {
             return Err(Violation::Unexpected("USE"));
         }
-        if path == Path::Tcp && self.agreed.policy == Policy::Rdma {
+        let allowed = match path {
+            Path::Tcp => self.agreed.policy != Policy::Rdma,
+            Path::Rdma => self.agreed.try_rdma,
+        };
+        if !allowed || (turn == self.turn && self.path != Some(path)) {
             return Err(Violation::Impossible("path"));
         }
-        if self.path != Some(path) {
-            self.switch(path, now, actions);
-            self.note_payload(now, actions);
+        if self.is_up(lane) {
+            self.places[usize::from(lane.index)].turn = Some(turn);
         }
+        if turn > self.turn {
+            if self.path != Some(path) {
+                self.switch(path, now, actions);
+            }
+            self.turn = turn;
+        }
+        self.note_payload(now, actions);
         Ok(())
     }
 
@@ -270,6 +312,7 @@ impl Lanes {
         if !self.connector {
             return;
         }
+        self.turn += 1;
         for lane in self.up() {
             // Receives that are posted on TCP lanes cannot be called back but by closing them; lane 0 is then dialled
             // anew, without credits.
@@ -277,7 +320,7 @@ impl Lanes {
                 self.close_because(lane, false, actions);
             } else {
                 self.spoke(lane, now);
-                actions.push_back(Action::Send(lane, Frame::Use(path)));
+                actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
         }
         if path == Path::Tcp {

@@ -263,12 +263,13 @@ pub trait Machine {
 
     /// The next thing to do.
     fn poll_action(&mut self) -> Option<Action> {
-        let actions = &mut self.core().actions;
-        let action = actions.pop_front();
-        if matches!(action, Some(Action::End(_))) {
-            // Events that were handled in the same batch as the one that ended it.
-            actions.clear();
+        let core = self.core();
+        if core.end_polled {
+            // Events that were handled in the same batch as the one that ended it, or after it.
+            core.actions.clear();
         }
+        let action = core.actions.pop_front();
+        core.end_polled |= matches!(action, Some(Action::End(_)));
         action
     }
 
@@ -315,6 +316,7 @@ pub struct Core {
     pub(crate) counters: Counters,
     aborting: Option<(Cause, Duration)>,
     ended: bool,
+    end_polled: bool,
 }
 
 /// Corrupt frames and chunks after which a session gives up rather than replace the lane once more.
@@ -329,6 +331,7 @@ impl Core {
             counters: Counters::default(),
             aborting: None,
             ended: false,
+            end_polled: false,
         }
     }
 
@@ -367,7 +370,8 @@ impl Core {
     }
 
     fn dial_failed(&mut self, lane: LaneId, now: Duration) {
-        if self.lanes.dial_failed(lane, now, &mut self.actions) {
+        if self.lanes.dial_failed(lane, now, &mut self.actions) && !self.is_ending() {
+            self.broadcast(&Frame::Abort(Cause::NoRdma), now);
             self.end(Outcome::NoRdma);
         }
     }
@@ -403,15 +407,22 @@ impl Core {
     }
 
     /// Handles the frames that mean the same to both roles; gives the others back.
-    pub(crate) fn common_frame(&mut self, frame: Frame, now: Duration) -> Result<Option<Frame>, Violation> {
+    pub(crate) fn common_frame(
+        &mut self,
+        lane: LaneId,
+        frame: Frame,
+        now: Duration,
+    ) -> Result<Option<Frame>, Violation> {
         self.lanes.peer_spoke(matches!(frame, Frame::Pause), now);
         match frame {
             Frame::Ping | Frame::Pause => {}
-            Frame::Use(path) => self.lanes.use_path(path, now, &mut self.actions)?,
+            Frame::Use { path, turn } => self.lanes.use_path(lane, path, turn, now, &mut self.actions)?,
             Frame::Abort(cause) => {
                 self.broadcast(&Frame::Bye, now);
                 if let Some((ours, _)) = self.aborting.take() {
                     self.end(Outcome::Aborted(ours));
+                } else if cause == Cause::NoRdma {
+                    self.end(Outcome::NoRdma);
                 } else {
                     self.end(Outcome::PeerAborted(cause));
                 }
@@ -471,3 +482,5 @@ impl Role {
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;

@@ -304,6 +304,8 @@ impl Receiver {
             return;
         }
         let taken = self.taken();
+        // Chunks that need not wait for others leave as they come.
+        let window = if self.ordered { self.buffers.len() as u32 } else { SPAN_MAX as u32 };
         let mut told = false;
         for at in 0..self.lanes.len() {
             let account = &mut self.lanes[at];
@@ -312,7 +314,7 @@ impl Receiver {
             }
             account.advertised = account.posted_total;
             let (lane, credit_total) = (account.lane, account.posted_total);
-            self.core.send(lane, Frame::Ack { credit_total, taken: taken.clone() }, now);
+            self.core.send(lane, Frame::Ack { credit_total, window, taken: taken.clone() }, now);
             told = true;
         }
         if !told && self.ack_owed > 0 {
@@ -323,7 +325,7 @@ impl Receiver {
             };
             let account = self.lanes.iter().find(|account| account.lane == lane);
             let credit_total = account.map_or(0, |account| account.posted_total);
-            self.core.send(lane, Frame::Ack { credit_total, taken }, now);
+            self.core.send(lane, Frame::Ack { credit_total, window, taken }, now);
         }
         self.ack_owed = 0;
         self.ack_since = None;
@@ -331,7 +333,7 @@ impl Receiver {
 
     fn conclude(&mut self, now: Duration) {
         let Some((chunks, bytes, digest)) = self.done else { return };
-        if self.committing || !self.final_taken || self.base < chunks {
+        if self.committing {
             return;
         }
         let ours = (self.core.counters.chunks, self.core.counters.bytes, self.digest.finish());
@@ -355,8 +357,7 @@ impl Machine for Receiver {
 
     fn handle_lane_up(&mut self, lane: LaneId, now: Duration) {
         if self.gone[usize::from(lane.index)].is_some_and(|gone| lane.generation <= gone) {
-            self.core.actions.push_back(Action::Close(lane));
-            return;
+            return self.core.lanes.refuse(lane, &mut self.core.actions);
         }
         if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
             return;
@@ -394,7 +395,7 @@ impl Machine for Receiver {
     }
 
     fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation> {
-        let Some(frame) = self.core.common_frame(frame, now)? else { return Ok(()) };
+        let Some(frame) = self.core.common_frame(lane, frame, now)? else { return Ok(()) };
         match frame {
             Frame::LaneLost(lost) => {
                 let mut alive = false;
@@ -412,6 +413,8 @@ impl Machine for Receiver {
                 }
                 Ok(())
             }
+            // It is sent once we have said that all is taken.
+            Frame::Done { .. } if !self.final_taken => Err(Violation::Impossible("DONE")),
             Frame::Done { chunks, bytes, digest } => {
                 self.done = Some((chunks, bytes, digest));
                 if self.finished.is_some() {
@@ -430,7 +433,9 @@ impl Machine for Receiver {
     }
 
     fn handle_timeout(&mut self, now: Duration) {
-        if let Some(linger_until) = self.finished {
+        if let Some(linger_until) = self.finished
+            && !self.core.is_ending()
+        {
             // All has been published. Losing the link now costs only the answer, which is kept ready for a while.
             self.core.linger(now);
             if now >= linger_until {

@@ -74,6 +74,8 @@ pub struct Sender {
     sealed_end: u64,
     /// No sequence below this one is ready.
     cursor: u64,
+    /// How far beyond `base` the receiver can take chunks in.
+    window: u64,
     fills: u64,
     fills_open: u32,
     final_sequence: Option<u64>,
@@ -96,6 +98,7 @@ impl Sender {
             base: 0,
             sealed_end: 0,
             cursor: 0,
+            window: 0,
             fills: 0,
             fills_open: 0,
             final_sequence: None,
@@ -191,8 +194,10 @@ impl Sender {
     }
 
     fn dispatch(&mut self) {
-        let span_end = self.base + SPAN_MAX as u64;
-        while self.cursor < self.sealed_end.min(span_end) {
+        // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
+        // others wait for would find no receive.
+        let window_end = self.base + self.window.min(SPAN_MAX as u64);
+        while self.cursor < self.sealed_end.min(window_end) {
             let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {
                 self.cursor += 1;
                 continue;
@@ -357,12 +362,21 @@ impl Machine for Sender {
             }
         }
         self.settle();
+        if self.done_sent
+            && !self.core.is_ending()
+            && let Some(survivor) = self.core.lanes.up().next()
+        {
+            // The lane may have taken the question or its answer with it.
+            let done = self.done_frame();
+            self.core.send(survivor, done, now);
+        }
     }
 
     fn handle_frame(&mut self, lane: LaneId, frame: Frame, now: Duration) -> Result<(), Violation> {
-        let Some(frame) = self.core.common_frame(frame, now)? else { return Ok(()) };
+        let Some(frame) = self.core.common_frame(lane, frame, now)? else { return Ok(()) };
         match frame {
-            Frame::Ack { credit_total, taken } => {
+            Frame::Ack { credit_total, window, taken } => {
+                self.window = u64::from(window);
                 if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
                     account.credit_total = account.credit_total.max(credit_total);
                 }

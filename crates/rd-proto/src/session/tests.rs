@@ -1,0 +1,155 @@
+//! What two offers come to.
+
+use super::*;
+use crate::control::{Encrypt, Policy, RdmaKind};
+
+const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
+const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
+
+fn offer(role: Role) -> Offer {
+    Offer {
+        role,
+        policy: Policy::Auto,
+        encrypt: Encrypt::Auto,
+        peer_is_local: false,
+        lanes: 0,
+        chunk_bytes: 1 << 20,
+        reconnect_s: 30,
+        size_bytes: None,
+        rdma: RdmaKind::Hardware,
+        ticket: [0; 16],
+        host: Vec::new(),
+    }
+}
+
+fn pair(change: impl FnOnce(&mut Offer, &mut Offer)) -> Result<Agreed, Refusal> {
+    let (mut ours, mut theirs) = (offer(Role::Sender), offer(Role::Receiver));
+    change(&mut ours, &mut theirs);
+    let agreed = Agreed::new(&ours, &theirs);
+    assert_eq!(agreed, Agreed::new(&theirs, &ours), "both ends must come to the same");
+    agreed
+}
+
+#[test]
+fn both_ends_agree_whatever_they_offer() {
+    let mut seen = 0;
+    for policies in POLICIES.iter().flat_map(|a| POLICIES.iter().map(move |b| (*a, *b))) {
+        for encrypts in ENCRYPTS.iter().flat_map(|a| ENCRYPTS.iter().map(move |b| (*a, *b))) {
+            for bits in 0..64_u32 {
+                let bit = |at: u32| bits >> at & 1 == 1;
+                // `pair` compares the two ends.
+                let _ = pair(|ours, theirs| {
+                    (ours.policy, theirs.policy) = policies;
+                    (ours.encrypt, theirs.encrypt) = encrypts;
+                    let kind = |at| if bit(at) { RdmaKind::Hardware } else { RdmaKind::Software };
+                    (ours.rdma, theirs.rdma) = (kind(0), if bits < 32 { kind(1) } else { RdmaKind::None });
+                    (ours.peer_is_local, theirs.peer_is_local) = (bit(2), bit(3));
+                    (ours.lanes, theirs.lanes) = (if bit(4) { 3 } else { 0 }, if bit(5) { 200 } else { 0 });
+                    (ours.chunk_bytes, theirs.reconnect_s) = (if bit(5) { 4096 } else { 65536 }, bits);
+                });
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, 16 * 9 * 64);
+}
+
+#[test]
+fn policies_meet() {
+    use Policy::{Auto, PreferRdma, Rdma, Tcp};
+    let table = [
+        (Auto, Auto, Ok(Auto)),
+        (Auto, Rdma, Ok(Rdma)),
+        (Auto, PreferRdma, Ok(PreferRdma)),
+        (Auto, Tcp, Ok(Tcp)),
+        (Rdma, Rdma, Ok(Rdma)),
+        (Rdma, PreferRdma, Ok(Rdma)),
+        (Rdma, Tcp, Err(Refusal::Transport)),
+        (PreferRdma, PreferRdma, Ok(PreferRdma)),
+        (PreferRdma, Tcp, Ok(Tcp)),
+        (Tcp, Tcp, Ok(Tcp)),
+    ];
+    for (a, b, expected) in table {
+        let met = pair(|ours, theirs| (ours.policy, theirs.policy) = (a, b)).map(|agreed| agreed.policy);
+        assert_eq!(met, expected, "{a:?} and {b:?}");
+    }
+}
+
+#[test]
+fn rdma_needs_devices_that_the_policy_counts_at_both_ends() {
+    use RdmaKind::{Hardware, None, Software};
+    // The weaker of two devices, and whether each policy tries it.
+    let table = [
+        (Hardware, [(Policy::Auto, true), (Policy::PreferRdma, true), (Policy::Rdma, true), (Policy::Tcp, false)]),
+        (Software, [(Policy::Auto, false), (Policy::PreferRdma, true), (Policy::Rdma, true), (Policy::Tcp, false)]),
+        (None, [(Policy::Auto, false), (Policy::PreferRdma, false), (Policy::Rdma, false), (Policy::Tcp, false)]),
+    ];
+    for (weaker, policies) in table {
+        for (policy, tries) in policies {
+            for kinds in [(weaker, Hardware), (Hardware, weaker)] {
+                let met = pair(|ours, theirs| {
+                    (ours.rdma, theirs.rdma) = kinds;
+                    ours.policy = policy;
+                });
+                if policy == Policy::Rdma && !tries {
+                    assert_eq!(met, Err(Refusal::Transport));
+                } else {
+                    assert_eq!(met.expect("a transport is left").try_rdma, tries, "{kinds:?} {policy:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn payload_is_encrypted_where_it_must_be() {
+    use Encrypt::{Always, Auto, Never};
+    // Two wishes, both ends on one host, and whether TCP and RDMA are encrypted.
+    let table = [
+        (Auto, Auto, false, Some((true, false))),
+        (Auto, Auto, true, Some((false, false))),
+        (Auto, Always, true, Some((true, true))),
+        (Auto, Never, false, Some((false, false))),
+        (Always, Always, false, Some((true, true))),
+        (Never, Never, false, Some((false, false))),
+        (Always, Never, false, None),
+    ];
+    for (a, b, local, expected) in table {
+        let agreed = pair(|ours, theirs| {
+            (ours.encrypt, theirs.encrypt) = (a, b);
+            (ours.peer_is_local, theirs.peer_is_local) = (local, local);
+        });
+        assert_eq!(agreed.ok().map(|agreed| (agreed.seal(Path::Tcp), agreed.seal(Path::Rdma))), expected);
+        if expected.is_none() {
+            assert_eq!(agreed, Err(Refusal::Encrypt));
+        }
+    }
+    // One end's word that the other is near is not enough.
+    assert!(pair(|ours, _| ours.peer_is_local = true).expect("agreed").seal_tcp);
+}
+
+#[test]
+fn sizes_are_the_smaller_of_two() {
+    let agreed = pair(|ours, theirs| {
+        (ours.chunk_bytes, theirs.chunk_bytes) = (1 << 16, 1 << 20);
+        (ours.reconnect_s, theirs.reconnect_s) = (7, 0);
+        (ours.lanes, theirs.lanes) = (255, 20);
+    });
+    let agreed = agreed.expect("agreed");
+    assert_eq!(agreed.chunk_bytes, 1 << 16);
+    assert_eq!(agreed.reconnect, Duration::ZERO);
+    assert_eq!((agreed.tcp_lanes, agreed.rdma_lanes), (RDMA_LANE_FIRST, RDMA_LANE_FIRST));
+    let default = pair(|_, _| {}).expect("agreed");
+    assert_eq!((default.tcp_lanes, default.rdma_lanes), (2, 1));
+    let one_asks = pair(|_, theirs| theirs.lanes = 5).expect("agreed");
+    assert_eq!((one_asks.tcp_lanes, one_asks.rdma_lanes), (5, 5));
+}
+
+#[test]
+fn offers_out_of_bounds_are_refused() {
+    for bytes in [0, 4095, 4097, (1 << 20) + 4096, u32::MAX] {
+        assert_eq!(pair(|ours, theirs| (ours.chunk_bytes, theirs.chunk_bytes) = (bytes, bytes)), Err(Refusal::Offer));
+    }
+    assert_eq!(pair(|ours, _| ours.role = Role::Receiver), Err(Refusal::Role));
+    assert_eq!(pair(|_, theirs| theirs.role = Role::Sender), Err(Refusal::Role));
+}

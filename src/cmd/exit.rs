@@ -114,7 +114,7 @@ impl Failure {
             Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
             Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
             Refusal::Transport => {
-                format!("no transport that both ends allow and have ({peer}); see --transport, or run rddoctor")
+                format!("no transport that both ends allow and have ({peer}); see --transport")
             }
             Refusal::Encrypt => format!("{peer} and this end disagree on --encrypt: one says always, the other never"),
             Refusal::Lane | Refusal::Offer => format!("{peer} does not accept this end's offer"),

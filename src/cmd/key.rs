@@ -7,11 +7,12 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use rd_proto::handshake::Key;
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
-use super::exit::{Exit, Failure, escaped};
+use super::exit::{Exit, Failure, escaped, os};
 use super::options::KeyOptions;
 use crate::engine::link::rng;
 
@@ -61,17 +62,20 @@ fn overwrite_argument(secret: &[u8]) {
 /// Exit 1 for an empty key or one that cannot be read.
 pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Option<Key>, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
+    let errno = |error: &std::io::Error| os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     let bytes = if let Some(path) = &options.key_file {
         let name = escaped(path.as_os_str());
-        let file = File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {error}")))?;
-        first_line(file).map_err(|error| usage(format!("cannot read --key-file {name}: {error}")))?
+        let file =
+            File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?;
+        first_line(file).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?
     } else if let Some(number) = options.key_fd {
         if !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists() {
             return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
         }
         // SAFETY: the descriptor is open, and was handed to this process for this purpose alone.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        first_line(File::from(fd)).map_err(|error| usage(format!("cannot read --key-fd {number}: {error}")))?
+        first_line(File::from(fd))
+            .map_err(|error| usage(format!("cannot read --key-fd {number}: {}", errno(&error))))?
     } else {
         match positional {
             Some(key) if key != "-" => Zeroizing::new(key.into_vec()),

@@ -40,6 +40,12 @@ fn usage(command: &clap::Command, message: &str) -> Failure {
 
 /// What clap made of a command line that it could not take, or of `--help` and `--version`.
 fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
-    let _ = error.print();
-    if error.use_stderr() { Err(Failure { exit: exit::Exit::Usage, message: None }) } else { Ok(()) }
+    if !error.use_stderr() {
+        let _ = error.print();
+        return Ok(());
+    }
+    // As all our failures begin: with the command's name, not with clap's "error:".
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    Err(Failure::new(exit::Exit::Usage, text))
 }

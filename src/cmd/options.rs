@@ -1,7 +1,6 @@
 //! Options that all commands that move data share; one definition for parsing, help and manual.
 
 use std::ffi::OsString;
-use std::num::NonZeroU8;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,22 +71,22 @@ pub struct TransferOptions {
     /// Whether the data is encrypted
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub encrypt: Encryption,
-    /// Whether the sender compresses the data
+    /// How rdsend compresses the data. Without effect on rdrecv
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pub compress: Compress,
-    /// Connections to spread the data over (default: 2 on TCP, 1 on RDMA; at most 16)
-    #[arg(long, value_name = "N")]
-    pub lanes: Option<NonZeroU8>,
-    /// Memory for data on its way at this end; a larger one smooths a source or sink that comes in bursts
+    /// Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
+    pub lanes: Option<u8>,
+    /// Memory for data on its way at this end; more of it smooths a source or sink that works in bursts
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "32M")]
     pub buffer: u64,
-    /// Ports that a listening end may use, as FIRST-LAST
+    /// Ports that rdrecv may listen on: for RDMA, and for TCP where PORT is 0. Without effect on rdsend
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     pub port_range: Option<RangeInclusive<u16>>,
-    /// Seconds to wait for a lost link to come back; 0 gives up at once
+    /// Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub reconnect: u32,
-    /// Most bytes a second that the sender reads, such as 200M
+    /// Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     pub bwlimit: Option<u64>,
 }
@@ -96,7 +95,7 @@ pub struct TransferOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
-    /// Print the bandwidth at the end, and what is connected
+    /// Print each connection as it is made, and the bandwidth at the end
     #[arg(short, long)]
     pub verbose: bool,
     /// Print errors only
@@ -105,7 +104,7 @@ pub struct ReportOptions {
     /// Show progress (the default on a terminal)
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
-    /// Write a report as one JSON object, to FILE or to standard error
+    /// Write a report of the transfer as one JSON object, to FILE or else to standard error
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub json: Option<PathBuf>,
 }
@@ -114,10 +113,10 @@ pub struct ReportOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Key")]
 pub struct KeyOptions {
-    /// Read KEY from the first line of FILE instead of the command line
+    /// Read KEY from the first line of FILE; KEY is then not among the arguments
     #[arg(long, value_name = "FILE", conflicts_with = "key_fd")]
     pub key_file: Option<PathBuf>,
-    /// Read KEY from the first line of this open file descriptor
+    /// Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments
     #[arg(long, value_name = "FD")]
     pub key_fd: Option<i32>,
 }
@@ -161,7 +160,7 @@ impl TransferOptions {
 
     /// Lanes asked for; 0 leaves it to the other end.
     pub fn lanes(&self) -> u8 {
-        self.lanes.map_or(0, |lanes| lanes.get().min(RDMA_LANE_FIRST as u8))
+        self.lanes.unwrap_or(0)
     }
 
     /// The largest chunk that leaves enough buffers, and that the rate limit allows.

@@ -34,15 +34,16 @@ use crate::transport::unmapped;
 #[command(
     name = "rdrecv",
     version,
-    override_usage = "rdrecv [OPTIONS] [PORT KEY [FILE]]",
+    override_usage = "rdrecv [OPTIONS] [PORT [KEY [FILE]]]",
     after_help = EXIT_CODES
 )]
 pub struct RecvArguments {
-    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; `-` takes it from RD_KEY or makes one.
-    /// FILE: where to write instead of standard output
-    #[arg(value_name = "PORT KEY [FILE]", num_args = 0..=3)]
+    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken
+    /// from the environment variable RD_KEY, and a new one is made if that is not set. FILE: where to write instead of
+    /// standard output
+    #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3)]
     positionals: Vec<OsString>,
-    /// Seconds to wait for the sender (default: without end)
+    /// Seconds to wait for a sender [default: without end]
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u32>,
     #[command(flatten)]

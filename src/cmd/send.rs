@@ -33,15 +33,16 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 #[command(
     name = "rdsend",
     version,
-    override_usage = "rdsend [OPTIONS] HOST PORT KEY [FILE]",
+    override_usage = "rdsend [OPTIONS] HOST PORT [KEY [FILE]]",
     after_help = EXIT_CODES
 )]
 pub struct SendArguments {
     /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
-    /// `-` takes it from RD_KEY or asks. FILE: what to send instead of standard input
-    #[arg(value_name = "HOST PORT KEY [FILE]", num_args = 0..=4)]
+    /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
+    /// that is not set. FILE: what to send instead of standard input
+    #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4)]
     positionals: Vec<OsString>,
-    /// Seconds to keep trying to connect
+    /// Seconds to keep trying while nothing answers at HOST and PORT
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     connect_timeout: u32,
     #[command(flatten)]
@@ -54,8 +55,8 @@ pub struct SendArguments {
 
 /// The exit codes, for the help of both stream commands.
 pub(super) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 wrong KEY; 3 cannot \
-    connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n signal; 141 output \
-    closed";
+    connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
+    141 the receiver's output was closed";
 
 /// The whole command.
 pub fn main() -> ExitCode {
@@ -72,7 +73,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     let key = if wanted == 3 { positionals.next() } else { None };
     key::conceal(key.as_ref());
     let (Some(host), Some(port)) = (host, port) else {
-        return Err(super::usage(&SendArguments::command(), "HOST and PORT are missing"));
+        return Err(super::usage(&SendArguments::command(), "HOST and PORT are needed"));
     };
     let file = positionals.next();
     if positionals.next().is_some() {

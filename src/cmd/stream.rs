@@ -202,7 +202,7 @@ impl Session<'_> {
             };
             // Lanes register some memory of their own.
             let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
-            count = (count / 2).max(room.min(u64::from(count - 1)) as u32);
+            count = if room < u64::from(count) { room as u32 } else { count / 2 };
             if count < 2 || u64::from(count) * (agreed.chunk_bytes as u64) < POOL_BYTES_MIN {
                 self.say(&format!(
                     "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",

@@ -46,7 +46,7 @@ pub struct Part {
 }
 
 impl Source {
-    /// Opens a file to read. `part_bytes`: the length of each part but the last.
+    /// Opens a file to read.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Source {
         Ok(File::from(file))
     }
 
-    /// Makes a source of an open file, from its present offset on.
+    /// Makes a source of an open file, from its present offset on. `part_bytes`: the length of each part but the last.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rd_verbs::{
@@ -159,8 +159,10 @@ impl Held {
 
     /// Has the device treated as gone; for who learns it first.
     pub(super) fn report_gone(&self) {
-        if !self.watch.gone.swap(true, Ordering::AcqRel) {
-            registry().wake.wake();
+        if !self.watch.gone.swap(true, Ordering::AcqRel)
+            && let Ok(registry) = registry()
+        {
+            registry.wake.wake();
         }
     }
 }
@@ -195,18 +197,24 @@ struct Registry {
     wake: Wake,
 }
 
-fn registry() -> &'static Registry {
-    static REGISTRY: OnceLock<Registry> = OnceLock::new();
-    REGISTRY.get_or_init(|| {
-        let wake = Wake::new().expect("an eventfd");
-        std::thread::Builder::new().name("rd-rdma-watch".to_owned()).spawn(watch).expect("a thread");
-        Registry { open: Mutex::new(Vec::new()), wake }
-    })
+fn registry() -> Result<&'static Registry, VerbsError> {
+    static REGISTRY: Mutex<Option<&'static Registry>> = Mutex::new(None);
+    let mut known = lock(&REGISTRY);
+    if let Some(registry) = *known {
+        return Ok(registry);
+    }
+    let wake = Wake::new().map_err(|error| VerbsError::Call { call: "eventfd", errno: error.raw_os_error() })?;
+    let registry: &'static Registry = Box::leak(Box::new(Registry { open: Mutex::new(Vec::new()), wake }));
+    std::thread::Builder::new()
+        .name("rd-rdma-watch".to_owned())
+        .spawn(|| watch(registry))
+        .map_err(|error| VerbsError::Call { call: "pthread_create", errno: error.raw_os_error().unwrap_or(0) })?;
+    Ok(known.insert(registry))
 }
 
 /// Opens the device that has this address, or takes the one that is open.
 pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
-    let registry = registry();
+    let registry = registry()?;
     let mut open = lock(&registry.open);
     let channel = EventChannel::new()?;
     let device = Device::open(&channel, address)?;
@@ -237,8 +245,7 @@ fn exists(path: &str) -> bool {
 }
 
 /// The watching thread: lives as long as the process.
-fn watch() {
-    let registry = registry();
+fn watch(registry: &Registry) {
     let mut going: Vec<(Instant, Arc<Device>)> = Vec::new();
     loop {
         let mut gone = Vec::new();

@@ -234,13 +234,16 @@ impl Poller {
     /// Handles completions and events until the lane must end; returns why.
     fn serve(&mut self) -> LaneError {
         loop {
-            match self.poll_batch() {
-                Ok(0) => {}
-                Ok(_) => continue,
+            let taken = match self.poll_batch() {
+                Ok(taken) => taken,
                 Err(reason) => return reason,
-            }
+            };
+            // Also while completions flow without end.
             if let Some(reason) = self.must_end() {
                 return reason;
+            }
+            if taken > 0 {
+                continue;
             }
             if !self.kit.armed {
                 // What completes before this is armed makes no event: the queue is polled once more.
@@ -271,7 +274,7 @@ impl Poller {
         }
     }
 
-    /// Whether a flag says that the lane must end. Costs no system call, since it is asked before every sleep.
+    /// Whether a flag says that the lane must end. Costs no system call, since it is asked after every batch.
     fn must_end(&mut self) -> Option<LaneError> {
         if self.kit.registered.held.is_gone() {
             return Some(self.device_gone());

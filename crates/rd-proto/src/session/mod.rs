@@ -263,7 +263,13 @@ pub trait Machine {
 
     /// The next thing to do.
     fn poll_action(&mut self) -> Option<Action> {
-        self.core().actions.pop_front()
+        let actions = &mut self.core().actions;
+        let action = actions.pop_front();
+        if matches!(action, Some(Action::End(_))) {
+            // Events that were handled in the same batch as the one that ended it.
+            actions.clear();
+        }
+        action
     }
 
     /// A lane could not be connected.
@@ -474,3 +480,6 @@ impl Role {
         }
     }
 }
+
+#[cfg(test)]
+mod simulation;

@@ -461,6 +461,8 @@ impl Machine for Receiver {
 
     fn next_timeout(&self, now: Duration) -> Duration {
         match self.ack_since {
+            // Once it is ending, nothing is acknowledged any more.
+            _ if self.core.is_ending() => super::TICK,
             Some(since) => (since + ACK_DELAY).saturating_sub(now),
             None => super::TICK,
         }

@@ -1,0 +1,123 @@
+//! Writes the manual pages and shell completions, from the definitions that parse the command lines.
+//!
+//! `cargo run --example man` writes them below `docs/`; `tests/manual.rs` fails when what is committed is another.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory, ValueHint};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+use rdma_pipe::cmd::recv::RecvArguments;
+use rdma_pipe::cmd::send::SendArguments;
+
+/// What stands in a page beside the definitions.
+struct Page {
+    command: Command,
+    other: &'static str,
+    examples: &'static [(&'static str, &'static str)],
+}
+
+const ENVIRONMENT: &[(&str, &str)] = &[
+    ("RD_KEY", "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY."),
+    ("NO_COLOR", "Help is printed without colours if this is set."),
+];
+
+fn pages() -> [Page; 2] {
+    [
+        Page {
+            command: SendArguments::command(),
+            other: "rdrecv",
+            examples: &[
+                ("zfs send pool/data@monday | rdsend backup 7000 -", "A snapshot, with KEY in RD_KEY."),
+                ("tar -c tree | rdsend --key-file key backup 7000", "A tree, with KEY in a file."),
+                ("rdsend -v backup 7000 KEY image.raw", "A file; the receiver sees how large it is."),
+            ],
+        },
+        Page {
+            command: RecvArguments::command(),
+            other: "rdsend",
+            examples: &[
+                (
+                    "rdrecv",
+                    "Takes a free port, makes a key and prints the line to run at the sender. Data goes to standard output.",
+                ),
+                ("rdrecv 7000 - | zfs receive pool/data", "A snapshot, with KEY in RD_KEY."),
+                ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when all of it has arrived."),
+            ],
+        },
+    ]
+}
+
+/// Every generated file: its path below the root of the project, and its content.
+pub fn files() -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    for page in pages() {
+        let name = page.command.get_name().to_owned();
+        files.push((format!("docs/man/{name}.1"), manual(&page).expect("writing to memory")));
+        for (shell, file) in [
+            (Shell::Bash, format!("{name}.bash")),
+            (Shell::Fish, format!("{name}.fish")),
+            (Shell::Zsh, format!("_{name}")),
+        ] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut completed(page.command.clone()), &name, &mut script);
+            files.push((format!("docs/completions/{file}"), script));
+        }
+    }
+    files
+}
+
+/// The command as shells are to know it: its positional arguments have no names, and the last may be a file.
+fn completed(command: Command) -> Command {
+    command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
+}
+
+fn manual(page: &Page) -> io::Result<Vec<u8>> {
+    let man = Man::new(page.command.clone()).date("").manual("rdma-pipe");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    let codes = page.command.get_after_help().expect("the exit codes").to_string();
+    for entry in codes.strip_prefix("Exit codes: ").expect("how the exit codes begin").split("; ") {
+        let (code, meaning) = entry.split_once(' ').expect("a code and its meaning");
+        define(&mut roff, code, meaning);
+    }
+    roff.control("SH", ["ENVIRONMENT"]);
+    for (name, meaning) in ENVIRONMENT {
+        define(&mut roff, name, meaning);
+    }
+    roff.control("SH", ["EXAMPLES"]);
+    for (line, meaning) in page.examples {
+        define(&mut roff, line, meaning);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([bold(page.other), roman("(1)")]);
+    roff.to_writer(&mut text)?;
+    Ok(text)
+}
+
+fn define(roff: &mut Roff, term: &str, meaning: &str) {
+    roff.control("TP", []);
+    roff.text([bold(term)]);
+    roff.text([Inline::from(meaning)]);
+}
+
+#[allow(dead_code, reason = "tests/manual.rs includes this file for `files` alone")]
+fn main() -> io::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (name, content) in files() {
+        let path = root.join(&name);
+        fs::create_dir_all(path.parent().expect("below the root"))?;
+        fs::write(path, content)?;
+        println!("{name}");
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! What is written of the program agrees with it: manual pages, completions, the README's tables, the bytes in
+//! `docs/PROTOCOL.md`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory};
+use rd_proto::control::{
+    Cause, Encrypt, Endpoint, Frame, IoFact, Offer, Path as Medium, Policy, RdmaKind, Refusal, Role, SequenceSet,
+};
+use rd_proto::frame::{ChunkHeader, Compression};
+use rd_proto::handshake::LaneId;
+use rdma_pipe::cmd::recv::RecvArguments;
+use rdma_pipe::cmd::send::SendArguments;
+
+#[path = "../examples/man.rs"]
+mod man;
+
+fn document(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn manual_pages_and_completions_are_those_of_the_definitions() {
+    for (name, content) in man::files() {
+        let content = String::from_utf8(content).expect("text");
+        assert!(document(&name) == content, "{name} is out of date; run: cargo run --example man");
+    }
+}
+
+fn commands() -> [Command; 2] {
+    [SendArguments::command(), RecvArguments::command()]
+}
+
+/// The first cells of the rows of the README's tables that begin with a code span.
+fn rows(readme: &str) -> impl Iterator<Item = (&str, &str)> {
+    readme.lines().filter_map(|line| {
+        let row = line.strip_prefix("| `")?;
+        let (first, _) = row.split_once('`')?;
+        Some((first, line))
+    })
+}
+
+#[test]
+fn the_readme_has_every_option_with_its_default_and_no_other() {
+    let readme = document("README.md");
+    let mut known = BTreeSet::new();
+    for command in commands() {
+        for option in command.get_arguments().filter(|option| !option.is_positional()) {
+            let long = option.get_long().expect("every option has a long form");
+            known.insert(long.to_owned());
+            let names = |first: &str| first.split([' ', '[', '=', ',']).any(|word| word == format!("--{long}"));
+            let (_, row) = rows(&readme)
+                .find(|(first, _)| names(first))
+                .unwrap_or_else(|| panic!("README.md has no row for --{long} of {}", command.get_name()));
+            for default in defaults(option) {
+                assert!(row.contains(&format!("`{default}`")), "README.md: --{long} has the default {default}: {row}");
+            }
+        }
+    }
+    known.extend(["help".to_owned(), "version".to_owned()]);
+    for (first, row) in rows(&readme) {
+        for word in first.split([' ', '[', '=', ',']) {
+            if let Some(long) = word.strip_prefix("--") {
+                assert!(known.contains(long), "README.md: there is no --{long}: {row}");
+            }
+        }
+    }
+}
+
+fn defaults(option: &Arg) -> Vec<String> {
+    if !option.get_action().takes_values() {
+        return Vec::new();
+    }
+    option.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn the_readme_has_every_exit_code() {
+    let readme = document("README.md");
+    for command in commands() {
+        let codes = command.get_after_help().expect("the exit codes").to_string();
+        for entry in codes.strip_prefix("Exit codes: ").expect("how they begin").split("; ") {
+            let (code, _) = entry.split_once(' ').expect("a code and its meaning");
+            assert!(rows(&readme).any(|(first, _)| first == code), "README.md has no row for exit code {code}");
+        }
+    }
+}
+
+/// One frame of each kind; `docs/PROTOCOL.md` shows their bytes.
+fn frames() -> Vec<(&'static str, Frame)> {
+    let lane = LaneId { index: 1, generation: 2 };
+    vec![
+        (
+            "OFFER",
+            Frame::Offer(Offer {
+                role: Role::Sender,
+                policy: Policy::PreferRdma,
+                encrypt: Encrypt::Always,
+                peer_is_local: false,
+                lanes: 4,
+                chunk_bytes: 1 << 20,
+                reconnect_s: 30,
+                size_bytes: Some(5_000_000_000),
+                rdma: RdmaKind::Hardware,
+                ticket: *b"ticket-16-bytes!",
+                host: b"alpha".to_vec(),
+            }),
+        ),
+        ("REFUSE", Frame::Refuse(Refusal::Busy)),
+        ("USE", Frame::Use(Medium::Rdma)),
+        (
+            "ENDPOINTS",
+            Frame::Endpoints(vec![Endpoint {
+                hardware: true,
+                address: "10.9.0.2:41000".parse().expect("an address"),
+                prefix_bits: 24,
+                rate_mbps: 100_000,
+            }]),
+        ),
+        ("ACK", Frame::Ack { credit_total: 32, taken: SequenceSet::new(5, [7, 8, 13].into_iter()) }),
+        ("PING", Frame::Ping),
+        ("PAUSE", Frame::Pause),
+        ("LANE_LOST", Frame::LaneLost(lane)),
+        ("LANE_GONE", Frame::LaneGone { lane, have: SequenceSet::new(5, [6].into_iter()) }),
+        ("DONE", Frame::Done { chunks: 3, bytes: 2_500_000, digest: *b"32 bytes of BLAKE3 over all tags" }),
+        ("FINISHED", Frame::Finished { bytes: 2_500_000 }),
+        ("BYE", Frame::Bye),
+        ("ABORT signal", Frame::Abort(Cause::Signal(15))),
+        ("ABORT sink", Frame::Abort(Cause::Sink(IoFact { errno: 28, path: b"/srv/out".to_vec(), detail: Vec::new() }))),
+    ]
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The examples of a document, without the spaces that make them readable: lines of four blanks, a label, a colon, hex.
+fn examples(text: &str) -> Vec<(String, String)> {
+    let mut examples: Vec<(String, String)> = Vec::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("    ")) {
+        let bytes: String = line.rsplit(':').next().unwrap_or_default().split_whitespace().collect();
+        if bytes.is_empty() || !bytes.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            continue;
+        }
+        match (line.split_once(':'), examples.last_mut()) {
+            (Some((label, _)), _) => examples.push((label.trim().to_owned(), bytes)),
+            // The line before goes on.
+            (None, Some((_, before))) => before.push_str(&bytes),
+            (None, None) => {}
+        }
+    }
+    examples
+}
+
+#[test]
+fn the_protocol_shows_the_bytes_of_every_frame() {
+    let shown = examples(&document("docs/PROTOCOL.md"));
+    let mut missing = Vec::new();
+    for (label, frame) in frames() {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        assert_eq!(Frame::decode(&bytes), Ok(Some(frame)), "{label}");
+        if !shown.contains(&(label.to_owned(), hex(&bytes))) {
+            missing.push(format!("    {label}: {}", hex(&bytes)));
+        }
+    }
+    assert!(missing.is_empty(), "docs/PROTOCOL.md lacks:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn the_protocol_shows_the_bytes_of_a_chunk_header() {
+    let header = ChunkHeader {
+        is_final: true,
+        sealed: true,
+        compression: Compression::Lz4,
+        wire_bytes: 600_000,
+        plain_bytes: 1 << 20,
+        item: 0,
+        sequence: 65_541,
+        position: 65_541 << 20,
+        tag: *b"16 bytes of tag.",
+    };
+    let bytes = header.encode();
+    assert_eq!(ChunkHeader::decode(&bytes), Ok(header));
+    let shown = examples(&document("docs/PROTOCOL.md"));
+    assert!(shown.contains(&("chunk header".to_owned(), hex(&bytes))), "    chunk header: {}", hex(&bytes));
+}

@@ -1,0 +1,396 @@
+//! The commands over real RDMA verbs: on one host with soft-RoCE (`RD_TESTBED=rxe`), between hosts with soft-iWARP
+//! (`siw`). `tests/run` runs them in the testbed's guest; elsewhere they are ignored, since they cannot run.
+
+mod rig;
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rig::{Ended, KEY, Process, Scratch, drain, noise, same};
+use rustix::process::Signal;
+
+/// Under emulation the guest moves some tens of MB/s; this much is several seconds at [`HELD_BACK`].
+const STREAM_BYTES: usize = 40 << 20;
+
+/// A rate that leaves time to break things in mid-stream.
+const HELD_BACK: [&str; 2] = ["--bwlimit", "5MB"];
+
+/// The longest that a transfer here may take with everything that is done to it.
+const LONG: Duration = Duration::from_secs(100);
+
+fn is_siw() -> bool {
+    match std::env::var("RD_TESTBED").as_deref() {
+        Ok("siw") => true,
+        Ok("rxe") => false,
+        other => panic!("RD_TESTBED must name the testbed, not {other:?}"),
+    }
+}
+
+/// Runs a program on a host of the testbed; with soft-RoCE there is only one.
+fn on(host: u8, program: &str) -> Command {
+    if !is_siw() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(std::env::var_os("RD_HOST").expect("the testbed's tool"));
+    command.args(["exec", &host.to_string(), program]);
+    command
+}
+
+fn shell(host: u8, line: &str) {
+    let mut command = on(host, "timeout");
+    let status = command.args(["20", "sh", "-c", line]).status().expect("a shell");
+    assert!(status.success(), "on host {host}: {line}: {status}");
+}
+
+const SENDER: u8 = 1;
+const RECEIVER: u8 = 2;
+
+fn address(host: u8) -> String {
+    format!("10.9.0.{}", if is_siw() { host } else { 1 })
+}
+
+fn remove_device() {
+    shell(SENDER, if is_siw() { "rdma link delete siw1" } else { "rdma link delete rxe0" });
+}
+
+fn add_device() {
+    shell(
+        SENDER,
+        if is_siw() { "rdma link add siw1 type siw netdev e0" } else { "rdma link add rxe0 type rxe netdev veth0" },
+    );
+}
+
+/// Puts the device back, also when the test in between has failed.
+struct WithoutDevice;
+
+impl WithoutDevice {
+    fn begin() -> Self {
+        remove_device();
+        Self
+    }
+}
+
+impl Drop for WithoutDevice {
+    fn drop(&mut self) {
+        add_device();
+    }
+}
+
+fn recv_on(host: u8, options: &[&str]) -> (Process, String) {
+    let mut command = on(host, env!("CARGO_BIN_EXE_rdrecv"));
+    command.args(options).args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let process = Process::spawn(&mut command);
+    let port = process.port().to_string();
+    (process, port)
+}
+
+fn send_on(host: u8, to: &str, port: &str, options: &[&str], file: &PathBuf) -> Process {
+    let mut command = on(host, env!("CARGO_BIN_EXE_rdsend"));
+    command.args(options).args([to, port, KEY]).arg(file).stdin(Stdio::null()).stdout(Stdio::null());
+    Process::spawn(&mut command)
+}
+
+/// A device is there some time before its port is.
+fn await_devices() {
+    let hosts: &[(u8, &str)] = if is_siw() { &[(SENDER, "siw1"), (RECEIVER, "siw2")] } else { &[(SENDER, "rxe0")] };
+    for (host, device) in hosts {
+        shell(*host, &format!("until grep -q ACTIVE /sys/class/infiniband/{device}/ports/1/state; do sleep 0.1; done"));
+    }
+}
+
+struct Stream {
+    send: Process,
+    recv: Process,
+    output: std::thread::JoinHandle<Vec<u8>>,
+    came: Arc<AtomicUsize>,
+    input: Vec<u8>,
+    _scratch: Scratch,
+}
+
+/// Starts a transfer of noise from host 1 to host 2.
+fn stream(bytes: usize, to: &str, send_options: &[&str], recv_options: &[&str]) -> Stream {
+    await_devices();
+    let scratch = Scratch::new();
+    let input = noise(bytes);
+    let file = scratch.file("input", &input);
+    let recv_options = [&["--json"], recv_options].concat();
+    let send_options = [&["--json"], send_options].concat();
+    let (mut recv, port) = recv_on(RECEIVER, &recv_options);
+    let came = Arc::new(AtomicUsize::new(0));
+    let (mut pipe, counter) = (recv.stdout(), Arc::clone(&came));
+    let output = std::thread::spawn(move || {
+        let (mut bytes, mut part) = (Vec::new(), vec![0; 1 << 16]);
+        while let Ok(count @ 1..) = pipe.read(&mut part) {
+            bytes.extend(&part[..count]);
+            counter.store(bytes.len(), Ordering::Relaxed);
+        }
+        bytes
+    });
+    let send = send_on(SENDER, to, &port, &send_options, &file);
+    Stream { send, recv, output, came, input, _scratch: scratch }
+}
+
+impl Stream {
+    /// Waits until some of it, but not all, has come out at the other end.
+    #[track_caller]
+    fn flowing(&self) {
+        let start = Instant::now();
+        while self.came.load(Ordering::Relaxed) < 4 << 20 {
+            assert!(start.elapsed() < LONG, "nothing flows; {} {}", self.send.stderr(), self.recv.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(self.came.load(Ordering::Relaxed) < self.input.len(), "over too soon to be broken in mid-stream");
+    }
+
+    fn wait(mut self) -> (Ended, Ended, Vec<u8>, Vec<u8>) {
+        let send = self.send.wait_for(LONG);
+        let recv = self.recv.wait_for(LONG);
+        (send, recv, self.output.join().expect("no panic"), self.input)
+    }
+
+    #[track_caller]
+    fn well(self) -> (Ended, Ended) {
+        let (send, recv, output, input) = self.wait();
+        send.expect(0);
+        recv.expect(0);
+        same(&output, &input);
+        (send, recv)
+    }
+}
+
+fn transport(ended: &Ended) -> String {
+    ended.report()["transport"].as_str().expect("a string").to_owned()
+}
+
+fn times(ended: &Ended, part: &str) -> usize {
+    ended.stderr.lines().filter(|line| line.contains(part)).count()
+}
+
+/// What the device itself says that it has sent, in packets or messages; its driver's counters differ in kind.
+fn device_counter() -> u64 {
+    let path = if is_siw() {
+        "/sys/class/net/e0/statistics/tx_bytes"
+    } else {
+        "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts"
+    };
+    let output = on(SENDER, "cat").arg(path).output().expect("cat");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a counter")
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn a_stream_goes_over_rdma() {
+    let before = device_counter();
+    let (send, recv) = stream(STREAM_BYTES, &address(RECEIVER), &["--transport", "rdma"], &[]).well();
+    let counted = device_counter() - before;
+    // rxe counts packets, of 4 KiB at most; for siw the interface's bytes are counted.
+    let expected = if is_siw() { STREAM_BYTES as u64 } else { STREAM_BYTES as u64 / 4096 };
+    assert!(counted >= expected, "the device carried it: {counted} of {expected}");
+    for ended in [send, recv] {
+        assert_eq!(transport(&ended), "rdma-software");
+        assert_eq!(ended.report()["retries"], 0);
+        assert_eq!(ended.report()["encrypted"], false);
+    }
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn sizes_around_the_chunk() {
+    for bytes in [0, 1, rig::CHUNK - 1, rig::CHUNK, rig::CHUNK + 1, 5 * rig::CHUNK] {
+        stream(bytes, &address(RECEIVER), &["--transport", "rdma"], &[]).well();
+    }
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn ipv6_and_encryption_and_lanes() {
+    let to = if is_siw() { "fd00:9::2" } else { "fd00:9::1" };
+    let options = ["--transport", "rdma", "--encrypt", "always", "--lanes", "2"];
+    let (send, _) = stream(4 << 20, to, &options, &[]).well();
+    assert_eq!(transport(&send), "rdma-software");
+    assert_eq!(send.report()["encrypted"], true);
+    assert_eq!(send.report()["lanes"], 2);
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn auto_does_not_count_software_devices() {
+    let (send, recv) = stream(1 << 20, &address(RECEIVER), &[], &[]).well();
+    assert_eq!(transport(&send), "tcp");
+    assert_eq!(times(&send, "RDMA") + times(&recv, "RDMA"), 0, "nothing to be said of it");
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn a_device_that_goes_and_returns() {
+    let options = [&HELD_BACK[..], &["--transport", "prefer-rdma"]].concat();
+    let stream = stream(STREAM_BYTES * 2, &address(RECEIVER), &options, &[]);
+    stream.flowing();
+    let start = Instant::now();
+    let without = WithoutDevice::begin();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "removing the device took {took:?}");
+    stream.send.line_with("going on over TCP");
+    std::thread::sleep(Duration::from_secs(2));
+    drop(without);
+    stream.send.line_with("RDMA is back");
+    let (send, recv) = stream.well();
+    for ended in [&send, &recv] {
+        assert_eq!(transport(ended), "rdma-software+tcp");
+        assert_eq!(times(ended, "going on over TCP"), 1, "{}", ended.stderr);
+        assert_eq!(times(ended, "RDMA is back"), 1, "{}", ended.stderr);
+        assert!(ended.report()["retries"].as_u64() >= Some(1), "{}", ended.stderr);
+        assert_eq!(ended.report()["bytes"], STREAM_BYTES as u64 * 2);
+    }
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn rdma_alone_ends_when_its_device_stays_away() {
+    let options = [&HELD_BACK[..], &["--transport", "rdma", "--reconnect", "4"]].concat();
+    let stream = stream(STREAM_BYTES, &address(RECEIVER), &options, &[]);
+    stream.flowing();
+    let without = WithoutDevice::begin();
+    let start = Instant::now();
+    let (send, recv, output, input) = stream.wait();
+    assert!(start.elapsed() < Duration::from_secs(15), "both ended after {:?}", start.elapsed());
+    send.expect(4);
+    recv.expect(4);
+    assert!(!output.is_empty() && output.len() < input.len(), "bytes flowed before: {}", output.len());
+    same(&output, &input[..output.len()]);
+    drop(without);
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn rdma_alone_goes_on_when_its_device_returns() {
+    let options = [&HELD_BACK[..], &["--transport", "rdma"]].concat();
+    let stream = stream(STREAM_BYTES, &address(RECEIVER), &options, &[]);
+    stream.flowing();
+    let without = WithoutDevice::begin();
+    std::thread::sleep(Duration::from_secs(2));
+    drop(without);
+    let (send, recv) = stream.well();
+    for ended in [&send, &recv] {
+        assert_eq!(transport(ended), "rdma-software");
+        assert!(ended.report()["retries"].as_u64() >= Some(1), "{}", ended.stderr);
+    }
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn a_link_that_goes_down_and_up() {
+    let options = [&HELD_BACK[..], &["--transport", "rdma"]].concat();
+    let stream = stream(STREAM_BYTES, &address(RECEIVER), &options, &[]);
+    stream.flowing();
+    let host = std::env::var("RD_HOST").unwrap_or_default();
+    let (down, up) = if is_siw() {
+        (format!("{host} partition 1"), format!("{host} heal 1"))
+    } else {
+        // What goes with the link and must come back with it, as a network manager would do.
+        ("ip link set veth1 down".to_owned(), "ip link set veth1 up".to_owned())
+    };
+    let run = |line: &str| assert!(Command::new("sh").args(["-c", line]).status().expect("sh").success(), "{line}");
+    run(&down);
+    std::thread::sleep(Duration::from_secs(8));
+    run(&up);
+    let (send, recv) = stream.well();
+    if is_siw() {
+        // rxe talks to itself on its one host, whatever its link does; there the stream must merely not mind.
+        assert!(send.report()["retries"].as_u64() >= Some(1), "{}", send.stderr);
+    }
+    assert_eq!(recv.report()["bytes"], STREAM_BYTES as u64);
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_a_host_without_rdma() {
+    const BARE: u8 = 4;
+    let scratch = Scratch::new();
+    let input = noise(1 << 20);
+    let file = scratch.file("input", &input);
+    let (mut recv, port) = recv_on(BARE, &[]);
+    let output = drain(recv.stdout());
+    let mut send = send_on(SENDER, &address(BARE), &port, &["--transport", "rdma"], &file);
+    send.wait().expect(3).within(Duration::from_secs(12)).one_line("rdsend", &["no transport"]);
+    let mut send = send_on(SENDER, &address(BARE), &port, &["--transport", "prefer-rdma"], &file);
+    send.wait().expect(0).one_line("rdsend", &["no RDMA device", "using TCP"]);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), &input);
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn a_signal_at_either_end() {
+    for at_sender in [true, false] {
+        let options = [&HELD_BACK[..], &["--transport", "rdma"]].concat();
+        let stream = stream(STREAM_BYTES, &address(RECEIVER), &options, &[]);
+        stream.flowing();
+        let ended = if at_sender { &stream.send } else { &stream.recv };
+        ended.signal(Signal::INT);
+        let start = Instant::now();
+        let (send, recv, ..) = stream.wait();
+        assert!(start.elapsed() < Duration::from_secs(4), "both ended after {:?}", start.elapsed());
+        let (here, there) = if at_sender { (send, recv) } else { (recv, send) };
+        here.expect(130);
+        there.expect(4);
+    }
+}
+
+/// Runs both ends as an ordinary user with this limit on locked memory, in KiB.
+fn with_memlock(limit_kib: u64, options: &[&str]) -> (Ended, Ended) {
+    await_devices();
+    let input = noise(6 << 20);
+    // Outside of root's own directories.
+    let file = PathBuf::from(format!("/dev/shm/rd-memlock-{limit_kib}"));
+    std::fs::write(&file, &input).expect("room");
+    let wrapped = |host: u8, program: &str| {
+        let mut command = on(host, "prlimit");
+        command.arg(format!("--memlock={0}:{0}", limit_kib << 10));
+        command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
+        command.arg(program);
+        command
+    };
+    let mut command = wrapped(RECEIVER, env!("CARGO_BIN_EXE_rdrecv"));
+    command.args(["--json", "--wait", "20"]).args(options).args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut recv = Process::spawn(&mut command);
+    let port = recv.port().to_string();
+    let mut pipe = recv.stdout();
+    let mut command = wrapped(SENDER, env!("CARGO_BIN_EXE_rdsend"));
+    command.args(["--json"]).args(options).args([&address(RECEIVER), &port, KEY]).arg(&file);
+    let mut send = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut output = Vec::new();
+    pipe.read_to_end(&mut output).expect("a pipe");
+    let ends = (send.wait(), recv.wait());
+    let _ = std::fs::remove_file(&file);
+    if ends.0.code == 0 {
+        same(&output, &input);
+    }
+    ends
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn locked_memory_that_does_not_suffice() {
+    // The original needed 16500 kB.
+    let (send, recv) = with_memlock(16500, &["--transport", "rdma"]);
+    for ended in [&send, &recv] {
+        ended.expect(0);
+        assert_eq!(transport(ended), "rdma-software");
+        assert_eq!(times(ended, "/etc/security/limits.d/rdma.conf"), 1, "{}", ended.stderr);
+        assert_eq!(times(ended, "lets RDMA use"), 1, "{}", ended.stderr);
+    }
+    let (send, recv) = with_memlock(2048, &["--transport", "prefer-rdma"]);
+    for ended in [&send, &recv] {
+        ended.expect(0);
+        assert_eq!(transport(ended), "tcp");
+        assert_eq!(times(ended, "too small for RDMA"), 1, "{}", ended.stderr);
+    }
+    let (send, _recv) = with_memlock(2048, &["--transport", "rdma"]);
+    send.expect(3);
+    assert_eq!(times(&send, "too small for RDMA"), 1, "{}", send.stderr);
+}

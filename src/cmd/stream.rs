@@ -111,7 +111,7 @@ impl Session<'_> {
             send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
             here(failure)
         })?;
-        let (pool, buffers, adapters) = self.pool(&agreed).map_err(here)?;
+        let Mapped { pool, buffers, adapters } = self.pool(&agreed).map_err(here)?;
         let FirstLane { stream, established, .. } = first;
         let Established { session, lane, secret, control, .. } = established;
         let mut dialer = None;
@@ -172,16 +172,21 @@ impl Session<'_> {
 
     /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks
     /// for that, none where too little would be left.
-    fn pool(&self, agreed: &Agreed) -> Result<(Arc<Pool>, Vec<Buffer>, Option<Arc<Adapters>>), Failure> {
-        let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
-        let map = |count: u32| {
-            Pool::new(count, buffer_bytes)
-                .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
-        };
+    fn pool(&self, agreed: &Agreed) -> Result<Mapped, Failure> {
         let wanted = self.transfer.buffers(agreed.chunk_bytes);
+        if agreed.try_rdma
+            && let Some(mapped) = self.registered_pool(agreed, wanted)?
+        {
+            return Ok(mapped);
+        }
+        let (pool, buffers) = map_pool(agreed, wanted)?;
+        Ok(Mapped { pool, buffers, adapters: None })
+    }
+
+    fn registered_pool(&self, agreed: &Agreed, wanted: u32) -> Result<Option<Mapped>, Failure> {
         let mut count = wanted;
-        while agreed.try_rdma {
-            let (pool, buffers) = map(count)?;
+        loop {
+            let (pool, buffers) = map_pool(agreed, count)?;
             let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
             let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
                 match adapters.register(endpoint) {
@@ -198,7 +203,7 @@ impl Session<'_> {
                         pool_mib(wanted, agreed)
                     ));
                 }
-                return Ok((pool, buffers, Some(adapters)));
+                return Ok(Some(Mapped { pool, buffers, adapters: Some(adapters) }));
             };
             // Lanes register some memory of their own.
             let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
@@ -208,12 +213,23 @@ impl Session<'_> {
                     "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",
                     limit_bytes >> 10
                 ));
-                break;
+                return Ok(None);
             }
         }
-        let (pool, buffers) = map(wanted)?;
-        Ok((pool, buffers, None))
     }
+}
+
+/// A pool, its buffers, and what registered it.
+struct Mapped {
+    pool: Arc<Pool>,
+    buffers: Vec<Buffer>,
+    adapters: Option<Arc<Adapters>>,
+}
+
+fn map_pool(agreed: &Agreed, count: u32) -> Result<(Arc<Pool>, Vec<Buffer>), Failure> {
+    let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
+    Pool::new(count, buffer_bytes)
+        .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
 }
 
 fn pool_mib(count: u32, agreed: &Agreed) -> u64 {

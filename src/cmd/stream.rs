@@ -1,6 +1,6 @@
 //! What `rdsend` and `rdrecv` share: from an authenticated first lane to the end of the session.
 
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -69,7 +69,7 @@ impl Session<'_> {
             role,
             policy: self.transfer.policy(),
             encrypt: self.transfer.encrypt(),
-            peer_is_local: stream.peer_addr().is_ok_and(is_own_address),
+            peer_is_local: is_to_this_host(stream),
             lanes: self.transfer.lanes(),
             chunk_bytes: self.transfer.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
             reconnect_s: self.transfer.reconnect,
@@ -275,7 +275,10 @@ fn tcp_lane(
 
 /// Turns the signals that end or stop a process into events, from now on.
 fn forward_signals(post: Sender<Event>) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP])?;
+    let ignored = ignored_signals();
+    // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
+    let heeded = [SIGINT, SIGTERM, SIGHUP, SIGTSTP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(heeded)?;
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         for signal in signals.forever() {
             if post.send(Event::Signal(signal)).is_err() {
@@ -286,8 +289,17 @@ fn forward_signals(post: Sender<Event>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether an address is one of this host's own: only such an address can be bound.
-fn is_own_address(address: SocketAddr) -> bool {
-    let ip = unmapped(address).ip();
-    ip.is_loopback() || UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+/// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Whether the other end of a connection is this host: then the system gives both ends the same address, or a loopback
+/// one. (Whether an address can be bound would not tell: `ip_nonlocal_bind` allows any.)
+fn is_to_this_host(stream: &TcpStream) -> bool {
+    let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    let (here, there) = (unmapped(here).ip(), unmapped(there).ip());
+    here == there || (here.is_loopback() && there.is_loopback())
 }

@@ -101,7 +101,7 @@ pub struct ReportOptions {
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Show progress (the default on a terminal)
+    /// Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
     /// Write a report of the transfer as one JSON object, to FILE or else to standard error

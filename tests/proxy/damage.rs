@@ -144,7 +144,6 @@ fn ranges_dropped_duplicated_and_swapped() {
         ];
         for damage in damages {
             for offset in [header, header + 300_000] {
-                eprintln!("{encrypt} {damage:?} {offset}");
                 let (send, _) = survives(plan(vec![at(Way::Up, 0, offset, damage)]), encrypt, &input);
                 assert!([0, 4, 7].contains(&send.code), "{damage:?} at {offset}: {}", send.stderr);
             }

@@ -220,7 +220,10 @@ impl End {
 enum Step {
     Report(Report, LaneEvent),
     /// A chunk has arrived, and its sender is told as well.
-    Delivered { to: (Report, LaneEvent), from: (Report, LaneEvent) },
+    Delivered {
+        to: (Report, LaneEvent),
+        from: (Report, LaneEvent),
+    },
     /// Something has changed; look again.
     Again,
     Wait(Instant),

@@ -7,7 +7,8 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 # Every command has a five-line main there.
 COMMANDS = $(patsubst src/bin/%.rs,%,$(wildcard src/bin/*.rs))
 BINDIR = $(DESTDIR)$(PREFIX)/bin
-MANDIR = $(DESTDIR)$(PREFIX)/share/man/man1
+SHAREDIR = $(DESTDIR)$(PREFIX)/share
+MANDIR = $(SHAREDIR)/man/man1
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
@@ -27,9 +28,15 @@ install:
 	install -d "$(BINDIR)"
 	install -m 755 $(COMMANDS:%=$(TARGET_DIR)/release/%) "$(BINDIR)"
 	@if [ -n "$(MANUALS)" ]; then install -d "$(MANDIR)" && install -m 644 $(MANUALS) "$(MANDIR)"; fi
+	@for command in $(COMMANDS); do \
+		install -D -m 644 "docs/completions/$$command.bash" "$(SHAREDIR)/bash-completion/completions/$$command" && \
+		install -D -m 644 "docs/completions/$$command.fish" "$(SHAREDIR)/fish/vendor_completions.d/$$command.fish" && \
+		install -D -m 644 "docs/completions/_$$command" "$(SHAREDIR)/zsh/site-functions/_$$command" || exit 1; done
 
 uninstall:
-	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS))
+	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
+		$(COMMANDS:%="$(SHAREDIR)"/bash-completion/completions/%) \
+		$(COMMANDS:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMMANDS:%="$(SHAREDIR)"/zsh/site-functions/_%)
 
 # What tests need beyond Rust. As root it installs; otherwise it says what is missing and fails.
 deps:

@@ -40,7 +40,10 @@ fn pages() -> [Page; 2] {
             command: RecvArguments::command(),
             other: "rdsend",
             examples: &[
-                ("rdrecv", "Takes a free port, makes a key and prints the line to run at the sender. Data goes to standard output."),
+                (
+                    "rdrecv",
+                    "Takes a free port, makes a key and prints the line to run at the sender. Data goes to standard output.",
+                ),
                 ("rdrecv 7000 - | zfs receive pool/data", "A snapshot, with KEY in RD_KEY."),
                 ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when all of it has arrived."),
             ],
@@ -54,9 +57,11 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
     for page in pages() {
         let name = page.command.get_name().to_owned();
         files.push((format!("docs/man/{name}.1"), manual(&page).expect("writing to memory")));
-        for (shell, file) in
-            [(Shell::Bash, format!("{name}.bash")), (Shell::Fish, format!("{name}.fish")), (Shell::Zsh, format!("_{name}"))]
-        {
+        for (shell, file) in [
+            (Shell::Bash, format!("{name}.bash")),
+            (Shell::Fish, format!("{name}.fish")),
+            (Shell::Zsh, format!("_{name}")),
+        ] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut completed(page.command.clone()), &name, &mut script);
             files.push((format!("docs/completions/{file}"), script));

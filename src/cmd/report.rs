@@ -1,20 +1,30 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
+use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{DecimalBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::{Counters, Notice};
+use rustix::io::Errno;
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
 use serde_json::json;
 
-use super::exit::{Exit, Failure, escaped};
+use super::exit::{Exit, Failure, escaped, os};
 use super::options::ReportOptions;
 use crate::engine::{Monitor, Summary};
 use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
 const BAR_AFTER: Duration = Duration::from_millis(400);
+
+/// The rate that is shown is that of the last seconds.
+const RATE_OVER: Duration = Duration::from_secs(3);
+
+/// Where progress is a line each: how often.
+const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Redraws a second.
 const BAR_HZ: u8 = 8;
@@ -29,7 +39,42 @@ pub struct Terminal {
     size_bytes: Option<u64>,
     began: Instant,
     bar: Option<ProgressBar>,
-    bar_wanted: bool,
+    progress: Progress,
+    rate: Rate,
+    logged: Instant,
+}
+
+/// How progress is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Not at all.
+    Off,
+    /// A bar that is drawn anew.
+    Bar,
+    /// A line now and then: asked for where there is no terminal.
+    Lines,
+}
+
+/// The rate over the last seconds.
+#[derive(Default)]
+struct Rate(VecDeque<(Instant, u64)>);
+
+impl Rate {
+    fn add(&mut self, now: Instant, bytes: u64) {
+        self.0.push_back((now, bytes));
+        while self.0.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
+            self.0.pop_front();
+        }
+    }
+
+    fn bytes_per_second(&self) -> f64 {
+        match (self.0.front(), self.0.back()) {
+            (Some((first, before)), Some((last, after))) if last > first => {
+                (after - before) as f64 / (*last - *first).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
 }
 
 impl Terminal {
@@ -42,7 +87,11 @@ impl Terminal {
         size_bytes: Option<u64>,
         may_draw: bool,
     ) -> Self {
-        let bar_wanted = options.progress || (!options.quiet && may_draw && std::io::stderr().is_terminal());
+        let progress = match (options.progress, std::io::stderr().is_terminal()) {
+            (_, true) if !options.quiet && (may_draw || options.progress) => Progress::Bar,
+            (true, false) => Progress::Lines,
+            _ => Progress::Off,
+        };
         Self {
             name,
             peer: peer.to_owned(),
@@ -52,7 +101,9 @@ impl Terminal {
             size_bytes,
             began: Instant::now(),
             bar: None,
-            bar_wanted,
+            progress,
+            rate: Rate::default(),
+            logged: Instant::now(),
         }
     }
 
@@ -69,12 +120,9 @@ impl Terminal {
         let (bar, template) = match self.size_bytes {
             Some(size) => (
                 ProgressBar::with_draw_target(Some(size), target),
-                "{wide_bar} {percent:>3}% {decimal_bytes:>10} {decimal_bytes_per_sec:>12} {eta:>4} left",
+                "{wide_bar} {percent:>3}% {decimal_bytes:>10} {msg}",
             ),
-            None => (
-                ProgressBar::with_draw_target(None, target),
-                "{spinner} {decimal_bytes:>10} {decimal_bytes_per_sec:>12} {elapsed:>5}",
-            ),
+            None => (ProgressBar::with_draw_target(None, target), "{spinner} {decimal_bytes:>10} {msg} {elapsed:>5}"),
         };
         bar.set_style(ProgressStyle::with_template(template).expect("a fixed template"));
         bar.with_elapsed(self.began.elapsed())
@@ -113,16 +161,41 @@ impl Monitor for Terminal {
     }
 
     fn progress(&mut self, counters: &Counters) {
-        if !self.bar_wanted || (self.bar.is_none() && self.began.elapsed() < BAR_AFTER) {
+        if self.progress == Progress::Off {
+            return;
+        }
+        let now = Instant::now();
+        self.rate.add(now, counters.bytes);
+        let rate = self.rate.bytes_per_second();
+        let left = self.size_bytes.filter(|_| rate > 0.0).map(|size| {
+            let seconds = size.saturating_sub(counters.bytes) as f64 / rate;
+            format!(" {} left", HumanDuration(Duration::from_secs_f64(seconds.min(1e7))))
+        });
+        let message = format!("{:.3} GB/s{}", rate / 1e9, left.unwrap_or_default());
+        if self.progress == Progress::Lines {
+            if now - self.logged >= LINE_EVERY {
+                self.logged = now;
+                self.say(&format!("{} {message}", DecimalBytes(counters.bytes)));
+            }
+            return;
+        }
+        if now - self.began < BAR_AFTER || !in_foreground() {
             return;
         }
         if self.bar.is_none() {
             self.bar = Some(self.make_bar());
         }
         if let Some(bar) = &self.bar {
+            bar.set_message(message);
             bar.set_position(counters.bytes);
         }
     }
+}
+
+/// Whether this process may draw on its terminal: a job in the background leaves it to the one in front.
+fn in_foreground() -> bool {
+    let owner = tcgetpgrp(std::io::stderr());
+    owner.is_ok_and(|owner| owner == getpgrp())
 }
 
 impl Drop for Terminal {
@@ -183,6 +256,7 @@ pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failu
         return Ok(());
     }
     std::fs::write(path, format!("{report}\n")).map_err(|error| {
-        Failure::new(Exit::Usage, format!("cannot write the report to {}: {error}", escaped(path.as_os_str())))
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
     })
 }

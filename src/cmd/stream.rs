@@ -1,6 +1,6 @@
 //! What `rdsend` and `rdrecv` share: from an authenticated first lane to the end of the session.
 
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -69,7 +69,7 @@ impl Session<'_> {
             role,
             policy: self.transfer.policy(),
             encrypt: self.transfer.encrypt(),
-            peer_is_local: stream.peer_addr().is_ok_and(is_own_address),
+            peer_is_local: is_to_this_host(stream),
             lanes: self.transfer.lanes(),
             chunk_bytes: self.transfer.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
             reconnect_s: self.transfer.reconnect,
@@ -111,7 +111,7 @@ impl Session<'_> {
             send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
             here(failure)
         })?;
-        let (pool, buffers, adapters) = self.pool(&agreed).map_err(here)?;
+        let Mapped { pool, buffers, adapters } = self.pool(&agreed).map_err(here)?;
         let FirstLane { stream, established, .. } = first;
         let Established { session, lane, secret, control, .. } = established;
         let mut dialer = None;
@@ -172,16 +172,21 @@ impl Session<'_> {
 
     /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks
     /// for that, none where too little would be left.
-    fn pool(&self, agreed: &Agreed) -> Result<(Arc<Pool>, Vec<Buffer>, Option<Arc<Adapters>>), Failure> {
-        let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
-        let map = |count: u32| {
-            Pool::new(count, buffer_bytes)
-                .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
-        };
+    fn pool(&self, agreed: &Agreed) -> Result<Mapped, Failure> {
         let wanted = self.transfer.buffers(agreed.chunk_bytes);
+        if agreed.try_rdma
+            && let Some(mapped) = self.registered_pool(agreed, wanted)?
+        {
+            return Ok(mapped);
+        }
+        let (pool, buffers) = map_pool(agreed, wanted)?;
+        Ok(Mapped { pool, buffers, adapters: None })
+    }
+
+    fn registered_pool(&self, agreed: &Agreed, wanted: u32) -> Result<Option<Mapped>, Failure> {
         let mut count = wanted;
-        while agreed.try_rdma {
-            let (pool, buffers) = map(count)?;
+        loop {
+            let (pool, buffers) = map_pool(agreed, count)?;
             let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
             let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
                 match adapters.register(endpoint) {
@@ -198,7 +203,7 @@ impl Session<'_> {
                         pool_mib(wanted, agreed)
                     ));
                 }
-                return Ok((pool, buffers, Some(adapters)));
+                return Ok(Some(Mapped { pool, buffers, adapters: Some(adapters) }));
             };
             // Lanes register some memory of their own.
             let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
@@ -208,12 +213,23 @@ impl Session<'_> {
                     "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",
                     limit_bytes >> 10
                 ));
-                break;
+                return Ok(None);
             }
         }
-        let (pool, buffers) = map(wanted)?;
-        Ok((pool, buffers, None))
     }
+}
+
+/// A pool, its buffers, and what registered it.
+struct Mapped {
+    pool: Arc<Pool>,
+    buffers: Vec<Buffer>,
+    adapters: Option<Arc<Adapters>>,
+}
+
+fn map_pool(agreed: &Agreed, count: u32) -> Result<(Arc<Pool>, Vec<Buffer>), Failure> {
+    let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
+    Pool::new(count, buffer_bytes)
+        .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
 }
 
 fn pool_mib(count: u32, agreed: &Agreed) -> u64 {
@@ -259,7 +275,10 @@ fn tcp_lane(
 
 /// Turns the signals that end or stop a process into events, from now on.
 fn forward_signals(post: Sender<Event>) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP])?;
+    let ignored = ignored_signals();
+    // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
+    let heeded = [SIGINT, SIGTERM, SIGHUP, SIGTSTP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(heeded)?;
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         for signal in signals.forever() {
             if post.send(Event::Signal(signal)).is_err() {
@@ -270,8 +289,17 @@ fn forward_signals(post: Sender<Event>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether an address is one of this host's own: only such an address can be bound.
-fn is_own_address(address: SocketAddr) -> bool {
-    let ip = unmapped(address).ip();
-    ip.is_loopback() || UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+/// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Whether the other end of a connection is this host: then the system gives both ends the same address, or a loopback
+/// one. (Whether an address can be bound would not tell: `ip_nonlocal_bind` allows any.)
+fn is_to_this_host(stream: &TcpStream) -> bool {
+    let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else { return false };
+    let (here, there) = (unmapped(here).ip(), unmapped(there).ip());
+    here == there || (here.is_loopback() && there.is_loopback())
 }

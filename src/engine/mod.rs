@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
-use crate::transport::{Buffer, Lane, LaneEvent, Medium, Pool, Report};
+use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Pool, Report};
 
 pub mod link;
 pub mod listen;
@@ -554,7 +554,8 @@ impl Engine {
                 for buffer in buffers {
                     self.keep(buffer);
                 }
-                self.reason = Some(reason.to_string());
+                // A lane that was closed here had become silent or corrupt; "closed" would not tell that.
+                self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
             }
@@ -653,6 +654,8 @@ impl Engine {
                     }
                 }
                 Action::Commit => self.commit(),
+                // Once the end is settled, what becomes of the lanes is no news.
+                Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
                     self.monitor.notice(notice, self.reason.as_deref());
                 }

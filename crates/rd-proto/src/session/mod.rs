@@ -390,10 +390,20 @@ impl Core {
             return;
         }
         self.broadcast(&Frame::Abort(cause.clone()), now);
-        if self.lanes.up().next().is_none() {
+        if self.lanes.up().next().is_none() && self.agreed.reconnect.is_zero() {
             self.end(Outcome::Aborted(cause));
         } else {
+            // Where no lane is up just now, the next one is told: without a word the other end would wait for this one
+            // until its window has passed, and then report a lost link.
             self.aborting = Some((cause, now + ABORT_WAIT));
+        }
+    }
+
+    /// Tells a lane that has just come up what all others were told when this end gave up.
+    pub(crate) fn repeat_abort(&mut self, lane: LaneId, now: Duration) {
+        if let Some((cause, _)) = &self.aborting {
+            let abort = Frame::Abort(cause.clone());
+            self.send(lane, abort, now);
         }
     }
 
@@ -448,12 +458,14 @@ impl Core {
 
     /// Heartbeats, dead lanes, dialling, the reconnect window. `unanswered` goes into the outcome.
     pub(crate) fn timeout(&mut self, now: Duration, unanswered: bool) {
-        if let Some((cause, deadline)) = &self.aborting
-            && (now >= *deadline || self.lanes.up().next().is_none())
-        {
-            let cause = cause.clone();
-            self.aborting = None;
-            return self.end(Outcome::Aborted(cause));
+        if let Some((cause, deadline)) = &self.aborting {
+            let nobody_comes = self.agreed.reconnect.is_zero() && self.lanes.up().next().is_none();
+            if now >= *deadline || nobody_comes {
+                let cause = cause.clone();
+                self.aborting = None;
+                return self.end(Outcome::Aborted(cause));
+            }
+            return self.lanes.dial(now, &mut self.actions);
         }
         if self.is_ending() {
             return;

@@ -1,0 +1,267 @@
+//! The commands between hosts, which are network namespaces on one switch: links that fail without a word, IPv6, what is
+//! encrypted where. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+
+mod rig;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rig::*;
+use rustix::process::Signal;
+
+/// The testbed's own command line, `tests/testbed/host`.
+fn testbed(arguments: &[&str]) -> Command {
+    let host = std::env::var_os("RD_HOST").expect("RD_HOST is not set: run tests/run, or tests/testbed/host with 4 …");
+    let mut command = Command::new(host);
+    command.args(arguments);
+    command
+}
+
+/// `command` as it runs on a host.
+fn on(host: u32, command: &Command) -> Command {
+    let mut wrapped = testbed(&["exec", &host.to_string()]);
+    wrapped.arg(command.get_program()).args(command.get_args()).env_remove("RD_KEY");
+    wrapped
+}
+
+fn address(host: u32) -> String {
+    format!("10.9.0.{host}")
+}
+
+/// A host cut off from the switch, without FIN or RST, for as long as this lives.
+struct Partition(u32);
+
+impl Partition {
+    fn start(host: u32, how: &str) -> Self {
+        let status = testbed(&["partition", &host.to_string(), how]).status().expect("the testbed");
+        assert!(status.success());
+        Self(host)
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let _ = testbed(&["heal", &self.0.to_string()]).status();
+    }
+}
+
+/// A stream from host 1 to host 2, with what has come out of it counted.
+struct Stream {
+    send: Process,
+    recv: Process,
+    arrived: Arc<AtomicU64>,
+    output: JoinHandle<Vec<u8>>,
+}
+
+#[track_caller]
+fn stream(options: &[&str], recv_options: &[&str], input: Vec<u8>) -> Stream {
+    let mut command = rdrecv();
+    command.args(["--json"]).args(recv_options).args(["0", KEY]);
+    let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut command = rdsend();
+    command.args(["--json", "--bwlimit", "16M"]).args(options);
+    command.args([&address(2), &recv.port().to_string(), KEY]);
+    let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+    feed(send.stdin(), input);
+    let arrived = Arc::new(AtomicU64::new(0));
+    let (mut pipe, count) = (recv.stdout(), Arc::clone(&arrived));
+    let output = std::thread::spawn(move || {
+        let (mut all, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+        while let Ok(length @ 1..) = pipe.read(&mut piece) {
+            all.extend(&piece[..length]);
+            count.fetch_add(length as u64, Ordering::SeqCst);
+        }
+        all
+    });
+    let stream = Stream { send, recv, arrived, output };
+    let until = Instant::now() + PATIENCE;
+    while stream.arrived.load(Ordering::SeqCst) < 4 * CHUNK as u64 {
+        assert!(Instant::now() < until, "nothing flows: {} {}", stream.send.stderr(), stream.recv.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    stream
+}
+
+/// Cuts the sender's or the receiver's host off in mid-stream for a while.
+#[track_caller]
+fn cut_for(host: u32, how: &str, seconds: u64, retries: std::ops::RangeInclusive<u64>) {
+    let input = noise(48 * CHUNK);
+    let mut stream = stream(&[], &[], input.clone());
+    let partition = Partition::start(host, how);
+    std::thread::sleep(Duration::from_secs(seconds));
+    let before = stream.arrived.load(Ordering::SeqCst);
+    drop(partition);
+    for process in [&mut stream.send, &mut stream.recv] {
+        let report = process.wait().expect(0).report();
+        let found = report["retries"].as_u64().expect("a number");
+        assert!(retries.contains(&found), "{found} retries: {report}");
+    }
+    let output = stream.output.join().expect("no panic");
+    assert!(
+        before >= 4 * CHUNK as u64 && before + 8 * CHUNK as u64 <= input.len() as u64,
+        "cut in mid-stream: {before}"
+    );
+    same(&output, &input);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_short_silence_is_nothing() {
+    // Shorter than the 5 s after which a lane is dead: TCP itself sends again what was lost.
+    cut_for(1, "silent", 3, 0..=0);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_silent_partition_of_the_sender() {
+    cut_for(1, "silent", 8, 1..=40);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_silent_partition_of_the_receiver() {
+    cut_for(2, "silent", 8, 1..=40);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_cable_that_is_pulled_and_put_back() {
+    cut_for(1, "link", 8, 1..=40);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_partition_past_the_window_ends_both() {
+    let mut stream = stream(&[], &["--reconnect", "2"], noise(64 * CHUNK));
+    let _partition = Partition::start(2, "silent");
+    let start = Instant::now();
+    for process in [&mut stream.send, &mut stream.recv] {
+        let ended = process.wait();
+        ended.expect(4);
+        assert!(ended.stderr.contains("lost the link"), "{}", ended.stderr);
+    }
+    // 5 s until the lanes are dead, then the window; the smaller of both ends' windows holds.
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((5.0..11.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_signal_during_a_partition() {
+    let mut stream = stream(&[], &[], noise(64 * CHUNK));
+    let partition = Partition::start(2, "silent");
+    stream.send.signal(Signal::INT);
+    stream.send.wait().expect(130).within(SOON);
+    stream.recv.signal(Signal::TERM);
+    stream.recv.wait().expect(143).within(SOON);
+    drop(partition);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn encrypted_between_hosts_unless_told_otherwise() {
+    let input = noise(6 * CHUNK);
+    for (options, encrypted) in [(&[][..], true), (&["--encrypt", "never"], false)] {
+        let mut stream = stream(options, &[], input.clone());
+        for process in [&mut stream.send, &mut stream.recv] {
+            assert_eq!(process.wait().expect(0).report()["encrypted"], encrypted);
+        }
+        same(&stream.output.join().expect("no panic"), &input);
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn not_encrypted_on_one_host_by_its_own_address() {
+    let mut command = rdrecv();
+    command.args(["--json", "0", KEY]);
+    let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut command = rdsend();
+    command.args(["--json", &address(2), &recv.port().to_string(), KEY]);
+    let mut send = Process::spawn(on(2, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+    feed(send.stdin(), noise(1000));
+    for process in [&mut send, &mut recv] {
+        assert_eq!(process.wait().expect(0).report()["encrypted"], false);
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn by_ipv6() {
+    let input = noise(2 * CHUNK);
+    let mut command = rdrecv();
+    command.args(["--json", "0", KEY]);
+    let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let output = drain(recv.stdout());
+    let mut command = rdsend();
+    command.args(["-v", "fd00:9::2", &recv.port().to_string(), KEY]);
+    let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+    feed(send.stdin(), input.clone());
+    let send = send.wait();
+    assert!(send.expect(0).stderr.contains("[fd00:9::2]:"), "{}", send.stderr);
+    assert_eq!(recv.wait().expect(0).report()["encrypted"], true);
+    same(&output.join().expect("no panic"), &input);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn rdma_where_there_is_none() {
+    let mut command = rdrecv();
+    command.args(["0", KEY]);
+    let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let output = drain(recv.stdout());
+    let port = recv.port().to_string();
+    let send = |transport: &str| {
+        let mut command = rdsend();
+        command.args(["--transport", transport, &address(2), &port, KEY]);
+        let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+        feed(send.stdin(), b"by TCP then".to_vec());
+        send.wait()
+    };
+    send("rdma").expect(3).one_line("rdsend", &["transport", &address(2)]);
+    send("prefer-rdma").expect(0).one_line("rdsend", &["RDMA", "TCP"]);
+    recv.wait().expect(0);
+    assert_eq!(output.join().expect("no panic"), b"by TCP then");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn an_address_that_does_not_answer() {
+    let mut command = rdsend();
+    command.args(["--connect-timeout", "2", "10.9.0.77", "7000", KEY]);
+    let start = Instant::now();
+    let ended = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(3).one_line("rdsend", &["10.9.0.77:7000"]);
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((1.0..6.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_disk_that_is_full() {
+    let scratch = Scratch::new();
+    let disk = scratch.path().to_str().expect("UTF-8").to_owned();
+    // In the host's own mount namespace, by the process itself: it goes with it.
+    let line = format!(
+        "mount -t tmpfs -o size=6m none '{disk}' && printf old >'{disk}/target' && \"$@\"; code=$?; \
+        ls -A '{disk}'; cat '{disk}/target'; exit $code"
+    );
+    let mut command = rdrecv();
+    command.args(["0", KEY, &format!("{disk}/target")]);
+    let mut wrapped = Command::new("unshare");
+    let inner = in_shell(&line, &command);
+    wrapped.arg("--mount").arg(inner.get_program()).args(inner.get_args());
+    let mut recv = Process::spawn(on(2, &wrapped).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let listed = drain(recv.stdout());
+    let mut command = rdsend();
+    command.args(["--bwlimit", "40M", &address(2), &recv.port().to_string(), KEY, "/dev/zero"]);
+    let mut send = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null()));
+    recv.wait().expect(6).one_line("rdrecv", &["target", "errno 28"]);
+    send.wait().expect(6).within(SOON).one_line("rdsend", &[&address(2), "target", "errno 28"]);
+    let listed = listed.join().expect("no panic");
+    assert_eq!(String::from_utf8_lossy(&listed), "target\nold", "the old file, and nothing else");
+}

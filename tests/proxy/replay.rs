@@ -1,0 +1,82 @@
+//! A session that was recorded and is played again, to a listener with the same key.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use crate::rig::proxy::{Plan, Proxy, Way};
+use crate::rig::*;
+
+/// Records one good session: what each connection carried upwards.
+#[track_caller]
+fn recorded(encrypt: &str, input: &[u8]) -> Vec<Vec<u8>> {
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let output = drain(recv.stdout());
+    let proxy = Proxy::start(port, Plan { record: true, ..Plan::default() });
+    let mut send = start_send(&["--encrypt", encrypt], proxy.port(), None);
+    feed(send.stdin(), input.to_vec());
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), input);
+    proxy.recorded(Way::Up)
+}
+
+/// Plays bytes to a port and gives what was answered until the other end closed.
+fn play(port: u16, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("somebody listens");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[test]
+fn a_replayed_session_is_refused() {
+    let input = noise(2 * CHUNK);
+    for encrypt in ["always", "never"] {
+        let connections = recorded(encrypt, &input);
+        assert!(connections[0].len() > 1000);
+        let scratch = Scratch::new();
+        let target = scratch.file("target", b"old");
+        let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
+        for bytes in &connections {
+            let answer = play(port, bytes);
+            // At most the listener's half of a handshake, which it makes anew each time: no offer, no credits.
+            assert!(answer.len() <= 2 + 96, "{} bytes", answer.len());
+        }
+        assert_eq!(std::fs::read(&target).expect("there"), b"old");
+        assert_eq!(scratch.names(), ["target"], "nothing was begun");
+        // And the listener still serves the right one.
+        let mut send = start_send::<&str>(&[], port, None);
+        feed(send.stdin(), b"new".to_vec());
+        send.wait().expect(0);
+        recv.wait().expect(0);
+        assert_eq!(std::fs::read(&target).expect("there"), b"new");
+    }
+}
+
+#[test]
+fn a_lane_replayed_into_the_session_that_it_came_from() {
+    let (mut recv, port) = start_recv(&["--json"], None);
+    let output = drain(recv.stdout());
+    let proxy = Proxy::start(port, Plan { record: true, ..Plan::default() });
+    let mut send = start_send(&["--json", "--bwlimit", "4M", "--lanes", "3"], proxy.port(), None);
+    let input = noise(12 * CHUNK);
+    feed(send.stdin(), input.clone());
+    std::thread::sleep(Duration::from_millis(800));
+    let connections = proxy.recorded(Way::Up);
+    assert_eq!(connections.len(), 3, "all lanes are up");
+    for _ in 0..3 {
+        for bytes in &connections {
+            let answer = play(port, bytes);
+            assert!(answer.len() <= 2 + 96, "{} bytes", answer.len());
+        }
+    }
+    for ended in [send.wait(), recv.wait()] {
+        let report = ended.expect(0).report();
+        assert_eq!(report["retries"], 0, "nobody was disturbed: {report}");
+        assert_eq!(report["corrupt_chunks"], 0, "{report}");
+    }
+    same(&output.join().expect("no panic"), &input);
+}

@@ -31,6 +31,9 @@ const VERBS_BYTES: u64 = 300 << 20;
 
 type Result<T> = std::result::Result<T, String>;
 
+/// A name, and one run of it: GB/s.
+type Contestant<'a> = (String, Box<dyn Fn() -> Result<f64> + 'a>);
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     if let [flag, device] = arguments.as_slice()
@@ -165,7 +168,7 @@ fn throughput(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     println!("\n{:.2} GiB in memory -> TCP over loopback -> /dev/null; 1 + {rounds} rounds", gib(bytes));
     println!("GB/s by wall time from the sender's start until both ends have exited");
 
-    let mut contestants: Vec<(String, Box<dyn Fn() -> Result<f64> + '_>)> = Vec::new();
+    let mut contestants: Vec<Contestant<'_>> = Vec::new();
     let ours = |encrypt: &'static str| {
         let input = input.clone();
         move || Ok(bytes as f64 / pipe(&["--encrypt", encrypt], &input)?.wall.as_secs_f64() / 1e9)
@@ -207,7 +210,7 @@ fn throughput(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
 }
 
 /// A round that does not count, then `rounds` that do: a list of rates for each contestant.
-fn alternate(contestants: &[(String, Box<dyn Fn() -> Result<f64> + '_>)], rounds: usize) -> Result<Vec<Vec<f64>>> {
+fn alternate(contestants: &[Contestant<'_>], rounds: usize) -> Result<Vec<Vec<f64>>> {
     let mut rates = vec![Vec::new(); contestants.len()];
     for round in 0..=rounds {
         for ((name, run), rates) in contestants.iter().zip(&mut rates) {

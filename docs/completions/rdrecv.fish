@@ -20,6 +20,6 @@ complete -c rdrecv -l bwlimit -d 'Most bytes a second that rdsend reads, such as
 complete -c rdrecv -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
 complete -c rdrecv -s v -l verbose -d 'Print each connection as it is made, and the bandwidth at the end'
 complete -c rdrecv -s q -l quiet -d 'Print errors only'
-complete -c rdrecv -l progress -d 'Show progress (the default on a terminal)'
+complete -c rdrecv -l progress -d 'Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdrecv -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdrecv -s V -l version -d 'Print version'

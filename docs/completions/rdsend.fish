@@ -20,6 +20,6 @@ complete -c rdsend -l bwlimit -d 'Most bytes a second that rdsend reads, such as
 complete -c rdsend -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
 complete -c rdsend -s v -l verbose -d 'Print each connection as it is made, and the bandwidth at the end'
 complete -c rdsend -s q -l quiet -d 'Print errors only'
-complete -c rdsend -l progress -d 'Show progress (the default on a terminal)'
+complete -c rdsend -l progress -d 'Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdsend -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdsend -s V -l version -d 'Print version'

@@ -19,7 +19,7 @@ use crate::engine::link::rng;
 /// The environment's variable for KEY; used where KEY is `-` or missing.
 const KEY_VARIABLE: &str = "RD_KEY";
 
-/// The longest key, in bytes.
+/// The longest first line of a file that is a key, in bytes.
 const KEY_BYTES_MAX: u64 = 4096;
 
 /// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
@@ -115,8 +115,12 @@ pub fn generate() -> (Key, String) {
 }
 
 fn first_line(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
-    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX as usize));
-    BufReader::new(file.take(KEY_BYTES_MAX)).read_until(b'\n', &mut line)?;
+    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX as usize + 1));
+    BufReader::new(file.take(KEY_BYTES_MAX + 1)).read_until(b'\n', &mut line)?;
+    if line.len() as u64 > KEY_BYTES_MAX {
+        // Cut short it would be another key than the one that is meant.
+        return Err(Errno::FBIG.into());
+    }
     while let Some(b'\n' | b'\r') = line.last() {
         line.pop();
     }

@@ -84,7 +84,7 @@ pub struct TransferOptions {
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     pub port_range: Option<RangeInclusive<u16>>,
     /// Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true)]
     pub reconnect: u32,
     /// Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
@@ -101,7 +101,7 @@ pub struct ReportOptions {
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Show progress (the default on a terminal)
+    /// Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
     /// Write a report of the transfer as one JSON object, to FILE or else to standard error
@@ -117,7 +117,7 @@ pub struct KeyOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "key_fd")]
     pub key_file: Option<PathBuf>,
     /// Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments
-    #[arg(long, value_name = "FD")]
+    #[arg(long, value_name = "FD", allow_negative_numbers = true)]
     pub key_fd: Option<i32>,
 }
 

@@ -13,6 +13,7 @@ use clap::{CommandFactory, Parser};
 use crossbeam_channel::{Receiver, unbounded};
 use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
+use rustix::io::Errno;
 
 use super::exit::{Exit, Failure, os};
 use super::key;
@@ -41,10 +42,10 @@ pub struct RecvArguments {
     /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken
     /// from the environment variable RD_KEY, and a new one is made if that is not set. FILE: where to write instead of
     /// standard output
-    #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3)]
+    #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3, allow_negative_numbers = true)]
     positionals: Vec<OsString>,
     /// Seconds to wait for a sender [default: without end]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     wait: Option<u32>,
     #[command(flatten)]
     key: KeyOptions,
@@ -93,8 +94,14 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         Box::new(move |incoming| drop(post.send(Event::Incoming(incoming))))
     };
     let listener = Listener::start(port, arguments.transfer.port_range.clone(), key, report).map_err(|error| {
-        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-        Failure::new(Exit::Connect, format!("cannot listen on port {port}: {}; choose another PORT, or 0", os(errno)))
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let message = match (port, &arguments.transfer.port_range) {
+            (0, Some(ports)) => {
+                format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
+            }
+            _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
+        };
+        Failure::new(Exit::Connect, message)
     })?;
     if let Some(text) = &generated {
         super::say(&format!("rdsend {} {} {text}", own_address(), listener.port()));

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{DecimalBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::{Counters, Notice};
+use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 use serde_json::json;
 
-use super::exit::{Exit, Failure, escaped};
+use super::exit::{Exit, Failure, escaped, os};
 use super::options::ReportOptions;
 use crate::engine::{Monitor, Summary};
 use crate::transport::Medium;
@@ -255,6 +256,7 @@ pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failu
         return Ok(());
     }
     std::fs::write(path, format!("{report}\n")).map_err(|error| {
-        Failure::new(Exit::Usage, format!("cannot write the report to {}: {error}", escaped(path.as_os_str())))
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
     })
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
+pub mod mem;
 pub mod pool;
 pub mod rdma;
 pub mod tcp;

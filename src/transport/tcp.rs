@@ -146,6 +146,7 @@ impl Lane for TcpLane {
             return;
         }
         let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
+        // The writer puts the number of chunks that went before into the second byte.
         record.extend([CONTROL_KIND, 0]);
         record.extend((sealed.len() as u16).to_le_bytes());
         record.extend(sealed);
@@ -232,10 +233,15 @@ impl Shared {
     }
 
     fn write_loop(&self) -> LaneError {
+        let mut chunks = 0_u8;
         loop {
             let outcome = match self.next_work() {
-                Work::Control(record) => self.write_all(&record, &[]),
+                Work::Control(mut record) => {
+                    record[1] = chunks;
+                    self.write_all(&record, &[])
+                }
                 Work::Chunk(buffer, wire_bytes) => {
+                    chunks = chunks.wrapping_add(1);
                     let written = self.write_all(buffer.header(), &buffer.payload()[..wire_bytes as usize]);
                     match written {
                         Ok(()) => (self.report)(LaneEvent::Sent(buffer)),
@@ -308,8 +314,9 @@ impl Shared {
         let mut staging = Staging { bytes: Box::new([0; STAGING_BYTES]), start: 0, end: 0 };
         // The chunk whose payload is coming in, its length, and how much of it is there.
         let mut current: Option<(Buffer, usize, usize)> = None;
+        let mut chunks = 0;
         loop {
-            if let Err(error) = self.parse(&mut staging, &mut current) {
+            if let Err(error) = self.parse(&mut staging, &mut current, &mut chunks) {
                 self.give_back(current);
                 return error;
             }
@@ -351,8 +358,13 @@ impl Shared {
         }
     }
 
-    /// Takes as many whole records as there are out of what has been received.
-    fn parse(&self, staging: &mut Staging, current: &mut Option<(Buffer, usize, usize)>) -> Result<(), LaneError> {
+    /// Takes as many whole records as there are out of what has been received. `chunks` counts those of this connection.
+    fn parse(
+        &self,
+        staging: &mut Staging,
+        current: &mut Option<(Buffer, usize, usize)>,
+        chunks: &mut u8,
+    ) -> Result<(), LaneError> {
         loop {
             if let Some((buffer, wanted, have)) = current {
                 let landed = staging.take_into(&mut buffer.payload_mut()[*have..*wanted]);
@@ -379,14 +391,19 @@ impl Shared {
                         return Err(LaneError::Framing("a chunk longer than agreed"));
                     }
                     *buffer.header_mut() = *header;
+                    *chunks = chunks.wrapping_add(1);
                     staging.start += CHUNK_HEADER_BYTES;
                     *current = Some((buffer, wire_bytes, 0));
                 }
                 Some(&CONTROL_KIND) => {
                     let Some(prefix) = staged.first_chunk::<CONTROL_PREFIX_BYTES>() else { return Ok(()) };
                     let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
-                    if length == 0 || length > CONTROL_BYTES_MAX || prefix[1] != 0 {
+                    if length == 0 || length > CONTROL_BYTES_MAX {
                         return Err(LaneError::Framing("a control frame of a bad length"));
+                    }
+                    if prefix[1] != *chunks {
+                        // Nothing else would tell: the lane is alive, and a chunk that never comes is waited for.
+                        return Err(LaneError::Framing("chunks are missing or repeated"));
                     }
                     let Some(sealed) = staged[CONTROL_PREFIX_BYTES..].get(..length) else { return Ok(()) };
                     (self.report)(LaneEvent::Control(sealed.to_vec()));

@@ -156,7 +156,7 @@ fn a_source_that_cannot_be_read() {
 fn files_that_permissions_keep_closed() {
     let scratch = Scratch::new();
     let closed = scratch.file("closed", b"secret");
-    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).expect("ours");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).expect("ours");
     let locked = scratch.join("locked");
     std::fs::create_dir(&locked).expect("made");
     std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o555)).expect("ours");

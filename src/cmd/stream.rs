@@ -104,8 +104,10 @@ impl Session<'_> {
             .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
-            Some(_) => format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name),
-            None => first.peer_name.clone(),
+            Some(_) if !theirs.host.is_empty() => {
+                format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name)
+            }
+            _ => first.peer_name.clone(),
         };
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| NotBegun::Peer(Failure::refused(refusal, &peer)))?;
         let here = |failure| NotBegun::Here(failure);

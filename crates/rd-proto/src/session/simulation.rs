@@ -16,8 +16,9 @@ use super::lanes::path_of;
 use super::*;
 use crate::control::IoFact;
 
-/// Seeds run where `RD_SIM_COUNT` asks for no other number.
+/// Seeds run where `RD_SIM_COUNT` asks for no other number, and in a long run of the tests (`RD_LONG`).
 const SEEDS: u64 = 4000;
+const SEEDS_LONG: u64 = 200_000;
 
 /// Control frames that a lane of every transport holds; see `Lane::send_control`.
 const CONTROL_QUEUE_MAX: usize = 64;
@@ -79,7 +80,7 @@ enum In {
     Garbled(LaneId),
     Chunk { lane: LaneId, buffer: BufferId },
     Sent(LaneId, BufferId),
-    Down(LaneId, Vec<BufferId>),
+    Down(LaneId),
     Sealed(BufferId),
     Unfilled(BufferId),
     Opened(BufferId),
@@ -594,7 +595,7 @@ impl Simulation {
                 for &buffer in &buffers {
                     self.own(end, buffer, Owner::Lane(id), Owner::Machine);
                 }
-                self.tell(end, In::Down(id, buffers));
+                self.tell(end, In::Down(id));
             }
         }
     }
@@ -749,7 +750,7 @@ impl Simulation {
                 }
             }
             In::Sent(id, buffer) => self.sender.handle_sent(id, buffer),
-            In::Down(id, _) => self.machine(end).handle_lane_down(id, now),
+            In::Down(id) => self.machine(end).handle_lane_down(id, now),
             In::Sealed(buffer) => {
                 let header = self.ends[SENDER].slots[buffer as usize].header.expect("sealed");
                 self.sender.handle_sealed(buffer, &header);
@@ -1050,7 +1051,9 @@ fn every_session_ends_as_it_should() {
     if let Some(seed) = number("RD_SIM_SEED") {
         return run_seed(seed);
     }
-    for seed in 0..number("RD_SIM_COUNT").unwrap_or(SEEDS) {
+    for seed in
+        0..number("RD_SIM_COUNT").unwrap_or(if std::env::var_os("RD_LONG").is_some() { SEEDS_LONG } else { SEEDS })
+    {
         run_seed(seed);
     }
 }

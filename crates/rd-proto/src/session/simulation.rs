@@ -108,14 +108,35 @@ enum Message {
 enum What {
     Wake(usize),
     Tell(usize, In),
-    Arrive { lane: LaneId, to: usize, message: Message },
-    SentDone { lane: LaneId, buffer: BufferId },
-    LaneDown { lane: LaneId, end: usize },
+    Arrive {
+        lane: LaneId,
+        to: usize,
+        sent: u64,
+        message: Message,
+    },
+    SentDone {
+        lane: LaneId,
+        buffer: BufferId,
+    },
+    LaneDown {
+        lane: LaneId,
+        end: usize,
+    },
     Produce,
     Deliver,
-    Cut { seen: [Option<u64>; 2], only: Option<Path> },
-    Outage { path: Option<Path>, for_ns: u64 },
-    Stall { for_ns: u64 },
+    Cut {
+        seen: [Option<u64>; 2],
+        only: Option<Path>,
+    },
+    Outage {
+        path: Option<Path>,
+        for_ns: u64,
+    },
+    Stall {
+        for_ns: u64,
+    },
+    /// No lane can be made any more.
+    Strand,
     Kill(usize),
 }
 
@@ -162,6 +183,8 @@ struct Side {
 struct SimLane {
     sides: [Side; 2],
     cut: bool,
+    /// What was on its way before this still arrives after the cut.
+    drains_until: u64,
     delay: u64,
     stalled_until: u64,
 }
@@ -171,6 +194,8 @@ struct End {
     wake: u64,
     ticked: u64,
     stopped: bool,
+    /// It has been stopped before: times prove nothing.
+    was_stopped: bool,
     dead: bool,
     owners: Vec<Owner>,
     slots: Vec<Slot>,
@@ -186,6 +211,7 @@ impl End {
             wake: u64::MAX,
             ticked: 0,
             stopped: false,
+            was_stopped: false,
             dead: false,
             owners: vec![Owner::Machine; buffers as usize],
             slots: vec![Slot::default(); buffers as usize],
@@ -228,7 +254,9 @@ struct Simulation {
     delay_max: u64,
     /// Until when dialling by TCP and by RDMA fails.
     dials_fail_until: [u64; 2],
+    stranded: bool,
     corrupt_left: u32,
+    corrupt_asked: u32,
     corrupt_permille: u64,
     // The source.
     chunks: u64,
@@ -298,7 +326,9 @@ impl Simulation {
             lanes: BTreeMap::new(),
             delay_max: luck.pick(&[MS / 10, MS, 5 * MS, 60 * MS]),
             dials_fail_until: [0; 2],
-            corrupt_left: luck.pick(&[0, 0, 0, 1, 4]),
+            stranded: false,
+            corrupt_left: 0,
+            corrupt_asked: luck.pick(&[0, 0, 0, 1, 4]),
             corrupt_permille: 5,
             chunks: luck.pick(&[1, 2, 3, 7, 40, 150, 400]),
             produced: 0,
@@ -319,8 +349,9 @@ impl Simulation {
             luck,
         };
         if weather == Weather::Calm {
-            simulation.corrupt_left = 0;
+            simulation.corrupt_asked = 0;
         }
+        simulation.corrupt_left = simulation.corrupt_asked;
         simulation.open_lane(LaneId { index: 0, generation: 0 }, false);
         simulation.schedule_luck();
         simulation
@@ -375,6 +406,14 @@ impl Simulation {
                     self.sink_stalled_until = self.sink_stalled_until.max(until);
                 }
             }
+        }
+        if self.agreed.policy == Policy::PreferRdma && self.luck.chance(20) {
+            let at = self.luck.below(span);
+            self.at(at, What::Outage { path: Some(Path::Rdma), for_ns: END_MAX });
+        }
+        if self.luck.chance(15) {
+            let at = self.luck.below(span);
+            self.at(at, What::Strand);
         }
         if storm && self.luck.chance(20) {
             let at = self.luck.below(2 * span);
@@ -454,7 +493,7 @@ impl Simulation {
         match what {
             What::Wake(end) => self.wake(end),
             What::Tell(end, event) => self.tell(end, event),
-            What::Arrive { lane, to, message } => self.arrive(lane, to, message),
+            What::Arrive { lane, to, sent, message } => self.arrive(lane, to, sent, message),
             What::SentDone { lane, buffer } => {
                 let lane_state = self.lanes.get_mut(&(lane.index, lane.generation)).expect("made");
                 let side = &mut lane_state.sides[SENDER];
@@ -497,6 +536,10 @@ impl Simulation {
                     lane.stalled_until = lane.stalled_until.max(self.now + for_ns);
                     self.retries_possible = true;
                 }
+            }
+            What::Strand => {
+                self.stranded = true;
+                self.dials_fail_until = [END_MAX; 2];
             }
             What::Kill(end) => {
                 if !self.ends[end].running() {

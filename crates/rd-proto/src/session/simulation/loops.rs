@@ -114,6 +114,7 @@ impl Simulation {
                 self.act(end);
                 if self.ends[end].running() {
                     self.ends[end].stopped = true;
+                    self.ends[end].was_stopped = true;
                     let at = self.now + for_ns;
                     self.at(at, What::Tell(end, In::Resume));
                 }
@@ -176,6 +177,12 @@ impl Simulation {
                     assert_eq!(self.bytes_written, self.position);
                     self.committed = true;
                     self.after(5 * MS, What::Tell(RECEIVER, In::Committed));
+                    if self.weather != Weather::Calm && self.luck.chance(10) {
+                        // While it lingers, its answer lost with the link.
+                        let at = self.now + 5 * MS;
+                        self.at(at, What::Outage { path: None, for_ns: SECOND });
+                        self.after(2 * SECOND, What::Tell(RECEIVER, In::GiveUp(Cause::Signal(15))));
+                    }
                 }
                 Action::Notice(_) => self.ends[end].notices += 1,
                 Action::End(outcome) => {

@@ -15,7 +15,11 @@ impl Simulation {
             reset: false,
         };
         let delay = self.luck.between(MS / 100, self.delay_max);
-        let mut lane = SimLane { sides: [side(self.now), side(self.now)], cut: half, delay, stalled_until: 0 };
+        let stalls = self.weather != Weather::Calm && self.luck.chance(4);
+        let stalled_until = if stalls { self.now + self.luck.below(8 * SECOND) } else { 0 };
+        self.retries_possible |= stalls;
+        let sides = [side(self.now), side(self.now)];
+        let mut lane = SimLane { sides, cut: half, drains_until: 0, delay, stalled_until };
         // The session begins on the first lane: both ends know of it before anything else.
         let first = id == LaneId { index: 0, generation: 0 };
         let up = [0, 0].map(|_| if first { 0 } else { self.now + self.luck.below(2 * delay) });
@@ -57,7 +61,10 @@ impl Simulation {
 
     pub(super) fn cut(&mut self, id: LaneId, seen: [Option<u64>; 2]) {
         self.retries_possible = true;
-        self.lane(id).cut = true;
+        let drains_until = if self.luck.chance(50) { self.now } else { 0 };
+        let lane = self.lane(id);
+        lane.cut = true;
+        lane.drains_until = drains_until;
         for (end, seen) in seen.into_iter().enumerate() {
             // The kernel probes a silent TCP connection; nothing does that for a queue pair.
             let probed = (path_of(id) == Path::Tcp).then_some(KEEPALIVE);
@@ -121,20 +128,21 @@ impl Simulation {
         let stream = usize::from(rdma && !control);
         let at = (now + lane.delay + jitter).max(side.arrives[stream] + 1);
         side.arrives[stream] = at;
-        self.at(at, What::Arrive { lane: id, to: 1 - from, message });
+        self.at(at, What::Arrive { lane: id, to: 1 - from, sent: now, message });
     }
 
-    pub(super) fn arrive(&mut self, id: LaneId, to: usize, message: Message) {
+    pub(super) fn arrive(&mut self, id: LaneId, to: usize, sent: u64, message: Message) {
         let now = self.now;
         let lane = self.lane(id);
-        if now < lane.stalled_until && !lane.cut {
+        let passes = !lane.cut || sent < lane.drains_until;
+        if now < lane.stalled_until && passes {
             let at = lane.stalled_until;
-            return self.at(at, What::Arrive { lane: id, to, message });
+            return self.at(at, What::Arrive { lane: id, to, sent, message });
         }
         if matches!(message, Message::Control(_)) {
             lane.sides[1 - to].control_waiting -= 1;
         }
-        if lane.cut || lane.sides[1 - to].reset || lane.sides[to].life == Life::Down {
+        if !passes || lane.sides[1 - to].reset || lane.sides[to].life == Life::Down {
             return;
         }
         assert_eq!(lane.sides[to].life, Life::Up, "events of a lane come after it is known");

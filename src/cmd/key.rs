@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rd_proto::handshake::Key;
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
 use super::exit::{Exit, Failure, escaped, os};
@@ -18,6 +18,9 @@ use crate::engine::link::rng;
 
 /// The environment's variable for KEY; used where KEY is `-` or missing.
 const KEY_VARIABLE: &str = "RD_KEY";
+
+/// ^C, as a character.
+const INTERRUPT: u8 = 3;
 
 /// The longest first line of a file that is a key, in bytes.
 const KEY_BYTES_MAX: u64 = 4096;
@@ -100,13 +103,24 @@ pub fn ask() -> Result<Key, Failure> {
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
     let before = tcgetattr(&terminal).map_err(|_| no_key())?;
     let mut silent = before.clone();
-    silent.local_modes.remove(LocalModes::ECHO);
+    // A signal would leave the terminal silent: ^C comes as a character instead, and ends the line.
+    silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
+    silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
     let _ = terminal.write_all(b"KEY: ");
     let _ = tcsetattr(&terminal, OptionalActions::Flush, &silent);
-    let line = terminal.try_clone().and_then(first_line);
+    // A terminal gives one line at a time.
+    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX as usize]);
+    let length = terminal.read(&mut line);
     let _ = tcsetattr(&terminal, OptionalActions::Flush, &before);
     let _ = terminal.write_all(b"\n");
-    Key::new(line.map_err(|_| no_key())?.to_vec()).map_err(|_| no_key())
+    line.truncate(length.map_err(|_| no_key())?);
+    while let Some(b'\n' | b'\r') = line.last() {
+        line.pop();
+    }
+    if line.contains(&INTERRUPT) {
+        return Err(Failure { exit: Exit::Signal(libc::SIGINT as u8), message: None });
+    }
+    Key::new(line.to_vec()).map_err(|_| no_key())
 }
 
 /// Makes a key of 128 random bits; gives it with the text that the other end needs.

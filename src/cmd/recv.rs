@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::Receiver;
 use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
@@ -18,10 +18,11 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, os};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::report::Reporter;
 use super::send::EXIT_CODES;
-use super::stream::{FirstLane, NotBegun, Session};
+use super::stream::{Ended, FirstLane, NotBegun, Session};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
-use crate::engine::{Event, Work};
+use crate::engine::{Event, Work, channel};
 use crate::fs::io_fact;
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
 use crate::transport::unmapped;
@@ -76,8 +77,25 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    let reporter = Reporter::open(&arguments.report)?;
+    let result = transfer(&arguments, port, key, file.as_ref());
+    let (summary, failure) = match result {
+        Ok(Ended { summary, failure }) => (Some(summary), failure),
+        Err(failure) => (None, Some(failure)),
+    };
+    reporter.finish(summary.as_ref(), failure.as_ref())?;
+    failure.map_or(Ok(()), Err)
+}
+
+fn transfer(
+    arguments: &RecvArguments,
+    port: u16,
+    key: Option<OsString>,
+    file: Option<&OsString>,
+) -> Result<Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
-    let target = match &file {
+    let file = file.filter(|path| *path != "-");
+    let target = match file {
         Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| Failure::destination(&fact))?),
         None => None,
     };
@@ -88,12 +106,9 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
             (key, Some(text))
         }
     };
-    let (post, events) = unbounded();
-    let report = {
-        let post = post.clone();
-        Box::new(move |incoming| drop(post.send(Event::Incoming(incoming))))
-    };
-    let listener = Listener::start(port, arguments.transfer.port_range.clone(), key, report).map_err(|error| {
+    let (post, events) = channel();
+    let ports = arguments.transfer.port_range.clone();
+    let listener = Listener::start(port, ports, key, post.clone()).map_err(|error| {
         let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
         let message = match (port, &arguments.transfer.port_range) {
             (0, Some(ports)) => {
@@ -119,10 +134,10 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         may_draw: file.is_some() || !std::io::stdout().is_terminal(),
     };
     loop {
-        let first = next_sender(&session.events, deadline)?;
+        let first = next_sender(&session.events, deadline, arguments.report.verbose)?;
         let make_work = |_chunk_bytes| open(target.as_ref());
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
-            Ok(result) => return result,
+            Ok(ended) => return Ok(ended),
             Err(NotBegun::Here(failure)) => return Err(failure),
             Err(NotBegun::Peer(failure)) => {
                 // The next one may do better.
@@ -133,7 +148,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     }
 }
 
-fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<FirstLane, Failure> {
+fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: bool) -> Result<FirstLane, Failure> {
     loop {
         let event = match deadline {
             Some(deadline) => events.recv_deadline(deadline).ok(),
@@ -153,6 +168,9 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Fi
                         "{GUESSES_MAX} connections with a wrong KEY: somebody may be guessing it; use a generated one"
                     ),
                 ));
+            }
+            Some(Event::Incoming(Incoming::Stranger(address))) if verbose => {
+                super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
             }
             // A lane of a session that has not begun, or has ended.
             Some(_) => {}

@@ -1,7 +1,8 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -220,18 +221,55 @@ fn medium_name(medium: Medium) -> &'static str {
     }
 }
 
-/// Prints what `-v` and `--json` ask for at the end of a transfer, whether or not it went well.
-///
-/// # Errors
-///
-/// Exit 1 if the report's file cannot be written.
-pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failure>) -> Result<(), Failure> {
-    if options.verbose && failure.is_none() {
-        super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
+/// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.
+pub struct Reporter<'a> {
+    options: &'a ReportOptions,
+    file: Option<File>,
+}
+
+impl<'a> Reporter<'a> {
+    /// Opens the report's file.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if it cannot be written.
+    pub fn open(options: &'a ReportOptions) -> Result<Self, Failure> {
+        let path = options.json.as_deref().filter(|path| *path != Path::new("-"));
+        let file = path.map(|path| File::create(path).map_err(|error| unreportable(path, &error))).transpose()?;
+        Ok(Self { options, file })
     }
-    let Some(path) = &options.json else { return Ok(()) };
+
+    /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if the report cannot be written.
+    pub fn finish(mut self, summary: Option<&Summary>, failure: Option<&Failure>) -> Result<(), Failure> {
+        let nothing = Summary::default();
+        let summary = summary.unwrap_or(&nothing);
+        if self.options.verbose && failure.is_none() {
+            super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
+        }
+        let Some(path) = &self.options.json else { return Ok(()) };
+        let report = json_report(summary, failure);
+        match &mut self.file {
+            Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(path, &error)),
+            None => {
+                super::say(&report.to_string());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
+    let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+    Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
+}
+
+fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
     let rounded = |value: f64| (value * 1e6).round() / 1e6;
-    let report = json!({
+    json!({
         "bytes": summary.counters.bytes,
         "seconds": rounded(summary.seconds),
         "gb_per_s": rounded(gigabytes_per_second(summary)),
@@ -250,13 +288,5 @@ pub fn finish(options: &ReportOptions, summary: &Summary, failure: Option<&Failu
         },
         "exit": failure.map_or(0, |failure| failure.exit.code()),
         "error": failure.and_then(|failure| failure.message.clone()),
-    });
-    if path == Path::new("-") {
-        super::say(&report.to_string());
-        return Ok(());
-    }
-    std::fs::write(path, format!("{report}\n")).map_err(|error| {
-        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
     })
 }

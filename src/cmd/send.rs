@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use crossbeam_channel::unbounded;
 use rd_proto::control::Role;
 use rd_proto::handshake::{Key, SessionId, connect_first};
 use rustix::io::Errno;
@@ -17,13 +16,17 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, escaped};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
-use super::stream::{FirstLane, NotBegun, Session};
-use crate::engine::Work;
+use super::report::Reporter;
+use super::stream::{Ended, FirstLane, NotBegun, Session};
 use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
+use crate::engine::{Work, channel};
 use crate::fs::source::Source;
 
 /// The pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The least time for an attempt to connect.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 /// Send a stream to rdrecv on another host
 ///
@@ -86,8 +89,28 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if port == 0 {
         return Err(Failure::new(Exit::Usage, "PORT 0 is for rdrecv, which says which port it took"));
     }
+    if host.is_empty() {
+        return Err(Failure::new(Exit::Usage, "HOST is empty"));
+    }
+    let reporter = Reporter::open(&arguments.report)?;
+    let result = transfer(&arguments, &host, port, key, file.as_ref());
+    let (summary, failure) = match result {
+        Ok(Ended { summary, failure }) => (Some(summary), failure),
+        Err(failure) => (None, Some(failure)),
+    };
+    reporter.finish(summary.as_ref(), failure.as_ref())?;
+    failure.map_or(Ok(()), Err)
+}
+
+fn transfer(
+    arguments: &SendArguments,
+    host: &OsString,
+    port: u16,
+    key: Option<OsString>,
+    file: Option<&OsString>,
+) -> Result<Ended, Failure> {
     // Before anybody is bothered: what is to be sent can be read.
-    let (input, name) = match &file {
+    let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
         None => (standard_input()?, OsString::from("standard input")),
     };
@@ -98,8 +121,8 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         Some(key) => key,
         None => key::ask()?,
     };
-    let first = reach(&host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
-    let (post, events) = unbounded();
+    let first = reach(host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
+    let (post, events) = channel();
     let session = Session {
         name: "rdsend",
         transfer: &arguments.transfer,
@@ -109,10 +132,9 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
         may_draw: true,
     };
     let make_work = |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send);
-    match session.run(first, Role::Sender, size_bytes, None, make_work) {
-        Ok(result) => result,
-        Err(NotBegun::Peer(failure) | NotBegun::Here(failure)) => Err(failure),
-    }
+    session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
+        NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,
+    })
 }
 
 fn no_descriptors() -> Failure {
@@ -132,12 +154,18 @@ fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<Fi
     let peer_name = if bare.contains(':') { format!("[{bare}]:{port}") } else { format!("{bare}:{port}") };
     let addresses: Vec<SocketAddr> = (bare, port)
         .to_socket_addrs()
-        .map_err(|_| Failure::new(Exit::Connect, format!("unknown host {bare}; check the name, or give an address")))?
+        .map_err(|error| {
+            // The resolver's words behind its own heading: "Name or service not known".
+            let reason = error.to_string();
+            let reason = reason.rsplit(": ").next().unwrap_or_default().to_owned();
+            Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
+        })?
         .collect();
     let mut last = LinkError::TimedOut;
     loop {
         for &address in &addresses {
-            match try_reach(address, key, deadline) {
+            // However short the patience is, there is one attempt.
+            match try_reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
                 Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name }),
                 // The listener is not there yet, or was overrun: it may be there in a moment.
                 Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,

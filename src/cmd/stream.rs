@@ -1,7 +1,9 @@
 //! What `rdsend` and `rdrecv` share: from an authenticated first lane to the end of the session.
 
+use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -12,16 +14,17 @@ use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
-use super::exit::{Exit, Failure, os};
+use super::exit::{Exit, Failure, escaped, os};
 use super::options::{ReportOptions, TransferOptions};
-use super::report::{self, Terminal};
-use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last};
+use super::report::Terminal;
+use crate::engine::link::{
+    AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last, tcp_lane,
+};
 use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
 use crate::engine::rdma;
-use crate::engine::{Dialer, Event, Transfer, Work, announce, run};
+use crate::engine::{Dialer, Event, Summary, Transfer, Work, announce, run};
 use crate::transport::rdma::{Adapters, RegisterError};
-use crate::transport::tcp::TcpLane;
 use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
 
 /// The smallest pool that RDMA is worth having with, in bytes.
@@ -61,10 +64,16 @@ pub(super) enum NotBegun {
     Here(Failure),
 }
 
+/// A session that has been.
+pub(super) struct Ended {
+    pub(super) summary: Summary,
+    pub(super) failure: Option<Failure>,
+}
+
 impl Session<'_> {
     /// This end's offer, for the peer at the other end of `stream`.
     fn offer(&self, role: Role, stream: &TcpStream, size_bytes: Option<u64>) -> Offer {
-        let pace = Pace::new(self.transfer.bwlimit);
+        let pace = Pace::new(self.transfer.bwlimit.filter(|_| role == Role::Sender));
         Offer {
             role,
             policy: self.transfer.policy(),
@@ -89,11 +98,15 @@ impl Session<'_> {
         size_bytes: Option<u64>,
         listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, IoFact>,
-    ) -> Result<Result<(), Failure>, NotBegun> {
-        let peer = first.peer_name.clone();
+    ) -> Result<Ended, NotBegun> {
         let ours = self.offer(role, &first.stream, size_bytes);
         let theirs = exchange_offers(&mut first.stream, &mut first.established.control, &ours)
-            .map_err(|error| NotBegun::Peer(Failure::link(&error, &peer)))?;
+            .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
+        // The end that was connected to knows only an address so far.
+        let peer = match listening {
+            Some(_) => format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name),
+            None => first.peer_name.clone(),
+        };
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| NotBegun::Peer(Failure::refused(refusal, &peer)))?;
         let here = |failure| NotBegun::Here(failure);
         let system =
@@ -158,10 +171,7 @@ impl Session<'_> {
         let summary = run(transfer, work).map_err(|error| system("cannot start a thread", error))?;
         drop(rdma_listening);
         let failure = Failure::outcome(&summary.outcome, &peer);
-        if let Err(unreported) = report::finish(self.report, &summary, failure.as_ref()) {
-            return Ok(Err(failure.unwrap_or(unreported)));
-        }
-        Ok(failure.map_or(Ok(()), Err))
+        Ok(Ended { summary, failure })
     }
 
     fn say(&self, line: &str) {
@@ -262,15 +272,6 @@ impl Dialer for Dialing {
             rdma.handle_endpoints(endpoints);
         }
     }
-}
-
-fn tcp_lane(
-    stream: TcpStream,
-    control: ControlChannel,
-    report: Report,
-) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
-    let lane = TcpLane::start(stream, report).map_err(|error| LinkError::os("lane", &error))?;
-    Ok((Box::new(lane), control))
 }
 
 /// Turns the signals that end or stop a process into events, from now on.

@@ -12,6 +12,9 @@ use rd_proto::handshake::{
 };
 use rustix::io::Errno;
 
+use crate::transport::tcp::TcpLane;
+use crate::transport::{Lane, Report};
+
 /// The longest that a peer may take from connecting to having authenticated.
 pub const AUTHENTICATE_MAX: Duration = Duration::from_secs(5);
 
@@ -177,6 +180,20 @@ pub fn send_last(stream: &mut TcpStream, control: &mut ControlChannel, frame: &F
     // Closing with bytes unread is a reset, which may overtake what was sent: read until the peer closes in its turn.
     let deadline = Instant::now() + LAST_WORD_MAX;
     while read_exact(stream, &mut [0; 1], deadline).is_ok() {}
+}
+
+/// Makes a lane of an authenticated connection.
+///
+/// # Errors
+///
+/// [`LinkError::Os`].
+pub fn tcp_lane(
+    stream: TcpStream,
+    control: ControlChannel,
+    report: Report,
+) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+    let lane = TcpLane::start(stream, report).map_err(|error| LinkError::os("lane", &error))?;
+    Ok((Box::new(lane), control))
 }
 
 /// Sends our offer and waits for the peer's.

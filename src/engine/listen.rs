@@ -12,17 +12,19 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Sender as Post;
 use rd_proto::control::{Frame, Refusal};
 use rd_proto::handshake::{
-    self, CONFIRM_BYTES, Established, HELLO_BYTES, HandshakeError, Key, LENGTH_PREFIX_BYTES, LaneId, Listening,
-    SessionId, SessionSecret,
+    self, Established, HANDSHAKE_BYTES_MAX, HandshakeError, Key, LENGTH_PREFIX_BYTES, LaneId, Listening, SessionId,
+    SessionSecret,
 };
-use rd_proto::session::LANES_MAX;
+use rd_proto::session::{LANES_MAX, RDMA_LANE_FIRST};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::link::{AUTHENTICATE_MAX, rng, send_frame, with_length};
+use super::link::{AUTHENTICATE_MAX, rng, send_frame, tcp_lane, with_length};
+use super::{Event, announce};
 
 /// Peers that may be connected without having authenticated.
 pub const HALF_OPEN_MAX: usize = 64;
@@ -34,17 +36,16 @@ pub const GUESSES_MAX: u32 = 100;
 const BACKLOG: i32 = 1024;
 
 /// Bytes of the largest message that a peer sends before it has authenticated, with its length.
-const MESSAGE_BYTES: usize =
-    LENGTH_PREFIX_BYTES + if HELLO_BYTES > CONFIRM_BYTES { HELLO_BYTES } else { CONFIRM_BYTES };
+const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + HANDSHAKE_BYTES_MAX;
 
 /// What the listener tells.
 #[derive(Debug)]
 pub enum Incoming {
     /// The first lane of a session, which now is the one that is served.
     First(TcpStream, Box<Established>),
-    /// A further or replacement lane of that session.
-    Join(TcpStream, Box<Established>),
-    /// Somebody is guessing the key; the listener has ended.
+    /// Somebody who was answered and did not prove the key.
+    Stranger(SocketAddr),
+    /// Somebody is guessing the key; until a session is served, the listener has ended.
     TooManyGuesses,
 }
 
@@ -102,12 +103,7 @@ impl Listener {
     /// # Errors
     ///
     /// What the system answered; EADDRINUSE if no port of `ports` is free.
-    pub fn start(
-        port: u16,
-        ports: Option<RangeInclusive<u16>>,
-        key: Key,
-        report: Box<dyn Fn(Incoming) + Send>,
-    ) -> std::io::Result<Self> {
+    pub fn start(port: u16, ports: Option<RangeInclusive<u16>>, key: Key, post: Post<Event>) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
                 let mut free = range
@@ -125,7 +121,7 @@ impl Listener {
         let mut acceptor = Acceptor {
             socket,
             key,
-            report,
+            post,
             registry: Arc::clone(&registry),
             stop: Arc::clone(&stop),
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
@@ -180,12 +176,13 @@ struct Peer {
     bytes: [u8; MESSAGE_BYTES],
     have: usize,
     listening: Option<Listening>,
+    answered: bool,
 }
 
 struct Acceptor {
     socket: TcpListener,
     key: Key,
-    report: Box<dyn Fn(Incoming) + Send>,
+    post: Post<Event>,
     registry: Arc<Mutex<Registry>>,
     stop: Arc<OwnedFd>,
     peers: VecDeque<Peer>,
@@ -224,23 +221,32 @@ impl Acceptor {
                 if ready[at + 2] {
                     match self.advance(at) {
                         Progress::Waiting => {}
-                        Progress::Dropped => drop(self.peers.remove(at)),
+                        Progress::Dropped => self.drop_peer(at),
                         Progress::Established(established) => {
                             let peer = self.peers.remove(at).expect("in range");
                             self.established(peer.stream, established);
                         }
                     }
                 } else if self.peers[at].deadline <= now {
-                    self.peers.remove(at);
+                    self.drop_peer(at);
                 }
             }
-            if self.guesses >= GUESSES_MAX {
-                (self.report)(Incoming::TooManyGuesses);
+            if self.guesses >= GUESSES_MAX && !self.is_serving() {
+                self.tell(Incoming::TooManyGuesses);
                 return;
             }
             if ready[1] {
                 self.accept(now);
             }
+        }
+    }
+
+    fn drop_peer(&mut self, at: usize) {
+        let Some(peer) = self.peers.remove(at) else { return };
+        if peer.answered
+            && let Ok(address) = peer.stream.peer_addr()
+        {
+            self.tell(Incoming::Stranger(address));
         }
     }
 
@@ -260,7 +266,8 @@ impl Acceptor {
                 self.peers.pop_front();
             }
             let deadline = now + AUTHENTICATE_MAX;
-            self.peers.push_back(Peer { stream, deadline, bytes: [0; MESSAGE_BYTES], have: 0, listening: None });
+            let bytes = [0; MESSAGE_BYTES];
+            self.peers.push_back(Peer { stream, deadline, bytes, have: 0, listening: None, answered: false });
         }
     }
 
@@ -302,11 +309,16 @@ impl Acceptor {
             let lookup = |session| self.registry.lock().expect("no panic with it locked").secret(session);
             match handshake::listen(&self.key, lookup, message, &mut rng()) {
                 Ok((listening, reply)) => {
+                    if listening.is_first() && self.guesses >= GUESSES_MAX {
+                        // The session that is served goes on, and its lanes may be replaced; nobody else is answered.
+                        return Progress::Dropped;
+                    }
                     // Our answer already lets the peer test one key, whether or not it confirms.
                     self.guesses += u32::from(listening.is_first() && !self.key.is_generated());
                     if peer.stream.write_all(&with_length(&reply)).is_err() {
                         return Progress::Dropped;
                     }
+                    peer.answered = true;
                     peer.listening = Some(listening);
                 }
                 Err(refused) => {
@@ -328,13 +340,23 @@ impl Acceptor {
         if established.lane == LaneId::FIRST {
             if registry.begin(&established) {
                 drop(registry);
-                (self.report)(Incoming::First(stream, established));
+                self.tell(Incoming::First(stream, established));
             } else {
                 let _ = send_frame(&mut stream, &mut established.control, &Frame::Refuse(Refusal::Busy));
             }
-        } else if registry.accept(established.lane) {
+        } else if established.lane.index < RDMA_LANE_FIRST && registry.accept(established.lane) {
             drop(registry);
-            (self.report)(Incoming::Join(stream, established));
+            // Nothing to be done about one that fails: its other end dials again.
+            let _ = announce(&self.post, established.lane, |report| tcp_lane(stream, established.control, report));
         }
+    }
+
+    fn is_serving(&self) -> bool {
+        self.registry.lock().expect("no panic with it locked").session.is_some()
+    }
+
+    fn tell(&self, incoming: Incoming) {
+        // Where nobody listens to the events any more, the process is about to end.
+        let _ = self.post.send(Event::Incoming(incoming));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver as Queue, RecvTimeoutError, Sender as Post};
+use crossbeam_channel::{Receiver as Queue, RecvTimeoutError, Sender as Post, bounded};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Path};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
@@ -42,6 +42,14 @@ const PAUSE_FLUSH: Duration = Duration::from_millis(50);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
+
+/// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
+const EVENTS_MAX: usize = 4096;
+
+/// The loop's channel. Only the loop takes from it, and it never posts with waiting: that would be for itself.
+pub fn channel() -> (Post<Event>, Queue<Event>) {
+    bounded(EVENTS_MAX)
+}
 
 /// What reaches the loop.
 #[derive(Debug)]
@@ -147,7 +155,7 @@ pub struct Waits {
 }
 
 /// What a transfer came to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// How it ended.
     pub outcome: Outcome,
@@ -317,15 +325,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         began: now,
         ticked: Duration::ZERO,
         waited_since: now,
-        summary: Summary {
-            outcome: Outcome::Done,
-            counters: Counters::default(),
-            seconds: 0.0,
-            waits: Waits::default(),
-            media: Vec::new(),
-            lanes: 0,
-            encrypted: false,
-        },
+        summary: Summary::default(),
         frame: Vec::new(),
         sealed: Vec::new(),
         endpoints: None,
@@ -457,18 +457,8 @@ impl Engine {
                 self.reason = Some(error.to_string());
                 self.half.machine().handle_dial_failed(id, now);
             }
-            Event::Incoming(Incoming::Join(stream, established)) => {
-                let made = announce(&self.post, established.lane, |report| {
-                    let lane = crate::transport::tcp::TcpLane::start(stream, report)
-                        .map_err(|error| LinkError::os("lane", &error))?;
-                    Ok((Box::new(lane) as Box<dyn Lane>, established.control))
-                });
-                if let Err(error) = made {
-                    self.reason = Some(error.to_string());
-                }
-            }
             // The session that is served has been authenticated already; what strangers do is no concern of its.
-            Event::Incoming(Incoming::First(..) | Incoming::TooManyGuesses) => {}
+            Event::Incoming(_) => {}
             Event::Filled(buffer, part) => {
                 let encrypt = self.encrypt_now();
                 let _ = self.jobs.send(Job::Seal(buffer, part, encrypt));
@@ -682,7 +672,7 @@ impl Engine {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).stack_size(256 << 10).spawn(dial) {
-            let _ = self.post.send(Event::DialFailed(id, LinkError::os("thread", &error)));
+            let _ = self.post.try_send(Event::DialFailed(id, LinkError::os("thread", &error)));
         }
     }
 

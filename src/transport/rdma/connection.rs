@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use rd_proto::handshake::HANDSHAKE_BYTES_MAX;
 use rd_verbs::{
     CompletionQueue, ConnectParameters, Depths, Error as VerbsError, Event, EventChannel, EventKind, Id, IdKey,
     MessageRegion, QueuePair, WorkCompletion,
@@ -34,9 +35,6 @@ const RNR_RETRY_COUNT: u8 = 3;
 
 /// How long the end that connected waits for an answer to its first message before it sends another.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
-
-/// A handshake message is at most this long, in bytes.
-const HANDSHAKE_BYTES_MAX: usize = 1024;
 
 /// Handshake messages that may wait to be read.
 const INBOX_MAX: usize = 64;

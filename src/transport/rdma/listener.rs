@@ -188,12 +188,13 @@ impl Service {
             let shared = Arc::clone(&place.0);
             let deadline = Instant::now() + HALF_OPEN_TIMEOUT;
             let accepted = Connection::accept(registered, medium, id, Arc::clone(&shared.arrivals), deadline);
-            drop(place);
             if let Ok(connection) = accepted
                 && !shared.stop.load(Ordering::Acquire)
             {
+                // Its place is taken until it has authenticated: the ticket travels in clear.
                 (shared.on_incoming)(connection, hello);
             }
+            drop(place);
         });
     }
 }

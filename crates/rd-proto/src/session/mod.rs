@@ -190,9 +190,10 @@ pub enum Notice {
 }
 
 /// How a session ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// The receiver has answered for every byte.
+    #[default]
     Done,
     /// No lane for the length of the reconnect window.
     LinkLost {

@@ -153,3 +153,52 @@ fn offers_out_of_bounds_are_refused() {
     assert_eq!(pair(|ours, _| ours.role = Role::Receiver), Err(Refusal::Role));
     assert_eq!(pair(|_, theirs| theirs.role = Role::Sender), Err(Refusal::Role));
 }
+
+/// An end that accepts lanes, where RDMA is tried, with lane 0 and the first RDMA lane up.
+fn accepting() -> Receiver {
+    let agreed = pair(|ours, _| ours.policy = Policy::PreferRdma).expect("agreed");
+    let mut receiver = Receiver::new(agreed, false, 8, true);
+    for index in [0, RDMA_LANE_FIRST] {
+        receiver.handle_lane_up(LaneId { index, generation: 0 }, Duration::ZERO);
+    }
+    receiver
+}
+
+/// Lanes that receives are posted on with the next `advance`.
+fn posted(receiver: &mut Receiver) -> Vec<u16> {
+    receiver.advance(Duration::ZERO);
+    let actions = std::iter::from_fn(|| receiver.poll_action());
+    let mut lanes: Vec<u16> = actions
+        .filter_map(|action| match action {
+            Action::PostReceive(lane, _) => Some(lane.index),
+            _ => None,
+        })
+        .collect();
+    lanes.dedup();
+    lanes
+}
+
+#[test]
+fn a_use_that_was_overtaken_changes_nothing() {
+    let (tcp, rdma) = (LaneId { index: 0, generation: 0 }, LaneId { index: RDMA_LANE_FIRST, generation: 0 });
+    let told = |path, turn| Frame::Use { path, turn };
+    let mut receiver = accepting();
+    receiver.handle_frame(tcp, told(Path::Tcp, 2), Duration::ZERO).expect("allowed");
+    receiver.handle_frame(rdma, told(Path::Rdma, 1), Duration::ZERO).expect("late, not wrong");
+    assert_eq!(receiver.core_ref().path(), Some(Path::Tcp));
+    assert_eq!(posted(&mut receiver), [0]);
+    // The same turn cannot mean two paths.
+    assert!(receiver.handle_frame(tcp, told(Path::Rdma, 2), Duration::ZERO).is_err());
+}
+
+#[test]
+fn receives_are_posted_once_a_lane_is_known_to_carry_payload() {
+    let rdma = LaneId { index: RDMA_LANE_FIRST, generation: 0 };
+    let mut receiver = accepting();
+    assert_eq!(posted(&mut receiver), [], "nobody has said which path to take");
+    let told = Frame::Use { path: Path::Rdma, turn: 1 };
+    receiver.handle_frame(LaneId { index: 0, generation: 0 }, told.clone(), Duration::ZERO).expect("allowed");
+    assert_eq!(posted(&mut receiver), [], "not on this lane yet");
+    receiver.handle_frame(rdma, told, Duration::ZERO).expect("allowed");
+    assert_eq!(posted(&mut receiver), [RDMA_LANE_FIRST]);
+}

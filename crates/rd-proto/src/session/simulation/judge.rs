@@ -1,0 +1,72 @@
+//! What must have come of it.
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn judge(&self) {
+        let outcome = |end: usize| self.ends[end].ended.as_ref().map(|(outcome, _)| outcome.clone());
+        let (sent, received) = (outcome(SENDER), outcome(RECEIVER));
+        let gave_up = self.ends.iter().any(|end| end.gave_up.is_some());
+        if sent == Some(Outcome::Done) || received == Some(Outcome::Done) {
+            assert!(self.committed, "success without the sink's word");
+            assert_eq!(self.written.len() as u64, self.chunks);
+        }
+        for end in [SENDER, RECEIVER] {
+            if let (Some((cause, at)), Some((outcome, ended))) = (&self.ends[end].gave_up, &self.ends[end].ended) {
+                let stopped = self.ends[end].was_stopped;
+                assert!(stopped || ended - at <= ABORT_END_MAX, "end {end} gave up at {at} and ended at {ended}");
+                assert_eq!(*outcome, Outcome::Aborted(cause.clone()));
+            }
+            if let Some(Outcome::PeerAborted(cause)) = outcome(end) {
+                let theirs = &self.ends[1 - end].gave_up;
+                assert_eq!(theirs.as_ref().map(|(cause, _)| cause), Some(&cause));
+            }
+        }
+        if let Some(Outcome::Aborted(cause)) = sent.as_ref().or(received.as_ref()) {
+            assert!(!matches!(cause, Cause::Protocol | Cause::Integrity), "{cause:?} between honest ends");
+        }
+        match self.weather {
+            Weather::Calm if gave_up => {
+                let quitter = usize::from(self.ends[SENDER].gave_up.is_none());
+                let (cause, _) = self.ends[quitter].gave_up.clone().expect("one did");
+                let other = outcome(1 - quitter).expect("alive");
+                let both = self.ends.iter().all(|end| end.gave_up.is_some());
+                assert!(both || other == Outcome::PeerAborted(cause) || (self.committed && other == Outcome::Done));
+            }
+            // Where no lane could be made any more, one may have been the last.
+            Weather::Rough if self.stranded => {}
+            Weather::Calm | Weather::Rough if !gave_up => {
+                if [&sent, &received].contains(&&Some(Outcome::NoRdma)) {
+                    assert!(self.agreed.policy == Policy::Rdma && self.weather == Weather::Rough);
+                    let told = [sent, received];
+                    // The word of it may be lost; there is no second attempt.
+                    let fits = |outcome| matches!(outcome, &Some(Outcome::NoRdma | Outcome::LinkLost { .. }));
+                    assert!(told.iter().all(fits), "{told:?}");
+                    let first = &self.lanes[&(0, 0)];
+                    let heard = !first.cut && first.stalled_until == 0 && self.corrupt_left == self.corrupt_asked;
+                    if heard && !self.ends.iter().any(|end| end.was_stopped) {
+                        assert_eq!(told, [Some(Outcome::NoRdma), Some(Outcome::NoRdma)]);
+                    }
+                    return;
+                }
+                assert_eq!(sent, Some(Outcome::Done));
+                assert_eq!(received, Some(Outcome::Done));
+            }
+            Weather::Calm | Weather::Rough => {}
+            Weather::Storm => {
+                if received == Some(Outcome::Done) && !gave_up && !self.ends[SENDER].dead {
+                    let unanswered = Outcome::LinkLost { unanswered: true };
+                    assert!(sent == Some(Outcome::Done) || sent == Some(unanswered), "{sent:?}");
+                }
+            }
+        }
+        if self.weather == Weather::Calm && !self.retries_possible {
+            assert_eq!((self.sender.counters().retries, self.receiver.counters().retries), (0, 0));
+            assert_eq!(self.sender.counters().corrupt + self.receiver.counters().corrupt, 0);
+        }
+        if sent == Some(Outcome::Done) {
+            assert_eq!(self.sender.counters().bytes, self.position);
+            assert_eq!(self.receiver.counters().bytes, self.position);
+        }
+    }
+}

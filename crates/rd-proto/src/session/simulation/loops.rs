@@ -1,0 +1,236 @@
+//! The loops of the two ends, as the engine has them.
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn tell(&mut self, end: usize, event: In) {
+        if let In::LaneUp(id) = event {
+            let now = self.now;
+            let side = &mut self.lane(id).sides[end];
+            side.life = Life::Up;
+            side.heard = now;
+        }
+        if !self.ends[end].running() {
+            return;
+        }
+        if matches!(event, In::Resume) {
+            self.ends[end].stopped = false;
+            // What the process did not read while it stood still, it reads now.
+            let now = self.now;
+            for lane in self.lanes.values_mut().filter(|lane| !lane.cut) {
+                lane.sides[end].heard = now;
+            }
+            self.ends[end].inbox.push_front(event);
+        } else {
+            self.ends[end].inbox.push_back(event);
+        }
+        let at = self.now + self.luck.below(MS / 10);
+        self.wake_at(end, at);
+    }
+
+    pub(super) fn wake(&mut self, end: usize) {
+        if self.ends[end].wake != self.now || !self.ends[end].running() {
+            return;
+        }
+        self.ends[end].wake = u64::MAX;
+        if self.ends[end].stopped {
+            return;
+        }
+        let batch = self.luck.pick(&[1, 1, 2, 64]);
+        for _ in 0..batch {
+            let Some(event) = self.ends[end].inbox.pop_front() else { break };
+            self.handle(end, event);
+            if self.ends[end].stopped {
+                return;
+            }
+        }
+        let now = self.time();
+        if self.now - self.ends[end].ticked >= TICK.as_nanos() as u64 {
+            self.ends[end].ticked = self.now;
+            let heard: Vec<(LaneId, u64)> = self
+                .lanes
+                .iter()
+                .filter(|(_, lane)| lane.sides[end].life == Life::Up)
+                .map(|(&(index, generation), lane)| (LaneId { index, generation }, lane.sides[end].heard))
+                .collect();
+            for (id, heard) in heard {
+                self.machine(end).handle_heard(id, Duration::from_nanos(heard));
+            }
+            self.machine(end).handle_timeout(now);
+        }
+        self.machine(end).advance(now);
+        self.act(end);
+        let wait = self.machine(end).next_timeout(now).min(TICK).as_nanos() as u64;
+        assert!(wait > 0, "end {end} spins");
+        let next = if self.ends[end].inbox.is_empty() { self.now + wait } else { self.now + 1000 };
+        self.wake_at(end, next);
+    }
+
+    pub(super) fn handle(&mut self, end: usize, event: In) {
+        let now = self.time();
+        match event {
+            In::LaneUp(id) => self.machine(end).handle_lane_up(id, now),
+            In::DialFailed(id) => self.machine(end).handle_dial_failed(id, now),
+            In::Control(id, frame) => {
+                if let Err(violation) = self.machine(end).handle_frame(id, frame.clone(), now) {
+                    panic!("end {end} refuses {frame:?} on {id:?}: {violation}; {}", self.describe());
+                }
+            }
+            In::Garbled(id) => self.machine(end).handle_corrupt(id, now),
+            In::Chunk { lane, buffer } => {
+                let header = self.ends[RECEIVER].slots[buffer as usize].header;
+                if let Err(violation) = self.receiver.handle_chunk(lane, buffer, header.as_ref()) {
+                    assert!(header.is_none(), "{violation} of {header:?}");
+                    self.receiver.handle_corrupt(lane, now);
+                }
+            }
+            In::Sent(id, buffer) => self.sender.handle_sent(id, buffer),
+            In::Down(id) => self.machine(end).handle_lane_down(id, now),
+            In::Sealed(buffer) => {
+                let header = self.ends[SENDER].slots[buffer as usize].header.expect("sealed");
+                self.sender.handle_sealed(buffer, &header);
+            }
+            In::Unfilled(buffer) => self.sender.handle_unfilled(buffer),
+            In::Opened(buffer) => {
+                let genuine = !self.ends[RECEIVER].slots[buffer as usize].damaged;
+                self.receiver.handle_opened(buffer, genuine, now);
+            }
+            In::Written(buffer) => self.receiver.handle_written(buffer, now),
+            In::Committed => self.receiver.handle_committed(now),
+            In::GiveUp(cause) => {
+                if self.committed && !matches!(cause, Cause::Signal(_)) && end == RECEIVER {
+                    return;
+                }
+                if self.produced == self.chunks && matches!(cause, Cause::Source(_)) {
+                    return;
+                }
+                if !self.machine(end).core_ref().is_ending() {
+                    self.ends[end].gave_up = Some((cause.clone(), self.now));
+                }
+                self.machine(end).abort(cause, now);
+            }
+            In::Stop { for_ns } => {
+                self.machine(end).handle_pause(true, now);
+                self.act(end);
+                if self.ends[end].running() {
+                    self.ends[end].stopped = true;
+                    self.ends[end].was_stopped = true;
+                    let at = self.now + for_ns;
+                    self.at(at, What::Tell(end, In::Resume));
+                }
+            }
+            In::Resume => self.machine(end).handle_pause(false, now),
+        }
+    }
+
+    pub(super) fn act(&mut self, end: usize) {
+        while let Some(action) = self.machine(end).poll_action() {
+            if self.trace {
+                println!("{:>12} end {end}: {action:?}", self.now / 1000);
+            }
+            assert!(self.ends[end].ended.is_none(), "{action:?} after the end");
+            match action {
+                Action::Dial(id) => {
+                    assert_eq!(end, self.connector);
+                    self.dial(id);
+                }
+                Action::Close(id) => self.close_lane(id, end),
+                Action::Send(id, frame) => {
+                    let message = if self.corrupts() { Message::Garbled } else { Message::Control(frame) };
+                    self.transmit(id, end, message);
+                }
+                Action::Fill { buffer, encrypt } => {
+                    self.own(end, buffer, Owner::Machine, Owner::Source);
+                    self.to_fill.push_back((buffer, encrypt));
+                    self.start_producing();
+                }
+                Action::Encrypt(buffer) => {
+                    self.own(end, buffer, Owner::Machine, Owner::Sealer);
+                    let header = self.ends[SENDER].slots[buffer as usize].header.as_mut().expect("sealed before");
+                    assert!(!header.sealed, "nothing is encrypted twice");
+                    header.sealed = true;
+                    header.tag = tag_of(header.sequence, true);
+                    self.finish_work(SENDER, buffer, Owner::Sealer, In::Sealed(buffer));
+                }
+                Action::SendChunk(id, buffer) => self.send_chunk(id, buffer),
+                Action::PostReceive(id, buffer) => {
+                    self.own(end, buffer, Owner::Machine, Owner::Lane(id));
+                    let side = &mut self.lane(id).sides[RECEIVER];
+                    if side.life == Life::Up {
+                        side.held.push_back(buffer);
+                    } else {
+                        self.own(end, buffer, Owner::Lane(id), Owner::Machine);
+                    }
+                }
+                Action::Open(buffer) => {
+                    self.own(end, buffer, Owner::Machine, Owner::Opener);
+                    self.finish_work(RECEIVER, buffer, Owner::Opener, In::Opened(buffer));
+                }
+                Action::Write(buffer) => {
+                    self.own(end, buffer, Owner::Machine, Owner::Sink);
+                    self.to_write.push_back(buffer);
+                    self.start_writing();
+                }
+                Action::Commit => {
+                    assert!(!self.committed, "published twice");
+                    assert_eq!(self.written.len() as u64, self.chunks, "published before all was there");
+                    assert_eq!(self.bytes_written, self.position);
+                    self.committed = true;
+                    self.after(5 * MS, What::Tell(RECEIVER, In::Committed));
+                    if self.weather != Weather::Calm && self.luck.chance(10) {
+                        // While it lingers, its answer lost with the link.
+                        let at = self.now + 5 * MS;
+                        self.at(at, What::Outage { path: None, for_ns: SECOND });
+                        self.after(2 * SECOND, What::Tell(RECEIVER, In::GiveUp(Cause::Signal(15))));
+                    }
+                }
+                Action::Notice(_) => self.ends[end].notices += 1,
+                Action::End(outcome) => {
+                    self.ends[end].ended = Some((outcome, self.now));
+                    let ids: Vec<_> = self.lanes.keys().copied().collect();
+                    for (index, generation) in ids {
+                        self.close_lane(LaneId { index, generation }, end);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn corrupts(&mut self) -> bool {
+        let hit = self.corrupt_left > 0 && self.luck.below(1000) < self.corrupt_permille;
+        self.corrupt_left -= u32::from(hit);
+        self.retries_possible |= hit;
+        hit
+    }
+
+    pub(super) fn finish_work(&mut self, end: usize, buffer: BufferId, from: Owner, event: In) {
+        // The buffer belongs to the machine again when it is told; nothing looks at it before.
+        self.own(end, buffer, from, Owner::Machine);
+        let most = self.work_max;
+        self.after(most, What::Tell(end, event));
+    }
+
+    pub(super) fn send_chunk(&mut self, id: LaneId, buffer: BufferId) {
+        self.own(SENDER, buffer, Owner::Machine, Owner::Lane(id));
+        let mut slot = self.ends[SENDER].slots[buffer as usize];
+        let header = slot.header.expect("sealed");
+        assert!(header.sealed || !self.agreed.seal(path_of(id)), "chunk {} goes in clear by {id:?}", header.sequence);
+        if self.lane(id).sides[SENDER].life != Life::Up {
+            return self.own(SENDER, buffer, Owner::Lane(id), Owner::Machine);
+        }
+        self.lane(id).sides[SENDER].held.push_back(buffer);
+        if self.corrupts() {
+            slot.damaged = true;
+            if self.luck.chance(30) {
+                slot.header = None;
+            }
+        }
+        self.transmit(id, SENDER, Message::Chunk(slot));
+        let arrives = self.lane(id).sides[SENDER].arrives[usize::from(path_of(id) == Path::Rdma)];
+        let sent = match path_of(id) {
+            Path::Tcp => self.now + self.luck.below(arrives.saturating_sub(self.now) * 2),
+            Path::Rdma => arrives + self.luck.below(MS),
+        };
+        self.at(sent, What::SentDone { lane: id, buffer });
+    }
+}

@@ -117,6 +117,8 @@ impl Session<'_> {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
+        // From here on there is something to clean up and a peer to tell.
+        forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
         let work = make_work(agreed.chunk_bytes).map_err(|fact| {
             let (failure, cause) = match role {
                 Role::Sender => (Failure::source(&fact), Cause::Source(fact)),
@@ -153,7 +155,6 @@ impl Session<'_> {
             // The other end waits to be told where to dial.
             (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
         }
-        forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
             .map_err(|error| NotBegun::Here(Failure::link(&error, &peer)))?;
         let size_bytes = size_bytes.or(theirs.size_bytes);

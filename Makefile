@@ -10,7 +10,7 @@ BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 MANDIR = $(SHAREDIR)/man/man1
 MANUALS = $(wildcard docs/man/*.1)
-SCRIPTS = demo/run tests/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
+SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
 .PHONY: all build install uninstall deps check test test-long demo demo-rdma bench clean

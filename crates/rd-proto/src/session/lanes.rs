@@ -190,7 +190,8 @@ impl Lanes {
             return true;
         }
         // A TCP lane that goes while payload goes by RDMA carries nothing that could be lost.
-        let matters = Some(path_of(lane)) == self.path;
+        // An RDMA lane does, also where the word of the fall-back has come before its end.
+        let matters = path_of(lane) == Path::Rdma || self.path == Some(Path::Tcp);
         let lost = match place.state {
             State::Up => matters,
             State::Closing { lost } => lost,

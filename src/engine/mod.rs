@@ -221,6 +221,8 @@ struct Engine {
     buffers: Vec<Option<Buffer>>,
     chunk_bytes: usize,
     began: Instant,
+    /// When the first lane that carries payload was there.
+    flowing_since: Option<Instant>,
     ticked: Duration,
     waited_since: Instant,
     summary: Summary,
@@ -323,6 +325,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         buffers: table,
         chunk_bytes: agreed.chunk_bytes,
         began: now,
+        flowing_since: None,
         ticked: Duration::ZERO,
         waited_since: now,
         summary: Summary::default(),
@@ -656,6 +659,7 @@ impl Engine {
 
     fn note_medium(&mut self, id: LaneId) {
         let Some(medium) = self.lanes.get(&id).map(|live| live.lane.medium()) else { return };
+        self.flowing_since.get_or_insert_with(Instant::now);
         if !self.summary.media.contains(&medium) {
             self.summary.media.push(medium);
         }
@@ -698,7 +702,7 @@ impl Engine {
 
     /// Lets go of the lanes, giving their last frames the time to leave.
     fn close(mut self) -> Summary {
-        self.summary.seconds = self.began.elapsed().as_secs_f64();
+        self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
         self.summary.counters = self.half.machine_ref().counters();
         self.monitor.progress(&self.summary.counters);
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");

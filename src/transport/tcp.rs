@@ -63,7 +63,7 @@ struct Shared {
 struct State {
     control: VecDeque<Vec<u8>>,
     chunks: VecDeque<(Buffer, u32)>,
-    posted: VecDeque<Buffer>,
+    posted: Vec<Buffer>,
     closing: Option<Instant>,
     failure: Option<LaneError>,
     threads: u32,
@@ -90,7 +90,7 @@ impl TcpLane {
             state: Mutex::new(State {
                 control: VecDeque::with_capacity(CONTROL_QUEUE_MAX),
                 chunks: VecDeque::new(),
-                posted: VecDeque::new(),
+                posted: Vec::new(),
                 closing: None,
                 failure: None,
                 threads: 2,
@@ -171,7 +171,7 @@ impl Lane for TcpLane {
         if state.reported_down {
             return Err(buffer);
         }
-        state.posted.push_back(buffer);
+        state.posted.push(buffer);
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl Shared {
 
     fn give_back(&self, current: Option<(Buffer, usize, usize)>) {
         if let Some((buffer, ..)) = current {
-            self.lock().posted.push_back(buffer);
+            self.lock().posted.push(buffer);
         }
     }
 
@@ -381,10 +381,11 @@ impl Shared {
                 Some(b'C') => {
                     let Some(header) = staged.first_chunk::<CHUNK_HEADER_BYTES>() else { return Ok(()) };
                     let wire_bytes = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
+                    // The one posted last: it is the likeliest to be in the cache still.
                     let mut buffer = self
                         .lock()
                         .posted
-                        .pop_front()
+                        .pop()
                         .ok_or(LaneError::Framing("a chunk for which no receive was posted"))?;
                     if wire_bytes > buffer.payload().len() {
                         self.give_back(Some((buffer, 0, 0)));

@@ -23,11 +23,20 @@ use super::request::Request;
 use super::{Adapters, Endpoint, Hello, RegisterError, Unavailable, Wake, sleep_on, until};
 use crate::transport::{Lane, LaneError, Medium, Report};
 
-/// Retries of a message that is not acknowledged: with [`ACK_TIMEOUT_EXPONENT`] a dead path shows in about 4 s.
+/// Retries of a message that is not acknowledged. The session's heartbeat notices a dead path first.
 const RETRY_COUNT: u8 = 7;
 
-/// 4.096 µs × 2^17 = 0.54 s.
-const ACK_TIMEOUT_EXPONENT: u8 = 17;
+/// How long an adapter waits for an acknowledgement: 4.096 µs × 2^16 = 0.27 s.
+const ACK_TIMEOUT_EXPONENT: u8 = 16;
+
+/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements wait for a
+/// processor as everything else does; with half a second rxe was seen to send the same packets again several times a
+/// second.
+const ACK_TIMEOUT_EXPONENT_SOFTWARE: u8 = 19;
+
+fn ack_timeout_exponent(medium: Medium) -> u8 {
+    if medium == Medium::RdmaSoftware { ACK_TIMEOUT_EXPONENT_SOFTWARE } else { ACK_TIMEOUT_EXPONENT }
+}
 
 /// Retries of a message that found no receive posted. Credits rule that out, so that few are needed and endless ones
 /// (7) would only hide a broken peer.
@@ -190,7 +199,7 @@ impl Kit {
     fn resolve(&mut self, local: IpAddr, remote: SocketAddr, deadline: Instant) -> Result<Id, ConnectError> {
         let mut id = Id::new(&self.events)?;
         // iWARP has no such option: its timeouts are TCP's.
-        let _ = id.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
+        let _ = id.set_ack_timeout(ack_timeout_exponent(self.medium));
         id.resolve_address(SocketAddr::new(local, 0), remote, until(deadline))?;
         self.await_event(id.key(), EventKind::AddressResolved, "resolving the address", deadline)?;
         if !self.registered.held.device.has(&id) {
@@ -301,7 +310,7 @@ impl Connection {
     ) -> Result<Self, ConnectError> {
         let kit = Kit::new(registered, medium)?;
         id.migrate(&kit.events)?;
-        let _ = id.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
+        let _ = id.set_ack_timeout(ack_timeout_exponent(medium));
         let control = ControlQueue::new(id, kit.registered.domain(), &kit.queue, &kit.region)?;
         if let Some(queue_pair) = control.queue_pair() {
             queue_pair.id().accept(&parameters(&[]))?;
@@ -437,7 +446,7 @@ impl Connection {
                     self.step("waiting for the payload queue pair", deadline)?;
                 };
                 id.migrate(&self.kit.events)?;
-                let _ = id.set_ack_timeout(ACK_TIMEOUT_EXPONENT);
+                let _ = id.set_ack_timeout(ack_timeout_exponent(self.kit.medium));
                 let payload = self.payload_queue_pair(id)?;
                 control::receive_greeting(&payload)?;
                 payload.id().accept(&parameters(&[]))?;

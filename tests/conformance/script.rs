@@ -1,5 +1,6 @@
 //! Faults that come to a session's lanes by script, the same over every transport.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use rdma_pipe::transport::{Buffer, Lane, LaneEvent, Medium, Report};
 /// What goes wrong, where, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The lane is lost with the `chunk`th chunk that is sent on a lane of place `index` or above, counted from 0.
+    /// A lane of place `index` or above is lost with the `chunk`th chunk that is sent on it, counted from 0.
     Lose { index: u16, chunk: u64 },
     /// From that chunk on, nothing passes on that lane, and neither end is told.
     Silence { index: u16, chunk: u64 },
@@ -29,7 +30,7 @@ pub struct Script {
     /// No dial succeeds any more.
     pub unreachable: AtomicBool,
     fired: AtomicBool,
-    counted: AtomicU64,
+    counted: Mutex<HashMap<LaneId, u64>>,
     /// Sequences as they arrived.
     pub arrivals: Mutex<Vec<u64>>,
     /// Payload crossed as it was read.
@@ -54,8 +55,10 @@ impl Script {
         else {
             return None;
         };
-        let due = id.index >= index && self.counted.fetch_add(1, Ordering::SeqCst) == chunk;
-        (due && !self.fired.swap(true, Ordering::SeqCst)).then_some(fault)
+        let mut counted = self.counted.lock().expect("not poisoned");
+        let sent = counted.entry(id).or_default();
+        *sent += 1;
+        (id.index >= index && *sent == chunk + 1 && !self.fired.swap(true, Ordering::SeqCst)).then_some(fault)
     }
 }
 
@@ -67,12 +70,14 @@ pub struct Wire {
     damage: Mutex<Option<u64>>,
 }
 
+type Tell = Box<dyn FnOnce() + Send>;
+
 /// What one end of a scripted connection and its reports know.
 pub struct Ear {
     /// Buffers that go back with the lane's end; `None` after it.
     withheld: Mutex<Option<Vec<Buffer>>>,
     /// The end of a lane that this end cannot have noticed: told some time after it has closed the lane itself.
-    unnoticed: Mutex<(bool, Option<Box<dyn FnOnce() + Send>>)>,
+    unnoticed: Mutex<(bool, Option<Tell>)>,
 }
 
 impl Default for Ear {

@@ -120,7 +120,8 @@ fn transfer(
     })?;
     if let Some(text) = &generated {
         super::say(&format!("rdsend {} {} {text}", own_address(), listener.port()));
-    } else if (port == 0 || arguments.report.verbose) && !arguments.report.quiet {
+    } else if port == 0 || arguments.report.verbose {
+        // Also with --quiet: nobody could connect otherwise.
         super::say(&format!("rdrecv: waiting on port {}", listener.port()));
     }
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));

@@ -104,8 +104,10 @@ impl Session<'_> {
             .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
-            Some(_) => format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name),
-            None => first.peer_name.clone(),
+            Some(_) if !theirs.host.is_empty() => {
+                format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name)
+            }
+            _ => first.peer_name.clone(),
         };
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| NotBegun::Peer(Failure::refused(refusal, &peer)))?;
         let here = |failure| NotBegun::Here(failure);
@@ -115,6 +117,8 @@ impl Session<'_> {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
+        // From here on there is something to clean up and a peer to tell.
+        forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
         let work = make_work(agreed.chunk_bytes).map_err(|fact| {
             let (failure, cause) = match role {
                 Role::Sender => (Failure::source(&fact), Cause::Source(fact)),
@@ -151,7 +155,6 @@ impl Session<'_> {
             // The other end waits to be told where to dial.
             (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
         }
-        forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
             .map_err(|error| NotBegun::Here(Failure::link(&error, &peer)))?;
         let size_bytes = size_bytes.or(theirs.size_bytes);

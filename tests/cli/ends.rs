@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -121,24 +120,6 @@ fn a_closed_output_ends_both_with_141() {
     recv.wait().expect(141);
     send.wait().expect(141);
     assert!(start.elapsed() <= SOON, "{:?}", start.elapsed());
-}
-
-#[test]
-fn an_output_that_was_never_open() {
-    // As in `rdrecv … >&-`: not to write into whatever got descriptor 1 instead.
-    let scratch = Scratch::new();
-    let target = scratch.join("socket-or-file");
-    let mut command = rdrecv();
-    command.args(["0", KEY]);
-    let mut recv = Process::spawn(in_shell("exec \"$@\" >&-", &command).stdin(Stdio::null()));
-    let port = recv.port();
-    let mut send = start_send::<&str>(&[], port, None);
-    feed(send.stdin(), b"some data".to_vec());
-    // The standard library opens /dev/null there: the data goes nowhere, and nothing else is harmed.
-    let (send, recv) = (send.wait(), recv.wait());
-    assert_eq!(send.code, recv.code);
-    assert!([0, 6].contains(&recv.code), "{}", recv.stderr);
-    assert!(!target.exists());
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rd_proto::control::{Encrypt, Offer, Policy, RdmaKind, Role};
 use rd_proto::handshake::{CONFIRM_BYTES, Key, SessionId, connect_first};
-use rdma_pipe::engine::link::{rng, with_length};
+use rdma_pipe::engine::link::{authenticate, exchange_offers, rng, with_length};
 
 use crate::rig::*;
 
@@ -73,15 +74,30 @@ fn a_second_sender_is_told_that_the_receiver_is_busy() {
 }
 
 #[test]
-fn two_senders_or_two_receivers_do_not_fit() {
-    // A listener that wants to send does not exist yet; a hand-made offer is left to the protocol's own tests.
+fn a_peer_with_the_right_key_that_wants_to_receive_too() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
-    let mut first = start_send::<&str>(&[], port, None);
-    let pipe = first.stdin();
-    recv.line_with("waiting");
-    drop(pipe);
-    first.wait().expect(0);
-    recv.wait().expect(0);
+    let key = Key::new(KEY.as_bytes().to_vec()).expect("not empty");
+    let mut stream = connect(port);
+    let hello = connect_first(&key, SessionId::random(&mut rng()), &mut rng());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut established = authenticate(&mut stream, hello, deadline).expect("the right key");
+    let offer = Offer {
+        role: Role::Receiver,
+        policy: Policy::Tcp,
+        encrypt: Encrypt::Auto,
+        peer_is_local: true,
+        lanes: 0,
+        chunk_bytes: CHUNK as u32,
+        reconnect_s: 30,
+        size_bytes: None,
+        rdma: RdmaKind::None,
+        ticket: [0; 16],
+        host: Vec::new(),
+    };
+    let _ = exchange_offers(&mut stream, &mut established.control, &offer);
+    let line = recv.line_with("one must send");
+    assert!(line.starts_with("rdrecv: 127.0.0.1 "), "{line}");
+    serves(&mut recv, port, KEY);
 }
 
 #[test]

@@ -541,8 +541,8 @@ fn small_pool_at_an_ordered_sink(fabric: &Arc<dyn Fabric>) {
     plan.buffers = [64, 4];
     // The receiver has all buffers full of what came after, but the one of the lost chunk; when that is free again, it
     // must not be filled with another that came after.
-    plan.script = Script::of(Fault::Silence { index: 0, chunk: 10 });
-    stream_through(plan, data(16 << 20), Duration::ZERO).a_lane_was_lost();
+    plan.script = Script::of(Fault::Silence { index: 1, chunk: 10 });
+    stream_through(plan, data(24 << 20), Duration::from_millis(1)).a_lane_was_lost();
 }
 
 fn receiver_dials(fabric: &Arc<dyn Fabric>) {

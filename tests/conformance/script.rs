@@ -1,5 +1,6 @@
 //! Faults that come to a session's lanes by script, the same over every transport.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use rdma_pipe::transport::{Buffer, Lane, LaneEvent, Medium, Report};
 /// What goes wrong, where, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The lane is lost with the `chunk`th chunk that is sent on a lane of place `index` or above, counted from 0.
+    /// A lane of place `index` or above is lost with the `chunk`th chunk that is sent on it, counted from 0.
     Lose { index: u16, chunk: u64 },
     /// From that chunk on, nothing passes on that lane, and neither end is told.
     Silence { index: u16, chunk: u64 },
@@ -29,7 +30,7 @@ pub struct Script {
     /// No dial succeeds any more.
     pub unreachable: AtomicBool,
     fired: AtomicBool,
-    counted: AtomicU64,
+    counted: Mutex<HashMap<LaneId, u64>>,
     /// Sequences as they arrived.
     pub arrivals: Mutex<Vec<u64>>,
     /// Payload crossed as it was read.
@@ -54,8 +55,10 @@ impl Script {
         else {
             return None;
         };
-        let due = id.index >= index && self.counted.fetch_add(1, Ordering::SeqCst) == chunk;
-        (due && !self.fired.swap(true, Ordering::SeqCst)).then_some(fault)
+        let mut counted = self.counted.lock().expect("not poisoned");
+        let sent = counted.entry(id).or_default();
+        *sent += 1;
+        (id.index >= index && *sent == chunk + 1 && !self.fired.swap(true, Ordering::SeqCst)).then_some(fault)
     }
 }
 
@@ -66,6 +69,25 @@ pub struct Wire {
     /// Sequence of the chunk that is to arrive damaged.
     damage: Mutex<Option<u64>>,
 }
+
+type Tell = Box<dyn FnOnce() + Send>;
+
+/// What one end of a scripted connection and its reports know.
+pub struct Ear {
+    /// Buffers that go back with the lane's end; `None` after it.
+    withheld: Mutex<Option<Vec<Buffer>>>,
+    /// The end of a lane that this end cannot have noticed: told some time after it has closed the lane itself.
+    unnoticed: Mutex<(bool, Option<Tell>)>,
+}
+
+impl Default for Ear {
+    fn default() -> Self {
+        Self { withheld: Mutex::new(Some(Vec::new())), unnoticed: Mutex::default() }
+    }
+}
+
+/// How long a lane takes to close that the other end does not answer on.
+const CLOSE_TAKES: Duration = Duration::from_millis(50);
 
 impl Wire {
     fn is_silent(&self) -> bool {
@@ -79,15 +101,22 @@ pub struct Scripted {
     pub id: LaneId,
     pub script: Arc<Script>,
     pub wire: Arc<Wire>,
+    pub ear: Arc<Ear>,
+    /// Chunks come to this end.
+    pub receives: bool,
 }
 
+/// The end that receives misses the other by this much sooner than it is missed.
+const MISSED_SOONER: Duration = Duration::from_millis(400);
+
 /// What a lane reports, with what the script takes out of it.
-pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>) -> Report {
-    // What arrived on a silent wire has not: its buffers go back when the lane does.
-    let withheld = Mutex::new(Vec::new());
+pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>, ear: Arc<Ear>) -> Report {
     Arc::new(move |event| match event {
         LaneEvent::Control(_) if wire.is_silent() => {}
-        LaneEvent::Chunk { buffer, .. } if wire.is_silent() => withheld.lock().expect("not poisoned").push(buffer),
+        // What arrived on a silent wire has not.
+        LaneEvent::Chunk { buffer, .. } if wire.is_silent() => {
+            ear.withheld.lock().expect("not poisoned").as_mut().expect("before the end").push(buffer);
+        }
         LaneEvent::Chunk { mut buffer, wire_bytes } => {
             let sequence = u64::from_le_bytes(buffer.header()[16..24].try_into().expect("8 bytes"));
             script.arrivals.lock().expect("not poisoned").push(sequence);
@@ -105,8 +134,16 @@ pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>) -> Report {
             to(LaneEvent::Chunk { buffer, wire_bytes });
         }
         LaneEvent::Down { reason, mut buffers } => {
-            buffers.append(&mut withheld.lock().expect("not poisoned"));
-            to(LaneEvent::Down { reason, buffers });
+            buffers.append(&mut ear.withheld.lock().expect("not poisoned").take().expect("one end"));
+            let mut unnoticed = ear.unnoticed.lock().expect("not poisoned");
+            let down = LaneEvent::Down { reason, buffers };
+            if wire.is_silent() && !unnoticed.0 {
+                let to = Arc::clone(&to);
+                unnoticed.1 = Some(Box::new(move || to(down)));
+            } else {
+                drop(unnoticed);
+                to(down);
+            }
         }
         other => to(other),
     })
@@ -132,8 +169,15 @@ impl Lane for Scripted {
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         match self.script.due(self.id) {
-            // It is given to a lane that closes: it comes back with the lane's end, not acknowledged.
-            Some(Fault::Lose { .. }) => self.inner.close(),
+            Some(Fault::Lose { .. }) => {
+                // It comes back with the lane's end, never sent.
+                match self.ear.withheld.lock().expect("not poisoned").as_mut() {
+                    Some(withheld) => withheld.push(buffer),
+                    None => return Err(buffer),
+                }
+                self.inner.close();
+                return Ok(());
+            }
             Some(Fault::Silence { .. }) => {
                 *self.wire.silent_since.lock().expect("not poisoned") = Some(Instant::now());
             }
@@ -147,17 +191,31 @@ impl Lane for Scripted {
     }
 
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
+        self.receives = true;
         self.inner.post_receive(buffer)
     }
 
     fn close(&mut self) {
+        let mut unnoticed = self.ear.unnoticed.lock().expect("not poisoned");
+        unnoticed.0 = true;
+        if let Some(tell) = unnoticed.1.take() {
+            std::thread::spawn(move || {
+                std::thread::sleep(CLOSE_TAKES);
+                tell();
+            });
+        }
+        drop(unnoticed);
         self.inner.close();
     }
 
     fn last_heard(&self) -> Instant {
         let heard = self.inner.last_heard();
         // On a silent wire the last sign of life is what came before.
-        self.wire.silent_since.lock().expect("not poisoned").map_or(heard, |since| heard.min(since))
+        self.wire
+            .silent_since
+            .lock()
+            .expect("not poisoned")
+            .map_or(heard, |since| heard.min(if self.receives { since - MISSED_SOONER } else { since }))
     }
 }
 

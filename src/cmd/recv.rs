@@ -18,9 +18,8 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, os};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
-use super::report::Reporter;
 use super::send::EXIT_CODES;
-use super::stream::{Ended, FirstLane, NotBegun, Session};
+use super::stream::{Ended, FirstLane, NotBegun, Session, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fs::io_fact;
@@ -77,14 +76,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
-    let reporter = Reporter::open(&arguments.report)?;
-    let result = transfer(&arguments, port, key, file.as_ref());
-    let (summary, failure) = match result {
-        Ok(Ended { summary, failure }) => (Some(summary), failure),
-        Err(failure) => (None, Some(failure)),
-    };
-    reporter.finish(summary.as_ref(), failure.as_ref())?;
-    failure.map_or(Ok(()), Err)
+    reported(&arguments.report, || transfer(&arguments, port, key, file.as_ref()))
 }
 
 fn transfer(

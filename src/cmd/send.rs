@@ -16,8 +16,7 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, escaped};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
-use super::report::Reporter;
-use super::stream::{Ended, FirstLane, NotBegun, Session};
+use super::stream::{Ended, FirstLane, NotBegun, Session, reported};
 use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
 use crate::engine::{Work, channel};
 use crate::fs::source::Source;
@@ -92,14 +91,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    let reporter = Reporter::open(&arguments.report)?;
-    let result = transfer(&arguments, &host, port, key, file.as_ref());
-    let (summary, failure) = match result {
-        Ok(Ended { summary, failure }) => (Some(summary), failure),
-        Err(failure) => (None, Some(failure)),
-    };
-    reporter.finish(summary.as_ref(), failure.as_ref())?;
-    failure.map_or(Ok(()), Err)
+    reported(&arguments.report, || transfer(&arguments, &host, port, key, file.as_ref()))
 }
 
 fn transfer(

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::{ReportOptions, TransferOptions};
-use super::report::Terminal;
+use super::report::{Reporter, Terminal};
 use crate::engine::link::{
     AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last, tcp_lane,
 };
@@ -66,8 +66,22 @@ pub(super) enum NotBegun {
 
 /// A session that has been.
 pub(super) struct Ended {
-    pub(super) summary: Summary,
-    pub(super) failure: Option<Failure>,
+    summary: Summary,
+    failure: Option<Failure>,
+}
+
+/// Runs a command's transfer and tells how it went, also where no session began.
+pub(super) fn reported(
+    options: &ReportOptions,
+    transfer: impl FnOnce() -> Result<Ended, Failure>,
+) -> Result<(), Failure> {
+    let reporter = Reporter::open(options)?;
+    let (summary, failure) = match transfer() {
+        Ok(Ended { summary, failure }) => (Some(summary), failure),
+        Err(failure) => (None, Some(failure)),
+    };
+    reporter.finish(summary.as_ref(), failure.as_ref())?;
+    failure.map_or(Ok(()), Err)
 }
 
 impl Session<'_> {

@@ -41,7 +41,7 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 pub struct SendArguments {
     /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
     /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
-    /// that is not set. FILE: what to send instead of standard input
+    /// that is not set. FILE: what to send instead of standard input (`-`)
     #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4, allow_negative_numbers = true)]
     positionals: Vec<OsString>,
     /// Seconds to keep trying while nothing answers at HOST and PORT

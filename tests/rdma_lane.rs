@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use rd_proto::handshake::HANDSHAKE_BYTES_MAX;
 use rdma_pipe::transport::rdma::{
     Adapters, ConnectError, Connection, Endpoint, Hello, Listener, RegisterError, connect, endpoints, listen,
 };
@@ -189,7 +190,7 @@ fn handshake_messages_pass_both_ways() -> Result<(), Failed> {
     let mut connecting = connect(&one.adapters, &endpoint, remote(&endpoint, &listener), &HELLO, soon())?;
     let (mut accepted, hello) = incoming.recv_timeout(PATIENCE)?;
     assert_eq!(hello, HELLO);
-    for length in [1, 2, 48, 1024] {
+    for length in [1, 2, 48, HANDSHAKE_BYTES_MAX] {
         accepted.send(&vec![length as u8; length])?;
         assert_eq!(connecting.receive(soon())?, vec![length as u8; length]);
         connecting.send(&vec![!(length as u8); length])?;

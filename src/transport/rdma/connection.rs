@@ -329,7 +329,7 @@ impl Connection {
         self.control.queue_pair().and_then(|queue_pair| queue_pair.id().peer_address())
     }
 
-    /// Sends a handshake message of 1 to 1024 bytes.
+    /// Sends a handshake message of 1 to [`HANDSHAKE_BYTES_MAX`] bytes.
     ///
     /// # Errors
     ///

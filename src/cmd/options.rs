@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rd_proto::control::{Encrypt, Policy};
@@ -173,11 +172,6 @@ impl TransferOptions {
     /// Number of buffers for chunks of this size.
     pub fn buffers(&self, chunk_bytes: usize) -> u32 {
         (self.buffer.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32
-    }
-
-    /// The reconnect window.
-    pub fn reconnect(&self) -> Duration {
-        Duration::from_secs(u64::from(self.reconnect))
     }
 }
 

@@ -13,7 +13,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::frame::CONTROL_BYTES_MAX;
-use crate::handshake::LaneId;
+use crate::handshake::{CONTROL_PLAIN_BYTES_MAX, LaneId};
 
 /// Sequences that may lie between the lowest chunk not yet taken and the highest one sent. Bounds the bitmap of an
 /// acknowledgement and the rings of both state machines.
@@ -26,10 +26,10 @@ pub const ENDPOINTS_MAX: usize = 32;
 pub const TEXT_BYTES_MAX: usize = 1024;
 
 /// Bytes that sealing adds to a control frame.
-pub const CONTROL_SEAL_BYTES: usize = 16;
+pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
 
 /// The largest control frame in clear, in bytes.
-pub const FRAME_BYTES_MAX: usize = CONTROL_BYTES_MAX - CONTROL_SEAL_BYTES;
+pub const FRAME_BYTES_MAX: usize = CONTROL_PLAIN_BYTES_MAX;
 
 const MUST_UNDERSTAND: u8 = 0x80;
 

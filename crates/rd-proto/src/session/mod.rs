@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, RdmaKind, Refusal, Role};
+use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, RdmaKind, Refusal};
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
@@ -480,17 +480,6 @@ impl Core {
 /// What a receiver needs of a chunk's header once the transport has delivered it.
 pub(crate) fn check_policy(agreed: &Agreed, path: Path, header: &ChunkHeader) -> bool {
     header.sealed || !agreed.seal(path)
-}
-
-/// The role at the other end.
-impl Role {
-    /// Sender for a receiver, receiver for a sender.
-    pub fn other(self) -> Self {
-        match self {
-            Self::Sender => Self::Receiver,
-            Self::Receiver => Self::Sender,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -147,6 +147,11 @@ impl Sender {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
         }
+        self.handed_back(lane, buffer);
+    }
+
+    /// The lane no longer holds this buffer, if it did.
+    fn handed_back(&mut self, lane: LaneId, buffer: BufferId) {
         let state = &mut self.buffers[buffer as usize];
         if state.place == Place::OnLane(lane) {
             if state.taken {
@@ -353,14 +358,7 @@ impl Machine for Sender {
             self.core.broadcast(&Frame::LaneLost(lane), now);
         }
         for buffer in 0..self.buffers.len() as u32 {
-            let state = &mut self.buffers[buffer as usize];
-            if state.place == Place::OnLane(lane) {
-                if state.taken {
-                    self.release(buffer);
-                } else {
-                    state.place = Place::Sent(lane);
-                }
-            }
+            self.handed_back(lane, buffer);
         }
         self.settle();
         if self.done_sent

@@ -1,7 +1,7 @@
 //! What two offers come to.
 
 use super::*;
-use crate::control::{Encrypt, Policy, RdmaKind};
+use crate::control::{Encrypt, Policy, RdmaKind, Role};
 
 const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use crossbeam_channel::Receiver;
+use flume::Receiver;
 use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender};
+use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender as Post;
+use flume::Sender as Post;
 use rd_proto::control::{Frame, Refusal};
 use rd_proto::handshake::{
     self, Established, HANDSHAKE_BYTES_MAX, HandshakeError, Key, LENGTH_PREFIX_BYTES, LaneId, Listening, SessionId,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver as Queue, RecvTimeoutError, Sender as Post, bounded};
+use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post, bounded};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Path};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};

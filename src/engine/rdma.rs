@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, Sender as Post, bounded};
+use flume::{RecvTimeoutError, Sender as Post, bounded};
 use rd_proto::control::{Endpoint as Offered, Policy, RdmaKind};
 use rd_proto::handshake::{ControlChannel, LaneId, SessionId, SessionSecret, connect_join, listen};
 use rd_proto::handshake::{HandshakeError, Key};

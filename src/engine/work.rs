@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use flume::{Receiver, Sender, unbounded};
 use rd_proto::compress::{Compressor, Decompressor};
 use rd_proto::control::IoFact;
 use rd_proto::frame::{ChunkHeader, Compression};

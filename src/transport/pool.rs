@@ -124,6 +124,16 @@ impl Buffer {
         unsafe { &*self.pool.header_ptr(self.id).cast::<[u8; CHUNK_HEADER_BYTES]>() }
     }
 
+    /// Takes the header from where it landed: behind `payload_bytes` of payload, in the rest of the payload area and
+    /// then in the header slot.
+    pub fn move_header_from(&mut self, payload_bytes: usize) {
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        let within = CHUNK_HEADER_BYTES.min(self.payload().len() - payload_bytes);
+        header[..within].copy_from_slice(&self.payload()[payload_bytes..payload_bytes + within]);
+        header[within..].copy_from_slice(&self.header()[..CHUNK_HEADER_BYTES - within]);
+        *self.header_mut() = header;
+    }
+
     /// The encoded chunk header, to write.
     pub fn header_mut(&mut self) -> &mut [u8; CHUNK_HEADER_BYTES] {
         // SAFETY: as in `header`; `&mut self` makes it exclusive.

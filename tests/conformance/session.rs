@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender as Post, unbounded};
+use flume::{Sender as Post, unbounded};
 use rd_proto::control::{Cause, IoFact, Policy};
 use rd_proto::handshake::{ControlChannel, Key, LaneId, SessionId, SessionSecret, connect_first, connect_join, listen};
 use rd_proto::session::{Agreed, Counters, Notice, Outcome, RDMA_LANE_FIRST};

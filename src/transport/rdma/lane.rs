@@ -159,7 +159,7 @@ impl Drop for RdmaLane {
 }
 
 impl Shared {
-    /// Posts a buffer: its header slot and the first `payload_bytes` of its payload.
+    /// Posts a buffer: the first `payload_bytes` of its payload, then its header slot.
     fn post(&self, mut buffer: Buffer, work: fn(u32) -> Work, payload_bytes: u32) -> Result<(), Buffer> {
         let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
         let number = buffer.id();
@@ -178,11 +178,11 @@ impl Shared {
         let pool = start.as_ptr() as u64..start.as_ptr() as u64 + bytes as u64;
         assert!(pool.contains(&header_at), "a buffer of the pool that is registered");
         let segments = [
-            Segment { address: header_at, length: CHUNK_HEADER_BYTES as u32, local_key },
             Segment { address: payload_at, length: payload_bytes, local_key },
+            Segment { address: header_at, length: CHUNK_HEADER_BYTES as u32, local_key },
         ];
         // A length of 0 in a segment means 2 GiB to some adapters.
-        let segments = if payload_bytes == 0 { &segments[..1] } else { &segments[..] };
+        let segments = if payload_bytes == 0 { &segments[1..] } else { &segments[..] };
         let work = work(number);
         // Before posting, since the completion may be handled before this returns.
         *lock(&self.slots[number as usize]) = Some(buffer);
@@ -375,7 +375,8 @@ impl Poller {
                 let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
                     return Err(LaneError::Framing("a chunk shorter than its header"));
                 };
-                if let Some(buffer) = self.shared.take_buffer(number) {
+                if let Some(mut buffer) = self.shared.take_buffer(number) {
+                    buffer.move_header_from(wire_bytes as usize);
                     (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
                 }
             }

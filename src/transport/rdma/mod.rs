@@ -1,7 +1,7 @@
 //! The RDMA transport: reliable queue pairs over rdma_cm, on InfiniBand, RoCE and iWARP.
 //!
 //! A lane is two queue pairs. The *control* queue pair carries control frames and has receives of its own; the
-//! *payload* queue pair carries chunks, each one SEND of two segments (header slot, payload), received into the same
+//! *payload* queue pair carries chunks, each one SEND of two segments (payload, header slot), received into the same
 //! two, so that a payload lands page-aligned where its owner wants it. Only SEND and RECV are used and memory is
 //! registered for local writes, so that no key to it ever leaves the process.
 //!

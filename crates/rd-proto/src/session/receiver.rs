@@ -4,13 +4,18 @@ use std::time::Duration;
 
 use super::lanes::path_of;
 use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
-use crate::control::{Cause, Frame, SPAN_MAX, SequenceSet};
+use crate::control::{Cause, Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
 use crate::record::TransferDigest;
 
-/// The longest that an acknowledgement is held back for more to go with it.
-const ACK_DELAY: Duration = Duration::from_millis(1);
+/// The longest that an acknowledgement is held back for more to go with it. Nobody waits for one that is: what the
+/// sender is short of, credits and buffers, is counted, and the end of the transfer is told at once.
+const ACK_DELAY: Duration = Duration::from_millis(50);
+
+/// Chunks after which a TCP lane is acknowledged: so many buffers of the sender's are used in turn that they stay in its
+/// cache. On RDMA an acknowledgement costs the adapter a message each way.
+const TCP_ACK_CHUNKS: u32 = 2;
 
 /// The shortest time for which a receiver that has finished stays to repeat its answer.
 const LINGER_MIN: Duration = Duration::from_secs(2);
@@ -288,14 +293,15 @@ impl Receiver {
     }
 
     fn acknowledge(&mut self, now: Duration) {
-        let quarter = (self.buffers.len() as u32 / 4).max(1);
-        let mut due = self.ack_owed >= quarter || (self.final_taken && self.ack_owed > 0);
+        let batch = (self.buffers.len() as u32 / 4).max(1);
+        let batch = if self.core.path() == Some(Path::Tcp) { batch.min(TCP_ACK_CHUNKS) } else { batch };
+        let mut due = self.ack_owed >= batch || (self.final_taken && self.ack_owed > 0);
         due |= self.ack_since.is_some_and(|since| now >= since + ACK_DELAY);
         for account in self.lanes.iter().filter(|account| self.core.lanes.is_up(account.lane)) {
             let outstanding = account.posted_total - account.arrived;
             let unadvertised = account.posted_total - account.advertised;
             // Nothing that the sender knows of is left on this lane, or much is new.
-            due |= unadvertised > 0 && (unadvertised >= u64::from(quarter) || outstanding == unadvertised);
+            due |= unadvertised > 0 && (unadvertised >= u64::from(batch) || outstanding == unadvertised);
             if unadvertised > 0 {
                 self.ack_since.get_or_insert(now);
             }

@@ -13,6 +13,19 @@ use crate::record::TransferDigest;
 /// turn out to be the slow one.
 const TCP_AHEAD_MAX: u32 = 3;
 
+/// Chunks read ahead of a TCP lane, for each lane, as long as the source is steady. Reading further ahead helps nothing
+/// then, and a pool of which only a part is in use stays in the processor's cache.
+const READ_AHEAD_PER_LANE: usize = 2;
+
+/// Least number of chunks read ahead.
+const READ_AHEAD_MIN: usize = 4;
+
+/// The limit is doubled at most this often: to more than any pool has.
+const DOUBLINGS_MAX: u32 = 12;
+
+/// How long the wire must be idle for want of data before the source counts as unsteady.
+const STARVED_MIN: Duration = Duration::from_millis(5);
+
 /// Where a buffer of the pool stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -29,6 +42,17 @@ enum Place {
     Arrived,
 }
 
+impl Place {
+    /// Read ahead of the wire, or about to be. What RDMA lanes have been given is on the wire already.
+    fn is_ahead(self) -> bool {
+        match self {
+            Self::Working | Self::Ready => true,
+            Self::OnLane(lane) => path_of(lane) == Path::Tcp,
+            Self::Free | Self::Sent(_) | Self::Arrived => false,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct BufferState {
     place: Place,
@@ -38,6 +62,14 @@ struct BufferState {
     taken: bool,
     /// The receiver has it, although its lane is gone.
     arrived: bool,
+}
+
+impl BufferState {
+    fn move_to(&mut self, place: Place, ahead: &mut ReadAhead) {
+        ahead.count -= usize::from(self.place.is_ahead());
+        ahead.count += usize::from(place.is_ahead());
+        self.place = place;
+    }
 }
 
 /// What is known of one sequence within the span.
@@ -84,6 +116,40 @@ pub struct Sender {
     done_sent: bool,
     finished: bool,
     unfilled: bool,
+    read_ahead: ReadAhead,
+}
+
+/// How far to read ahead of the wire: a little, until that has once been too little.
+#[derive(Debug, Default)]
+struct ReadAhead {
+    /// Buffers at a [`Place`] that is ahead.
+    count: usize,
+    /// How often the limit has been doubled.
+    doublings: u32,
+    /// A buffer was left empty for the limit's sake since the wire was last idle.
+    held_back: bool,
+    /// Since when a lane has been idle, with credit and without data.
+    starved_since: Option<Duration>,
+}
+
+impl ReadAhead {
+    /// Chunks that may be ahead, with this number of lanes.
+    fn max(&self, lanes: usize) -> usize {
+        (READ_AHEAD_PER_LANE * lanes).max(READ_AHEAD_MIN) << self.doublings
+    }
+
+    /// Called after each round of sending: whether a lane is left idle for want of data.
+    fn note_starved(&mut self, starved: bool, now: Duration) {
+        if starved {
+            self.starved_since.get_or_insert(now);
+        } else if let Some(since) = self.starved_since.take()
+            && now - since >= STARVED_MIN
+            && std::mem::take(&mut self.held_back)
+        {
+            // The source could have been read while it gave data, and the wire would not have become idle.
+            self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
+        }
+    }
 }
 
 impl Sender {
@@ -107,6 +173,7 @@ impl Sender {
             done_sent: false,
             finished: false,
             unfilled: false,
+            read_ahead: ReadAhead::default(),
         }
     }
 
@@ -119,6 +186,7 @@ impl Sender {
         if chunk.buffer.is_none() {
             self.fills_open -= 1;
         }
+        // Ready is as much ahead as working was.
         *state = BufferState { place: Place::Ready, sequence, encrypted: header.sealed, taken: false, arrived: false };
         *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes: header.plain_bytes, tag: header.tag };
         self.sealed_end = self.sealed_end.max(sequence + 1);
@@ -157,7 +225,7 @@ impl Sender {
             if state.taken {
                 self.release(buffer);
             } else {
-                state.place = Place::Sent(lane);
+                state.move_to(Place::Sent(lane), &mut self.read_ahead);
             }
         }
     }
@@ -178,7 +246,7 @@ impl Sender {
     }
 
     fn release(&mut self, buffer: BufferId) {
-        self.buffers[buffer as usize].place = Place::Free;
+        self.buffers[buffer as usize].move_to(Place::Free, &mut self.read_ahead);
         self.free.push(buffer);
     }
 
@@ -189,9 +257,14 @@ impl Sender {
     fn fill(&mut self) {
         let Some(path) = self.core.path() else { return };
         let encrypt = self.core.agreed.seal(path);
+        let ahead_max = self.read_ahead.max(self.lanes.len());
         while !self.source_ended() && self.fills - self.base < SPAN_MAX as u64 {
+            if self.read_ahead.count >= ahead_max {
+                self.read_ahead.held_back |= !self.free.is_empty();
+                break;
+            }
             let Some(buffer) = self.free.pop() else { break };
-            self.buffers[buffer as usize].place = Place::Working;
+            self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
             self.fills += 1;
             self.fills_open += 1;
             self.core.actions.push_back(Action::Fill { buffer, encrypt });
@@ -214,7 +287,7 @@ impl Sender {
             }
             let Some(path) = self.core.lanes.path() else { return };
             if self.core.agreed.seal(path) && !state.encrypted {
-                state.place = Place::Working;
+                state.move_to(Place::Working, &mut self.read_ahead);
                 self.core.actions.push_back(Action::Encrypt(buffer));
                 self.cursor += 1;
                 continue;
@@ -230,10 +303,19 @@ impl Sender {
             let Some(account) = usable.min_by_key(|account| (account.ahead, account.used)) else { return };
             account.used += 1;
             account.ahead += 1;
-            state.place = Place::OnLane(account.lane);
+            state.move_to(Place::OnLane(account.lane), &mut self.read_ahead);
             self.core.actions.push_back(Action::SendChunk(account.lane, buffer));
             self.cursor += 1;
         }
+    }
+
+    /// Whether a lane that could send has nothing to send.
+    fn is_starved(&self) -> bool {
+        self.cursor == self.sealed_end
+            && self.core.lanes.payload().any(|lane| {
+                let account = self.lanes.iter().find(|account| account.lane == lane);
+                account.is_some_and(|account| account.ahead == 0 && account.used < account.credit_total)
+            })
     }
 
     fn take(&mut self, set: &SequenceSet) -> Result<(), Violation> {
@@ -299,9 +381,9 @@ impl Sender {
                 }
                 if state.arrived {
                     // The receiver holds it until its sink takes it: neither sent again nor freed.
-                    state.place = Place::Arrived;
+                    state.move_to(Place::Arrived, &mut self.read_ahead);
                 } else {
-                    state.place = Place::Ready;
+                    state.move_to(Place::Ready, &mut self.read_ahead);
                     self.cursor = self.cursor.min(state.sequence);
                     self.core.counters.replayed += 1;
                 }
@@ -413,6 +495,8 @@ impl Machine for Sender {
         }
         self.core.lanes.dial(now, &mut self.core.actions);
         self.dispatch();
+        let starved = self.is_starved();
+        self.read_ahead.note_starved(starved, now);
         self.fill();
         if self.is_complete()
             && !self.done_sent

@@ -20,6 +20,7 @@ const TARGETS: &[(&str, Body)] = &[
     ("handshake_connector", crate::handshake::fuzz::connector),
     ("handshake_listener", crate::handshake::fuzz::listener),
     ("record_open", crate::record::fuzz::record_open),
+    ("tree_records", crate::tree::fuzz::tree_records),
 ];
 
 /// Damaged copies of each file.
@@ -28,6 +29,7 @@ const COPIES: u64 = 200;
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     [
         crate::record::fuzz::seeds(),
+        crate::tree::fuzz::seeds(),
         crate::compress::fuzz::seeds(),
         crate::handshake::fuzz::seeds(),
         crate::control::fuzz::seeds(),

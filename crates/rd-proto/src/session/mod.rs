@@ -27,7 +27,7 @@ mod receiver;
 mod sender;
 
 pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
-pub use receiver::Receiver;
+pub use receiver::{Layout, Receiver};
 pub use sender::Sender;
 
 use lanes::Lanes;

@@ -27,6 +27,12 @@ pub const OPEN_MAX: usize = 64;
 /// All extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
+/// Length from which on a file without holes is not sent before the receiver has said what it has of it ([HAVE]), in
+/// bytes.
+///
+/// [HAVE]: crate::control::Frame::Have
+pub const RESUME_BYTES_MIN: u64 = 64 << 20;
+
 /// A time as the system keeps it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {

@@ -446,6 +446,7 @@ impl Core {
             Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
             Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
             Frame::Endpoints(_) => return Err(Violation::Unexpected("ENDPOINTS")),
+            Frame::Have { .. } => return Err(Violation::Unexpected("HAVE")),
             other => return Ok(Some(other)),
         }
         Ok(None)

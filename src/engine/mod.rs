@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post, bounded};
@@ -21,21 +22,28 @@ use rustix::io::Errno;
 
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
+use crate::fs::tree_sink::{Refused, Report as TreeReport, TreeSink};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Pool, Report};
 
 pub mod link;
 pub mod listen;
 pub mod pace;
 pub mod rdma;
+mod summary;
+pub mod tree;
 pub mod work;
 
 use link::LinkError;
 use listen::Incoming;
 use pace::Pace;
-use work::{CompressMode, Job, Shared};
+pub use summary::{Monitor, SentTree, Summary, Waits};
+use work::{CompressMode, Job, Parts, Shared};
 
 /// How long the engine waits at the end for its lanes to let go.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the sink of a tree gets at the end to remove what has not been published.
+const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
@@ -78,6 +86,10 @@ pub enum Event {
     Written(Buffer),
     /// The sink failed.
     SinkFailed(Buffer, IoFact),
+    /// The sink of a tree cannot go on.
+    Refused(Refused),
+    /// The sink of a tree has published what could be.
+    Committed(Result<Box<TreeReport>, Refused>),
     /// A signal to this process.
     Signal(i32),
 }
@@ -101,6 +113,8 @@ pub enum Work {
     Send(Source),
     /// Receive into this file.
     ReceiveFile(FileSink),
+    /// Receive a tree.
+    ReceiveTree(Box<TreeSink<tree::Chunk>>),
     /// Receive into what this opens.
     ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
 }
@@ -129,50 +143,6 @@ pub struct Transfer {
     pub monitor: Box<dyn Monitor>,
 }
 
-/// Told of what happens during a transfer, from the loop; must not block.
-pub trait Monitor {
-    /// Something a person may want to know; `reason` is why the last lane went or could not be made.
-    fn notice(&mut self, notice: Notice, reason: Option<&str>);
-    /// A lane is there.
-    fn lane_up(&mut self, medium: Medium, description: &str);
-    /// How far it has come; at most every [`TICK`].
-    fn progress(&mut self, counters: &Counters);
-}
-
-/// Where the time went, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Waits {
-    /// Waiting for the source to give data.
-    pub source: f64,
-    /// Sealing, opening, compressing.
-    pub cpu: f64,
-    /// Waiting for the receiver to make room.
-    pub credits: f64,
-    /// Waiting for the wire.
-    pub wire: f64,
-    /// Waiting for the sink to take data.
-    pub sink: f64,
-}
-
-/// What a transfer came to.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// How it ended.
-    pub outcome: Outcome,
-    /// Its counters.
-    pub counters: Counters,
-    /// From the first lane that could carry payload to the end, in seconds.
-    pub seconds: f64,
-    /// Where the time went.
-    pub waits: Waits,
-    /// The media that payload went by, in order of first use.
-    pub media: Vec<Medium>,
-    /// The most lanes that carried payload at once.
-    pub lanes: usize,
-    /// Any payload was encrypted.
-    pub encrypted: bool,
-}
-
 struct LiveLane {
     lane: Box<dyn Lane>,
     control: ControlChannel,
@@ -188,9 +158,18 @@ enum Half {
     },
     Receive {
         machine: Box<Receiver>,
-        /// Opened buffers for the writer of a stream; `None` where workers write a file.
-        writer: Option<Post<Buffer>>,
+        writer: Writer,
     },
+}
+
+/// Who takes opened chunks.
+enum Writer {
+    /// The workers, which write a file.
+    Workers,
+    /// The writer of a stream.
+    Stream(Post<Buffer>),
+    /// The sink of a tree.
+    Tree(Post<tree::Job>, JoinHandle<()>),
 }
 
 impl Half {
@@ -281,13 +260,22 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let connector = dialer.is_some();
     let mut stream = None;
     let mut open_sink = None;
+    let mut tree = None;
+    let receive = |layout| Half::Receive {
+        machine: Box::new(Receiver::new(agreed, connector, count, layout)),
+        writer: Writer::Workers,
+    };
     let half = match work {
         Work::Send(source) => {
             let parts_left = match source {
                 Source::File(file) => {
                     let parts = file.parts();
-                    shared.source = Some(file);
+                    shared.source = Some(Parts::File(file));
                     Some(parts)
+                }
+                Source::Tree(tree) => {
+                    shared.source = Some(Parts::Tree(tree));
+                    None
                 }
                 Source::Stream(source) => {
                     stream = Some(source);
@@ -298,11 +286,15 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         }
         Work::ReceiveFile(sink) => {
             shared.sink = Some(sink);
-            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, Layout::File)), writer: None }
+            receive(Layout::File)
+        }
+        Work::ReceiveTree(sink) => {
+            tree = Some(sink);
+            receive(Layout::Tree)
         }
         Work::ReceiveStream(open) => {
             open_sink = Some(open);
-            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, Layout::Stream)), writer: None }
+            receive(Layout::Stream)
         }
     };
     let shared = Arc::new(shared);
@@ -343,7 +335,10 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         }
         Half::Receive { writer, .. } => {
             if let Some(open) = open_sink {
-                *writer = Some(work::start_writer(open, engine.post.clone())?);
+                *writer = Writer::Stream(work::start_writer(open, engine.post.clone())?);
+            } else if let Some(sink) = tree {
+                let (jobs, thread) = tree::start(*sink, engine.post.clone())?;
+                *writer = Writer::Tree(jobs, thread);
             }
         }
     }
@@ -494,8 +489,27 @@ impl Engine {
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
             }
+            Event::Refused(refused) => self.handle_refused(refused, now),
+            Event::Committed(Ok(report)) => {
+                self.summary.received_tree = Some(*report);
+                if let Half::Receive { machine, .. } = &mut self.half {
+                    machine.handle_committed(now);
+                }
+            }
+            Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
         }
+    }
+
+    fn handle_refused(&mut self, refused: Refused, now: Duration) {
+        let cause = match refused {
+            Refused::Tree(_) | Refused::Data(_) => {
+                self.reason = Some(refused.to_string());
+                Cause::Protocol
+            }
+            Refused::Io(fact) => Cause::Sink(fact),
+        };
+        self.half.machine().abort(cause, now);
     }
 
     /// Whether what is sealed now is to be encrypted.
@@ -513,7 +527,7 @@ impl Engine {
             *left -= 1;
             if *left == 0 {
                 // Before the last part goes: what has been read is one state of the file, or nothing is published.
-                let source = self.shared.source.as_ref().expect("parts belong to a file");
+                let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts belong to a file") };
                 if let Err(fact) = source.check_unchanged() {
                     return machine.abort(Cause::Source(fact), now);
                 }
@@ -642,7 +656,10 @@ impl Engine {
                 Action::Write(buffer) => {
                     let buffer = self.take(buffer);
                     match &self.half {
-                        Half::Receive { writer: Some(writer), .. } => drop(writer.send(buffer)),
+                        Half::Receive { writer: Writer::Stream(writer), .. } => drop(writer.send(buffer)),
+                        Half::Receive { writer: Writer::Tree(writer, _), .. } => {
+                            drop(writer.send(tree::Job::Take(buffer)));
+                        }
                         _ => drop(self.jobs.send(Job::Write(buffer))),
                     }
                 }
@@ -692,6 +709,10 @@ impl Engine {
 
     fn commit(&mut self) {
         let now = self.now();
+        if let Half::Receive { writer: Writer::Tree(writer, _), .. } = &self.half {
+            // It answers with an event: publishing may take long, and the peer must hear of us meanwhile.
+            return drop(writer.send(tree::Job::Commit));
+        }
         let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
         let Half::Receive { machine, .. } = &mut self.half else { return };
         match published {
@@ -709,6 +730,16 @@ impl Engine {
         if let Some(sink) = &self.shared.sink {
             sink.discard();
         }
+        if let Some(Parts::Tree(tree)) = &self.shared.source {
+            self.summary.sent_tree = Some(SentTree { counts: tree.counts(), failures: tree.failures() });
+            tree.cancel();
+        }
+        let mut discarding = None;
+        if let Half::Receive { writer, .. } = &mut self.half
+            && let Writer::Tree(_, thread) = std::mem::replace(writer, Writer::Workers)
+        {
+            discarding = Some(thread);
+        }
         for live in self.lanes.values_mut() {
             live.lane.close();
         }
@@ -718,6 +749,13 @@ impl Engine {
                 Ok(Event::Lane(id, LaneEvent::Down { .. })) => drop(self.lanes.remove(&id)),
                 Ok(_) => {}
                 Err(_) => break,
+            }
+        }
+        if let Some(thread) = discarding {
+            let deadline = Instant::now() + DISCARD_WAIT;
+            while !thread.is_finished() && Instant::now() < deadline {
+                // Its chunks come back this way.
+                let _ = self.events.recv_timeout(Duration::from_millis(1));
             }
         }
         self.summary

@@ -14,6 +14,7 @@ use super::Event;
 use super::pace::Pace;
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
+use crate::fs::tree_source::TreeSource;
 use crate::transport::Buffer;
 
 /// Threads that seal and open. More than this many cores are better left to the source and the sink.
@@ -48,12 +49,20 @@ pub enum Job {
     Write(Buffer),
 }
 
+/// A source that workers read.
+pub enum Parts {
+    /// One file.
+    File(FileSource),
+    /// A tree.
+    Tree(TreeSource),
+}
+
 /// What the workers of one transfer share.
 pub struct Shared {
     /// Protects the payload.
     pub keys: PayloadKeys,
-    /// The file to send.
-    pub source: Option<FileSource>,
+    /// The file or tree to send.
+    pub source: Option<Parts>,
     /// The file to write.
     pub sink: Option<FileSink>,
     /// What to compress.
@@ -144,7 +153,14 @@ impl Worker {
     }
 
     fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Event {
-        let source = self.shared.source.as_ref().expect("reads are asked of file sources");
+        let source = match self.shared.source.as_ref().expect("reads are asked of sources in parts") {
+            Parts::File(source) => source,
+            Parts::Tree(source) => {
+                let Some(part) = source.next(buffer.payload_mut()) else { return Event::Unfilled(buffer) };
+                self.shared.pace.wait(part.length);
+                return self.seal(buffer, &part, encrypt);
+            }
+        };
         let Some(part) = source.next_part() else { return Event::Unfilled(buffer) };
         self.shared.pace.wait(part.length);
         match source.read(&part, buffer.payload_mut()) {

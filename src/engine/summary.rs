@@ -1,0 +1,65 @@
+//! What a transfer tells while it runs and at its end.
+
+use rd_proto::control::IoFact;
+use rd_proto::session::{Counters, Notice, Outcome};
+
+use crate::fs::tree_sink::Report as TreeReport;
+use crate::fs::walk::Counts;
+use crate::transport::Medium;
+
+/// Told of what happens during a transfer, from the loop; must not block.
+pub trait Monitor {
+    /// Something a person may want to know; `reason` is why the last lane went or could not be made.
+    fn notice(&mut self, notice: Notice, reason: Option<&str>);
+    /// A lane is there.
+    fn lane_up(&mut self, medium: Medium, description: &str);
+    /// How far it has come; at most every [`TICK`].
+    fn progress(&mut self, counters: &Counters);
+}
+
+/// Where the time went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Waits {
+    /// Waiting for the source to give data.
+    pub source: f64,
+    /// Sealing, opening, compressing.
+    pub cpu: f64,
+    /// Waiting for the receiver to make room.
+    pub credits: f64,
+    /// Waiting for the wire.
+    pub wire: f64,
+    /// Waiting for the sink to take data.
+    pub sink: f64,
+}
+
+/// What a transfer came to.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its counters.
+    pub counters: Counters,
+    /// From the first lane that could carry payload to the end, in seconds.
+    pub seconds: f64,
+    /// Where the time went.
+    pub waits: Waits,
+    /// The media that payload went by, in order of first use.
+    pub media: Vec<Medium>,
+    /// The most lanes that carried payload at once.
+    pub lanes: usize,
+    /// Any payload was encrypted.
+    pub encrypted: bool,
+    /// What was read of a tree.
+    pub sent_tree: Option<SentTree>,
+    /// What became of a tree that was received.
+    pub received_tree: Option<TreeReport>,
+}
+
+/// What was read of a tree.
+#[derive(Clone, Debug)]
+pub struct SentTree {
+    /// How much.
+    pub counts: Counts,
+    /// The first of the failures.
+    pub failures: Vec<IoFact>,
+}

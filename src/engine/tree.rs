@@ -1,0 +1,72 @@
+//! Trees: the thread that hands chunks to the sink of a tree, in order.
+
+use std::sync::Arc;
+
+use flume::{Sender as Post, unbounded};
+use rd_proto::frame::ChunkHeader;
+
+use super::Event;
+use crate::fs::tree_sink::TreeSink;
+use crate::transport::Buffer;
+
+/// An opened chunk with the sink. When the last thread that writes some of it lets go, the loop is told.
+pub struct Chunk {
+    buffer: Option<Buffer>,
+    bytes: usize,
+    post: Post<Event>,
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer.as_ref().expect("until it is dropped").payload()[..self.bytes]
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            // The loop has ended: nobody is left to tell.
+            let _ = self.post.send(Event::Written(buffer));
+        }
+    }
+}
+
+/// What the sink's thread is asked for.
+pub enum Job {
+    /// Take this chunk.
+    Take(Buffer),
+    /// All chunks have been taken: publish the rest, and say what came of it.
+    Commit,
+}
+
+/// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.
+///
+/// # Errors
+///
+/// What the system answered to making the thread.
+pub fn start(
+    mut sink: TreeSink<Chunk>,
+    post: Post<Event>,
+) -> std::io::Result<(Post<Job>, std::thread::JoinHandle<()>)> {
+    let (jobs, queue) = unbounded();
+    let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
+        while let Ok(job) = queue.recv() {
+            let buffer = match job {
+                Job::Take(buffer) => buffer,
+                Job::Commit => {
+                    let _ = post.send(Event::Committed(sink.finish().map(Box::new)));
+                    continue;
+                }
+            };
+            let header = ChunkHeader::decode(buffer.header()).expect("opened before");
+            let chunk =
+                Arc::new(Chunk { bytes: header.plain_bytes as usize, buffer: Some(buffer), post: post.clone() });
+            if let Err(refused) = sink.push(header.item, header.position, Arc::clone(&chunk)) {
+                // Before the chunk is given back, which would say that it is in the tree.
+                let _ = post.send(Event::Refused(refused));
+            }
+        }
+        sink.discard();
+    })?;
+    Ok((jobs, thread))
+}

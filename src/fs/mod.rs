@@ -1,7 +1,9 @@
 //! Files: where the bytes of a stream come from and go to.
 
+pub mod metadata;
 pub mod sink;
 pub mod source;
+pub mod tree_sink;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

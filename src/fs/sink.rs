@@ -197,7 +197,7 @@ impl Drop for FileSink {
     }
 }
 
-fn umask() -> Mode {
+pub(super) fn umask() -> Mode {
     // The only way to read it is to set it. Nothing else in the process makes files at this moment: it happens once, as
     // the transfer ends.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o077));

@@ -85,7 +85,7 @@ impl<'a> Xattrs<'a> {
     }
 
     /// What [`Xattrs::push`] made.
-    pub fn new(buffer: &'a [u8]) -> Self {
+    pub const fn new(buffer: &'a [u8]) -> Self {
         Self(buffer)
     }
 

@@ -1,0 +1,596 @@
+//! A tree that is being received: records and ranges in, entries below one directory out.
+//!
+//! The sender is taken for hostile. One thread decodes records, holds them to their order, and makes directories; the
+//! sink's own threads make everything else. Each entry gets its name when it is whole, and each directory its metadata
+//! when all in it is done.
+//!
+//! # Invariants
+//!
+//! * Nothing outside the destination changes. Every call takes a directory's descriptor and one name, and follows no
+//!   link; metadata is set through descriptors. So it does not matter what other processes do to the names meanwhile.
+//! * Under a final name stands either what was there before, or the whole new entry (but with `--in-place`).
+//! * What is open is bounded: the directories of one path, those of the jobs that wait, and [`SLOTS_MAX`] large files.
+
+mod directory;
+mod entry;
+#[cfg(test)]
+mod tests;
+
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::hash::BuildHasher;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use flume::{Receiver, Sender, bounded};
+use rd_proto::control::IoFact;
+use rd_proto::tree::{Order, Record, TreeError};
+use rustix::io::Errno;
+
+use super::metadata::{Applied, Keep};
+use super::{io_fact, plain_fact};
+use directory::{OpenDirectory, find_file};
+use entry::Large;
+
+/// Threads that write. More than this many only wait for each other in the file system.
+const THREADS_MAX: usize = 8;
+
+/// Jobs that wait for each thread.
+const JOBS_PER_THREAD: usize = 4;
+
+/// Entries that one job makes, the bytes of their records, and the directories that they are in.
+const BATCH_ENTRIES_MAX: usize = 64;
+const BATCH_BYTES_MAX: usize = 256 << 10;
+const BATCH_DIRECTORIES_MAX: usize = 8;
+
+/// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
+const SLOTS_MAX: usize = 256;
+
+/// Hard links that wait for the end of a large file. Each holds a directory open.
+const LINKS_WAITING_MAX: usize = 64;
+
+/// Failures that are told one by one, and bytes of their paths together. The others are counted.
+const FAILURES_MAX: usize = 1000;
+const FAILURES_BYTES_MAX: usize = 1 << 20;
+
+/// Failed entries that are remembered, so that no hard link takes what stood in their place before.
+const FAILED_MAX: usize = 1 << 16;
+
+/// How a tree is written.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Metadata that is taken over.
+    pub keep: Keep,
+    /// Each file is on stable storage before it is published, each directory after.
+    pub fsync: bool,
+    /// Files are written where they stand. A file that stops in the middle is then a broken one.
+    pub in_place: bool,
+    /// The single entry at the top gets this name instead of its own.
+    pub rename_root: Option<OsString>,
+    /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
+    pub threads: usize,
+}
+
+/// Why the transfer cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The peer's records are not those of a tree.
+    #[error("{0}")]
+    Tree(#[from] TreeError),
+    /// The peer's data does not fit its records.
+    #[error("{0}")]
+    Data(&'static str),
+    /// A failure that every further entry would meet as well, such as a full disk.
+    #[error("{0:?}")]
+    Io(IoFact),
+}
+
+/// What became of a tree.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Regular files published.
+    pub files: u64,
+    /// Directories made or entered.
+    pub directories: u64,
+    /// Links, FIFOs, sockets and devices made.
+    pub others: u64,
+    /// Bytes of data written into files that were published.
+    pub bytes: u64,
+    /// Entries not tried, since their directory had failed, or since they were not asked for.
+    pub skipped: u64,
+    /// Entries that failed, or whose metadata could not be set in full.
+    pub failed: u64,
+    /// The first of those, with paths that begin with the destination's.
+    pub failures: Vec<IoFact>,
+    /// Entries of which the file system could not keep extended attributes.
+    pub without_xattrs: u64,
+    /// All that was published is on stable storage, not with the kernel only.
+    pub is_synced: bool,
+}
+
+/// The receiving end of a tree. Dropping it discards what is not published.
+pub struct TreeSink<C> {
+    shared: Arc<Shared>,
+    order: Order,
+    /// The directories that have been entered, the top first; none below one that failed.
+    levels: Vec<Option<Arc<OpenDirectory>>>,
+    /// The name that the single root has at the sender, where it is renamed.
+    root: Option<Vec<u8>>,
+    slots: BTreeMap<u32, Slot>,
+    skipped: u64,
+    directories: u64,
+    jobs: Option<Sender<Job<C>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A large file of which more is to come.
+struct Slot {
+    /// None if it is not wanted: its directory or itself has failed, or it changed while it was read.
+    large: Option<Arc<Large>>,
+    path: Vec<u8>,
+    size: u64,
+    received_bytes: u64,
+    /// No more than this may come: the size, and once it is closed what was sent.
+    data_bytes_max: u64,
+    is_closed: bool,
+    links: usize,
+}
+
+/// Entries to be made: where in the chunk their records begin, and how many of them each directory gets.
+#[derive(Default)]
+struct Batch {
+    offsets: Vec<usize>,
+    runs: Vec<(Arc<OpenDirectory>, usize)>,
+    bytes: usize,
+}
+
+enum Job<C> {
+    Make(Arc<C>, Batch),
+    Write(Arc<C>, Arc<Large>, u64),
+    /// Let go of it here, since publishing may take long.
+    Settle(Arc<Large>),
+}
+
+/// What the threads share.
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    rename_root: Option<Vec<u8>>,
+    /// Bits that new entries do not get where mode is not kept.
+    umask: u32,
+    /// Nothing more is to be made, after a failure that stops everything or since we were told.
+    is_stopped: AtomicBool,
+    can_link_nameless: AtomicBool,
+    files: AtomicU64,
+    others: AtomicU64,
+    bytes: AtomicU64,
+    without_xattrs: AtomicU64,
+    failures: Mutex<Failures>,
+    pending: Mutex<usize>,
+    drained: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Failures {
+    fatal: Option<IoFact>,
+    kept: Vec<IoFact>,
+    kept_bytes: usize,
+    count: u64,
+    /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
+    /// two that collide.
+    failed: HashSet<u64>,
+    hasher: RandomState,
+}
+
+impl Shared {
+    fn check(&self) -> Result<(), Refused> {
+        if !self.is_stopped.load(Acquire) {
+            return Ok(());
+        }
+        let fatal = self.failures().fatal.clone();
+        Err(fatal.map_or(Refused::Data("the tree was given up"), Refused::Io))
+    }
+
+    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
+        self.failures.lock().expect("no panics under it")
+    }
+
+    /// Records that an entry was not published.
+    fn fail(&self, path: Vec<u8>, error: Errno) {
+        self.mark_failed(&path);
+        self.report(&path, error);
+    }
+
+    fn mark_failed(&self, path: &[u8]) {
+        let mut failures = self.failures();
+        if failures.failed.len() < FAILED_MAX {
+            let hash = failures.hasher.hash_one(path);
+            failures.failed.insert(hash);
+        }
+    }
+
+    /// Whether this entry, or a directory on the way to it, has failed, or too many have to know.
+    fn has_failed(&self, path: &[u8]) -> bool {
+        let failures = self.failures();
+        failures.failed.len() == FAILED_MAX
+            || !failures.failed.is_empty()
+                && (1..=path.len())
+                    .filter(|&end| path.get(end).is_none_or(|&byte| byte == b'/'))
+                    .any(|end| failures.failed.contains(&failures.hasher.hash_one(&path[..end])))
+    }
+
+    fn report(&self, path: &[u8], error: Errno) {
+        let mut failures = self.failures();
+        if matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) {
+            failures.fatal.get_or_insert_with(|| io_fact(std::ffi::OsStr::from_bytes(path), error));
+            self.is_stopped.store(true, Release);
+            return;
+        }
+        failures.count += 1;
+        if failures.kept.len() < FAILURES_MAX && failures.kept_bytes + path.len() <= FAILURES_BYTES_MAX {
+            failures.kept_bytes += path.len();
+            failures.kept.push(io_fact(std::ffi::OsStr::from_bytes(path), error));
+        }
+    }
+
+    /// Takes note of metadata that could not be set on an entry that was published all the same.
+    fn note(&self, applied: Applied, directory: &OpenDirectory, name: &[u8]) {
+        self.note_unsupported(applied);
+        if let Some(error) = applied.error {
+            self.report(&directory.path(name), error);
+        }
+    }
+
+    fn note_unsupported(&self, applied: Applied) {
+        self.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
+    }
+
+    fn note_link(&self, linked: Result<(), Errno>, directory: &OpenDirectory, name: &[u8]) {
+        match linked {
+            Ok(()) => {
+                self.others.fetch_add(1, Relaxed);
+            }
+            Err(error) => self.fail(directory.path(name), error),
+        }
+    }
+
+    fn wait_drained(&self) {
+        let pending = self.pending.lock().expect("no panics under it");
+        drop(self.drained.wait_while(pending, |pending| *pending > 0).expect("no panics under it"));
+    }
+}
+
+impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
+    /// A sink whose entries appear in `directory`, which must exist. Makes nothing but threads.
+    ///
+    /// # Errors
+    ///
+    /// The directory's path and the error number.
+    pub fn new(directory: &Path, options: Options) -> Result<Self, IoFact> {
+        let cores = || std::thread::available_parallelism().map_or(2, usize::from).max(2);
+        let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
+        let shared = Arc::new(Shared {
+            rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
+            umask: if options.keep.mode { 0 } else { super::sink::umask().bits() },
+            options,
+            is_stopped: AtomicBool::new(false),
+            can_link_nameless: AtomicBool::new(true),
+            files: AtomicU64::new(0),
+            others: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            without_xattrs: AtomicU64::new(0),
+            failures: Mutex::default(),
+            pending: Mutex::default(),
+            drained: Condvar::new(),
+        });
+        let top = OpenDirectory::top(directory.as_os_str().as_bytes(), Arc::clone(&shared))
+            .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
+        let mut sink = Self {
+            shared,
+            order: Order::new(),
+            levels: vec![Some(Arc::new(top))],
+            root: None,
+            slots: BTreeMap::new(),
+            skipped: 0,
+            directories: 0,
+            jobs: Some(jobs),
+            threads: Vec::new(),
+        };
+        for _ in 0..threads {
+            let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
+            let thread = std::thread::Builder::new()
+                .name("tree-write".to_owned())
+                .stack_size(256 << 10)
+                .spawn(move || work(&shared, &queue))
+                .map_err(|_| plain_fact(directory.as_os_str(), "no thread to write with"))?;
+            sink.threads.push(thread);
+        }
+        Ok(sink)
+    }
+
+    /// Takes the next records (`item` 0) in the order of the stream, or data of a large file for `position`, whose record
+    /// has come before. Returns when the chunk has been handed on, waiting while too many jobs wait already. The chunk is
+    /// dropped when all of it is with the kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], also for what has gone wrong with an earlier chunk. Nothing but [`TreeSink::discard`] makes sense then.
+    pub fn push(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
+        self.shared.check()?;
+        if item == 0 { self.take_records(&chunk) } else { self.take_range(item, position, chunk) }
+    }
+
+    /// Waits until all is written, finishes directories, and syncs if asked to.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`] if the tree is not complete, or a failure has stopped everything.
+    pub fn finish(&mut self) -> Result<Report, Refused> {
+        self.shared.check()?;
+        if !self.order.is_ended() {
+            return Err(Refused::Data("the tree has no end"));
+        }
+        if !self.slots.is_empty() {
+            return Err(Refused::Data("data of a large file is missing"));
+        }
+        self.stop_threads();
+        self.levels.clear();
+        self.shared.check()?;
+        let shared = &self.shared;
+        let mut failures = shared.failures();
+        Ok(Report {
+            files: shared.files.load(Relaxed),
+            directories: self.directories,
+            others: shared.others.load(Relaxed),
+            bytes: shared.bytes.load(Relaxed),
+            skipped: self.skipped,
+            failed: failures.count,
+            failures: std::mem::take(&mut failures.kept),
+            without_xattrs: shared.without_xattrs.load(Relaxed),
+            is_synced: shared.options.fsync,
+        })
+    }
+
+    fn take_records(&mut self, chunk: &Arc<C>) -> Result<(), Refused> {
+        let bytes = (**chunk).as_ref();
+        let (mut rest, mut batch) = (bytes, Batch::default());
+        loop {
+            let offset = bytes.len() - rest.len();
+            let Some(record) = Record::decode(&mut rest)? else { break };
+            self.order.check(&record)?;
+            if self.levels.len() == 1
+                && self.shared.rename_root.is_some()
+                && let Some(name) = record.name()
+                && self.root.replace(name.to_vec()).is_some()
+            {
+                return Err(Refused::Data("a second entry at the top, where one was announced"));
+            }
+            match record {
+                Record::Leave => drop(self.levels.pop()),
+                Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
+                Record::End { .. } => {}
+                entry => {
+                    let Some(directory) = self.levels.last().cloned().flatten() else {
+                        self.skip(&entry)?;
+                        continue;
+                    };
+                    match entry {
+                        Record::Directory { name, metadata } => {
+                            let name = directory.final_name(name);
+                            let entered = OpenDirectory::enter(&directory, name, &metadata);
+                            self.directories += u64::from(entered.is_ok());
+                            self.levels.push(
+                                entered
+                                    .map(Arc::new)
+                                    .map_err(|error| self.shared.fail(directory.path(name), error))
+                                    .ok(),
+                            );
+                        }
+                        Record::Large { name, metadata, item, size } => {
+                            let name = directory.final_name(name);
+                            let path = directory.path(name);
+                            let large = Large::create(&self.shared, &directory, name, &metadata, size)
+                                .map(Arc::new)
+                                .map_err(|error| self.shared.fail(path.clone(), error));
+                            self.add_slot(item, size, large.ok(), path)?;
+                        }
+                        Record::HardLink { name, first } => {
+                            self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
+                            self.link(&directory, name, first)?;
+                        }
+                        Record::Special { .. } if !self.shared.options.keep.specials => self.skipped += 1,
+                        _ => {
+                            if batch.add(&directory, offset, bytes.len() - rest.len() - offset) {
+                                self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        self.hand_on(Job::Make(Arc::clone(chunk), batch));
+        Ok(())
+    }
+
+    /// Passes over an entry of a directory that failed.
+    fn skip(&mut self, entry: &Record<'_>) -> Result<(), Refused> {
+        self.skipped += 1;
+        match *entry {
+            Record::Directory { .. } => self.levels.push(None),
+            Record::Large { item, size, .. } => self.add_slot(item, size, None, Vec::new())?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn add_slot(&mut self, item: u32, size: u64, large: Option<Arc<Large>>, path: Vec<u8>) -> Result<(), Refused> {
+        if self.slots.len() == SLOTS_MAX {
+            return Err(Refused::Data("too many large files without their data"));
+        }
+        let slot = Slot { large, path, size, received_bytes: 0, data_bytes_max: size, is_closed: false, links: 0 };
+        self.slots.insert(item, slot);
+        Ok(())
+    }
+
+    fn take_range(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
+        let slot = self.slots.get_mut(&item).ok_or(Refused::Data("data of a file that is not open"))?;
+        let length = (*chunk).as_ref().len() as u64;
+        slot.received_bytes += length;
+        // The sum cannot overflow: it is checked each time, and a chunk is small.
+        let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
+        if !is_within || slot.received_bytes > slot.data_bytes_max {
+            return Err(Refused::Data("more data of a file than announced"));
+        }
+        let job = slot.large.clone().map(|large| Job::Write(chunk, large, position));
+        if let Some(job) = job {
+            self.hand_on(job);
+        }
+        self.settle(item);
+        Ok(())
+    }
+
+    fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) -> Result<(), Refused> {
+        let slot = self.slots.get_mut(&item).ok_or(Refused::Tree(TreeError::Item))?;
+        if data_bytes > slot.data_bytes_max || data_bytes < slot.received_bytes {
+            return Err(Refused::Data("more data of a file than announced"));
+        }
+        (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);
+        if !is_intact {
+            self.shared.mark_failed(&slot.path);
+            slot.large = None;
+        }
+        self.settle(item);
+        Ok(())
+    }
+
+    /// Lets go of a large file when nothing more comes of it.
+    fn settle(&mut self, item: u32) {
+        let is_done = |slot: &Slot| slot.is_closed && slot.received_bytes == slot.data_bytes_max;
+        if !self.slots.get(&item).is_some_and(is_done) {
+            return;
+        }
+        if let Some(large) = self.slots.remove(&item).and_then(|slot| slot.large) {
+            large.complete();
+            self.hand_on(Job::Settle(large));
+        }
+    }
+
+    fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
+        let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
+        let mut first = first.to_vec();
+        if let (Some(other), Some(root)) = (&self.shared.rename_root, &self.root) {
+            let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
+            if first[..end] != **root {
+                return Err(Refused::Data("a hard link to a file of another tree"));
+            }
+            first.splice(..end, other.iter().copied());
+        }
+        let path = top.path(&first);
+        let waiting: usize = self.slots.values().map(|slot| slot.links).sum();
+        let linked = if let Some(slot) = self.slots.values_mut().find(|slot| slot.path == path)
+            && let Some(large) = &slot.large
+        {
+            if waiting < LINKS_WAITING_MAX {
+                slot.links += 1;
+                large.link_later(Arc::clone(directory), name);
+                return Ok(());
+            }
+            Err(Errno::MLINK)
+        } else {
+            self.shared.wait_drained();
+            if self.shared.has_failed(&path) {
+                Err(Errno::NOENT)
+            } else {
+                find_file(&top, &first).and_then(|file| {
+                    use std::os::fd::AsFd;
+                    entry::link(&self.shared, file.as_fd(), directory, directory.final_name(name))
+                })
+            }
+        };
+        self.shared.note_link(linked, directory, name);
+        Ok(())
+    }
+
+    fn hand_on(&self, job: Job<C>) {
+        if matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty()) {
+            return;
+        }
+        *self.shared.pending.lock().expect("no panics under it") += 1;
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        assert!(matches!(sent, Some(Ok(()))), "the threads live as long as the sink takes chunks");
+    }
+}
+
+impl<C> TreeSink<C> {
+    /// Gives up: removes what has no final name. What has been published stays.
+    pub fn discard(&mut self) {
+        self.shared.is_stopped.store(true, Release);
+        self.stop_threads();
+        self.slots.clear();
+        self.levels.clear();
+    }
+
+    fn stop_threads(&mut self) {
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            let outcome = thread.join();
+            debug_assert!(outcome.is_ok(), "a thread has panicked");
+        }
+    }
+}
+
+impl<C> Drop for TreeSink<C> {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+impl Batch {
+    /// Adds an entry; whether the batch is full.
+    fn add(&mut self, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
+        match self.runs.last_mut() {
+            Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
+            _ => self.runs.push((Arc::clone(directory), 1)),
+        }
+        self.offsets.push(offset);
+        self.bytes += bytes;
+        self.offsets.len() == BATCH_ENTRIES_MAX
+            || self.bytes >= BATCH_BYTES_MAX
+            || self.runs.len() == BATCH_DIRECTORIES_MAX
+    }
+
+    fn make(self, shared: &Shared, chunk: &[u8]) {
+        let mut offsets = self.offsets.into_iter();
+        for (directory, count) in self.runs {
+            for offset in offsets.by_ref().take(count) {
+                if shared.is_stopped.load(Acquire) {
+                    return;
+                }
+                let record = Record::decode(&mut &chunk[offset..]);
+                entry::make(shared, &directory, &record.ok().flatten().expect("decoded before"));
+            }
+        }
+    }
+}
+
+fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
+    while let Ok(job) = queue.recv() {
+        match job {
+            Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
+            Job::Write(chunk, large, position) => large.write((*chunk).as_ref(), position),
+            Job::Settle(large) => drop(large),
+        }
+        // Now, since all that the job held has been let go.
+        let mut pending = shared.pending.lock().expect("no panics under it");
+        *pending -= 1;
+        if *pending == 0 {
+            shared.drained.notify_all();
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Entries of a tree: made where nobody sees them, given their metadata, and then their names, in one step each.
+//!
+//! A file without a name (`O_TMPFILE`) needs none that a killed transfer would leave behind, and is linked to its place
+//! when it is whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. Where it cannot be
+//! had, or must outlive us (large files), the file has a partial name meanwhile.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use rd_proto::tree::{Metadata, Record, Special};
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fsync, ftruncate, linkat, makedev,
+    mknodat, openat, renameat, statat, symlinkat, unlinkat,
+};
+use rustix::io::{Errno, pwrite};
+
+use super::Shared;
+use super::directory::{OpenDirectory, OwnedMetadata};
+use crate::fs::metadata::{Current, Handle, apply, itself};
+
+/// Ends the name of a regular file that may not be whole. It is locked as long as somebody writes to it.
+const PARTIAL: &str = "rd-part";
+/// Ends the name of what is whole already and only waits to be renamed over an older entry.
+const WHOLE: &str = "rd-link";
+
+/// Times that a name is tried again when another process makes it at the same moment.
+const TRIES_MAX: usize = 3;
+
+/// A name beside the final one: hashed, so that it is never too long.
+fn name_beside(name: &[u8], ending: &str) -> String {
+    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..32])
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+/// Makes the entry of a record that is whole in itself: a file with its data, a symbolic link, a special file.
+pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
+    let Some(name) = record.name() else { return };
+    let name = directory.final_name(name);
+    let done = match *record {
+        Record::File { metadata, data, .. } => make_file(shared, directory, name, &metadata, data),
+        Record::Symlink { metadata, target, .. } => {
+            let make = |beside: &str| symlinkat(target, &directory.fd, beside);
+            make_other(shared, directory, name, &metadata, FileType::Symlink, make)
+        }
+        Record::Special { metadata, kind, device, .. } => {
+            let (kind, is_device) = match kind {
+                Special::Fifo => (FileType::Fifo, false),
+                Special::Socket => (FileType::Socket, false),
+                Special::Character => (FileType::CharacterDevice, true),
+                Special::Block => (FileType::BlockDevice, true),
+            };
+            let device = if is_device { makedev(device.0, device.1) } else { 0 };
+            let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
+            make_other(shared, directory, name, &metadata, kind, make)
+        }
+        _ => Ok(()),
+    };
+    if let Err(error) = done {
+        shared.fail(directory.path(name), error);
+    }
+}
+
+fn make_file(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    metadata: &Metadata<'_>,
+    data: &[u8],
+) -> Result<(), Errno> {
+    let partial = Partial::create(shared, directory, name, true)?;
+    let done = write_all(&partial.file, data, 0).and_then(|()| partial.publish(shared, directory, name, metadata));
+    match done {
+        Ok(()) => shared.bytes.fetch_add(data.len() as u64, Relaxed),
+        Err(error) => {
+            partial.remove(directory);
+            return Err(error);
+        }
+    };
+    Ok(())
+}
+
+fn write_all(file: &OwnedFd, mut data: &[u8], mut position: u64) -> Result<(), Errno> {
+    while !data.is_empty() {
+        match pwrite(file, data, position) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => {
+                data = &data[count..];
+                position += count as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A link or special file: made under a name beside, and described by a descriptor of it.
+fn make_other(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    metadata: &Metadata<'_>,
+    kind: FileType,
+    make: impl Fn(&str) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let beside = name_beside(name, WHOLE);
+    make_beside(directory, &beside, || make(&beside))?;
+    let done = || {
+        let fd = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let stat = fstat(&fd)?;
+        // Whoever can write to the directory may have put another's file in its place, to have us give it away.
+        if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink != 1 {
+            return Err(Errno::BUSY);
+        }
+        let keep = shared.options.keep;
+        let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
+        let mode = (kind != FileType::Symlink).then_some(mode);
+        let current = Current::new(&stat, false);
+        let applied = apply(Handle::Path(fd.as_fd()), metadata, mode, keep, current);
+        renameat(&directory.fd, &beside, &directory.fd, name)?;
+        shared.note(applied, directory, name);
+        Ok(())
+    };
+    let done = done();
+    match done {
+        Ok(()) => shared.others.fetch_add(1, Relaxed),
+        Err(error) => {
+            let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
+            return Err(error);
+        }
+    };
+    Ok(())
+}
+
+/// Calls `make`, which makes the name `beside`; what a killed transfer left under that name is removed.
+fn make_beside(directory: &OpenDirectory, beside: &str, make: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    for _ in 0..TRIES_MAX {
+        match make() {
+            Err(Errno::EXIST) => match unlinkat(&directory.fd, beside, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            },
+            done => return done,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
+pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+    match link_new(shared, fd, directory, name) {
+        Err(Errno::EXIST) => {}
+        done => return done,
+    }
+    let beside = name_beside(name, WHOLE);
+    make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
+    let done = renameat(&directory.fd, &beside, &directory.fd, name);
+    // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
+    let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
+    done
+}
+
+/// Links by descriptor, so that no name can be exchanged on the way.
+fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+    if shared.can_link_nameless.load(Relaxed) {
+        match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
+            // What the kernel says to those who may not, before 6.10 all but root.
+            Err(Errno::NOENT) => {}
+            done => return done,
+        }
+    }
+    linkat(CWD, itself(fd), &directory.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+    shared.can_link_nameless.store(false, Relaxed);
+    Ok(())
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+struct Partial {
+    file: OwnedFd,
+    way: Way,
+}
+
+/// How it comes to its name.
+#[derive(Debug)]
+enum Way {
+    /// It has none yet, and is linked.
+    Nameless,
+    /// It has one of ours, and is renamed.
+    Named(String),
+    /// It has it already: `--in-place`.
+    InPlace,
+}
+
+impl Partial {
+    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_be_nameless: bool) -> Result<Self, Errno> {
+        if shared.options.in_place {
+            return Self::in_place(directory, name);
+        }
+        let nameless =
+            may_be_nameless && shared.can_link_nameless.load(Relaxed) && !directory.is_without_nameless.load(Relaxed);
+        if nameless {
+            let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+            match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
+                // EISDIR is what a kernel says that does not know the flag.
+                Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                    directory.is_without_nameless.store(true, Relaxed);
+                }
+                file => return Ok(Self { file: file?, way: Way::Nameless }),
+            }
+        }
+        Self::named(directory, name)
+    }
+
+    /// A file under a partial name, locked. One that a killed transfer left is removed, never written to: it may be
+    /// another name of some file, or open elsewhere.
+    fn named(directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
+        let beside = name_beside(name, PARTIAL);
+        let fd = &directory.fd;
+        for _ in 0..TRIES_MAX {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            match openat(fd, &beside, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => {
+                    // Another transfer that found it before it was locked has removed it.
+                    let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
+                    if lock.is_err() || fstat(&file)?.st_nlink == 0 {
+                        return Err(Errno::BUSY);
+                    }
+                    return Ok(Self { file, way: Way::Named(beside) });
+                }
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            match openat(fd, &beside, flags, Mode::empty()) {
+                Ok(left) => {
+                    flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
+                    let (here, named) = (fstat(&left)?, statat(fd, &beside, AtFlags::SYMLINK_NOFOLLOW));
+                    if named.is_ok_and(|named| (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino)) {
+                        unlinkat(fd, &beside, AtFlags::empty())?;
+                    }
+                }
+                // Gone meanwhile.
+                Err(Errno::NOENT) => {}
+                // A link, a socket, somebody else's file: not of a transfer that runs.
+                Err(_) => unlinkat(fd, &beside, AtFlags::empty())?,
+            }
+        }
+        Err(Errno::BUSY)
+    }
+
+    fn in_place(directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
+        if !is_regular(&fstat(&file)?) {
+            return Err(Errno::EXIST);
+        }
+        ftruncate(&file, 0)?;
+        Ok(Self { file, way: Way::InPlace })
+    }
+
+    /// Gives the file its metadata and its name, durably if asked to.
+    fn publish(
+        &self,
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        metadata: &Metadata<'_>,
+    ) -> Result<(), Errno> {
+        let mut owner = match self.way {
+            Way::InPlace => Self::owner(&self.file)?,
+            _ => match directory.new_owner.get() {
+                Some(&owner) => owner,
+                None => *directory.new_owner.get_or_init(|| Self::owner(&self.file).unwrap_or((u32::MAX, u32::MAX))),
+            },
+        };
+        let keep = shared.options.keep;
+        let mode = if keep.mode {
+            metadata.mode
+        } else {
+            match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(old) if is_regular(&old) => {
+                    if !keep.owner && owner != (old.st_uid, old.st_gid) {
+                        let (uid, gid) = (rustix::fs::Uid::from_raw(old.st_uid), rustix::fs::Gid::from_raw(old.st_gid));
+                        // Only root may give files away; for others the new file is theirs, as with cp.
+                        if rustix::fs::fchown(&self.file, Some(uid), Some(gid)).is_ok() {
+                            owner = (old.st_uid, old.st_gid);
+                        }
+                    }
+                    old.st_mode & 0o777
+                }
+                _ => metadata.mode & 0o777 & !shared.umask,
+            }
+        };
+        let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
+        let applied = apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), keep, current);
+        if shared.options.fsync {
+            fsync(&self.file)?;
+        }
+        match &self.way {
+            Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
+            Way::Named(beside) => renameat(&directory.fd, beside, &directory.fd, name)?,
+            Way::InPlace => {}
+        }
+        shared.files.fetch_add(1, Relaxed);
+        shared.note(applied, directory, name);
+        Ok(())
+    }
+
+    fn owner(file: &OwnedFd) -> Result<(u32, u32), Errno> {
+        fstat(file).map(|stat| (stat.st_uid, stat.st_gid))
+    }
+
+    /// Leaves nothing of it, but what was written in place.
+    fn remove(&self, directory: &OpenDirectory) {
+        if let Way::Named(beside) = &self.way {
+            let _ = unlinkat(&directory.fd, beside, AtFlags::empty());
+        }
+    }
+}
+
+/// A file whose data comes in ranges.
+///
+/// Those who still write to it hold it; when the last lets go it is published if it is complete, else removed.
+#[derive(Debug)]
+pub(super) struct Large {
+    // Before the directory, which must be finished last.
+    partial: Partial,
+    name: Vec<u8>,
+    metadata: OwnedMetadata,
+    /// All has arrived, and the sender found it intact.
+    is_complete: AtomicBool,
+    has_failed: AtomicBool,
+    written_bytes: AtomicU64,
+    /// Hard links to it that came before its end.
+    links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
+    directory: Arc<OpenDirectory>,
+    shared: Arc<Shared>,
+}
+
+impl Large {
+    /// Makes the partial file, at its full length: what is never written stays a hole.
+    pub fn create(
+        shared: &Arc<Shared>,
+        directory: &Arc<OpenDirectory>,
+        name: &[u8],
+        metadata: &Metadata<'_>,
+        size: u64,
+    ) -> Result<Self, Errno> {
+        let partial = Partial::create(shared, directory, name, false)?;
+        if let Err(error) = ftruncate(&partial.file, size) {
+            partial.remove(directory);
+            return Err(error);
+        }
+        Ok(Self {
+            partial,
+            name: name.to_vec(),
+            metadata: OwnedMetadata::new(metadata),
+            is_complete: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+            written_bytes: AtomicU64::new(0),
+            links: Mutex::default(),
+            directory: Arc::clone(directory),
+            shared: Arc::clone(shared),
+        })
+    }
+
+    /// Writes a range; the caller has checked that it is within the size.
+    pub fn write(&self, data: &[u8], position: u64) {
+        if self.has_failed.load(Relaxed) {
+            return;
+        }
+        match write_all(&self.partial.file, data, position) {
+            Ok(()) => {
+                self.written_bytes.fetch_add(data.len() as u64, Relaxed);
+            }
+            Err(error) => {
+                if !self.has_failed.swap(true, Relaxed) {
+                    self.shared.fail(self.path(), error);
+                }
+            }
+        }
+    }
+
+    /// All of it has arrived: whoever lets go last publishes it.
+    pub fn complete(&self) {
+        self.is_complete.store(true, Release);
+    }
+
+    /// Another name for it once it is published.
+    pub fn link_later(&self, directory: Arc<OpenDirectory>, name: &[u8]) {
+        self.links.lock().expect("no panics under it").push((directory, name.to_vec()));
+    }
+
+    pub fn path(&self) -> Vec<u8> {
+        self.directory.path(&self.name)
+    }
+
+    fn settle(&self) -> bool {
+        let is_whole = self.is_complete.load(Acquire) && !self.has_failed.load(Relaxed);
+        if !is_whole || self.shared.is_stopped.load(Acquire) {
+            return false;
+        }
+        match self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow()) {
+            Ok(()) => {
+                self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
+                true
+            }
+            Err(error) => {
+                self.shared.fail(self.path(), error);
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Large {
+    fn drop(&mut self) {
+        let is_published = self.settle();
+        if !is_published {
+            self.partial.remove(&self.directory);
+        }
+        for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
+            let linked = if is_published {
+                link(&self.shared, self.partial.file.as_fd(), &directory, &name)
+            } else {
+                Err(Errno::NOENT)
+            };
+            self.shared.note_link(linked, &directory, &name);
+        }
+    }
+}

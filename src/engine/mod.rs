@@ -4,7 +4,7 @@
 //! lane, one for each RDMA lane, workers that seal and open, a reader or writer where the source or sink is a stream,
 //! and short-lived ones that dial. Buffers travel between them by value, so a buffer is in one place at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -15,15 +15,14 @@ use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Path};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
-use rd_proto::session::{
-    Action, Agreed, BufferId, Counters, Layout, Machine, Notice, Outcome, Receiver, Sender, TICK, Violation,
-};
+use rd_proto::session::{Action, Agreed, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
+use rd_proto::tree::OPEN_MAX;
 use rustix::io::Errno;
 
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
-use crate::fs::tree_sink::{Refused, Report as TreeReport, TreeSink};
-use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Pool, Report};
+use crate::fs::tree_sink::{Have, Refused, Report as TreeReport, TreeSink};
+use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Pool, Report};
 
 pub mod link;
 pub mod listen;
@@ -86,6 +85,8 @@ pub enum Event {
     Written(Buffer),
     /// The sink failed.
     SinkFailed(Buffer, IoFact),
+    /// The sink of a tree has this of a large file already.
+    Have(Have),
     /// The sink of a tree cannot go on.
     Refused(Refused),
     /// The sink of a tree has published what could be.
@@ -207,6 +208,8 @@ struct Engine {
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
+    /// What the sender is told of large files that are open; told again on each new lane.
+    haves: VecDeque<Frame>,
     /// Where this end listens for RDMA, once it does.
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
@@ -323,6 +326,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         summary: Summary::default(),
         frame: Vec::new(),
         sealed: Vec::new(),
+        haves: VecDeque::new(),
         endpoints: None,
         reason: None,
         ended: None,
@@ -444,6 +448,9 @@ impl Engine {
                 if let Some(endpoints) = self.endpoints.clone() {
                     self.send(id, &Frame::Endpoints(endpoints));
                 }
+                for have in self.haves.clone() {
+                    self.send(id, &have);
+                }
             }
             Event::Endpoints(endpoints) => {
                 for id in self.lanes.keys().copied().collect::<Vec<_>>() {
@@ -488,6 +495,17 @@ impl Engine {
                 self.keep(buffer);
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
+            }
+            Event::Have(Have { item, granule_bytes, hashes }) => {
+                let have = Frame::Have { item, granule_bytes, hashes };
+                // The lane that came first has the fewest chunks to carry.
+                if let Some(&id) = self.lanes.keys().min() {
+                    self.send(id, &have);
+                }
+                self.haves.push_back(have);
+                if self.haves.len() > OPEN_MAX {
+                    self.haves.pop_front();
+                }
             }
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
@@ -582,6 +600,13 @@ impl Engine {
                 }
                 Ok(())
             }
+            Ok(Some(Frame::Have { item, granule_bytes, hashes })) => match &self.shared.source {
+                Some(Parts::Tree(tree)) => {
+                    tree.handle_have(item, granule_bytes, hashes);
+                    Ok(())
+                }
+                _ => Err(Violation::Unexpected("HAVE")),
+            },
             Ok(Some(frame)) => self.half.machine().handle_frame(id, frame, now),
             Ok(None) => Ok(()),
             Err(_) => Err(Violation::Unexpected("malformed")),

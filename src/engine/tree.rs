@@ -6,7 +6,7 @@ use flume::{Sender as Post, unbounded};
 use rd_proto::frame::ChunkHeader;
 
 use super::Event;
-use crate::fs::tree_sink::TreeSink;
+use crate::fs::tree_sink::{Answer, TreeSink};
 use crate::transport::Buffer;
 
 /// An opened chunk with the sink. When the last thread that writes some of it lets go, the loop is told.
@@ -37,6 +37,11 @@ pub enum Job {
     Take(Buffer),
     /// All chunks have been taken: publish the rest, and say what came of it.
     Commit,
+}
+
+/// How a sink tells the sender, through the loop.
+pub fn answer(post: Post<Event>) -> Answer {
+    Box::new(move |have| drop(post.send(Event::Have(have))))
 }
 
 /// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.

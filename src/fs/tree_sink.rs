@@ -90,6 +90,26 @@ pub enum Refused {
     Io(IoFact),
 }
 
+/// What there is of a large file before any of it has been received: the sender waits to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Have {
+    /// The file's number.
+    pub item: u32,
+    /// Bytes of each granule but the last.
+    pub granule_bytes: u64,
+    /// For each granule a hash, if it is all there; none at all if nothing is.
+    pub hashes: Vec<Option<[u8; 16]>>,
+}
+
+impl Have {
+    fn nothing(item: u32) -> Self {
+        Self { item, granule_bytes: 1, hashes: Vec::new() }
+    }
+}
+
+/// Takes what the sender is to be told, from any thread; must not block for long.
+pub type Answer = Box<dyn Fn(Have) + Send + Sync>;
+
 /// What became of a tree.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -152,14 +172,16 @@ struct Batch {
 enum Job<C> {
     Make(Arc<C>, Batch),
     Write(Arc<C>, Arc<Large>, u64),
+    /// Tell the sender what there is of a large file already.
+    Look(Arc<Large>, u32),
     /// Let go of it here, since publishing may take long.
     Settle(Arc<Large>),
 }
 
 /// What the threads share.
-#[derive(Debug)]
 struct Shared {
     options: Options,
+    answer: Answer,
     rename_root: Option<Vec<u8>>,
     /// Bits that new entries do not get where mode is not kept.
     umask: u32,
@@ -271,13 +293,14 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     /// # Errors
     ///
     /// The directory's path and the error number.
-    pub fn new(directory: &Path, options: Options) -> Result<Self, IoFact> {
+    pub fn new(directory: &Path, options: Options, answer: Answer) -> Result<Self, IoFact> {
         let cores = || std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             umask: if options.keep.mode { 0 } else { super::sink::umask().bits() },
             options,
+            answer,
             is_stopped: AtomicBool::new(false),
             can_link_nameless: AtomicBool::new(true),
             files: AtomicU64::new(0),
@@ -392,13 +415,21 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                                     .ok(),
                             );
                         }
-                        Record::Large { name, metadata, item, size } => {
+                        Record::Large { name, metadata, item, size, is_sparse } => {
                             let name = directory.final_name(name);
                             let path = directory.path(name);
-                            let large = Large::create(&self.shared, &directory, name, &metadata, size)
+                            let awaits_have = Record::awaits_have(size, is_sparse);
+                            let large = Large::create(&self.shared, &directory, name, &metadata, size, awaits_have)
                                 .map(Arc::new)
-                                .map_err(|error| self.shared.fail(path.clone(), error));
-                            self.add_slot(item, size, large.ok(), path)?;
+                                .map_err(|error| self.shared.fail(path.clone(), error))
+                                .ok();
+                            if awaits_have {
+                                match &large {
+                                    Some(large) => self.hand_on(Job::Look(Arc::clone(large), item)),
+                                    None => (self.shared.answer)(Have::nothing(item)),
+                                }
+                            }
+                            self.add_slot(item, size, large, path)?;
                         }
                         Record::HardLink { name, first } => {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
@@ -423,7 +454,12 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         self.skipped += 1;
         match *entry {
             Record::Directory { .. } => self.levels.push(None),
-            Record::Large { item, size, .. } => self.add_slot(item, size, None, Vec::new())?,
+            Record::Large { item, size, is_sparse, .. } => {
+                if Record::awaits_have(size, is_sparse) {
+                    (self.shared.answer)(Have::nothing(item));
+                }
+                self.add_slot(item, size, None, Vec::new())?;
+            }
             _ => {}
         }
         Ok(())
@@ -584,6 +620,10 @@ fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
         match job {
             Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
             Job::Write(chunk, large, position) => large.write((*chunk).as_ref(), position),
+            Job::Look(large, item) => {
+                let (granule_bytes, hashes) = large.look();
+                (shared.answer)(Have { item, granule_bytes, hashes });
+            }
             Job::Settle(large) => drop(large),
         }
         // Now, since all that the job held has been let go.

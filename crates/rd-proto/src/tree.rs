@@ -170,6 +170,8 @@ pub enum Record<'a> {
         item: u32,
         /// Its length in bytes.
         size: u64,
+        /// It has holes, which are not sent. Such a file is always begun anew.
+        is_sparse: bool,
     },
     /// A symbolic link.
     Symlink {
@@ -265,7 +267,7 @@ impl<'a> Record<'a> {
             Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
             Self::Leave => 0,
             Self::File { name: of, metadata: and, data } => name(of) + metadata(and) + 4 + data.len(),
-            Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 12,
+            Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 13,
             Self::Symlink { name: of, metadata: and, target } => name(of) + metadata(and) + 2 + target.len(),
             Self::HardLink { name: of, first } => name(of) + 2 + first.len(),
             Self::Special { name: of, metadata: and, .. } => name(of) + metadata(and) + 9,
@@ -286,10 +288,11 @@ impl<'a> Record<'a> {
                 out.put(&(data.len() as u32).to_le_bytes());
                 out.put(data);
             }
-            Self::Large { name, metadata, item, size } => {
+            Self::Large { name, metadata, item, size, is_sparse } => {
                 out.entry(KIND_LARGE, name, &metadata);
                 out.put(&item.to_le_bytes());
                 out.put(&size.to_le_bytes());
+                out.put(&[u8::from(is_sparse)]);
             }
             Self::Symlink { name, metadata, target } => {
                 out.entry(KIND_SYMLINK, name, &metadata);
@@ -346,7 +349,7 @@ impl<'a> Record<'a> {
                 if size > i64::MAX as u64 {
                     return Err(TreeError::Value);
                 }
-                Self::Large { name, metadata, item, size }
+                Self::Large { name, metadata, item, size, is_sparse: reader.bool()? }
             }
             KIND_SYMLINK => {
                 let (name, metadata) = (reader.name()?, reader.metadata()?);
@@ -377,18 +380,18 @@ impl<'a> Record<'a> {
             }
             KIND_CLOSED => {
                 let (item, data_bytes) = (reader.u32()?, reader.u64()?);
-                let is_intact = match reader.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(TreeError::Value),
-                };
-                Self::Closed { item, data_bytes, is_intact }
+                Self::Closed { item, data_bytes, is_intact: reader.bool()? }
             }
             KIND_END => Self::End { failures: reader.u64()? },
             kind => return Err(TreeError::Kind(kind)),
         };
         *bytes = reader.0;
         Ok(Some(record))
+    }
+
+    /// Whether a large file's data is sent only after the receiver's HAVE.
+    pub fn awaits_have(size: u64, is_sparse: bool) -> bool {
+        size >= RESUME_BYTES_MIN && !is_sparse
     }
 
     /// The name of the entry, if the record is one.
@@ -554,6 +557,14 @@ impl<'a> Reader<'a> {
         Ok(self.array::<1>()?[0])
     }
 
+    fn bool(&mut self) -> Result<bool, TreeError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(TreeError::Value),
+        }
+    }
+
     fn u16(&mut self) -> Result<u16, TreeError> {
         Ok(u16::from_le_bytes(self.array()?))
     }
@@ -640,7 +651,7 @@ pub mod fuzz {
         vec![
             Record::Directory { name: b"d", metadata },
             Record::File { name: b"a", metadata, data: b"contents" },
-            Record::Large { name: b"b", metadata, item: 1, size: 1 << 40 },
+            Record::Large { name: b"b", metadata, item: 1, size: 1 << 40, is_sparse: true },
             Record::Directory { name: b"c", metadata },
             Record::HardLink { name: b"x", first: b"d/a" },
             Record::Leave,
@@ -706,7 +717,7 @@ mod tests {
     fn what_cannot_be_a_walk_is_refused() {
         let metadata = Metadata::default();
         let directory = |name| Record::Directory { name, metadata };
-        let large = |name, item| Record::Large { name, metadata, item, size: 0 };
+        let large = |name, item| Record::Large { name, metadata, item, size: 0, is_sparse: false };
         let closed = |item| Record::Closed { item, data_bytes: 0, is_intact: true };
         let end = Record::End { failures: 0 };
         for (records, error) in [

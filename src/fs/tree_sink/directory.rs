@@ -19,7 +19,6 @@ const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOL
 /// Each file that is still to be written into it holds it. When the last of them lets go, and the walk has left it, it
 /// gets its metadata: not earlier, since each new entry changes its time, and since its mode may forbid new entries.
 /// So directories need no list of their own, and as many are open as the tree is deep and files are waiting.
-#[derive(Debug)]
 pub(super) struct OpenDirectory {
     pub fd: OwnedFd,
     place: Arc<Place>,
@@ -35,7 +34,6 @@ pub(super) struct OpenDirectory {
 }
 
 /// What a directory gets at the end.
-#[derive(Debug)]
 struct Last {
     mode: Option<u32>,
     current: Current,
@@ -43,14 +41,12 @@ struct Last {
 }
 
 /// The name of a directory, without its descriptor, so that long paths are not kept for each.
-#[derive(Debug)]
 struct Place {
     parent: Option<Arc<Place>>,
     name: Vec<u8>,
 }
 
 /// [`Metadata`] that outlives its chunk.
-#[derive(Debug)]
 pub(super) struct OwnedMetadata {
     mode: u32,
     uid: u32,

@@ -9,21 +9,30 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
+use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fsync, ftruncate, linkat, makedev,
-    mknodat, openat, renameat, statat, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, flock, fstat, fsync, ftruncate, linkat,
+    makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::metadata::{Current, Handle, apply, itself};
+use crate::fs::{HASH_READ_BYTES, hash_range};
 
 /// Ends the name of a regular file that may not be whole. It is locked as long as somebody writes to it.
 const PARTIAL: &str = "rd-part";
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
+
+/// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
+/// is sent again.
+const GRANULE_BYTES_MIN: u64 = 16 << 20;
+
+/// Granules begin where file systems keep data and holes apart.
+const GRANULE_ALIGN: u64 = 1 << 20;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 const TRIES_MAX: usize = 3;
@@ -72,7 +81,7 @@ fn make_file(
     metadata: &Metadata<'_>,
     data: &[u8],
 ) -> Result<(), Errno> {
-    let partial = Partial::create(shared, directory, name, true)?;
+    let partial = Partial::create(shared, directory, name)?;
     let done = write_all(&partial.file, data, 0).and_then(|()| partial.publish(shared, directory, name, metadata));
     match done {
         Ok(()) => shared.bytes.fetch_add(data.len() as u64, Relaxed),
@@ -198,12 +207,12 @@ enum Way {
 }
 
 impl Partial {
-    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_be_nameless: bool) -> Result<Self, Errno> {
+    /// A file to be written at once and published.
+    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
         if shared.options.in_place {
             return Self::in_place(directory, name);
         }
-        let nameless =
-            may_be_nameless && shared.can_link_nameless.load(Relaxed) && !directory.is_without_nameless.load(Relaxed);
+        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.is_without_nameless.load(Relaxed);
         if nameless {
             let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
@@ -214,16 +223,31 @@ impl Partial {
                 file => return Ok(Self { file: file?, way: Way::Nameless }),
             }
         }
-        Self::named(directory, name)
+        Ok(Self::named(directory, name, false)?.0)
     }
 
-    /// A file under a partial name, locked. One that a killed transfer left is removed, never written to: it may be
-    /// another name of some file, or open elsewhere.
-    fn named(directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
+    /// A file that may take long, and that another transfer can go on with if this one is killed.
+    ///
+    /// `may_adopt`: what such a one has left is kept if it is there. Whether it was.
+    fn lasting(
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        may_adopt: bool,
+    ) -> Result<(Self, bool), Errno> {
+        if shared.options.in_place {
+            return Ok((Self::in_place(directory, name)?, false));
+        }
+        Self::named(directory, name, may_adopt)
+    }
+
+    /// A file under a partial name, locked, and whether it was there. What stands under that name and is not ours alone
+    /// is removed, never written to: it may be another name of some file.
+    fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Errno> {
         let beside = name_beside(name, PARTIAL);
         let fd = &directory.fd;
         for _ in 0..TRIES_MAX {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             match openat(fd, &beside, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => {
                     // Another transfer that found it before it was locked has removed it.
@@ -231,17 +255,24 @@ impl Partial {
                     if lock.is_err() || fstat(&file)?.st_nlink == 0 {
                         return Err(Errno::BUSY);
                     }
-                    return Ok(Self { file, way: Way::Named(beside) });
+                    return Ok((Self { file, way: Way::Named(beside) }, false));
                 }
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             match openat(fd, &beside, flags, Mode::empty()) {
                 Ok(left) => {
                     flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
                     let (here, named) = (fstat(&left)?, statat(fd, &beside, AtFlags::SYMLINK_NOFOLLOW));
                     if named.is_ok_and(|named| (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino)) {
+                        let ours = is_regular(&here)
+                            && here.st_nlink == 1
+                            && here.st_uid == rustix::process::geteuid().as_raw()
+                            && here.st_mode & 0o7777 == 0o600;
+                        if may_adopt && ours {
+                            return Ok((Self { file: left, way: Way::Named(beside) }, true));
+                        }
                         unlinkat(fd, &beside, AtFlags::empty())?;
                     }
                 }
@@ -327,12 +358,16 @@ impl Partial {
 /// A file whose data comes in ranges.
 ///
 /// Those who still write to it hold it; when the last lets go it is published if it is complete, else removed.
-#[derive(Debug)]
 pub(super) struct Large {
     // Before the directory, which must be finished last.
     partial: Partial,
     name: Vec<u8>,
     metadata: OwnedMetadata,
+    size: u64,
+    /// A transfer before this one has left it.
+    is_adopted: bool,
+    /// A transfer after this one may go on with it.
+    is_lasting: bool,
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
     has_failed: AtomicBool,
@@ -344,21 +379,26 @@ pub(super) struct Large {
 }
 
 impl Large {
-    /// Makes the partial file, at its full length: what is never written stays a hole.
+    /// Makes the partial file, at its full length: what is never written stays a hole. `awaits_have`: what a transfer
+    /// before has left of it may be of use.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
         name: &[u8],
         metadata: &Metadata<'_>,
         size: u64,
+        awaits_have: bool,
     ) -> Result<Self, Errno> {
-        let partial = Partial::create(shared, directory, name, false)?;
+        let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
         if let Err(error) = ftruncate(&partial.file, size) {
             partial.remove(directory);
             return Err(error);
         }
         Ok(Self {
             partial,
+            size,
+            is_adopted,
+            is_lasting: awaits_have,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
@@ -385,6 +425,28 @@ impl Large {
                 }
             }
         }
+    }
+
+    /// What the file holds already, for the sender to compare: the bytes of a granule, and a hash for each that is all
+    /// data. Reads the file.
+    pub fn look(&self) -> (u64, Vec<Option<[u8; 16]>>) {
+        let granule_bytes =
+            self.size.div_ceil(GRANULES_MAX as u64).next_multiple_of(GRANULE_ALIGN).max(GRANULE_BYTES_MIN);
+        if !self.is_adopted {
+            return (granule_bytes, Vec::new());
+        }
+        let mut scratch = vec![0; HASH_READ_BYTES];
+        let hashes = (0..self.size.div_ceil(granule_bytes)).map(|number| {
+            let start = number * granule_bytes;
+            let length = granule_bytes.min(self.size - start);
+            let file = &self.partial.file;
+            let is_data = seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
+            if !is_data || self.shared.is_stopped.load(Relaxed) {
+                return None;
+            }
+            hash_range(file, start, length, &mut scratch).ok()
+        });
+        (granule_bytes, hashes.collect())
     }
 
     /// All of it has arrived: whoever lets go last publishes it.
@@ -422,7 +484,8 @@ impl Large {
 impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
-        if !is_published {
+        // Where the transfer itself has been given up, the next one can go on with a large file.
+        if !is_published && !(self.is_lasting && self.shared.is_stopped.load(Acquire)) {
             self.partial.remove(&self.directory);
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {

@@ -48,7 +48,7 @@ impl Scratch {
     }
 
     fn sink(&self, options: Options) -> TreeSink<Vec<u8>> {
-        TreeSink::new(&self.dst(), options).expect("the destination is there")
+        TreeSink::new(&self.dst(), options, Box::new(|_| {})).expect("the destination is there")
     }
 
     /// All records in one chunk.
@@ -109,7 +109,7 @@ fn directory(name: &[u8]) -> Record<'_> {
 }
 
 fn large(name: &[u8], item: u32, size: u64) -> Record<'_> {
-    Record::Large { name, metadata: META, item, size }
+    Record::Large { name, metadata: META, item, size, is_sparse: false }
 }
 
 fn closed(item: u32, data_bytes: u64) -> Record<'static> {
@@ -720,7 +720,8 @@ fn measure_small_files() {
     put(END);
     let chunks: Vec<_> = chunks.into_iter().map(Arc::new).collect();
     let start = Instant::now();
-    let mut sink = TreeSink::new(&directory_path, Options { threads, ..Options::default() }).expect("a directory");
+    let mut sink = TreeSink::new(&directory_path, Options { threads, ..Options::default() }, Box::new(|_| {}))
+        .expect("a directory");
     for chunk in chunks {
         sink.push(0, 0, chunk).expect("taken");
     }

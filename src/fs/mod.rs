@@ -2,6 +2,8 @@
 
 pub mod sink;
 pub mod source;
+pub mod tree_source;
+pub mod walk;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -178,7 +178,7 @@ impl Worker {
             compression,
             wire_bytes: wire_bytes as u32,
             plain_bytes: part.length as u32,
-            item: 0,
+            item: part.item,
             sequence: part.sequence,
             position: part.position,
             tag: [0; 16],

@@ -4,6 +4,8 @@ pub mod metadata;
 pub mod sink;
 pub mod source;
 pub mod tree_sink;
+pub mod tree_source;
+pub mod walk;
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;

@@ -35,6 +35,8 @@ pub enum Source {
 /// One part of a source, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
+    /// What it is a part of: 0 for a stream, a single file, or the records of a tree; a large file's number in its tree.
+    pub item: u32,
     /// Number of the part, from 0.
     pub sequence: u64,
     /// Offset of its first byte, counted from where the source began.
@@ -121,6 +123,7 @@ impl FileSource {
         let sequence = sequence.ok()?;
         let position = sequence * self.part_bytes as u64;
         Some(Part {
+            item: 0,
             sequence,
             position,
             length: (self.size - position).min(self.part_bytes as u64) as usize,
@@ -139,17 +142,7 @@ impl FileSource {
     ///
     /// The name and the error number; without a number if the file has become shorter.
     pub fn read(&self, part: &Part, target: &mut [u8]) -> Result<(), IoFact> {
-        let mut done = 0;
-        while done < part.length {
-            let at = self.start + part.position + done as u64;
-            match pread(&self.file, &mut target[done..part.length], at) {
-                Ok(0) => return Err(plain_fact(&self.name, "shrank while it was read")),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(io_fact(&self.name, error)),
-            }
-        }
-        Ok(())
+        read_at(&self.file, &self.name, self.start + part.position, &mut target[..part.length])
     }
 
     /// Checks, after the last part has been read, that the file is still what it was.
@@ -158,15 +151,42 @@ impl FileSource {
     ///
     /// The name and what has changed.
     pub fn check_unchanged(&self) -> Result<(), IoFact> {
-        let now = fstat(&self.file).map_err(|error| io_fact(&self.name, error))?;
-        let times = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
-        if now.st_size != self.stat.st_size {
-            Err(plain_fact(&self.name, "changed size while it was read"))
-        } else if times(&now) != times(&self.stat) {
-            Err(plain_fact(&self.name, "was changed while it was read"))
-        } else {
-            Ok(())
+        check_unchanged(&self.file, &self.name, &self.stat)
+    }
+}
+
+/// What is said of a file that ends before the size that it had.
+pub(super) const SHRANK: &str = "shrank while it was read";
+
+/// Fills `target` from `offset` on, or fails naming the file.
+pub(super) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [u8]) -> Result<(), IoFact> {
+    let mut done = 0;
+    while done < target.len() {
+        match pread(&file, &mut target[done..], offset + done as u64) {
+            Ok(0) => return Err(plain_fact(name, SHRANK)),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(io_fact(name, error)),
         }
+    }
+    Ok(())
+}
+
+/// Fails if an open file is not as it was: of another size, or with other times of change.
+pub(super) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> Result<(), IoFact> {
+    let now = fstat(file).map_err(|error| io_fact(name, error))?;
+    change(before, &now).map_or(Ok(()), |change| Err(plain_fact(name, change)))
+}
+
+/// What has happened to a file between two looks at it, if anything.
+pub(super) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
+    let times = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
+    if now.st_size != before.st_size {
+        Some("changed size while it was read")
+    } else if times(now) != times(before) {
+        Some("was changed while it was read")
+    } else {
+        None
     }
 }
 
@@ -228,7 +248,7 @@ impl StreamSource {
                 Err(error) => return Err(io_fact(&self.name, error)),
             }
         }
-        let part = Part { sequence: self.sequence, position: self.position, length, is_final: self.ended };
+        let part = Part { item: 0, sequence: self.sequence, position: self.position, length, is_final: self.ended };
         self.sequence += 1;
         self.position += length as u64;
         Ok(Some(part))

@@ -324,6 +324,22 @@ impl<'a> Record<'a> {
         Some(length)
     }
 
+    /// Puts a [`Record::File`] without its data at the start of `target` and returns the length of that: `data_bytes`
+    /// of data belong behind it, so that they can be read to where they travel. `None` if all of it does not fit.
+    pub fn encode_file_head(
+        name: &[u8],
+        metadata: &Metadata<'_>,
+        data_bytes: usize,
+        target: &mut [u8],
+    ) -> Option<usize> {
+        let length = Record::File { name, metadata: *metadata, data: &[] }.encode(target)?;
+        if target.len() - length < data_bytes {
+            return None;
+        }
+        target[length - 4..length].copy_from_slice(&(data_bytes as u32).to_le_bytes());
+        Some(length)
+    }
+
     /// Takes the first record off `bytes`; `None` at their end.
     ///
     /// # Errors
@@ -684,6 +700,13 @@ mod tests {
             assert_eq!(Record::decode(&mut rest), Ok(Some(record)));
             assert!(rest.is_empty());
             assert_eq!(record.encode(&mut vec![0; bytes.len() - 1]), None);
+            if let Record::File { name, metadata, data } = record {
+                let mut whole = vec![0; bytes.len()];
+                assert_eq!(Record::encode_file_head(name, &metadata, data.len() + 1, &mut whole), None);
+                let head = Record::encode_file_head(name, &metadata, data.len(), &mut whole).expect("room");
+                whole[head..].copy_from_slice(data);
+                assert_eq!(whole, bytes);
+            }
             for length in 1..bytes.len() {
                 assert!(Record::decode(&mut &bytes[..length]).is_err(), "{record:?} cut at {length}");
             }

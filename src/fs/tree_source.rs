@@ -1,0 +1,322 @@
+//! Trees as sources: the records of one walk, beside the data of the large files that it meets.
+//!
+//! Any number of workers ask for parts. One of them at a time walks, the others read large files, so that neither kind
+//! waits for the other. A worker that finds nothing to do sleeps until another has made something.
+//!
+//! # Invariants
+//!
+//! * Sequences are dense over all parts: one is taken, under the lock, when a part's content is settled, and the part
+//!   is then given out.
+//! * The sequences of records ascend as their positions do: only the worker that has the [`Walk`] takes them.
+//! * A large file is read only after the chunk that announces it has its sequence, and its end is recorded only after
+//!   all that was read of it has.
+//! * The last part holds records, and nothing is being read when it is made.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use rd_proto::control::IoFact;
+use rd_proto::tree::OPEN_MAX;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use super::source::{Part, check_unchanged, read_at};
+use super::walk::{Counts, FACTS_MAX, Finished, LargeFile, Options, Root, Standing, Walk};
+
+/// Ends of large files wait until there are so many, or until those files had so much data, so that they do not take a
+/// chunk each.
+const FINISHED_DUE: usize = OPEN_MAX / 2;
+const FINISHED_DUE_PARTS: u64 = 16;
+
+/// A tree, or several, given out in parts.
+pub struct TreeSource {
+    shared: Mutex<Shared>,
+    /// The walk is free, or there is something to read or to record.
+    changed: Condvar,
+    cancelled: AtomicBool,
+    part_bytes: usize,
+}
+
+struct Shared {
+    /// None while a worker walks.
+    walk: Option<Box<Walk>>,
+    standing: Standing,
+    /// Large files that have not been given out whole, or of which parts are being read.
+    files: BTreeMap<u32, Reading>,
+    /// Those that have more to give, in the order in which they were announced.
+    ready: VecDeque<u32>,
+    /// Large files whose ends are to be recorded, and the data that they had.
+    finished: Vec<Finished>,
+    finished_bytes: u64,
+    sequence: u64,
+    /// Bytes of records given out.
+    records_bytes: u64,
+    counts: Counts,
+    facts: Vec<IoFact>,
+}
+
+/// A large file that is being read.
+struct Reading {
+    file: Arc<LargeFile>,
+    /// Where the next part begins, unless a hole does.
+    next: u64,
+    /// Up to where there is known to be data.
+    data_end: u64,
+    /// Parts that are being read.
+    in_flight: usize,
+    data_bytes: u64,
+    failure: Option<IoFact>,
+}
+
+/// What a worker is to do next.
+enum Task {
+    Walk(Box<Walk>),
+    Read { file: Arc<LargeFile>, position: u64, length: usize },
+    Finish(Reading),
+}
+
+impl TreeSource {
+    /// Prepares to send `roots`. `part_bytes`: the length of a part at most. A part must hold a record; one that it
+    /// cannot hold, as one with 4 KiB of a link's target in a smaller part, is a failure.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Walk::new`].
+    pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
+        let shared = Shared {
+            walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
+            standing: Standing::Going,
+            files: BTreeMap::new(),
+            ready: VecDeque::new(),
+            finished: Vec::new(),
+            finished_bytes: 0,
+            sequence: 0,
+            records_bytes: 0,
+            counts: Counts::default(),
+            facts: Vec::new(),
+        };
+        Ok(Self { shared: Mutex::new(shared), changed: Condvar::new(), cancelled: AtomicBool::new(false), part_bytes })
+    }
+
+    /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file.
+    ///
+    /// Meant to be called by several threads at once. Waits only while others must finish something first. `None` once
+    /// all has been given out, and after [`TreeSource::cancel`].
+    pub fn next(&self, target: &mut [u8]) -> Option<Part> {
+        loop {
+            match self.task()? {
+                Task::Walk(walk) => {
+                    if let Some(part) = self.walk(walk, target) {
+                        return Some(part);
+                    }
+                }
+                Task::Read { file, position, length } => {
+                    let outcome = read_at(&file.file, &file.path, position, &mut target[..length]);
+                    if let Some(part) = self.account(&file, position, length, outcome) {
+                        return Some(part);
+                    }
+                }
+                Task::Finish(reading) => self.finish(reading),
+            }
+        }
+    }
+
+    /// What has been given out so far.
+    pub fn counts(&self) -> Counts {
+        self.shared().counts
+    }
+
+    /// The first failures, at most [`FACTS_MAX`]; [`Counts::failures`] has their number.
+    pub fn failures(&self) -> Vec<IoFact> {
+        self.shared().facts.clone()
+    }
+
+    /// Ends all of it early: whoever waits in [`TreeSource::next`] gets `None`, and so does whoever asks later.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        // With the lock, or one who has just looked and is about to wait would not hear of it.
+        let _shared = self.shared();
+        self.changed.notify_all();
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("no panic with it locked")
+    }
+
+    /// Finds something to do, or waits until there is something.
+    fn task(&self) -> Option<Task> {
+        let mut shared = self.shared();
+        loop {
+            if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
+                return None;
+            }
+            if shared.walk_is_due(self.part_bytes)
+                && let Some(walk) = shared.walk.take()
+            {
+                return Some(Task::Walk(walk));
+            }
+            if let Some(task) = shared.next_read(self.part_bytes) {
+                return Some(task);
+            }
+            shared = self.changed.wait(shared).expect("no panic with it locked");
+        }
+    }
+
+    fn walk(&self, mut walk: Box<Walk>, target: &mut [u8]) -> Option<Part> {
+        let mut finished = {
+            let mut shared = self.shared();
+            shared.finished_bytes = 0;
+            std::mem::take(&mut shared.finished)
+        };
+        let filled = walk.fill(target, &mut finished, &self.cancelled);
+        let mut shared = self.shared();
+        shared.walk = Some(walk);
+        shared.standing = filled.standing;
+        shared.counts.entries += filled.counts.entries;
+        shared.counts.bytes += filled.counts.bytes;
+        shared.counts.failures += filled.counts.failures;
+        let room = FACTS_MAX - shared.facts.len();
+        shared.facts.extend(filled.facts.into_iter().take(room));
+        for file in filled.opened {
+            let item = file.item;
+            shared.ready.push_back(item);
+            let file = Arc::new(file);
+            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes: 0, failure: None };
+            shared.files.insert(item, reading);
+        }
+        let is_final = filled.standing == Standing::Ended;
+        let part = (filled.length > 0).then(|| {
+            let position = shared.records_bytes;
+            shared.records_bytes += filled.length as u64;
+            Part { item: 0, sequence: shared.take_sequence(), position, length: filled.length, is_final }
+        });
+        self.changed.notify_all();
+        part
+    }
+
+    /// Accounts for a part that was read, or could not be.
+    fn account(&self, file: &LargeFile, position: u64, length: usize, outcome: Result<(), IoFact>) -> Option<Part> {
+        let mut guard = self.shared();
+        let shared = &mut *guard;
+        let reading = shared.files.get_mut(&file.item).expect("it is being read");
+        reading.in_flight -= 1;
+        let part = match outcome {
+            Ok(()) => {
+                reading.data_bytes += length as u64;
+                shared.counts.bytes += length as u64;
+                Some(Part { item: file.item, sequence: shared.take_sequence(), position, length, is_final: false })
+            }
+            Err(fact) => {
+                reading.failure.get_or_insert(fact);
+                None
+            }
+        };
+        let done = shared.take_done(file.item);
+        drop(guard);
+        if let Some(reading) = done {
+            self.finish(reading);
+        }
+        part
+    }
+
+    /// Looks at a file of which all has been read once more, and has its end recorded.
+    fn finish(&self, reading: Reading) {
+        let Reading { file, data_bytes, failure, .. } = reading;
+        let outcome = failure.map_or_else(|| check_unchanged(&file.file, &file.path, &file.stat), Err);
+        let item = file.item;
+        drop(file);
+        let mut shared = self.shared();
+        shared.finished.push(Finished { item, data_bytes, outcome });
+        shared.finished_bytes += data_bytes;
+        self.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn take_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence - 1
+    }
+
+    /// Whether the walk can go on, and whether that is worth a chunk by now.
+    fn walk_is_due(&self, part_bytes: usize) -> bool {
+        let Some(walk) = &self.walk else { return false };
+        let finished = self.finished.len();
+        let is_worth_it =
+            finished >= FINISHED_DUE || finished > 0 && self.finished_bytes >= FINISHED_DUE_PARTS * part_bytes as u64;
+        match self.standing {
+            Standing::Going => true,
+            Standing::AtLimit => is_worth_it || finished > 0 && self.ready.is_empty(),
+            Standing::Over => is_worth_it || finished == walk.open_files(),
+            Standing::Ended => false,
+        }
+    }
+
+    /// The next part of a large file, or a file that turns out to have no more.
+    fn next_read(&mut self, part_bytes: usize) -> Option<Task> {
+        while let Some(&item) = self.ready.front() {
+            let reading = self.files.get_mut(&item).expect("it is being read");
+            if let Some((position, length)) = reading.next_range(part_bytes) {
+                reading.in_flight += 1;
+                return Some(Task::Read { file: Arc::clone(&reading.file), position, length });
+            }
+            self.ready.pop_front();
+            if let Some(reading) = self.take_done(item) {
+                return Some(Task::Finish(reading));
+            }
+        }
+        None
+    }
+
+    /// Takes a file out if all of it has been given out and read.
+    fn take_done(&mut self, item: u32) -> Option<Reading> {
+        let is_done = self.files.get(&item).is_some_and(|reading| reading.in_flight == 0 && reading.is_given_out());
+        if !is_done {
+            return None;
+        }
+        self.ready.retain(|&other| other != item);
+        self.files.remove(&item)
+    }
+}
+
+impl Reading {
+    fn is_given_out(&self) -> bool {
+        self.failure.is_some() || self.next >= self.file.stat.st_size as u64
+    }
+
+    /// Where the next part begins and how long it is.
+    ///
+    /// Asks the system where data is, with the lock held: other workers wait for that, but only where a file may have
+    /// holes, and the answer does not take reading any of it.
+    fn next_range(&mut self, part_bytes: usize) -> Option<(u64, usize)> {
+        let size = self.file.stat.st_size as u64;
+        if self.next == self.data_end && !self.is_given_out() {
+            (self.next, self.data_end) =
+                if self.file.is_sparse { data_from(&self.file.file, self.next, size) } else { (0, size) };
+        }
+        if self.is_given_out() {
+            return None;
+        }
+        let position = self.next;
+        let length = (self.data_end - position).min(part_bytes as u64);
+        self.next += length;
+        Some((position, length as usize))
+    }
+}
+
+/// The first range of data from an offset on, within a file's size. A file system that does not tell has data only.
+fn data_from(file: &OwnedFd, offset: u64, size: u64) -> (u64, u64) {
+    let start = match seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => start.clamp(offset, size),
+        Err(Errno::NXIO) => size,
+        Err(_) => offset,
+    };
+    let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size);
+    // A range has at least a byte, or the search would not end.
+    (start, if end > start { end.min(size) } else { size })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,704 @@
+//! What is given out is put together again, and must be the tree on the disk.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use rd_proto::tree::{DEPTH_MAX, Order, Record, Special};
+use rustix::fs::{CWD, Mode, XattrFlags, mkfifoat, setxattr};
+
+use super::super::walk::hook::set_before_read;
+use super::*;
+
+const PART_BYTES: usize = 64 << 10;
+const INLINE_BYTES: usize = PART_BYTES / 8;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("rd-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).expect("a scratch directory");
+        Self(path)
+    }
+
+    fn write(&self, path: impl AsRef<Path>, data: impl AsRef<[u8]>) {
+        fs::write(self.0.join(path), data).expect("written");
+    }
+
+    fn directory(&self, path: impl AsRef<Path>) {
+        fs::create_dir_all(self.0.join(path)).expect("made");
+    }
+
+    fn remove(&self, path: &str) {
+        fs::remove_file(self.0.join(path)).expect("removed");
+    }
+
+    /// All of it as one root, `t`.
+    fn source(&self, part_bytes: usize) -> TreeSource {
+        self.source_with(part_bytes, all())
+    }
+
+    fn source_with(&self, part_bytes: usize, options: Options) -> TreeSource {
+        TreeSource::new(vec![root(&self.0, "t")], part_bytes, options).expect("a source")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn root(path: &Path, name: &str) -> Root {
+    Root { path: path.to_owned(), name: name.into() }
+}
+
+fn all() -> Options {
+    Options { xattrs: true, hard_links: true, specials: true, sparse: true, recursive: true, ..Options::default() }
+}
+
+fn bytes(count: usize, seed: usize) -> Vec<u8> {
+    (0..count).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed) as u8 | 1).collect()
+}
+
+/// Name and value.
+type Xattr = (Vec<u8>, Vec<u8>);
+
+type Parts = Vec<(Part, Vec<u8>)>;
+
+/// The next part with its bytes.
+fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
+    let mut target = vec![0xee; part_bytes];
+    let part = source.next(&mut target)?;
+    target.truncate(part.length);
+    Some((part, target))
+}
+
+fn rest(source: &TreeSource, threads: usize, part_bytes: usize) -> Parts {
+    let parts = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(part) = one(source, part_bytes) {
+                    parts.lock().expect("unharmed").push(part);
+                }
+            });
+        }
+    });
+    assert_eq!(one(source, part_bytes).map(|(part, _)| part), None);
+    parts.into_inner().expect("unharmed")
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Directory,
+    File(Vec<u8>),
+    Symlink(Vec<u8>),
+    Special(Special, u32, u32),
+}
+
+#[derive(Debug, Default)]
+struct Tree {
+    entries: BTreeMap<Vec<u8>, What>,
+    modes: BTreeMap<Vec<u8>, u32>,
+    xattrs: BTreeMap<Vec<u8>, Vec<Xattr>>,
+    /// Further names and first ones.
+    links: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Paths of large files, and the data they had in chunks of their own.
+    large: BTreeMap<Vec<u8>, u64>,
+    failures: u64,
+}
+
+/// Checks the parts as a receiver would, and more, and puts the tree together.
+fn rebuild(mut parts: Parts) -> Tree {
+    parts.sort_by_key(|(part, _)| part.sequence);
+    let mut tree = Tree::default();
+    let (mut order, mut path, mut position) = (Order::new(), Vec::<Vec<u8>>::new(), 0);
+    let mut open = BTreeMap::<u32, (Vec<u8>, Vec<u8>, u64, u64)>::new();
+    for (sequence, (part, data)) in parts.iter().enumerate() {
+        assert_eq!(part.sequence, sequence as u64, "dense, each once");
+        assert_eq!(part.is_final, sequence + 1 == parts.len());
+        if part.item != 0 {
+            let (_, whole, _, sum) = open.get_mut(&part.item).expect("announced before");
+            let range = &mut whole[part.position as usize..][..part.length];
+            assert!(range.iter().all(|&byte| byte == 0), "a range twice");
+            range.copy_from_slice(data);
+            *sum += part.length as u64;
+            assert!(part.length > 0);
+            continue;
+        }
+        assert_eq!(part.position, position);
+        position += part.length as u64;
+        let mut left = data.as_slice();
+        while let Some(record) = Record::decode(&mut left).expect("whole records") {
+            order.check(&record).expect("in order");
+            let here = path.iter().map(Vec::as_slice).chain(record.name()).collect::<Vec<_>>().join(&b'/');
+            let what = match record {
+                Record::Directory { name, .. } => {
+                    path.push(name.to_vec());
+                    What::Directory
+                }
+                Record::Leave => {
+                    path.pop();
+                    continue;
+                }
+                Record::File { data, .. } => What::File(data.to_vec()),
+                Record::Large { item, size, .. } => {
+                    open.insert(item, (here.clone(), vec![0; size as usize], size, 0));
+                    What::File(Vec::new())
+                }
+                Record::Symlink { target, .. } => What::Symlink(target.to_vec()),
+                Record::HardLink { first, .. } => {
+                    tree.links.insert(here.clone(), first.to_vec());
+                    tree.entries[first].clone()
+                }
+                Record::Special { kind, device, .. } => What::Special(kind, device.0, device.1),
+                Record::Closed { item, data_bytes, is_intact } => {
+                    let (path, data, size, sum) = open.remove(&item).expect("open");
+                    assert_eq!(sum, data_bytes);
+                    assert_eq!(data.len() as u64, size);
+                    let names: Vec<_> = tree.links.iter().filter(|(_, first)| **first == path).collect();
+                    for name in names.into_iter().map(|(name, _)| name).chain([&path]) {
+                        match is_intact {
+                            true => tree.entries.insert(name.clone(), What::File(data.clone())),
+                            false => tree.entries.remove(name),
+                        };
+                    }
+                    tree.large.insert(path, data_bytes);
+                    continue;
+                }
+                Record::End { failures } => {
+                    tree.failures = failures;
+                    continue;
+                }
+            };
+            if let Record::File { metadata, .. } | Record::Directory { metadata, .. } = record {
+                tree.modes.insert(here.clone(), metadata.mode);
+                let xattrs = metadata.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec()));
+                tree.xattrs.insert(here.clone(), xattrs.collect());
+            }
+            tree.entries.insert(here, what);
+        }
+    }
+    assert!(order.is_ended());
+    tree
+}
+
+/// The tree as the disk has it.
+fn on_disk(path: &Path, name: &[u8], entries: &mut BTreeMap<Vec<u8>, What>) {
+    let stat = fs::symlink_metadata(path).expect("there");
+    let kind = stat.file_type();
+    let what = if kind.is_dir() {
+        for entry in fs::read_dir(path).expect("readable") {
+            let entry = entry.expect("readable");
+            on_disk(&entry.path(), &[name, entry.file_name().as_bytes()].join(&b'/'), entries);
+        }
+        What::Directory
+    } else if kind.is_symlink() {
+        What::Symlink(fs::read_link(path).expect("a link").into_os_string().into_vec())
+    } else if kind.is_fifo() {
+        What::Special(Special::Fifo, 0, 0)
+    } else if kind.is_socket() {
+        What::Special(Special::Socket, 0, 0)
+    } else {
+        What::File(fs::read(path).expect("readable"))
+    };
+    entries.insert(name.to_vec(), what);
+}
+
+fn assert_same(scratch: &Scratch, tree: &Tree) {
+    let mut entries = BTreeMap::new();
+    on_disk(&scratch.0, b"t", &mut entries);
+    let names = |entries: &BTreeMap<Vec<u8>, What>| {
+        entries.keys().map(|name| String::from_utf8_lossy(name).into_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&tree.entries), names(&entries));
+    for (name, what) in &entries {
+        assert!(tree.entries[name] == *what, "{} differs", String::from_utf8_lossy(name));
+    }
+}
+
+/// Takes all of a tree and compares it, with one worker and with several.
+fn check(scratch: &Scratch, part_bytes: usize) -> Tree {
+    let mut last = Tree::default();
+    for threads in [1, 4] {
+        let source = scratch.source(part_bytes);
+        last = rebuild(rest(&source, threads, part_bytes));
+        assert_same(scratch, &last);
+        assert_eq!((source.failures(), last.failures), (vec![], 0));
+        let counts = source.counts();
+        assert_eq!((counts.entries, counts.failures), (last.entries.len() as u64, 0));
+    }
+    last
+}
+
+fn facts(source: &TreeSource) -> Vec<String> {
+    let base =
+        |path: &[u8]| String::from_utf8_lossy(path.rsplit(|&byte| byte == b'/').next().unwrap_or(b"")).into_owned();
+    let detail = |fact: &IoFact| match fact.errno {
+        0 => String::from_utf8_lossy(&fact.detail).into_owned(),
+        errno => format!("errno {errno}"),
+    };
+    source.failures().iter().map(|fact| format!("{}: {}", base(&fact.path), detail(fact))).collect()
+}
+
+#[test]
+fn a_small_tree_is_one_part() {
+    let scratch = Scratch::new();
+    scratch.directory("d/e");
+    scratch.write("d/e/f", "contents");
+    fs::set_permissions(scratch.0.join("d/e/f"), fs::Permissions::from_mode(0o4751)).expect("changed");
+    let parts = rest(&scratch.source(PART_BYTES), 1, PART_BYTES);
+    assert_eq!(parts.len(), 1);
+    let tree = rebuild(parts);
+    assert_same(&scratch, &tree);
+    assert_eq!(tree.modes[&b"t/d/e/f"[..]], 0o4751);
+    let source = TreeSource::new(vec![root(&scratch.0.join("d/e/f"), "g")], PART_BYTES, Options::default());
+    let tree = rebuild(rest(&source.expect("a source"), 1, PART_BYTES));
+    assert_eq!(tree.entries, BTreeMap::from([(b"g".to_vec(), What::File(b"contents".to_vec()))]));
+}
+
+#[test]
+fn files_of_any_size() {
+    let scratch = Scratch::new();
+    let around = |size: usize| [size - 1, size, size + 1];
+    let mut sizes = vec![0, 1, 3 * PART_BYTES + 17];
+    sizes.extend([INLINE_BYTES, PART_BYTES, 2 * PART_BYTES].into_iter().flat_map(around));
+    for (index, size) in sizes.iter().enumerate() {
+        scratch.write(index.to_string(), bytes(*size, index));
+    }
+    let tree = check(&scratch, PART_BYTES);
+    assert_eq!(tree.large.len(), sizes.iter().filter(|size| **size > INLINE_BYTES).count());
+    check(&scratch, 1 << 20);
+}
+
+#[test]
+fn more_large_files_than_may_be_open() {
+    let scratch = Scratch::new();
+    for index in 0..3 * OPEN_MAX {
+        scratch.write(format!("{index}"), bytes(INLINE_BYTES + index, index));
+        scratch.write(format!("{index}-small"), bytes(index, index));
+    }
+    check(&scratch, PART_BYTES);
+    let parts = rest(&scratch.source(PART_BYTES), 1, PART_BYTES);
+    let records = parts.iter().filter(|(part, _)| part.item == 0).count();
+    assert!(records < 12, "{records} chunks of records: ends of files took one each");
+}
+
+#[test]
+fn holes_are_left_out() {
+    let scratch = Scratch::new();
+    for (name, size, data) in [("all", 9 << 20, None), ("middle", 9 << 20, Some(5 << 20)), ("small", 8192, Some(4096))]
+    {
+        let file = fs::File::create(scratch.0.join(name)).expect("made");
+        file.set_len(size).expect("resized");
+        if let Some(offset) = data {
+            file.write_all_at(&bytes(4096, 7), offset).expect("written");
+        }
+    }
+    let tree = check(&scratch, PART_BYTES);
+    assert_eq!(tree.large[&b"t/all"[..]], 0);
+    assert!(tree.large[&b"t/middle"[..]] <= 64 << 10, "{:?}", tree.large);
+    assert_eq!(tree.large[&b"t/small"[..]], 4096);
+    let options = Options { sparse: false, ..all() };
+    let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 2, PART_BYTES));
+    assert_same(&scratch, &tree);
+    assert_eq!((tree.large.len(), tree.large[&b"t/all"[..]]), (2, 9 << 20));
+}
+
+#[test]
+fn further_names_of_a_file() {
+    let scratch = Scratch::new();
+    scratch.directory("a");
+    scratch.directory("b");
+    scratch.write("a/small", "s");
+    scratch.write("a/large", bytes(3 * PART_BYTES, 1));
+    for (first, name) in [("a/small", "b/z"), ("a/small", "a.s"), ("a/large", "b/large"), ("a/large", "c")] {
+        fs::hard_link(scratch.0.join(first), scratch.0.join(name)).expect("linked");
+    }
+    let tree = check(&scratch, PART_BYTES);
+    let links = [("t/a.s", "t/a/small"), ("t/b/large", "t/a/large"), ("t/b/z", "t/a/small"), ("t/c", "t/a/large")];
+    assert!(
+        tree.links
+            .iter()
+            .map(|(name, first)| (&name[..], &first[..]))
+            .eq(links.map(|(name, first)| (name.as_bytes(), first.as_bytes())))
+    );
+    let options = Options { hard_links: false, ..all() };
+    let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
+    assert_same(&scratch, &tree);
+    assert!(tree.links.is_empty());
+}
+
+#[test]
+fn a_file_that_failed_is_sent_under_its_next_name() {
+    let scratch = Scratch::new();
+    for (first, size) in [("l", 2 * PART_BYTES), ("s", 10)] {
+        scratch.write(format!("{first}1"), bytes(size, 1));
+        for further in [2, 3] {
+            fs::hard_link(scratch.0.join(format!("{first}1")), scratch.0.join(format!("{first}{further}")))
+                .expect("linked");
+        }
+    }
+    for index in 0..20 {
+        scratch.write(format!("l1-{index:02}"), bytes(INLINE_BYTES, index));
+    }
+    let source = scratch.source(PART_BYTES);
+    let path = scratch.0.join("s1");
+    set_before_read(Some(Box::new(move |name| {
+        if name == b"s1" {
+            fs::write(&path, "quite otherwise").expect("written");
+        }
+    })));
+    // The chunk that announces l1 is full before it comes to l2.
+    let mut parts = vec![one(&source, PART_BYTES).expect("records")];
+    let file = fs::OpenOptions::new().write(true).open(scratch.0.join("l1")).expect("there");
+    file.set_len(PART_BYTES as u64).expect("resized");
+    while source.shared().standing == Standing::Going {
+        parts.push(one(&source, PART_BYTES).expect("a part"));
+    }
+    parts.extend(rest(&source, 1, PART_BYTES));
+    set_before_read(None);
+    let tree = rebuild(parts);
+    // The second and third name of the large file came before its failure was known, as the walk goes first.
+    assert_eq!(facts(&source), ["s1: changed size while it was read", "l1: shrank while it was read"]);
+    assert_eq!((tree.failures, source.counts().failures), (4, 4));
+    assert_eq!(tree.links[&b"t/s3"[..]], b"t/s2");
+    assert_eq!(tree.entries[&b"t/s2"[..]], What::File(b"quite otherwise".to_vec()));
+    assert!(!tree.entries.contains_key(&b"t/l2"[..]));
+}
+
+#[test]
+fn small_files_that_change_while_they_are_read() {
+    let scratch = Scratch::new();
+    for name in ["a", "empty", "grows", "shrinks", "touched", "z"] {
+        scratch.write(name, if name == "empty" { "" } else { "contents" });
+    }
+    let base = scratch.0.clone();
+    set_before_read(Some(Box::new(move |name| {
+        let path = base.join(std::ffi::OsStr::from_bytes(name));
+        std::thread::sleep(Duration::from_millis(20)); // the clock of a file system ticks 100 times a second or more
+        match name {
+            b"grows" => fs::write(path, "contents and more"),
+            b"shrinks" | b"empty" => fs::write(path, "con"),
+            b"touched" => fs::write(path, "CONTENTS"),
+            _ => Ok(()),
+        }
+        .expect("written");
+    })));
+    let source = scratch.source(PART_BYTES);
+    let tree = rebuild(rest_here(&source));
+    set_before_read(None);
+    assert_eq!(
+        facts(&source),
+        [
+            "empty: changed size while it was read",
+            "grows: changed size while it was read",
+            "shrinks: shrank while it was read",
+            "touched: was changed while it was read",
+        ]
+    );
+    assert_eq!(tree.failures, 4);
+    assert_eq!(tree.entries.keys().map(|name| &name[..]).collect::<Vec<_>>(), [&b"t"[..], b"t/a", b"t/z"]);
+}
+
+/// All parts, taken by this thread, which has the hook.
+fn rest_here(source: &TreeSource) -> Parts {
+    std::iter::from_fn(|| one(source, PART_BYTES)).collect()
+}
+
+#[test]
+fn large_files_that_change_while_they_are_read() {
+    let scratch = Scratch::new();
+    for name in ["grows", "intact", "shrinks", "touched"] {
+        scratch.write(name, bytes(3 * PART_BYTES, 1));
+    }
+    for threads in [1, 4] {
+        let source = scratch.source(PART_BYTES);
+        let mut parts = vec![one(&source, PART_BYTES).expect("what announces them")];
+        let open = |name| fs::OpenOptions::new().write(true).open(scratch.0.join(name)).expect("there");
+        std::thread::sleep(Duration::from_millis(20));
+        let size = |name: &str| fs::metadata(scratch.0.join(name)).expect("there").len();
+        open("grows").set_len(size("grows") + 1).expect("resized");
+        open("shrinks").set_len(size("shrinks") - PART_BYTES as u64 - 1).expect("resized");
+        open("touched").write_all_at(b"x", 5).expect("written");
+        parts.extend(rest(&source, threads, PART_BYTES));
+        let tree = rebuild(parts);
+        let mut facts = facts(&source);
+        facts.sort();
+        assert_eq!(
+            facts,
+            [
+                "grows: changed size while it was read",
+                "shrinks: shrank while it was read",
+                "touched: was changed while it was read"
+            ]
+        );
+        assert_eq!(tree.failures, 3);
+        assert_eq!(tree.entries.keys().map(|name| &name[..]).collect::<Vec<_>>(), [&b"t"[..], b"t/intact"]);
+    }
+}
+
+#[test]
+fn what_is_gone_or_replaced_when_its_turn_comes() {
+    let scratch = Scratch::new();
+    scratch.directory("elsewhere");
+    scratch.write("elsewhere/secret", "secret");
+    scratch.directory("t");
+    for index in 0..20 {
+        scratch.write(format!("t/a{index}"), bytes(INLINE_BYTES, index));
+    }
+    for name in ["b-gone", "c-link", "d-fifo", "e-directory", "z"] {
+        scratch.write(format!("t/{name}"), name);
+    }
+    for name in ["t/f-gone", "t/g-link", "t/h-file"] {
+        scratch.directory(name);
+    }
+    let source = TreeSource::new(vec![root(&scratch.0.join("t"), "t")], PART_BYTES, all()).expect("a source");
+    let mut parts = vec![one(&source, PART_BYTES).expect("the first files")];
+    for name in ["b-gone", "c-link", "d-fifo", "e-directory"] {
+        scratch.remove(&format!("t/{name}"));
+    }
+    for name in ["f-gone", "g-link", "h-file"] {
+        fs::remove_dir(scratch.0.join("t").join(name)).expect("removed");
+    }
+    symlink("../elsewhere/secret", scratch.0.join("t/c-link")).expect("linked");
+    symlink("../elsewhere", scratch.0.join("t/g-link")).expect("linked");
+    mkfifoat(CWD, scratch.0.join("t/d-fifo"), Mode::RUSR).expect("made");
+    scratch.directory("t/e-directory");
+    scratch.write("t/h-file", "");
+    parts.extend(rest(&source, 2, PART_BYTES));
+    let tree = rebuild(parts);
+    let gone = format!("errno {}", Errno::NOENT.raw_os_error());
+    let replaced = "was replaced while it was read";
+    let expected = [
+        ("b-gone", gone.as_str()),
+        ("c-link", replaced),
+        ("d-fifo", replaced),
+        ("e-directory", replaced),
+        ("f-gone", gone.as_str()),
+        ("g-link", replaced),
+        ("h-file", replaced),
+    ];
+    assert_eq!(facts(&source), expected.map(|(name, fault)| format!("{name}: {fault}")));
+    assert_eq!(tree.failures, 7);
+    assert_eq!(tree.entries.len(), 22);
+    assert_eq!(tree.entries[&b"t/z"[..]], What::File(b"z".to_vec()));
+}
+
+#[test]
+fn entries_of_every_kind_and_odd_names() {
+    let scratch = Scratch::new();
+    for name in [&b"new\nline"[..], b"\xff\xfe", b" ", b"-rf", b"$(x)", &[b'n'; 255], b"\x1b[31m"] {
+        scratch.write(std::ffi::OsStr::from_bytes(name), name);
+    }
+    symlink("/nowhere\n", scratch.0.join("link")).expect("linked");
+    mkfifoat(CWD, scratch.0.join("fifo"), Mode::RUSR).expect("made");
+    let _socket = std::os::unix::net::UnixListener::bind(scratch.0.join("socket")).expect("bound");
+    check(&scratch, PART_BYTES);
+    let options = Options { specials: false, ..all() };
+    let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
+    assert_eq!((tree.entries.len(), tree.failures), (9, 0));
+    let source = TreeSource::new(vec![root(Path::new("/dev/null"), "null")], PART_BYTES, all()).expect("a source");
+    let tree = rebuild(rest(&source, 1, PART_BYTES));
+    assert_eq!(tree.entries[&b"null"[..]], What::Special(Special::Character, 1, 3));
+}
+
+#[test]
+fn extended_attributes() {
+    let scratch = Scratch::new();
+    scratch.directory("d");
+    scratch.write("d/f", "contents");
+    let set = |path: &str, name: &str, value: &[u8]| setxattr(scratch.0.join(path), name, value, XattrFlags::empty());
+    if set("d", "user.a", b"1") == Err(Errno::OPNOTSUPP) {
+        eprintln!("skipped: no extended attributes in {}", scratch.0.display());
+        return;
+    }
+    set("d/f", "user.b", b"").expect("set");
+    set("d/f", "user.c", &[0, 1]).expect("set");
+    let mut tree = check(&scratch, PART_BYTES);
+    let found = tree.xattrs.get_mut(&b"t/d/f"[..]).expect("there");
+    found.retain(|(name, _)| name.starts_with(b"user."));
+    found.sort();
+    assert_eq!(*found, [(b"user.b".to_vec(), vec![]), (b"user.c".to_vec(), vec![0, 1])]);
+    assert!(tree.xattrs[&b"t/d"[..]].contains(&(b"user.a".to_vec(), b"1".to_vec())));
+    let options = Options { xattrs: false, ..all() };
+    let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
+    assert!(tree.xattrs.values().all(Vec::is_empty));
+    // More than a chunk has room for.
+    set("d/f", "user.b", &[7; 2000]).expect("set");
+    let source = scratch.source(1024);
+    assert_eq!(rebuild(rest(&source, 1, 1024)).failures, 1);
+    assert_eq!(facts(&source), ["f: has too much metadata for a chunk"]);
+}
+
+#[test]
+fn files_that_lie_about_their_size() {
+    let take = |path: &str| {
+        let source = TreeSource::new(vec![root(Path::new(path), "x")], PART_BYTES, all()).expect("a source");
+        let tree = rebuild(rest(&source, 1, PART_BYTES));
+        (tree.entries.get(&b"x"[..]).cloned(), facts(&source))
+    };
+    let version = fs::read("/proc/version").expect("a system with /proc");
+    assert_eq!(take("/proc/version"), (Some(What::File(version)), vec![]));
+    if fs::read("/proc/kallsyms").is_ok_and(|symbols| symbols.len() > INLINE_BYTES) {
+        let fault = "kallsyms: says that it is empty, and is too large for a file that does";
+        assert_eq!(take("/proc/kallsyms"), (None, vec![fault.to_owned()]));
+    }
+}
+
+#[test]
+fn directories_nested_too_deeply() {
+    let scratch = Scratch::new();
+    scratch.directory("d/".repeat(DEPTH_MAX));
+    scratch.write("z", "z");
+    let source = scratch.source(PART_BYTES);
+    let tree = rebuild(rest(&source, 2, PART_BYTES));
+    assert_eq!(facts(&source), ["d: lies in too many directories within each other"]);
+    assert_eq!(tree.entries.len(), DEPTH_MAX + 1);
+}
+
+#[test]
+fn roots() {
+    let scratch = Scratch::new();
+    scratch.directory("d");
+    scratch.write("d/f", "f");
+    scratch.write("d/skip", "s");
+    scratch.directory("d/pass");
+    scratch.write("d/pass/x", "x");
+    symlink("d", scratch.0.join("l")).expect("linked");
+    let at = |path: &str, name: &str| root(&scratch.0.join(path), name);
+    let errno = |roots: Vec<Root>, options| TreeSource::new(roots, PART_BYTES, options).err().map(|fact| fact.errno);
+    assert_eq!(errno(vec![at("d/f", "f"), at("none", "n")], all()), Some(Errno::NOENT.raw_os_error()));
+    assert_eq!(errno(vec![at("d", "d")], Options::default()), Some(Errno::ISDIR.raw_os_error()));
+    assert_eq!(errno(vec![at("d/f", "f"), at("d/skip", "f")], all()), Some(0));
+    assert_eq!(errno(vec![at("d/f", "../f")], all()), Some(0));
+
+    let take =
+        |roots, options| rebuild(rest(&TreeSource::new(roots, PART_BYTES, options).expect("a source"), 2, PART_BYTES));
+    let tree = take(vec![at("l", "2"), at("d/f", "3"), at("d/", "1")], all());
+    let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
+    assert_eq!(names, ["1", "1/f", "1/pass", "1/pass/x", "1/skip", "2", "3"]);
+    assert_eq!(tree.entries[&b"2"[..]], What::Symlink(b"d".to_vec()));
+    let filter: super::super::walk::Filter = Box::new(|path, is_directory| {
+        assert_eq!(is_directory, ["2", "2/pass"].contains(&path.to_str().expect("text")));
+        !path.ends_with("skip") && !path.ends_with("pass")
+    });
+    let tree = take(vec![at("l", "2")], Options { follow_roots: true, filter: Some(filter), ..all() });
+    let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
+    assert_eq!(names, ["2", "2/f"]);
+}
+
+#[test]
+fn cancelling_wakes_who_waits() {
+    let scratch = Scratch::new();
+    scratch.write("f", "f");
+    let source = scratch.source(PART_BYTES);
+    let (entered, has_entered) = channel();
+    let (let_go, is_let_go) = channel::<()>();
+    std::thread::scope(|scope| {
+        let source = &source;
+        scope.spawn(move || {
+            set_before_read(Some(Box::new(move |_| {
+                entered.send(()).expect("awaited");
+                is_let_go.recv().expect("sent");
+            })));
+            one(source, PART_BYTES)
+        });
+        has_entered.recv().expect("a walk");
+        let waits = scope.spawn(|| one(source, PART_BYTES));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_finished());
+        source.cancel();
+        assert_eq!(waits.join().expect("no panic"), None);
+        let_go.send(()).expect("awaited");
+    });
+    assert_eq!(one(&source, PART_BYTES), None);
+}
+
+#[test]
+fn a_hundred_thousand_empty_files_in_one_directory() {
+    let scratch = Scratch::new();
+    for index in 0..100_000 {
+        fs::File::create(scratch.0.join(format!("file-{index}"))).expect("made");
+    }
+    let began = Instant::now();
+    let source = scratch.source(1 << 20);
+    let tree = rebuild(rest(&source, 1, 1 << 20));
+    assert_eq!((tree.entries.len(), tree.failures), (100_001, 0));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[derive(Clone, Debug)]
+enum Node {
+    File(usize),
+    Sparse(u64, u64),
+    Link(Vec<u8>),
+    Again(usize),
+    Directory(BTreeMap<Vec<u8>, Node>),
+}
+
+fn nodes() -> impl Strategy<Value = BTreeMap<Vec<u8>, Node>> {
+    let name = prop_oneof!["[a-c.]{1,3}", "[ -~]{1,12}"].prop_map(|name| name.replace('/', "_").into_bytes());
+    let name = name.prop_filter("a name", |name| rd_proto::tree::is_name(name));
+    let leaf = prop_oneof![
+        4 => (0..200_usize).prop_map(Node::File),
+        2 => (0..40_000_usize).prop_map(Node::File),
+        1 => (1..400_000_u64, 0..400_000_u64).prop_map(|(size, at)| Node::Sparse(size, at)),
+        1 => "[a-z/.]{1,30}".prop_map(|target| Node::Link(target.into_bytes())),
+        1 => any::<usize>().prop_map(Node::Again),
+    ];
+    let node = leaf.prop_recursive(4, 40, 8, {
+        let name = name.clone();
+        move |node| proptest::collection::btree_map(name.clone(), node, 0..8).prop_map(Node::Directory)
+    });
+    proptest::collection::btree_map(name, node, 0..8)
+}
+
+fn make(path: &Path, nodes: &BTreeMap<Vec<u8>, Node>, files: &mut Vec<PathBuf>) {
+    for (name, node) in nodes {
+        let path = path.join(std::ffi::OsStr::from_bytes(name));
+        match node {
+            Node::File(size) => {
+                fs::write(&path, bytes(*size, *size)).expect("written");
+                files.push(path);
+            }
+            Node::Sparse(size, at) => {
+                let file = fs::File::create(&path).expect("made");
+                file.write_all_at(&bytes(100, 3), *at).expect("written");
+                let size = file.metadata().expect("there").size() + size;
+                file.set_len(size).expect("resized");
+                files.push(path);
+            }
+            Node::Link(target) => symlink(std::ffi::OsStr::from_bytes(target), &path).expect("linked"),
+            Node::Again(which) if !files.is_empty() => {
+                fs::hard_link(&files[which % files.len()], &path).expect("linked");
+            }
+            Node::Again(_) => {}
+            Node::Directory(nodes) => {
+                fs::create_dir(&path).expect("made");
+                make(&path, nodes, files);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_tree_arrives(nodes in nodes(), shift in 0..8_u32) {
+        let scratch = Scratch::new();
+        make(&scratch.0, &nodes, &mut Vec::new());
+        check(&scratch, 8192 << shift);
+    }
+}

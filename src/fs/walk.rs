@@ -1,0 +1,708 @@
+//! The walk over a tree that is sent: directories in, packed records out, one chunk at a time.
+//!
+//! A [`Walk`] can stop after any record and go on later, in another thread. It reads small files itself, straight into
+//! the chunk, and opens the large ones for `tree_source`, which reads their data beside it.
+//!
+//! Everything is opened relative to the descriptor of its directory and no link is followed, so a path that is changed
+//! under the walk cannot lead it elsewhere.
+//!
+//! # Memory
+//!
+//! It holds the names of the directories on the way from the top to where it is, not of those that it has left: about
+//! 7 bytes more than its length for each name. Hard links take at most [`LINKS_BYTES_MAX`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{CStr, CString, OsString};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rd_proto::control::IoFact;
+use rd_proto::tree::{
+    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, Time, Xattrs, is_name,
+};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fgetxattr, flistxattr, fstat, lgetxattr, llistxattr,
+    major, minor, openat, readlinkat_raw, seek, statat,
+};
+use rustix::io::{Errno, read};
+
+use self::links::Links;
+use self::place::{Entry, Level, Names, Place};
+use super::source::{SHRANK, change};
+use super::{io_fact, plain_fact};
+
+mod links;
+mod place;
+
+/// The largest file whose data travels in its record, in bytes; less where the chunks are small.
+pub const INLINE_BYTES_MAX: usize = 128 << 10;
+
+/// Failures that are remembered with their paths; the rest are counted.
+pub const FACTS_MAX: usize = 1000;
+
+/// Memory for what hard links need, in bytes, roughly. A file with several names that would exceed it is sent in full
+/// for each of its names, rather than refused.
+pub const LINKS_BYTES_MAX: usize = 48 << 20;
+
+/// Directory entries are asked for in blocks of so many bytes.
+const ENTRIES_BYTES: usize = 256 << 10;
+
+/// The longest list of attributes' names and the longest value, in bytes (XATTR_LIST_MAX, XATTR_SIZE_MAX of Linux).
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// A file no larger than this is not examined for holes: it fits one block.
+const BLOCK_BYTES: i64 = 4096;
+
+const REPLACED: Fault = Fault::Detail("was replaced while it was read");
+
+/// Something to send.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its name at the destination.
+    pub name: OsString,
+}
+
+/// Says whether an entry is sent: its path at the destination from the top, and whether it is a directory. What is in
+/// a directory that is not sent is not asked about.
+pub type Filter = Box<dyn Fn(&Path, bool) -> bool + Send>;
+
+/// What of a tree is sent, and how.
+#[derive(Default)]
+pub struct Options {
+    /// Extended attributes, ACLs among them.
+    pub xattrs: bool,
+    /// Further names of a file as such, rather than as files of their own.
+    pub hard_links: bool,
+    /// FIFOs, sockets and devices; passed over otherwise.
+    pub specials: bool,
+    /// Holes are left out of the data of files that have some.
+    pub sparse: bool,
+    /// Directories and what is in them; as a root they are refused otherwise.
+    pub recursive: bool,
+    /// A symbolic link as root stands for what it leads to.
+    pub follow_roots: bool,
+    /// Everything, if none.
+    pub filter: Option<Filter>,
+}
+
+/// A large file that has been announced and is to be read.
+#[derive(Debug)]
+pub struct LargeFile {
+    /// Its number.
+    pub item: u32,
+    /// Open to read.
+    pub file: OwnedFd,
+    /// As it was when it was announced.
+    pub stat: Stat,
+    /// Where it is.
+    pub path: OsString,
+    /// It may have holes, which are to be left out.
+    pub is_sparse: bool,
+}
+
+/// A large file that is done with.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its number.
+    pub item: u32,
+    /// Bytes of data given out.
+    pub data_bytes: u64,
+    /// It was read whole and has not changed, or what was wrong.
+    pub outcome: Result<(), IoFact>,
+}
+
+/// What has been sent so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Entries with a record: directories, files, links.
+    pub entries: u64,
+    /// Data of files, in bytes.
+    pub bytes: u64,
+    /// Entries that were not sent, or not intact.
+    pub failures: u64,
+}
+
+/// Why a chunk has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is full.
+    Going,
+    /// Another large file may be announced only when one of those has finished.
+    AtLimit,
+    /// All has been walked; large files have not finished.
+    Over,
+    /// It has the last record.
+    Ended,
+}
+
+/// A chunk of records.
+#[derive(Debug)]
+pub struct Filled {
+    /// Its length in bytes.
+    pub length: usize,
+    /// Why it is not longer.
+    pub standing: Standing,
+    /// The large files that it announces.
+    pub opened: Vec<LargeFile>,
+    /// What it has added.
+    pub counts: Counts,
+    /// The failures met, at most [`FACTS_MAX`].
+    pub facts: Vec<IoFact>,
+}
+
+/// A walk and where it is.
+pub struct Walk {
+    place: Place,
+    recorder: Recorder,
+    finished: VecDeque<Finished>,
+}
+
+impl Walk {
+    /// Prepares to send `roots` in chunks of `chunk_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number or what else is wrong: a root that is not there, a directory without
+    /// [`Options::recursive`] (EISDIR), a name that cannot be one, a name given twice.
+    pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: Options) -> Result<Self, IoFact> {
+        roots.sort_by(|one, other| one.name.as_bytes().cmp(other.name.as_bytes()));
+        let mut names = Names::default();
+        let mut paths = Vec::new();
+        for root in &roots {
+            let path = root.path.as_os_str();
+            let name = CString::new(root.name.as_bytes()).ok().filter(|name| is_name(name.as_bytes()));
+            let name = name.ok_or_else(|| plain_fact(path, "has no name that could be given to it"))?;
+            let open = CString::new(path.as_bytes()).map_err(|_| io_fact(path, Errno::INVAL))?;
+            let stat = statat(CWD, &open, look_flags(options.follow_roots)).map_err(|error| io_fact(path, error))?;
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
+                return Err(io_fact(path, Errno::ISDIR));
+            }
+            names.push(FileType::Unknown, &name);
+            paths.push(open);
+        }
+        if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            return Err(plain_fact(pair[1].path.as_os_str(), "has the same name as another source"));
+        }
+        let recorder = Recorder {
+            options,
+            inline_bytes_max: (chunk_bytes / 8).min(INLINE_BYTES_MAX),
+            noatime: true,
+            links: Links::default(),
+            items: 0,
+            open: BTreeMap::new(),
+            opened: Vec::new(),
+            counts: Counts::default(),
+            facts: Vec::new(),
+            failures: 0,
+            buffer: Vec::new(),
+            xattrs: Vec::new(),
+        };
+        let place = Place { roots: paths, levels: vec![Level { directory: None, names, next: 0 }] };
+        Ok(Self { place, recorder, finished: VecDeque::new() })
+    }
+
+    /// Large files that have been announced and not closed.
+    pub fn open_files(&self) -> usize {
+        self.recorder.open.len()
+    }
+
+    /// Puts the next records into `target`, those of large files that have `finished` first. Ends early, perhaps with
+    /// nothing, where it would have to wait, and when it is `cancelled`.
+    pub fn fill(&mut self, target: &mut [u8], finished: &mut Vec<Finished>, cancelled: &AtomicBool) -> Filled {
+        self.finished.extend(finished.drain(..));
+        let mut length = 0;
+        let standing = self.fill_until(target, &mut length, cancelled);
+        let recorder = &mut self.recorder;
+        Filled {
+            length,
+            standing,
+            opened: std::mem::take(&mut recorder.opened),
+            counts: std::mem::take(&mut recorder.counts),
+            facts: std::mem::take(&mut recorder.facts),
+        }
+    }
+
+    fn fill_until(&mut self, target: &mut [u8], length: &mut usize, cancelled: &AtomicBool) -> Standing {
+        while let Some(finished) = self.finished.front() {
+            let (item, is_intact) = (finished.item, finished.outcome.is_ok());
+            let record = Record::Closed { item, data_bytes: finished.data_bytes, is_intact };
+            let Some(count) = record.encode(&mut target[*length..]) else { return Standing::Going };
+            *length += count;
+            if let Some(finished) = self.finished.pop_front() {
+                self.recorder.close(finished);
+            }
+        }
+        while !cancelled.load(Ordering::Relaxed) {
+            match self.step(&mut target[*length..], *length == 0) {
+                Step::Wrote(count) => *length += count,
+                Step::Passed => {}
+                Step::Full => return Standing::Going,
+                Step::AtLimit => return Standing::AtLimit,
+                Step::Over if self.recorder.open.is_empty() => {
+                    let record = Record::End { failures: self.recorder.failures };
+                    let Some(count) = record.encode(&mut target[*length..]) else { return Standing::Going };
+                    *length += count;
+                    return Standing::Ended;
+                }
+                Step::Over => return Standing::Over,
+            }
+        }
+        Standing::Going
+    }
+
+    /// Deals with the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
+    fn step(&mut self, target: &mut [u8], is_whole: bool) -> Step {
+        let Some(entry) = self.place.entry(self.recorder.options.follow_roots) else {
+            if self.place.levels.len() == 1 {
+                return Step::Over;
+            }
+            let Some(count) = Record::Leave.encode(target) else { return Step::Full };
+            self.place.levels.pop();
+            return Step::Wrote(count);
+        };
+        let mut entered = None;
+        let step = match self.recorder.visit(&self.place, &entry, target, &mut entered) {
+            Ok(Step::Full) if is_whole => Err(Fault::Detail("has too much metadata for a chunk")),
+            outcome => outcome,
+        };
+        let step = step.unwrap_or_else(|fault| {
+            self.recorder.fail(fault.into_fact(self.place.source_path(&entry)));
+            Step::Passed
+        });
+        if !matches!(step, Step::Full | Step::AtLimit) {
+            self.place.levels.last_mut().expect("the top is never left").next += 1;
+        }
+        if let (Step::Wrote(_), Some(directory)) = (&step, entered) {
+            let level = self.recorder.list(&self.place, directory);
+            self.place.levels.push(level);
+        }
+        step
+    }
+}
+
+/// What became of one step.
+enum Step {
+    /// So many bytes were written.
+    Wrote(usize),
+    /// Nothing was written, and the entry is done with.
+    Passed,
+    /// There is no room.
+    Full,
+    /// A large file must wait until another has finished.
+    AtLimit,
+    /// There are no more entries.
+    Over,
+}
+
+/// Why an entry is not sent.
+enum Fault {
+    System(Errno),
+    Detail(&'static str),
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        Self::System(error)
+    }
+}
+
+impl Fault {
+    fn into_fact(self, path: OsString) -> IoFact {
+        match self {
+            Self::System(error) => io_fact(&path, error),
+            Self::Detail(detail) => plain_fact(&path, detail),
+        }
+    }
+}
+
+/// A large file that has been announced.
+struct Open {
+    /// Device and inode, if it has further names.
+    links: Option<(u64, u64)>,
+    /// Names that refer to it and that have been sent.
+    names: u64,
+}
+
+/// Makes records of entries.
+struct Recorder {
+    options: Options,
+    inline_bytes_max: usize,
+    /// Reading leaves access times as they are; given up once it is refused, as it is for other users' files.
+    noatime: bool,
+    links: Links,
+    items: u32,
+    open: BTreeMap<u32, Open>,
+    opened: Vec<LargeFile>,
+    /// Since the last chunk.
+    counts: Counts,
+    /// Since the last chunk.
+    facts: Vec<IoFact>,
+    /// Since the beginning.
+    failures: u64,
+    /// A block of directory entries, or the list and a value of extended attributes.
+    buffer: Vec<u8>,
+    /// The extended attributes of an entry, encoded.
+    xattrs: Vec<u8>,
+}
+
+impl Recorder {
+    fn fail(&mut self, fact: IoFact) {
+        self.fail_also(1);
+        if self.facts.len() < FACTS_MAX {
+            self.facts.push(fact);
+        }
+    }
+
+    fn fail_also(&mut self, count: u64) {
+        self.failures += count;
+        self.counts.failures += count;
+    }
+
+    /// Accounts for a large file whose end has been recorded.
+    fn close(&mut self, finished: Finished) {
+        let open = self.open.remove(&finished.item).expect("it was announced");
+        if let Err(fact) = finished.outcome {
+            self.fail(fact);
+            self.fail_also(open.names);
+            if let Some(inode) = open.links {
+                self.links.forget(inode);
+            }
+        }
+    }
+
+    /// Writes an entry's record. If it is a directory, `entered` becomes its descriptor.
+    fn visit(
+        &mut self,
+        place: &Place,
+        entry: &Entry<'_>,
+        target: &mut [u8],
+        entered: &mut Option<OwnedFd>,
+    ) -> Result<Step, Fault> {
+        let openable = [FileType::Directory, FileType::RegularFile].contains(&entry.kind);
+        // A directory mostly tells what an entry is. Then the descriptor is the first look at it, and the only one.
+        let seen = if openable { None } else { Some(statat(entry.at, entry.path, look_flags(entry.follow))?) };
+        let kind = seen.map_or(entry.kind, |stat| FileType::from_raw_mode(stat.st_mode));
+        if let Some(filter) = &self.options.filter
+            && !filter(Path::new(&OsString::from_vec(place.tree_path(entry.name))), kind == FileType::Directory)
+        {
+            return Ok(Step::Passed);
+        }
+        let step = match (kind, seen) {
+            (FileType::Directory, seen) => self.directory(place, entry, seen, target, entered)?,
+            (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
+            (FileType::Symlink, Some(stat)) => self.symlink(entry, &stat, target)?,
+            (_, Some(stat)) => self.special(entry, &stat, target)?,
+            (_, None) => unreachable!("only directories and files are not looked at"),
+        };
+        if let Step::Wrote(_) = step {
+            self.counts.entries += 1;
+        }
+        Ok(step)
+    }
+
+    /// Opens an entry that should be of a kind, and is what was `seen`, and looks at it.
+    fn open(
+        &mut self,
+        entry: &Entry<'_>,
+        kind: FileType,
+        seen: Option<Stat>,
+        flags: OFlags,
+    ) -> Result<(OwnedFd, Stat), Fault> {
+        // Not to wait, should it be a FIFO by now.
+        let mut flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        flags.set(OFlags::NOFOLLOW, !entry.follow);
+        flags.set(OFlags::NOATIME, self.noatime);
+        let file = loop {
+            match openat(entry.at, entry.path, flags, Mode::empty()) {
+                Ok(file) => break file,
+                Err(Errno::INTR) => {}
+                Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => {
+                    self.noatime = false;
+                    flags.remove(OFlags::NOATIME);
+                }
+                // Another process holds a lease on the file; to wait makes it give that up.
+                Err(Errno::AGAIN) if flags.contains(OFlags::NONBLOCK) => flags.remove(OFlags::NONBLOCK),
+                Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(REPLACED),
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let stat = fstat(&file)?;
+        let is_same = seen.is_none_or(|seen| (seen.st_dev, seen.st_ino) == (stat.st_dev, stat.st_ino));
+        if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
+    }
+
+    fn directory(
+        &mut self,
+        place: &Place,
+        entry: &Entry<'_>,
+        seen: Option<Stat>,
+        target: &mut [u8],
+        entered: &mut Option<OwnedFd>,
+    ) -> Result<Step, Fault> {
+        if place.levels.len() > DEPTH_MAX {
+            return Err(Fault::Detail("lies in too many directories within each other"));
+        }
+        if !self.options.recursive {
+            return Err(Errno::ISDIR.into());
+        }
+        let (directory, stat) = self.open(entry, FileType::Directory, seen, OFlags::DIRECTORY)?;
+        self.read_xattrs(|list| flistxattr(&directory, list), |name, value| fgetxattr(&directory, name, value))?;
+        let record = Record::Directory { name: entry.name, metadata: metadata(&stat, &self.xattrs) };
+        let step = wrote(record.encode(target));
+        *entered = Some(directory);
+        Ok(step)
+    }
+
+    /// Reads the names of a directory that has been recorded; it was `entered` last.
+    fn list(&mut self, place: &Place, directory: OwnedFd) -> Level {
+        let mut names = Names::default();
+        let mut failures = Vec::new();
+        self.buffer.clear();
+        self.buffer.reserve(ENTRIES_BYTES);
+        let mut entries = RawDir::new(&directory, self.buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            match entry {
+                Ok(entry) => {
+                    let name = entry.file_name();
+                    if name == c"." || name == c".." {
+                        continue;
+                    }
+                    if name.count_bytes() > NAME_BYTES_MAX {
+                        failures.push((name.to_bytes().to_vec(), Errno::NAMETOOLONG));
+                    } else if !names.push(entry.file_type(), name) {
+                        failures.push((Vec::new(), Errno::NOMEM));
+                        break;
+                    }
+                }
+                Err(error) => {
+                    failures.push((Vec::new(), error));
+                    break;
+                }
+            }
+        }
+        names.sort();
+        for (name, error) in failures {
+            let path = place.entered_path(&name);
+            self.fail(io_fact(&path, error));
+        }
+        Level { directory: Some(directory), names, next: 0 }
+    }
+
+    fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Option<Stat>, target: &mut [u8]) -> Result<Step, Fault> {
+        let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
+        let inode = (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+        if let Some((first, item)) = inode.and_then(|inode| self.links.first(inode)) {
+            let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
+            if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
+                if let Some(open) = self.open.get_mut(&item) {
+                    open.names += 1;
+                }
+                self.links.count(inode);
+            }
+            return Ok(step);
+        }
+        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512);
+        let is_small = stat.st_size as u64 <= self.inline_bytes_max as u64;
+        // Few blocks may also mean a file system that compresses: only a hole that is found makes a small file large.
+        let is_inline =
+            is_small && !(may_have_holes && stat.st_size > BLOCK_BYTES && has_hole(&file, stat.st_size as u64)?);
+        if !is_inline && self.open.len() == OPEN_MAX {
+            return Ok(Step::AtLimit);
+        }
+        self.read_xattrs(|list| flistxattr(&file, list), |name, value| fgetxattr(&file, name, value))?;
+        let step = if is_inline {
+            self.small_file(entry, &file, &stat, target)?
+        } else {
+            let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
+            let metadata = metadata(&stat, &self.xattrs);
+            let step =
+                wrote(Record::Large { name: entry.name, metadata, item, size: stat.st_size as u64 }.encode(target));
+            if let Step::Wrote(_) = step {
+                self.items = item;
+                self.open.insert(item, Open { links: inode, names: 0 });
+                let path = place.source_path(entry);
+                self.opened.push(LargeFile { item, file, stat, path, is_sparse: may_have_holes });
+            }
+            step
+        };
+        if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
+            let item = if is_inline { 0 } else { self.items };
+            self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
+        }
+        Ok(step)
+    }
+
+    /// Writes the record of a file with its data, which is read to where it belongs.
+    fn small_file(&mut self, entry: &Entry<'_>, file: &OwnedFd, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+        let metadata = metadata(stat, &self.xattrs);
+        let mut size = stat.st_size as usize;
+        let Some(head) = Record::encode_file_head(entry.name, &metadata, size, target) else { return Ok(Step::Full) };
+        #[cfg(test)]
+        hook::before_read(entry.name);
+        if size > 0 {
+            if read_whole(file, &mut target[head..head + size])? < size {
+                return Err(Fault::Detail(SHRANK));
+            }
+        } else {
+            // Files of the kernel's (/proc) say that they are empty and are not.
+            let room = (target.len() - head).min(self.inline_bytes_max);
+            size = read_whole(file, &mut target[head..head + room])?;
+            if size == room && room < self.inline_bytes_max {
+                return Ok(Step::Full);
+            }
+            if size == room {
+                return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
+            }
+            Record::encode_file_head(entry.name, &metadata, size, target).expect("it has been read there");
+        }
+        // What was empty twice has not changed.
+        if size > 0
+            && let Some(change) = change(stat, &fstat(file)?)
+        {
+            return Err(Fault::Detail(change));
+        }
+        self.counts.bytes += size as u64;
+        Ok(Step::Wrote(head + size))
+    }
+
+    fn symlink(&mut self, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+        let mut leads_to = [0; PATH_BYTES_MAX + 1];
+        let length = match readlinkat_raw(entry.at, entry.path, &mut leads_to[..]) {
+            Ok(length) if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
+            Ok(0) => return Err(Fault::Detail("leads nowhere")),
+            Ok(length) => length,
+            Err(Errno::INVAL) => return Err(REPLACED),
+            Err(error) => return Err(error.into()),
+        };
+        self.read_xattrs_by_name(entry)?;
+        let metadata = metadata(stat, &self.xattrs);
+        Ok(wrote(Record::Symlink { name: entry.name, metadata, target: &leads_to[..length] }.encode(target)))
+    }
+
+    fn special(&mut self, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+        if !self.options.specials {
+            return Ok(Step::Passed);
+        }
+        let (kind, device) = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Fifo => (Special::Fifo, 0),
+            FileType::Socket => (Special::Socket, 0),
+            FileType::CharacterDevice => (Special::Character, stat.st_rdev),
+            FileType::BlockDevice => (Special::Block, stat.st_rdev),
+            _ => return Err(Fault::Detail("is of a kind that is not known")),
+        };
+        self.read_xattrs_by_name(entry)?;
+        let metadata = metadata(stat, &self.xattrs);
+        let device = (major(device), minor(device));
+        Ok(wrote(Record::Special { name: entry.name, metadata, kind, device }.encode(target)))
+    }
+
+    /// Reads the attributes of what is not to be opened. The directory is named by its descriptor, and no link followed.
+    fn read_xattrs_by_name(&mut self, entry: &Entry<'_>) -> Result<(), Fault> {
+        if !self.options.xattrs {
+            return Ok(());
+        }
+        let mut path = match entry.at.as_raw_fd() {
+            at if at == CWD.as_raw_fd() => Vec::new(),
+            at => format!("/proc/self/fd/{at}/").into_bytes(),
+        };
+        path.extend(entry.path.to_bytes());
+        self.read_xattrs(|list| llistxattr(&path[..], list), |name, value| lgetxattr(&path[..], name, value))
+    }
+
+    /// Reads the attributes of an entry, if they are asked for: one call where there are none.
+    fn read_xattrs(
+        &mut self,
+        list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+        value: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
+    ) -> Result<(), Fault> {
+        self.xattrs.clear();
+        if !self.options.xattrs {
+            return Ok(());
+        }
+        self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
+        let (names, found) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
+        let length = match list(names) {
+            Ok(length) => length,
+            Err(Errno::OPNOTSUPP) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for name in names[..length].split_inclusive(|&byte| byte == 0) {
+            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
+            let length = match value(name, found) {
+                Ok(length) => length,
+                // It is gone, or is listed for others to read.
+                Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &found[..length]) {
+                return Err(Fault::Detail("has extended attributes that are too large"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrote(length: Option<usize>) -> Step {
+    length.map_or(Step::Full, Step::Wrote)
+}
+
+fn look_flags(follow: bool) -> AtFlags {
+    if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW }
+}
+
+fn metadata<'a>(stat: &Stat, xattrs: &'a [u8]) -> Metadata<'a> {
+    Metadata {
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
+        accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
+        xattrs: Xattrs::new(xattrs),
+    }
+}
+
+/// Whether a file has a hole. It is read from its beginning then.
+fn has_hole(file: &OwnedFd, size: u64) -> Result<bool, Errno> {
+    let hole = seek(file, SeekFrom::Hole(0));
+    seek(file, SeekFrom::Start(0))?;
+    Ok(hole.is_ok_and(|hole| hole < size))
+}
+
+/// Reads until `target` is full or the file ends; how much it was.
+fn read_whole(file: &OwnedFd, target: &mut [u8]) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < target.len() {
+        match read(file, &mut target[done..]) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Lets a test do something at a certain moment.
+#[cfg(test)]
+pub(super) mod hook {
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut(&[u8])>;
+
+    thread_local! {
+        static BEFORE_READ: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Has something done in this thread between the look at a small file and the reading of it; it is given the name.
+    pub(in crate::fs) fn set_before_read(hook: Option<Hook>) {
+        BEFORE_READ.set(hook);
+    }
+
+    pub(in crate::fs) fn before_read(name: &[u8]) {
+        BEFORE_READ.with_borrow_mut(|hook| hook.as_mut().map(|hook| hook(name)));
+    }
+}

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fgetxattr_query, fstat, f
 use rustix::io::Errno;
 
 use super::Shared;
-use crate::fs::metadata::{Applied, Current, DEFAULT_ACL, Handle, apply};
+use crate::fs::metadata::{Applied, Current, DEFAULT_ACL, Handle};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -26,8 +26,8 @@ pub(super) struct OpenDirectory {
     shared: Arc<Shared>,
     /// Entries made here get ACLs from it.
     pub gives_acl: bool,
-    /// This file system has no files without a name.
-    pub is_without_nameless: AtomicBool,
+    /// Files get a partial name here: there are none without, or older ones are in the way of linking.
+    pub wants_names: AtomicBool,
     /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
     pub new_owner: OnceLock<(u32, u32)>,
     /// None for the top: it belongs to whoever named it.
@@ -129,7 +129,7 @@ impl OpenDirectory {
             place: Arc::new(place),
             shared,
             gives_acl,
-            is_without_nameless: AtomicBool::new(false),
+            wants_names: AtomicBool::new(false),
             new_owner: OnceLock::new(),
             last,
         }
@@ -166,7 +166,7 @@ impl OpenDirectory {
         let options = &self.shared.options;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let handle = Handle::Open(self.fd.as_fd());
-            apply(handle, &last.metadata.borrow(), last.mode, options.keep, last.current)
+            self.shared.setter.apply(handle, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);
         if options.fsync {

@@ -18,7 +18,7 @@ use rustix::io::{Errno, pwrite};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
-use crate::fs::metadata::{Current, Handle, apply, itself};
+use crate::fs::metadata::{Current, Handle, itself};
 
 /// Ends the name of a regular file that may not be whole. It is locked as long as somebody writes to it.
 const PARTIAL: &str = "rd-part";
@@ -121,7 +121,7 @@ fn make_other(
         let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
         let mode = (kind != FileType::Symlink).then_some(mode);
         let current = Current::new(&stat, false);
-        let applied = apply(Handle::Path(fd.as_fd()), metadata, mode, keep, current);
+        let applied = shared.setter.apply(Handle::Path(fd.as_fd()), metadata, mode, current);
         renameat(&directory.fd, &beside, &directory.fd, name)?;
         shared.note(applied, directory, name);
         Ok(())
@@ -154,7 +154,7 @@ fn make_beside(directory: &OpenDirectory, beside: &str, make: impl Fn() -> Resul
 /// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
 pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
     match link_new(shared, fd, directory, name) {
-        Err(Errno::EXIST) => {}
+        Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
         done => return done,
     }
     let beside = name_beside(name, WHOLE);
@@ -203,13 +203,13 @@ impl Partial {
             return Self::in_place(directory, name);
         }
         let nameless =
-            may_be_nameless && shared.can_link_nameless.load(Relaxed) && !directory.is_without_nameless.load(Relaxed);
+            may_be_nameless && shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
         if nameless {
             let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
                 // EISDIR is what a kernel says that does not know the flag.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                    directory.is_without_nameless.store(true, Relaxed);
+                    directory.wants_names.store(true, Relaxed);
                 }
                 file => return Ok(Self { file: file?, way: Way::Nameless }),
             }
@@ -298,7 +298,7 @@ impl Partial {
             }
         };
         let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
-        let applied = apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), keep, current);
+        let applied = shared.setter.apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;
         }

@@ -77,7 +77,7 @@ impl Current {
 pub struct Applied {
     /// The first call that failed.
     pub error: Option<Errno>,
-    /// The file system has no such extended attributes.
+    /// The file system has no such extended attributes, or we may not set them although we are root.
     pub is_unsupported: bool,
 }
 
@@ -97,8 +97,8 @@ impl Setter {
 
     /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
     ///
-    /// Setuid and setgid are left out where owner or group are not the source's, or were not to be kept: they would lend
-    /// somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
+    /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
+    /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
     /// are that ACL's mask then, and the group may have less.
     pub fn apply(self, handle: Handle<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
         let Self { keep, is_root } = self;
@@ -124,7 +124,7 @@ impl Setter {
             lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
         }
         if let Some(mut mode) = mode {
-            if !keep.owner || owner != (metadata.uid, metadata.gid) {
+            if keep.mode && (!keep.owner || owner != (metadata.uid, metadata.gid)) {
                 mode &= !SET_IDS;
             }
             if lost_acl {
@@ -141,7 +141,11 @@ impl Setter {
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
             let done = match handle {
                 Handle::Open(fd) => futimens(fd, &times),
-                Handle::Path(fd) => utimensat(fd, "", &times, AtFlags::EMPTY_PATH),
+                Handle::Path(fd) => match utimensat(fd, "", &times, AtFlags::EMPTY_PATH) {
+                    // Kernels before 5.8 do not take it.
+                    Err(Errno::INVAL) => utimensat(CWD, itself(fd), &times, AtFlags::empty()),
+                    done => done,
+                },
             };
             applied.error = applied.error.or(done.err());
         }
@@ -177,7 +181,8 @@ fn set_xattrs(handle: Handle<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &m
         };
         if let Err(error) = done {
             lost_acl |= name == ACCESS_ACL;
-            if error == Errno::OPNOTSUPP {
+            // Root of a container may set few of the privileged ones; cp ignores that, too.
+            if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
                 applied.is_unsupported = true;
             } else {
                 applied.error = applied.error.or(Some(error));

@@ -95,24 +95,22 @@ impl OpenDirectory {
         let fd = openat(&parent.fd, name, OPEN, Mode::empty())?;
         let stat = fstat(&fd)?;
         let keep = shared.options.keep;
+        let was_closed = !is_new && Self::open_up(&fd, &stat)?;
         let mode = if keep.mode {
             Some(metadata.mode)
         } else if is_new {
-            // The group is inherited by a bit that mkdir has set, if it has.
+            // A group that is handed down is so by a bit that mkdir has set.
             Some(metadata.mode & 0o777 & !shared.umask | stat.st_mode & Mode::SGID.bits())
         } else {
-            Self::open_up(&fd, &stat)?.then_some(stat.st_mode & 0o7777)
+            was_closed.then_some(stat.st_mode & 0o7777)
         };
-        if !is_new && keep.mode {
-            Self::open_up(&fd, &stat)?;
-        }
         let current = Current::new(&stat, is_new && parent.gives_acl);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
         let place = Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() };
         Ok(Self::new(fd, place, Arc::clone(shared), Some(last)))
     }
 
-    /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it was needed.
+    /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it needed that.
     fn open_up(fd: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
         let user = rustix::process::geteuid();
         let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;

@@ -73,15 +73,10 @@ fn make_file(
     data: &[u8],
 ) -> Result<(), Errno> {
     let partial = Partial::create(shared, directory, name, true)?;
-    let done = write_all(&partial.file, data, 0).and_then(|()| partial.publish(shared, directory, name, metadata));
-    match done {
-        Ok(()) => shared.bytes.fetch_add(data.len() as u64, Relaxed),
-        Err(error) => {
-            partial.remove(directory);
-            return Err(error);
-        }
-    };
-    Ok(())
+    write_all(&partial.file, data, 0)
+        .and_then(|()| partial.publish(shared, directory, name, metadata))
+        .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
+        .inspect_err(|_| partial.remove(directory))
 }
 
 fn write_all(file: &OwnedFd, mut data: &[u8], mut position: u64) -> Result<(), Errno> {
@@ -110,7 +105,7 @@ fn make_other(
 ) -> Result<(), Errno> {
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || make(&beside))?;
-    let done = || {
+    let name_it = || {
         let fd = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
         // Whoever can write to the directory may have put another's file in its place, to have us give it away.
@@ -120,21 +115,13 @@ fn make_other(
         let keep = shared.options.keep;
         let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
         let mode = (kind != FileType::Symlink).then_some(mode);
-        let current = Current::new(&stat, false);
-        let applied = shared.setter.apply(Handle::Path(fd.as_fd()), metadata, mode, current);
+        let applied = shared.setter.apply(Handle::Path(fd.as_fd()), metadata, mode, Current::new(&stat, false));
         renameat(&directory.fd, &beside, &directory.fd, name)?;
+        shared.others.fetch_add(1, Relaxed);
         shared.note(applied, directory, name);
         Ok(())
     };
-    let done = done();
-    match done {
-        Ok(()) => shared.others.fetch_add(1, Relaxed),
-        Err(error) => {
-            let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
-            return Err(error);
-        }
-    };
-    Ok(())
+    name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
 }
 
 /// Calls `make`, which makes the name `beside`; what a killed transfer left under that name is removed.

@@ -273,7 +273,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             let parts_left = match source {
                 Source::File(file) => {
                     let parts = file.parts();
-                    shared.source = Some(Parts::File(file));
+                    shared.source = Some(Parts::File(Box::new(file)));
                     Some(parts)
                 }
                 Source::Tree(tree) => {

@@ -52,9 +52,9 @@ pub enum Job {
 /// A source that workers read.
 pub enum Parts {
     /// One file.
-    File(FileSource),
+    File(Box<FileSource>),
     /// A tree.
-    Tree(TreeSource),
+    Tree(Box<TreeSource>),
 }
 
 /// What the workers of one transfer share.

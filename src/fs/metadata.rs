@@ -77,61 +77,80 @@ impl Current {
 pub struct Applied {
     /// The first call that failed.
     pub error: Option<Errno>,
-    /// The file system has no such extended attributes.
+    /// The file system has no such extended attributes, or we may not set them although we are root.
     pub is_unsupported: bool,
 }
 
-/// Sets `metadata` as far as `keep` asks for it, and the permission bits `mode` (none on a symbolic link).
-///
-/// Setuid and setgid are left out where owner or group are not the source's, or were not to be kept: they would lend
-/// somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
-/// are that ACL's mask then, and the group may have less.
-pub fn apply(handle: Handle<'_>, metadata: &Metadata<'_>, mode: Option<u32>, keep: Keep, current: Current) -> Applied {
-    let mut applied = Applied::default();
-    let is_root = rustix::process::geteuid().is_root();
-    let mut owner = (current.uid, current.gid);
-    if keep.owner && is_root && owner != (metadata.uid, metadata.gid) {
-        match set_owner(handle, metadata) {
-            Ok(()) => owner = (metadata.uid, metadata.gid),
-            Err(error) => applied.error = Some(error),
-        }
+/// Sets metadata, as far as it was asked for and we may.
+#[derive(Clone, Copy, Debug)]
+pub struct Setter {
+    /// What is asked for.
+    pub keep: Keep,
+    is_root: bool,
+}
+
+impl Setter {
+    /// One for this process, whose rights are asked for once.
+    pub fn new(keep: Keep) -> Self {
+        Self { keep, is_root: rustix::process::geteuid().is_root() }
     }
-    let mut lost_acl = false;
-    if keep.xattrs {
-        if current.inherits_acl
-            && let Handle::Open(fd) = handle
-        {
-            // It may have none: then there is nothing to remove.
-            let _ = fremovexattr(fd, ACCESS_ACL);
-            let _ = fremovexattr(fd, DEFAULT_ACL);
+
+    /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
+    ///
+    /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
+    /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
+    /// are that ACL's mask then, and the group may have less.
+    pub fn apply(self, handle: Handle<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
+        let Self { keep, is_root } = self;
+        let mut applied = Applied::default();
+        let mut owner = (current.uid, current.gid);
+        if keep.owner && is_root && owner != (metadata.uid, metadata.gid) {
+            match set_owner(handle, metadata) {
+                Ok(()) => owner = (metadata.uid, metadata.gid),
+                Err(error) => applied.error = Some(error),
+            }
         }
-        lost_acl = set_xattrs(handle, metadata.xattrs, is_root, &mut applied);
-    } else {
-        lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
-    }
-    if let Some(mut mode) = mode {
-        if !keep.owner || owner != (metadata.uid, metadata.gid) {
-            mode &= !SET_IDS;
+        let mut lost_acl = false;
+        if keep.xattrs {
+            if current.inherits_acl
+                && let Handle::Open(fd) = handle
+            {
+                // It may have none: then there is nothing to remove.
+                let _ = fremovexattr(fd, ACCESS_ACL);
+                let _ = fremovexattr(fd, DEFAULT_ACL);
+            }
+            lost_acl = set_xattrs(handle, metadata.xattrs, is_root, &mut applied);
+        } else {
+            lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
         }
-        if lost_acl {
-            mode &= !0o070;
+        if let Some(mut mode) = mode {
+            if keep.mode && (!keep.owner || owner != (metadata.uid, metadata.gid)) {
+                mode &= !SET_IDS;
+            }
+            if lost_acl {
+                mode &= !0o070;
+            }
+            let done = match handle {
+                Handle::Open(fd) => fchmod(fd, Mode::from_raw_mode(mode)),
+                Handle::Path(fd) => chmodat(CWD, itself(fd), Mode::from_raw_mode(mode), AtFlags::empty()),
+            };
+            applied.error = applied.error.or(done.err());
         }
-        let done = match handle {
-            Handle::Open(fd) => fchmod(fd, Mode::from_raw_mode(mode)),
-            Handle::Path(fd) => chmodat(CWD, itself(fd), Mode::from_raw_mode(mode), AtFlags::empty()),
-        };
-        applied.error = applied.error.or(done.err());
+        if keep.times {
+            let times =
+                Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
+            let done = match handle {
+                Handle::Open(fd) => futimens(fd, &times),
+                Handle::Path(fd) => match utimensat(fd, "", &times, AtFlags::EMPTY_PATH) {
+                    // Kernels before 5.8 do not take it.
+                    Err(Errno::INVAL) => utimensat(CWD, itself(fd), &times, AtFlags::empty()),
+                    done => done,
+                },
+            };
+            applied.error = applied.error.or(done.err());
+        }
+        applied
     }
-    if keep.times {
-        let times =
-            Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
-        let done = match handle {
-            Handle::Open(fd) => futimens(fd, &times),
-            Handle::Path(fd) => utimensat(fd, "", &times, AtFlags::EMPTY_PATH),
-        };
-        applied.error = applied.error.or(done.err());
-    }
-    applied
 }
 
 fn set_owner(handle: Handle<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
@@ -162,7 +181,8 @@ fn set_xattrs(handle: Handle<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &m
         };
         if let Err(error) = done {
             lost_acl |= name == ACCESS_ACL;
-            if error == Errno::OPNOTSUPP {
+            // Root of a container may set few of the privileged ones; cp ignores that, too.
+            if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
                 applied.is_unsupported = true;
             } else {
                 applied.error = applied.error.or(Some(error));

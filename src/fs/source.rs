@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
 use rustix::io::{Errno, pread, read};
 
+use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact};
 
 /// How long a part that is not full waits for more from its stream, once something is in it.
@@ -24,10 +25,11 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 const PIPE_BYTES: usize = 1 << 20;
 
 /// Where a stream's bytes come from.
-#[derive(Debug)]
 pub enum Source {
     /// A regular file of known size.
     File(FileSource),
+    /// A tree, or several.
+    Tree(Box<TreeSource>),
     /// A pipe, socket, device, or a file whose size says nothing.
     Stream(StreamSource),
 }
@@ -96,7 +98,7 @@ impl Source {
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::File(file) => Some(file.size),
-            Self::Stream(_) => None,
+            Self::Tree(_) | Self::Stream(_) => None,
         }
     }
 }

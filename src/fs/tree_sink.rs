@@ -32,7 +32,7 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::{Order, Record, TreeError};
 use rustix::io::Errno;
 
-use super::metadata::{Applied, Keep};
+use super::metadata::{Applied, Keep, Setter};
 use super::{io_fact, plain_fact};
 use directory::{OpenDirectory, find_file};
 use entry::Large;
@@ -182,6 +182,7 @@ enum Job<C> {
 struct Shared {
     options: Options,
     answer: Answer,
+    setter: Setter,
     rename_root: Option<Vec<u8>>,
     /// Bits that new entries do not get where mode is not kept.
     umask: u32,
@@ -298,6 +299,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
+            setter: Setter::new(options.keep),
             umask: if options.keep.mode { 0 } else { super::sink::umask().bits() },
             options,
             answer,

@@ -13,15 +13,17 @@
 //! * The last part holds records, and nothing is being read when it is made.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::OPEN_MAX;
+use rd_proto::tree::{OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::hash_range;
 use super::source::{Part, check_unchanged, read_at};
 use super::walk::{Counts, FACTS_MAX, Finished, LargeFile, Options, Root, Standing, Walk};
 
@@ -68,12 +70,31 @@ struct Reading {
     in_flight: usize,
     data_bytes: u64,
     failure: Option<IoFact>,
+    have: Have,
+    /// Ranges that the receiver has, but not the same.
+    again: Vec<Range<u64>>,
+}
+
+/// What the receiver has of a file already.
+enum Have {
+    /// It has not said. Nothing of the file is read before.
+    Awaited,
+    /// A hash for each granule of which it has data.
+    Told { granule_bytes: u64, hashes: Vec<Option<[u8; 16]>> },
+}
+
+/// A range of a large file.
+enum Piece {
+    /// To be read and sent.
+    Send { position: u64, length: usize },
+    /// To be read and compared, and sent only if it differs.
+    Compare { range: Range<u64>, hash: [u8; 16] },
 }
 
 /// What a worker is to do next.
 enum Task {
     Walk(Box<Walk>),
-    Read { file: Arc<LargeFile>, position: u64, length: usize },
+    Read(Arc<LargeFile>, Piece),
     Finish(Reading),
 }
 
@@ -112,7 +133,12 @@ impl TreeSource {
                         return Some(part);
                     }
                 }
-                Task::Read { file, position, length } => {
+                Task::Read(file, Piece::Compare { range, hash }) => {
+                    let length = range.end - range.start;
+                    let is_same = hash_range(&file.file, range.start, length, target).is_ok_and(|ours| ours == hash);
+                    self.compared(&file, range, is_same);
+                }
+                Task::Read(file, Piece::Send { position, length }) => {
                     let outcome = read_at(&file.file, &file.path, position, &mut target[..length]);
                     if let Some(part) = self.account(&file, position, length, outcome) {
                         return Some(part);
@@ -120,6 +146,19 @@ impl TreeSource {
                 }
                 Task::Finish(reading) => self.finish(reading),
             }
+        }
+    }
+
+    /// Takes what the receiver has of a large file that awaits it. The file's number, the bytes of a granule, and the
+    /// hashes of the granules are as the peer sent them.
+    pub fn handle_have(&self, item: u32, granule_bytes: u64, hashes: Vec<Option<[u8; 16]>>) {
+        let mut shared = self.shared();
+        let Some(reading) = shared.files.get_mut(&item) else { return };
+        // Told twice where a lane was lost meanwhile.
+        if matches!(reading.have, Have::Awaited) {
+            reading.have = Have::Told { granule_bytes: granule_bytes.max(1), hashes };
+            shared.ready.push_back(item);
+            self.changed.notify_all();
         }
     }
 
@@ -181,9 +220,15 @@ impl TreeSource {
         shared.facts.extend(filled.facts.into_iter().take(room));
         for file in filled.opened {
             let item = file.item;
-            shared.ready.push_back(item);
+            let have = if Record::awaits_have(file.stat.st_size as u64, file.is_sparse) {
+                Have::Awaited
+            } else {
+                shared.ready.push_back(item);
+                Have::Told { granule_bytes: 1, hashes: Vec::new() }
+            };
             let file = Arc::new(file);
-            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes: 0, failure: None };
+            let (data_bytes, failure, again) = (0, None, Vec::new());
+            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes, failure, have, again };
             shared.files.insert(item, reading);
         }
         let is_final = filled.standing == Standing::Ended;
@@ -219,6 +264,28 @@ impl TreeSource {
             self.finish(reading);
         }
         part
+    }
+
+    /// Accounts for a range that was compared.
+    fn compared(&self, file: &LargeFile, range: Range<u64>, is_same: bool) {
+        let mut guard = self.shared();
+        let shared = &mut *guard;
+        let reading = shared.files.get_mut(&file.item).expect("it is being read");
+        reading.in_flight -= 1;
+        if is_same {
+            shared.counts.kept_bytes += range.end - range.start;
+        } else {
+            reading.again.push(range);
+            if !shared.ready.contains(&file.item) {
+                shared.ready.push_back(file.item);
+            }
+        }
+        let done = shared.take_done(file.item);
+        drop(guard);
+        self.changed.notify_all();
+        if let Some(reading) = done {
+            self.finish(reading);
+        }
     }
 
     /// Looks at a file of which all has been read once more, and has its end recorded.
@@ -258,9 +325,9 @@ impl Shared {
     fn next_read(&mut self, part_bytes: usize) -> Option<Task> {
         while let Some(&item) = self.ready.front() {
             let reading = self.files.get_mut(&item).expect("it is being read");
-            if let Some((position, length)) = reading.next_range(part_bytes) {
+            if let Some(piece) = reading.next_piece(part_bytes) {
                 reading.in_flight += 1;
-                return Some(Task::Read { file: Arc::clone(&reading.file), position, length });
+                return Some(Task::Read(Arc::clone(&reading.file), piece));
             }
             self.ready.pop_front();
             if let Some(reading) = self.take_done(item) {
@@ -283,15 +350,26 @@ impl Shared {
 
 impl Reading {
     fn is_given_out(&self) -> bool {
-        self.failure.is_some() || self.next >= self.file.stat.st_size as u64
+        self.failure.is_some() || self.next >= self.file.stat.st_size as u64 && self.again.is_empty()
     }
 
-    /// Where the next part begins and how long it is.
+    /// The next range, and what is to be done with it.
     ///
     /// Asks the system where data is, with the lock held: other workers wait for that, but only where a file may have
     /// holes, and the answer does not take reading any of it.
-    fn next_range(&mut self, part_bytes: usize) -> Option<(u64, usize)> {
+    fn next_piece(&mut self, part_bytes: usize) -> Option<Piece> {
         let size = self.file.stat.st_size as u64;
+        if self.failure.is_none()
+            && let Some(range) = self.again.last_mut()
+        {
+            let position = range.start;
+            let length = (range.end - position).min(part_bytes as u64);
+            range.start += length;
+            if range.is_empty() {
+                self.again.pop();
+            }
+            return Some(Piece::Send { position, length: length as usize });
+        }
         if self.next == self.data_end && !self.is_given_out() {
             (self.next, self.data_end) =
                 if self.file.is_sparse { data_from(&self.file.file, self.next, size) } else { (0, size) };
@@ -300,9 +378,21 @@ impl Reading {
             return None;
         }
         let position = self.next;
-        let length = (self.data_end - position).min(part_bytes as u64);
+        let mut length = (self.data_end - position).min(part_bytes as u64);
+        if let Have::Told { granule_bytes, hashes } = &self.have
+            && !hashes.is_empty()
+        {
+            let number = position / granule_bytes;
+            let end = (number + 1).saturating_mul(*granule_bytes).min(size);
+            let hash = usize::try_from(number).ok().and_then(|number| hashes.get(number).copied().flatten());
+            if let Some(hash) = hash.filter(|_| position.is_multiple_of(*granule_bytes)) {
+                self.next = end;
+                return Some(Piece::Compare { range: position..end, hash });
+            }
+            length = length.min(end - position);
+        }
         self.next += length;
-        Some((position, length as usize))
+        Some(Piece::Send { position, length: length as usize })
     }
 }
 

@@ -122,6 +122,8 @@ pub struct Counts {
     pub entries: u64,
     /// Data of files, in bytes.
     pub bytes: u64,
+    /// Data that was not sent since the receiver had it, in bytes.
+    pub kept_bytes: u64,
     /// Entries that were not sent, or not intact.
     pub failures: u64,
 }
@@ -519,8 +521,16 @@ impl Recorder {
         } else {
             let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
             let metadata = metadata(&stat, &self.xattrs);
-            let step =
-                wrote(Record::Large { name: entry.name, metadata, item, size: stat.st_size as u64 }.encode(target));
+            let step = wrote(
+                Record::Large {
+                    name: entry.name,
+                    metadata,
+                    item,
+                    size: stat.st_size as u64,
+                    is_sparse: may_have_holes,
+                }
+                .encode(target),
+            );
             if let Step::Wrote(_) = step {
                 self.items = item;
                 self.open.insert(item, Open { links: inode, names: 0 });

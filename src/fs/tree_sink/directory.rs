@@ -9,7 +9,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fgetxattr_query, fstat, f
 use rustix::io::Errno;
 
 use super::Shared;
-use crate::fs::metadata::{Applied, Current, DEFAULT_ACL, Handle, apply};
+use crate::fs::metadata::{Applied, Current, DEFAULT_ACL, Handle};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -25,8 +25,8 @@ pub(super) struct OpenDirectory {
     shared: Arc<Shared>,
     /// Entries made here get ACLs from it.
     pub gives_acl: bool,
-    /// This file system has no files without a name.
-    pub is_without_nameless: AtomicBool,
+    /// Files get a partial name here: there are none without, or older ones are in the way of linking.
+    pub wants_names: AtomicBool,
     /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
     pub new_owner: OnceLock<(u32, u32)>,
     /// None for the top: it belongs to whoever named it.
@@ -91,24 +91,22 @@ impl OpenDirectory {
         let fd = openat(&parent.fd, name, OPEN, Mode::empty())?;
         let stat = fstat(&fd)?;
         let keep = shared.options.keep;
+        let was_closed = !is_new && Self::open_up(&fd, &stat)?;
         let mode = if keep.mode {
             Some(metadata.mode)
         } else if is_new {
-            // The group is inherited by a bit that mkdir has set, if it has.
+            // A group that is handed down is so by a bit that mkdir has set.
             Some(metadata.mode & 0o777 & !shared.umask | stat.st_mode & Mode::SGID.bits())
         } else {
-            Self::open_up(&fd, &stat)?.then_some(stat.st_mode & 0o7777)
+            was_closed.then_some(stat.st_mode & 0o7777)
         };
-        if !is_new && keep.mode {
-            Self::open_up(&fd, &stat)?;
-        }
         let current = Current::new(&stat, is_new && parent.gives_acl);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
         let place = Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() };
         Ok(Self::new(fd, place, Arc::clone(shared), Some(last)))
     }
 
-    /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it was needed.
+    /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it needed that.
     fn open_up(fd: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
         let user = rustix::process::geteuid();
         let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
@@ -125,7 +123,7 @@ impl OpenDirectory {
             place: Arc::new(place),
             shared,
             gives_acl,
-            is_without_nameless: AtomicBool::new(false),
+            wants_names: AtomicBool::new(false),
             new_owner: OnceLock::new(),
             last,
         }
@@ -162,7 +160,7 @@ impl OpenDirectory {
         let options = &self.shared.options;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let handle = Handle::Open(self.fd.as_fd());
-            apply(handle, &last.metadata.borrow(), last.mode, options.keep, last.current)
+            self.shared.setter.apply(handle, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);
         if options.fsync {

@@ -19,7 +19,7 @@ use rustix::io::{Errno, pwrite};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
-use crate::fs::metadata::{Current, Handle, apply, itself};
+use crate::fs::metadata::{Current, Handle, itself};
 use crate::fs::{HASH_READ_BYTES, hash_range};
 
 /// Ends the name of a regular file that may not be whole. It is locked as long as somebody writes to it.
@@ -82,15 +82,10 @@ fn make_file(
     data: &[u8],
 ) -> Result<(), Errno> {
     let partial = Partial::create(shared, directory, name)?;
-    let done = write_all(&partial.file, data, 0).and_then(|()| partial.publish(shared, directory, name, metadata));
-    match done {
-        Ok(()) => shared.bytes.fetch_add(data.len() as u64, Relaxed),
-        Err(error) => {
-            partial.remove(directory);
-            return Err(error);
-        }
-    };
-    Ok(())
+    write_all(&partial.file, data, 0)
+        .and_then(|()| partial.publish(shared, directory, name, metadata))
+        .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
+        .inspect_err(|_| partial.remove(directory))
 }
 
 fn write_all(file: &OwnedFd, mut data: &[u8], mut position: u64) -> Result<(), Errno> {
@@ -119,7 +114,7 @@ fn make_other(
 ) -> Result<(), Errno> {
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || make(&beside))?;
-    let done = || {
+    let name_it = || {
         let fd = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
         // Whoever can write to the directory may have put another's file in its place, to have us give it away.
@@ -129,21 +124,13 @@ fn make_other(
         let keep = shared.options.keep;
         let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
         let mode = (kind != FileType::Symlink).then_some(mode);
-        let current = Current::new(&stat, false);
-        let applied = apply(Handle::Path(fd.as_fd()), metadata, mode, keep, current);
+        let applied = shared.setter.apply(Handle::Path(fd.as_fd()), metadata, mode, Current::new(&stat, false));
         renameat(&directory.fd, &beside, &directory.fd, name)?;
+        shared.others.fetch_add(1, Relaxed);
         shared.note(applied, directory, name);
         Ok(())
     };
-    let done = done();
-    match done {
-        Ok(()) => shared.others.fetch_add(1, Relaxed),
-        Err(error) => {
-            let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
-            return Err(error);
-        }
-    };
-    Ok(())
+    name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
 }
 
 /// Calls `make`, which makes the name `beside`; what a killed transfer left under that name is removed.
@@ -163,7 +150,7 @@ fn make_beside(directory: &OpenDirectory, beside: &str, make: impl Fn() -> Resul
 /// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
 pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
     match link_new(shared, fd, directory, name) {
-        Err(Errno::EXIST) => {}
+        Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
         done => return done,
     }
     let beside = name_beside(name, WHOLE);
@@ -212,13 +199,13 @@ impl Partial {
         if shared.options.in_place {
             return Self::in_place(directory, name);
         }
-        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.is_without_nameless.load(Relaxed);
+        let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
         if nameless {
             let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
                 // EISDIR is what a kernel says that does not know the flag.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                    directory.is_without_nameless.store(true, Relaxed);
+                    directory.wants_names.store(true, Relaxed);
                 }
                 file => return Ok(Self { file: file?, way: Way::Nameless }),
             }
@@ -329,7 +316,7 @@ impl Partial {
             }
         };
         let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
-        let applied = apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), keep, current);
+        let applied = shared.setter.apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;
         }
@@ -485,7 +472,8 @@ impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
         // Where the transfer itself has been given up, the next one can go on with a large file.
-        if !is_published && !(self.is_lasting && self.shared.is_stopped.load(Acquire)) {
+        let is_kept = self.is_lasting && self.shared.is_stopped.load(Acquire);
+        if !is_published && !is_kept {
             self.partial.remove(&self.directory);
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {

@@ -1,0 +1,207 @@
+//! A sender, or another process of the host, that wants something changed outside of the destination.
+
+use rd_proto::tree::{DEPTH_MAX, fuzz};
+
+use super::*;
+
+#[test]
+fn what_cannot_be_a_tree_is_refused() {
+    let (data, order) = (|text| Refused::Data(text), Refused::Tree);
+    let intact_end = [closed(1, 4), END];
+    type Step<'a> = (u32, u64, Vec<Record<'a>>, &'a [u8]);
+    let records = |records: &[Record<'static>]| -> Step<'static> { (0, 0, records.to_vec(), b"") };
+    let range = |item, position, bytes| -> Step<'static> { (item, position, Vec::new(), bytes) };
+    let too_much = data("more data of a file than announced");
+    let cases = [
+        (vec![records(&[file(b"a", b""), file(b"a", b"")])], order(TreeError::Order)),
+        (vec![records(&[file(b"b", b"")]), records(&[file(b"a", b"")])], order(TreeError::Order)),
+        (vec![records(&[Record::Leave])], order(TreeError::Depth)),
+        (vec![records(&vec![directory(b"d"); DEPTH_MAX + 1])], order(TreeError::Depth)),
+        (vec![records(&[END, file(b"a", b"")])], order(TreeError::End)),
+        (vec![records(&[file(b"a", b"")])], data("the tree has no end")),
+        (vec![records(&[directory(b"a"), END])], order(TreeError::Depth)),
+        (vec![records(&[large(b"a", 1, 4), closed(1, 4), closed(1, 4)])], order(TreeError::Item)),
+        (vec![records(&[large(b"a", 1, 4), END])], order(TreeError::Item)),
+        (vec![range(1, 0, b"data")], data("data of a file that is not open")),
+        (vec![records(&[large(b"a", 1, 4)]), range(2, 0, b"data")], data("data of a file that is not open")),
+        (vec![records(&[large(b"a", 1, 4)]), range(1, 1, b"data")], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4)]), range(1, u64::MAX, b"data")], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4)]), range(1, 0, b"data"), range(1, 0, b"d")], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4), closed(1, 1)]), range(1, 0, b"da")], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4)]), range(1, 0, b"data"), records(&[closed(1, 3)])], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4), closed(1, 5)])], too_much.clone()),
+        (vec![records(&[large(b"a", 1, 4)]), records(&intact_end)], data("data of a large file is missing")),
+        (
+            vec![records(&[large(b"a", 1, 4)]), range(1, 0, b"data"), records(&intact_end), range(1, 0, b"d")],
+            data("data of a file that is not open"),
+        ),
+    ];
+    for (steps, error) in cases {
+        let scratch = Scratch::new();
+        let mut sink = scratch.sink(Options::default());
+        let outcome = steps
+            .iter()
+            .try_for_each(|(item, position, records, bytes)| {
+                let bytes = if *item == 0 { chunk(records) } else { Arc::new(bytes.to_vec()) };
+                sink.push(*item, *position, bytes)
+            })
+            .and_then(|()| sink.finish().map(|_| ()));
+        assert_eq!(outcome, Err(error));
+        sink.discard();
+        scratch.no_temporaries();
+        scratch.outside_is_unchanged();
+    }
+    let scratch = Scratch::new();
+    let mut sink = scratch.sink(Options::default());
+    assert_eq!(sink.push(0, 0, Arc::new(vec![77])), Err(order(TreeError::Kind(77))));
+}
+
+#[test]
+fn nothing_is_written_through_a_link() {
+    let scratch = Scratch::new();
+    let outside = scratch.outside();
+    let target = outside.as_os_str().as_bytes();
+    symlink(&outside, scratch.dst().join("b")).expect("a link");
+    let mut sink = scratch.sink(Options::default());
+    let records = [
+        link(b"a", target),
+        directory(b"b"),
+        file(b"file", b"ours"),
+        large(b"large", 1, 4),
+        directory(b"more"),
+        file(b"x", b"x"),
+        Record::Leave,
+        Record::HardLink { name: b"z", first: b"b/file" },
+        Record::Leave,
+        Record::HardLink { name: b"c", first: b"a/file" },
+        Record::HardLink { name: b"d", first: b"b/file" },
+        closed(1, 4),
+        END,
+    ];
+    sink.push(0, 0, chunk(&records)).expect("taken");
+    sink.push(1, 0, Arc::new(b"data".to_vec())).expect("taken and dropped");
+    let report = sink.finish().expect("whole");
+    assert_eq!(errnos(&report), [Errno::NOTDIR, Errno::NOTDIR, Errno::NOENT]);
+    assert_eq!(report.failures[0].path, scratch.dst().join("b").as_os_str().as_bytes());
+    assert_eq!((report.skipped, report.files, report.others), (5, 0, 1));
+    scratch.outside_is_unchanged();
+    assert_eq!(fs::read_link(scratch.dst().join("b")).expect("still a link"), outside);
+}
+
+#[test]
+fn hard_links_lead_to_regular_files_only() {
+    let scratch = Scratch::new();
+    let target = scratch.outside().join("file");
+    let records = [
+        directory(b"d"),
+        Record::Leave,
+        link(b"l", target.as_os_str().as_bytes()),
+        Record::HardLink { name: b"m", first: b"d" },
+        Record::HardLink { name: b"n", first: b"l" },
+        Record::HardLink { name: b"o", first: b"absent" },
+        END,
+    ];
+    let report = scratch.run(Options::default(), &records).expect("whole");
+    assert_eq!(errnos(&report), [Errno::INVAL, Errno::INVAL, Errno::NOENT]);
+    scratch.outside_is_unchanged();
+}
+
+/// The names beside `name`, as somebody may have planted them.
+fn beside(scratch: &Scratch, name: &str) -> [PathBuf; 2] {
+    let hash = blake3::hash(name.as_bytes()).to_hex();
+    ["rd-part", "rd-link"].map(|ending| scratch.dst().join(format!(".{}.{ending}", &hash[..32])))
+}
+
+#[test]
+fn what_is_planted_under_a_partial_name_is_not_written_to() {
+    let plants: [fn(&Path, &Path); 4] = [
+        |target, name| symlink(target, name).expect("a link"),
+        |target, name| fs::hard_link(target, name).expect("a link"),
+        |_, name| fs::write(name, "left by a killed transfer").expect("a file"),
+        |_, name| assert!(Command::new("mkfifo").arg(name).status().expect("mkfifo").success()),
+    ];
+    for plant in plants {
+        let scratch = Scratch::new();
+        for name in ["file", "large", "link", "hard"] {
+            fs::write(scratch.dst().join(name), "old").expect("a file");
+            beside(&scratch, name).iter().for_each(|path| plant(&scratch.outside().join("file"), path));
+        }
+        let records = [
+            file(b"file", b"new"),
+            Record::HardLink { name: b"hard", first: b"file" },
+            large(b"large", 1, 0),
+            link(b"link", b"target"),
+            closed(1, 0),
+            END,
+        ];
+        let report = scratch.run(Options::default(), &records).expect("whole");
+        assert_eq!(report.failures, []);
+        for name in ["file", "hard"] {
+            assert_eq!(fs::read(scratch.dst().join(name)).expect("readable"), b"new");
+            // A new file is published without a name beside where it can be.
+            let _ = fs::remove_file(&beside(&scratch, name)[0]);
+        }
+        let _ = fs::remove_file(&beside(&scratch, "link")[0]);
+        let _ = fs::remove_file(&beside(&scratch, "large")[1]);
+        scratch.no_temporaries();
+        scratch.outside_is_unchanged();
+    }
+}
+
+#[test]
+fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
+    let scratch = Scratch::new();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (real, hidden, other) = (scratch.dst().join("d"), scratch.0.join("hidden"), scratch.0.join("link"));
+            symlink(scratch.outside(), &other).expect("a link");
+            while !is_over.load(Relaxed) {
+                // Directory away and link in its place; then back.
+                if fs::rename(&real, &hidden).is_ok() {
+                    let _ = fs::rename(&other, &real);
+                    let _ = fs::rename(&real, &other);
+                    let _ = fs::remove_dir_all(&real);
+                    let _ = fs::rename(&hidden, &real);
+                }
+            }
+        });
+        let names: Vec<String> = (0..50).map(|number| format!("f{number:02}")).collect();
+        let mut records = vec![directory(b"d"), file(b"file", b"ours")];
+        records.push(Record::HardLink { name: b"file2", first: b"d/file" });
+        records.push(Record::Directory { name: b"inner", metadata: META });
+        records.extend(names.iter().map(|name| file(name.as_bytes(), b"ours")));
+        records.extend([Record::Leave, link(b"s", b"t"), Record::Leave]);
+        records.extend([Record::HardLink { name: b"z", first: b"d/file" }, END]);
+        let start = Instant::now();
+        let mut rounds = 0;
+        while start.elapsed().as_millis() < 500 {
+            // Entries may fail; what counts is where none is.
+            scratch.run(Options { threads: 2, ..Options::default() }, &records).expect("whole");
+            rounds += 1;
+        }
+        is_over.store(true, Relaxed);
+        assert!(rounds > 1);
+    });
+    scratch.outside_is_unchanged();
+}
+
+#[test]
+fn a_stream_with_any_byte_changed_harms_nothing() {
+    let mut records = fuzz::samples();
+    records.retain(|record| !matches!(record, Record::Large { .. } | Record::Closed { .. }));
+    let good = chunk(&records);
+    let scratch = Scratch::new();
+    // No device nodes with numbers that nobody chose.
+    let keep = Keep { specials: false, ..Keep::default() };
+    for at in 0..good.len() {
+        for mask in [1, 0x80, 0xff] {
+            let mut bad = good.to_vec();
+            bad[at] ^= mask;
+            let mut sink = scratch.sink(Options { keep, threads: 1, ..Options::default() });
+            let _ = sink.push(0, 0, Arc::new(bad)).and_then(|()| sink.finish().map(|_| ()));
+        }
+    }
+    scratch.no_temporaries();
+    scratch.outside_is_unchanged();
+}

@@ -1,7 +1,7 @@
 //! What every transport must do, as one suite that is run unchanged over each: memory, TCP on loopback, and RDMA where
 //! `RD_TESTBED` (rxe or siw) says that there is a device. A new transport is a [`fabric::Fabric`] more.
 //!
-//! The cases of `lane` look at a pair of lanes alone; those of `session` run whole transfers over them, with
+//! The cases of `lane` look at a pair of lanes alone; those of `session` and `tree` run whole transfers over them, with
 //! [`script::Script`] losing, silencing and damaging lanes in the same way whatever they are made of. Every case is a
 //! test `TRANSPORT::CASE`, so that what cannot run here is counted as ignored. `tests/planted` shows, for each case, a
 //! defect that makes it fail.
@@ -10,6 +10,7 @@ mod fabric;
 mod lane;
 mod script;
 mod session;
+mod tree;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
     }
     let mut trials = Vec::new();
     for fabric in fabrics {
-        for &(name, case) in lane::CASES.iter().chain(session::CASES) {
+        for &(name, case) in lane::CASES.iter().chain(session::CASES).chain(tree::CASES) {
             let (fabric, here) = (Arc::clone(&fabric), fabric.is_here());
             let name = format!("{}::{name}", fabric.name());
             let trial = Trial::test(name, move || {

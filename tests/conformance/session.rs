@@ -47,7 +47,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("encrypted_or_not", encrypted_or_not),
 ];
 
-const CHUNK_BYTES: usize = 64 << 10;
+pub const CHUNK_BYTES: usize = 64 << 10;
 
 /// The longest that any transfer here may take.
 const RUN_MAX: Duration = Duration::from_secs(90);
@@ -59,23 +59,25 @@ const ABORT_MAX: Duration = Duration::from_secs(2);
 const DONE_BYTES: usize = 49 + 16;
 const FINISHED_BYTES: usize = 9 + 16;
 
-const SENDER: usize = 0;
-const RECEIVER: usize = 1;
+pub const SENDER: usize = 0;
+pub const RECEIVER: usize = 1;
 
 /// How a session is set up.
-struct Plan {
-    agreed: Agreed,
+pub struct Plan {
+    pub agreed: Agreed,
     /// What lanes below [`RDMA_LANE_FIRST`] are made of, and those from there on.
     low: Arc<dyn Fabric>,
     high: Option<Arc<dyn Fabric>>,
     /// Buffers of the sender and of the receiver.
     buffers: [u32; 2],
     dialer: usize,
-    script: Script,
+    /// Bytes a second that are read at most.
+    pub bwlimit: Option<u64>,
+    pub script: Script,
 }
 
 impl Plan {
-    fn new(fabric: &Arc<dyn Fabric>) -> Self {
+    pub fn new(fabric: &Arc<dyn Fabric>) -> Self {
         let agreed = Agreed {
             policy: Policy::Tcp,
             try_rdma: false,
@@ -87,7 +89,7 @@ impl Plan {
             reconnect: Duration::from_secs(20),
         };
         let low = Arc::clone(fabric);
-        Self { agreed, low, high: None, buffers: [16, 16], dialer: SENDER, script: Script::default() }
+        Self { agreed, low, high: None, buffers: [16, 16], dialer: SENDER, bwlimit: None, script: Script::default() }
     }
 
     /// The transport under test in RDMA's place, another one to fall back on.
@@ -99,6 +101,11 @@ impl Plan {
     }
 
     fn start(self, source: Source, sink: Work) -> Session {
+        self.start_with(source, |_| sink)
+    }
+
+    /// `sink` is given what reaches the receiver's loop.
+    pub fn start_with(self, source: Source, sink: impl FnOnce(&Post<Event>) -> Work) -> Session {
         let (sender_side, sender_buffers) = Side::new(self.buffers[SENDER], CHUNK_BYTES);
         let (receiver_side, receiver_buffers) = Side::new(self.buffers[RECEIVER], CHUNK_BYTES);
         let (posts, queues): (Vec<_>, Vec<_>) = [unbounded(), unbounded()].into_iter().unzip();
@@ -125,7 +132,7 @@ impl Plan {
         .expect("the first lane");
         let notices = Arc::new(Mutex::new(Vec::new()));
         let progress: [Arc<AtomicU64>; 2] = Default::default();
-        let works = [Work::Send(source), sink];
+        let works = [Work::Send(source), sink(&posts[RECEIVER])];
         let mut results = Vec::new();
         let each = works.into_iter().zip(queues).zip([sender_buffers, receiver_buffers]).zip(pools);
         for (end, (((work, events), buffers), pool)) in each.enumerate() {
@@ -143,7 +150,7 @@ impl Plan {
                     events,
                     post,
                     compress: CompressMode::Off,
-                    bwlimit: None,
+                    bwlimit: self.bwlimit,
                     monitor: Box::new(watch),
                 };
                 let _ = tell.send((run(transfer, work).expect("threads"), Instant::now()));
@@ -155,24 +162,24 @@ impl Plan {
 }
 
 /// A session that runs.
-struct Session {
-    posts: Vec<Post<Event>>,
+pub struct Session {
+    pub posts: Vec<Post<Event>>,
     results: Vec<mpsc::Receiver<(Summary, Instant)>>,
     notices: Arc<Mutex<Vec<(usize, Notice)>>>,
-    progress: [Arc<AtomicU64>; 2],
+    pub progress: [Arc<AtomicU64>; 2],
     script: Arc<Script>,
 }
 
 /// What came of it.
-struct Ended {
-    summaries: [Summary; 2],
+pub struct Ended {
+    pub summaries: [Summary; 2],
     at: [Instant; 2],
     notices: Vec<(usize, Notice)>,
     script: Arc<Script>,
 }
 
 impl Session {
-    fn end(self) -> Ended {
+    pub fn end(self) -> Ended {
         let deadline = Instant::now() + RUN_MAX;
         let mut ended = self.results.iter().enumerate().map(|(end, result)| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -186,7 +193,7 @@ impl Session {
 }
 
 impl Ended {
-    fn outcomes(&self) -> [&Outcome; 2] {
+    pub fn outcomes(&self) -> [&Outcome; 2] {
         [&self.summaries[SENDER].outcome, &self.summaries[RECEIVER].outcome]
     }
 
@@ -208,7 +215,7 @@ impl Ended {
     }
 
     #[track_caller]
-    fn a_lane_was_lost(&self) {
+    pub fn a_lane_was_lost(&self) {
         assert!(self.script.fired(), "the fault never came");
         let [sender, receiver] = self.counters();
         assert!(sender.retries >= 1 && receiver.retries >= 1 && sender.replayed >= 1, "{sender:?} {receiver:?}");
@@ -321,7 +328,7 @@ fn first_handshake() -> (SessionId, SessionSecret, [ControlChannel; 2]) {
 // Sources and sinks.
 
 /// Bytes that repeat nowhere near a chunk's length.
-fn data(bytes: usize) -> Vec<u8> {
+pub fn data(bytes: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut data = Vec::with_capacity(bytes + 8);
     while data.len() < bytes {

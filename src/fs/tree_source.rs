@@ -165,12 +165,12 @@ impl TreeSource {
     }
 
     fn walk(&self, mut walk: Box<Walk>, target: &mut [u8]) -> Option<Part> {
-        let mut finished = {
+        let finished = {
             let mut shared = self.shared();
             shared.finished_bytes = 0;
             std::mem::take(&mut shared.finished)
         };
-        let filled = walk.fill(target, &mut finished, &self.cancelled);
+        let filled = walk.fill(target, finished, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
         shared.standing = filled.standing;

@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{
@@ -45,6 +46,10 @@ pub const FACTS_MAX: usize = 1000;
 /// Memory for what hard links need, in bytes, roughly. A file with several names that would exceed it is sent in full
 /// for each of its names, rather than refused.
 pub const LINKS_BYTES_MAX: usize = 48 << 20;
+
+/// How long an announced large file waits for its chunk to fill: others have nothing to read until it goes out, and
+/// small files may come slowly from a disk.
+const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
 
 /// Directory entries are asked for in blocks of so many bytes.
 const ENTRIES_BYTES: usize = 256 << 10;
@@ -129,7 +134,7 @@ pub struct Counts {
 /// Why a chunk has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is full.
+    /// It is full, or should not wait until it is.
     Going,
     /// Another large file may be announced only when one of those has finished.
     AtLimit,
@@ -212,8 +217,8 @@ impl Walk {
 
     /// Puts the next records into `target`, those of large files that have `finished` first. Ends early, perhaps with
     /// nothing, where it would have to wait, and when it is `cancelled`.
-    pub fn fill(&mut self, target: &mut [u8], finished: &mut Vec<Finished>, cancelled: &AtomicBool) -> Filled {
-        self.finished.extend(finished.drain(..));
+    pub fn fill(&mut self, target: &mut [u8], finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
+        self.finished.extend(finished);
         let mut length = 0;
         let standing = self.fill_until(target, &mut length, cancelled);
         let recorder = &mut self.recorder;
@@ -236,7 +241,12 @@ impl Walk {
                 self.recorder.close(finished);
             }
         }
+        let mut announced = None;
         while !cancelled.load(Ordering::Relaxed) {
+            let is_waited_for = !self.recorder.opened.is_empty();
+            if is_waited_for && announced.get_or_insert_with(Instant::now).elapsed() >= ANNOUNCE_MAX {
+                return Standing::Going;
+            }
             match self.step(&mut target[*length..], *length == 0) {
                 Step::Wrote(count) => *length += count,
                 Step::Passed => {}
@@ -627,7 +637,8 @@ impl Recorder {
         let (names, found) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
         let length = match list(names) {
             Ok(length) => length,
-            Err(Errno::OPNOTSUPP) => 0,
+            // There is no /proc to name the directory by; links and FIFOs hardly ever have any.
+            Err(Errno::OPNOTSUPP | Errno::NOENT) => 0,
             Err(error) => return Err(error.into()),
         };
         for name in names[..length].split_inclusive(|&byte| byte == 0) {

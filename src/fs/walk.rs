@@ -29,7 +29,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, read};
 
-use self::links::Links;
+use self::links::{Inode, Links};
 use self::place::{Entry, Level, Names, Place};
 use super::source::{SHRANK, change};
 use super::{io_fact, plain_fact};
@@ -58,7 +58,7 @@ const ENTRIES_BYTES: usize = 256 << 10;
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// A file no larger than this is not examined for holes: it fits one block.
-const BLOCK_BYTES: i64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 
 const REPLACED: Fault = Fault::Detail("was replaced while it was read");
 
@@ -331,8 +331,8 @@ impl Fault {
 
 /// A large file that has been announced.
 struct Open {
-    /// Device and inode, if it has further names.
-    links: Option<(u64, u64)>,
+    /// If it has further names.
+    inode: Option<Inode>,
     /// Names that refer to it and that have been sent.
     names: u64,
 }
@@ -378,7 +378,7 @@ impl Recorder {
         if let Err(fact) = finished.outcome {
             self.fail(fact);
             self.fail_also(open.names);
-            if let Some(inode) = open.links {
+            if let Some(inode) = open.inode {
                 self.links.forget(inode);
             }
         }
@@ -414,7 +414,7 @@ impl Recorder {
         Ok(step)
     }
 
-    /// Opens an entry that should be of a kind, and is what was `seen`, and looks at it.
+    /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
     fn open(
         &mut self,
         entry: &Entry<'_>,
@@ -467,7 +467,7 @@ impl Recorder {
         Ok(step)
     }
 
-    /// Reads the names of a directory that has been recorded; it was `entered` last.
+    /// Reads the names of a directory that has been recorded, the last that was entered.
     fn list(&mut self, place: &Place, directory: OwnedFd) -> Level {
         let mut names = Names::default();
         let mut failures = Vec::new();
@@ -488,6 +488,7 @@ impl Recorder {
                         break;
                     }
                 }
+                Err(Errno::INTR) => {}
                 Err(error) => {
                     failures.push((Vec::new(), error));
                     break;
@@ -505,9 +506,11 @@ impl Recorder {
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Option<Stat>, target: &mut [u8]) -> Result<Step, Fault> {
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        if let Some((first, item)) = inode.and_then(|inode| self.links.first(inode)) {
+        if let Some(inode) = inode
+            && let Some((first, item)) = self.links.first(inode)
+        {
             let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
-            if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
+            if let Step::Wrote(_) = step {
                 if let Some(open) = self.open.get_mut(&item) {
                     open.names += 1;
                 }
@@ -515,11 +518,11 @@ impl Recorder {
             }
             return Ok(step);
         }
-        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512);
-        let is_small = stat.st_size as u64 <= self.inline_bytes_max as u64;
+        let size = stat.st_size as u64;
+        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < size.div_ceil(512);
         // Few blocks may also mean a file system that compresses: only a hole that is found makes a small file large.
         let is_inline =
-            is_small && !(may_have_holes && stat.st_size > BLOCK_BYTES && has_hole(&file, stat.st_size as u64)?);
+            size <= self.inline_bytes_max as u64 && !(may_have_holes && size > BLOCK_BYTES && has_hole(&file, size)?);
         if !is_inline && self.open.len() == OPEN_MAX {
             return Ok(Step::AtLimit);
         }
@@ -529,11 +532,10 @@ impl Recorder {
         } else {
             let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
             let metadata = metadata(&stat, &self.xattrs);
-            let step =
-                wrote(Record::Large { name: entry.name, metadata, item, size: stat.st_size as u64 }.encode(target));
+            let step = wrote(Record::Large { name: entry.name, metadata, item, size }.encode(target));
             if let Step::Wrote(_) = step {
                 self.items = item;
-                self.open.insert(item, Open { links: inode, names: 0 });
+                self.open.insert(item, Open { inode, names: 0 });
                 let path = place.source_path(entry);
                 self.opened.push(LargeFile { item, file, stat, path, is_sparse: may_have_holes });
             }

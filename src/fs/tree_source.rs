@@ -27,9 +27,10 @@ use super::hash_range;
 use super::source::{Part, check_unchanged, read_at};
 use super::walk::{Counts, FACTS_MAX, Finished, LargeFile, Options, Root, Standing, Walk};
 
-/// Ends of large files wait until there are so many, or until those files had so much data, so that they do not take a
-/// chunk each.
+/// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
 const FINISHED_DUE: usize = OPEN_MAX / 2;
+
+/// They also go out when the files have filled so many parts: what has arrived whole is then soon published.
 const FINISHED_DUE_PARTS: u64 = 16;
 
 /// A tree, or several, given out in parts.
@@ -93,14 +94,14 @@ enum Piece {
 
 /// What a worker is to do next.
 enum Task {
-    Walk(Box<Walk>),
+    Walk(Box<Walk>, Vec<Finished>),
     Read(Arc<LargeFile>, Piece),
     Finish(Reading),
 }
 
 impl TreeSource {
-    /// Prepares to send `roots`. `part_bytes`: the length of a part at most. A part must hold a record; one that it
-    /// cannot hold, as one with 4 KiB of a link's target in a smaller part, is a failure.
+    /// Prepares to send `roots` in parts of at most `part_bytes`. An entry whose record does not fit into a part is a
+    /// failure: 256 KiB are enough for any, 8 KiB for all without extended attributes.
     ///
     /// # Errors
     ///
@@ -128,8 +129,8 @@ impl TreeSource {
     pub fn next(&self, target: &mut [u8]) -> Option<Part> {
         loop {
             match self.task()? {
-                Task::Walk(walk) => {
-                    if let Some(part) = self.walk(walk, target) {
+                Task::Walk(walk, finished) => {
+                    if let Some(part) = self.walk(walk, finished, target) {
                         return Some(part);
                     }
                 }
@@ -184,7 +185,7 @@ impl TreeSource {
         self.shared.lock().expect("no panic with it locked")
     }
 
-    /// Finds something to do, or waits until there is something.
+    /// Finds something to do, or waits until there is something. The walk goes first, as it makes work for others.
     fn task(&self) -> Option<Task> {
         let mut shared = self.shared();
         loop {
@@ -194,7 +195,8 @@ impl TreeSource {
             if shared.walk_is_due(self.part_bytes)
                 && let Some(walk) = shared.walk.take()
             {
-                return Some(Task::Walk(walk));
+                shared.finished_bytes = 0;
+                return Some(Task::Walk(walk, std::mem::take(&mut shared.finished)));
             }
             if let Some(task) = shared.next_read(self.part_bytes) {
                 return Some(task);
@@ -203,13 +205,9 @@ impl TreeSource {
         }
     }
 
-    fn walk(&self, mut walk: Box<Walk>, target: &mut [u8]) -> Option<Part> {
-        let mut finished = {
-            let mut shared = self.shared();
-            shared.finished_bytes = 0;
-            std::mem::take(&mut shared.finished)
-        };
-        let filled = walk.fill(target, &mut finished, &self.cancelled);
+    /// Makes a chunk of records, unless there is nothing to record, and has the large files in it read.
+    fn walk(&self, mut walk: Box<Walk>, finished: Vec<Finished>, target: &mut [u8]) -> Option<Part> {
+        let filled = walk.fill(target, finished, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
         shared.standing = filled.standing;

@@ -17,6 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{
@@ -28,7 +29,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, read};
 
-use self::links::Links;
+use self::links::{Inode, Links};
 use self::place::{Entry, Level, Names, Place};
 use super::source::{SHRANK, change};
 use super::{io_fact, plain_fact};
@@ -46,6 +47,10 @@ pub const FACTS_MAX: usize = 1000;
 /// for each of its names, rather than refused.
 pub const LINKS_BYTES_MAX: usize = 48 << 20;
 
+/// How long an announced large file waits for its chunk to fill: others have nothing to read until it goes out, and
+/// small files may come slowly from a disk.
+const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
+
 /// Directory entries are asked for in blocks of so many bytes.
 const ENTRIES_BYTES: usize = 256 << 10;
 
@@ -53,7 +58,7 @@ const ENTRIES_BYTES: usize = 256 << 10;
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// A file no larger than this is not examined for holes: it fits one block.
-const BLOCK_BYTES: i64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 
 const REPLACED: Fault = Fault::Detail("was replaced while it was read");
 
@@ -131,7 +136,7 @@ pub struct Counts {
 /// Why a chunk has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is full.
+    /// It is full, or should not wait until it is.
     Going,
     /// Another large file may be announced only when one of those has finished.
     AtLimit,
@@ -214,8 +219,8 @@ impl Walk {
 
     /// Puts the next records into `target`, those of large files that have `finished` first. Ends early, perhaps with
     /// nothing, where it would have to wait, and when it is `cancelled`.
-    pub fn fill(&mut self, target: &mut [u8], finished: &mut Vec<Finished>, cancelled: &AtomicBool) -> Filled {
-        self.finished.extend(finished.drain(..));
+    pub fn fill(&mut self, target: &mut [u8], finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
+        self.finished.extend(finished);
         let mut length = 0;
         let standing = self.fill_until(target, &mut length, cancelled);
         let recorder = &mut self.recorder;
@@ -238,7 +243,12 @@ impl Walk {
                 self.recorder.close(finished);
             }
         }
+        let mut announced = None;
         while !cancelled.load(Ordering::Relaxed) {
+            let is_waited_for = !self.recorder.opened.is_empty();
+            if is_waited_for && announced.get_or_insert_with(Instant::now).elapsed() >= ANNOUNCE_MAX {
+                return Standing::Going;
+            }
             match self.step(&mut target[*length..], *length == 0) {
                 Step::Wrote(count) => *length += count,
                 Step::Passed => {}
@@ -323,8 +333,8 @@ impl Fault {
 
 /// A large file that has been announced.
 struct Open {
-    /// Device and inode, if it has further names.
-    links: Option<(u64, u64)>,
+    /// If it has further names.
+    inode: Option<Inode>,
     /// Names that refer to it and that have been sent.
     names: u64,
 }
@@ -370,7 +380,7 @@ impl Recorder {
         if let Err(fact) = finished.outcome {
             self.fail(fact);
             self.fail_also(open.names);
-            if let Some(inode) = open.links {
+            if let Some(inode) = open.inode {
                 self.links.forget(inode);
             }
         }
@@ -406,7 +416,7 @@ impl Recorder {
         Ok(step)
     }
 
-    /// Opens an entry that should be of a kind, and is what was `seen`, and looks at it.
+    /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
     fn open(
         &mut self,
         entry: &Entry<'_>,
@@ -459,7 +469,7 @@ impl Recorder {
         Ok(step)
     }
 
-    /// Reads the names of a directory that has been recorded; it was `entered` last.
+    /// Reads the names of a directory that has been recorded, the last that was entered.
     fn list(&mut self, place: &Place, directory: OwnedFd) -> Level {
         let mut names = Names::default();
         let mut failures = Vec::new();
@@ -480,6 +490,7 @@ impl Recorder {
                         break;
                     }
                 }
+                Err(Errno::INTR) => {}
                 Err(error) => {
                     failures.push((Vec::new(), error));
                     break;
@@ -497,9 +508,11 @@ impl Recorder {
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Option<Stat>, target: &mut [u8]) -> Result<Step, Fault> {
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        if let Some((first, item)) = inode.and_then(|inode| self.links.first(inode)) {
+        if let Some(inode) = inode
+            && let Some((first, item)) = self.links.first(inode)
+        {
             let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
-            if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
+            if let Step::Wrote(_) = step {
                 if let Some(open) = self.open.get_mut(&item) {
                     open.names += 1;
                 }
@@ -507,11 +520,11 @@ impl Recorder {
             }
             return Ok(step);
         }
-        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < (stat.st_size as u64).div_ceil(512);
-        let is_small = stat.st_size as u64 <= self.inline_bytes_max as u64;
+        let size = stat.st_size as u64;
+        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < size.div_ceil(512);
         // Few blocks may also mean a file system that compresses: only a hole that is found makes a small file large.
         let is_inline =
-            is_small && !(may_have_holes && stat.st_size > BLOCK_BYTES && has_hole(&file, stat.st_size as u64)?);
+            size <= self.inline_bytes_max as u64 && !(may_have_holes && size > BLOCK_BYTES && has_hole(&file, size)?);
         if !is_inline && self.open.len() == OPEN_MAX {
             return Ok(Step::AtLimit);
         }
@@ -521,19 +534,11 @@ impl Recorder {
         } else {
             let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
             let metadata = metadata(&stat, &self.xattrs);
-            let step = wrote(
-                Record::Large {
-                    name: entry.name,
-                    metadata,
-                    item,
-                    size: stat.st_size as u64,
-                    is_sparse: may_have_holes,
-                }
-                .encode(target),
-            );
+            let is_sparse = may_have_holes;
+            let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
             if let Step::Wrote(_) = step {
                 self.items = item;
-                self.open.insert(item, Open { links: inode, names: 0 });
+                self.open.insert(item, Open { inode, names: 0 });
                 let path = place.source_path(entry);
                 self.opened.push(LargeFile { item, file, stat, path, is_sparse: may_have_holes });
             }
@@ -637,7 +642,8 @@ impl Recorder {
         let (names, found) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
         let length = match list(names) {
             Ok(length) => length,
-            Err(Errno::OPNOTSUPP) => 0,
+            // There is no /proc to name the directory by; links and FIFOs hardly ever have any.
+            Err(Errno::OPNOTSUPP | Errno::NOENT) => 0,
             Err(error) => return Err(error.into()),
         };
         for name in names[..length].split_inclusive(|&byte| byte == 0) {

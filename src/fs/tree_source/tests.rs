@@ -282,6 +282,22 @@ fn files_of_any_size() {
 }
 
 #[test]
+fn a_large_file_does_not_wait_for_slow_small_ones() {
+    let scratch = Scratch::new();
+    scratch.write("a", bytes(2 * PART_BYTES, 1));
+    for index in 0..10 {
+        scratch.write(format!("b{index}"), "small");
+    }
+    set_before_read(Some(Box::new(|_| std::thread::sleep(Duration::from_millis(20)))));
+    let source = scratch.source(PART_BYTES);
+    let mut parts = vec![one(&source, PART_BYTES).expect("records")];
+    assert_eq!(source.counts().entries, 3, "the top, the large file, one small file");
+    set_before_read(None);
+    parts.extend(rest(&source, 1, PART_BYTES));
+    assert_same(&scratch, &rebuild(parts));
+}
+
+#[test]
 fn more_large_files_than_may_be_open() {
     let scratch = Scratch::new();
     for index in 0..3 * OPEN_MAX {

@@ -223,7 +223,8 @@ impl Partial {
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            // For writing, since over NFS only then it can be locked.
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             match openat(fd, &beside, flags, Mode::empty()) {
                 Ok(left) => {
                     flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;

@@ -1,6 +1,6 @@
 //! A sender, or another process of the host, that wants something changed outside of the destination.
 
-use rd_proto::tree::{DEPTH_MAX, fuzz};
+use rd_proto::tree::fuzz;
 
 use super::*;
 

@@ -455,9 +455,8 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         if !is_within || slot.received_bytes > slot.data_bytes_max {
             return Err(Refused::Data("more data of a file than announced"));
         }
-        let job = slot.large.clone().map(|large| Job::Write(chunk, large, position));
-        if let Some(job) = job {
-            self.hand_on(job);
+        if let Some(large) = slot.large.clone() {
+            self.hand_on(Job::Write(chunk, large, position));
         }
         self.settle(item);
         Ok(())

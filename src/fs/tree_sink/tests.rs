@@ -443,7 +443,9 @@ fn in_place_keeps_the_inode_and_follows_no_link() {
     symlink(scratch.outside().join("file"), scratch.dst().join("b")).expect("a link");
     let inode = fs::metadata(&old).expect("there").ino();
     let options = Options { in_place: true, ..Options::default() };
-    let report = scratch.run(options, &[file(b"a", b"new"), file(b"b", b"new"), END]).expect("whole");
+    let records = [file(b"a", b"new"), file(b"b", b"new"), file(b"c", b"new"), END];
+    let report = scratch.run(options, &records).expect("whole");
+    assert_eq!(report.files, 2);
     assert_eq!(errnos(&report), [Errno::LOOP]);
     assert_eq!(fs::read(&old).expect("readable"), b"new");
     assert_eq!(fs::metadata(&old).expect("there").ino(), inode);

@@ -185,6 +185,8 @@ fn set_xattrs(handle: Handle<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &m
             if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
                 applied.is_unsupported = true;
             } else {
+                // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
+                let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
                 applied.error = applied.error.or(Some(error));
             }
         }

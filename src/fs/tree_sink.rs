@@ -18,8 +18,9 @@ mod tests;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::hash::BuildHasher;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -29,7 +30,7 @@ use std::thread::JoinHandle;
 
 use flume::{Receiver, Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Order, Record, TreeError};
+use rd_proto::tree::{Order, Record, TreeError, is_name};
 use rustix::io::Errno;
 
 use super::metadata::{Applied, Keep, Setter};
@@ -250,14 +251,14 @@ impl Shared {
     fn report(&self, path: &[u8], error: Errno) {
         let mut failures = self.failures();
         if matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) {
-            failures.fatal.get_or_insert_with(|| io_fact(std::ffi::OsStr::from_bytes(path), error));
+            failures.fatal.get_or_insert_with(|| io_fact(OsStr::from_bytes(path), error));
             self.is_stopped.store(true, Release);
             return;
         }
         failures.count += 1;
         if failures.kept.len() < FAILURES_MAX && failures.kept_bytes + path.len() <= FAILURES_BYTES_MAX {
             failures.kept_bytes += path.len();
-            failures.kept.push(io_fact(std::ffi::OsStr::from_bytes(path), error));
+            failures.kept.push(io_fact(OsStr::from_bytes(path), error));
         }
     }
 
@@ -293,8 +294,13 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     ///
     /// # Errors
     ///
-    /// The directory's path and the error number.
+    /// The directory's path and the error number; EINVAL if [`Options::rename_root`] cannot be a name.
     pub fn new(directory: &Path, options: Options, answer: Answer) -> Result<Self, IoFact> {
+        if let Some(name) = &options.rename_root
+            && !is_name(name.as_bytes())
+        {
+            return Err(io_fact(name, Errno::INVAL));
+        }
         let cores = || std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
@@ -485,9 +491,8 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         if !is_within || slot.received_bytes > slot.data_bytes_max {
             return Err(Refused::Data("more data of a file than announced"));
         }
-        let job = slot.large.clone().map(|large| Job::Write(chunk, large, position));
-        if let Some(job) = job {
-            self.hand_on(job);
+        if let Some(large) = slot.large.clone() {
+            self.hand_on(Job::Write(chunk, large, position));
         }
         self.settle(item);
         Ok(())
@@ -545,10 +550,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             if self.shared.has_failed(&path) {
                 Err(Errno::NOENT)
             } else {
-                find_file(&top, &first).and_then(|file| {
-                    use std::os::fd::AsFd;
-                    entry::link(&self.shared, file.as_fd(), directory, directory.final_name(name))
-                })
+                find_file(&top, &first).and_then(|file| entry::link(&self.shared, file.as_fd(), directory, name))
             }
         };
         self.shared.note_link(linked, directory, name);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, flock, fstat, fsync, ftruncate, linkat,
-    makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fchown, flock, fstat, fsync,
+    ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pwrite};
 
@@ -189,8 +189,8 @@ enum Way {
     Nameless,
     /// It has one of ours, and is renamed.
     Named(String),
-    /// It has it already: `--in-place`.
-    InPlace,
+    /// It has it already: `--in-place`. Whether it is a new file.
+    InPlace(bool),
 }
 
 impl Partial {
@@ -247,6 +247,7 @@ impl Partial {
                 Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
+            // For writing, since over NFS only then it can be locked.
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
             match openat(fd, &beside, flags, Mode::empty()) {
                 Ok(left) => {
@@ -273,13 +274,17 @@ impl Partial {
     }
 
     fn in_place(directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = openat(&directory.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let new = OFlags::CREATE | OFlags::EXCL;
+        let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => (openat(&directory.fd, name, flags, Mode::empty())?, false),
+            file => (file?, true),
+        };
         if !is_regular(&fstat(&file)?) {
             return Err(Errno::EXIST);
         }
         ftruncate(&file, 0)?;
-        Ok(Self { file, way: Way::InPlace })
+        Ok(Self { file, way: Way::InPlace(is_new) })
     }
 
     /// Gives the file its metadata and its name, durably if asked to.
@@ -290,23 +295,28 @@ impl Partial {
         name: &[u8],
         metadata: &Metadata<'_>,
     ) -> Result<(), Errno> {
-        let mut owner = match self.way {
-            Way::InPlace => Self::owner(&self.file)?,
-            _ => match directory.new_owner.get() {
-                Some(&owner) => owner,
-                None => *directory.new_owner.get_or_init(|| Self::owner(&self.file).unwrap_or((u32::MAX, u32::MAX))),
-            },
+        let in_place = matches!(self.way, Way::InPlace(_));
+        let mut owner = match directory.new_owner.get() {
+            Some(&owner) if !in_place => owner,
+            _ => {
+                let stat = fstat(&self.file)?;
+                let owner = (stat.st_uid, stat.st_gid);
+                if !in_place {
+                    directory.new_owner.get_or_init(|| owner);
+                }
+                owner
+            }
         };
         let keep = shared.options.keep;
         let mode = if keep.mode {
             metadata.mode
         } else {
             match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(old) if is_regular(&old) => {
+                Ok(old) if is_regular(&old) && !matches!(self.way, Way::InPlace(true)) => {
                     if !keep.owner && owner != (old.st_uid, old.st_gid) {
-                        let (uid, gid) = (rustix::fs::Uid::from_raw(old.st_uid), rustix::fs::Gid::from_raw(old.st_gid));
+                        let (uid, gid) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
                         // Only root may give files away; for others the new file is theirs, as with cp.
-                        if rustix::fs::fchown(&self.file, Some(uid), Some(gid)).is_ok() {
+                        if fchown(&self.file, Some(uid), Some(gid)).is_ok() {
                             owner = (old.st_uid, old.st_gid);
                         }
                     }
@@ -323,15 +333,11 @@ impl Partial {
         match &self.way {
             Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
             Way::Named(beside) => renameat(&directory.fd, beside, &directory.fd, name)?,
-            Way::InPlace => {}
+            Way::InPlace(_) => {}
         }
         shared.files.fetch_add(1, Relaxed);
         shared.note(applied, directory, name);
         Ok(())
-    }
-
-    fn owner(file: &OwnedFd) -> Result<(u32, u32), Errno> {
-        fstat(file).map(|stat| (stat.st_uid, stat.st_gid))
     }
 
     /// Leaves nothing of it, but what was written in place.

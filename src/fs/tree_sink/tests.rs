@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
-use rd_proto::tree::{Metadata, Special, Time, Xattrs};
+use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
 use rustix::fs::XattrFlags;
 
 use super::*;
@@ -428,6 +428,8 @@ fn the_root_gets_another_name() {
     let foreign = [directory(b"root"), Record::HardLink { name: b"b", first: b"mine" }];
     assert!(matches!(scratch.run(options(), &foreign), Err(Refused::Data(_))));
     assert!(matches!(scratch.run(options(), &[file(b"a", b""), file(b"b", b""), END]), Err(Refused::Data(_))));
+    let bad = Options { rename_root: Some("../other".into()), ..Options::default() };
+    assert!(TreeSink::<Vec<u8>>::new(&scratch.dst(), bad).is_err());
     let scratch = Scratch::new();
     scratch.run(options(), &[file(b"a", b"data"), END]).expect("whole");
     assert_eq!(fs::read(scratch.dst().join("other")).expect("readable"), b"data");
@@ -441,11 +443,27 @@ fn in_place_keeps_the_inode_and_follows_no_link() {
     symlink(scratch.outside().join("file"), scratch.dst().join("b")).expect("a link");
     let inode = fs::metadata(&old).expect("there").ino();
     let options = Options { in_place: true, ..Options::default() };
-    let report = scratch.run(options, &[file(b"a", b"new"), file(b"b", b"new"), END]).expect("whole");
+    let records = [file(b"a", b"new"), file(b"b", b"new"), file(b"c", b"new"), END];
+    let report = scratch.run(options, &records).expect("whole");
+    assert_eq!(report.files, 2);
     assert_eq!(errnos(&report), [Errno::LOOP]);
     assert_eq!(fs::read(&old).expect("readable"), b"new");
     assert_eq!(fs::metadata(&old).expect("there").ino(), inode);
     scratch.outside_is_unchanged();
+}
+
+#[test]
+fn a_tree_may_be_as_deep_as_the_protocol_allows() {
+    let scratch = Scratch::new();
+    let mut records = vec![directory(b"d"); DEPTH_MAX];
+    records.push(file(b"f", b"deep"));
+    records.extend(vec![Record::Leave; DEPTH_MAX]);
+    records.push(END);
+    let report = scratch.run(Options::default(), &records).expect("whole");
+    assert_eq!((report.directories, report.files, report.failures), (DEPTH_MAX as u64, 1, Vec::new()));
+    let deepest = scratch.dst().join("d/".repeat(DEPTH_MAX));
+    assert_eq!(fs::read(deepest.join("f")).expect("readable"), b"deep");
+    assert_eq!(fs::metadata(deepest).expect("there").mtime(), META.modified.seconds);
 }
 
 #[test]

@@ -429,7 +429,7 @@ fn the_root_gets_another_name() {
     assert!(matches!(scratch.run(options(), &foreign), Err(Refused::Data(_))));
     assert!(matches!(scratch.run(options(), &[file(b"a", b""), file(b"b", b""), END]), Err(Refused::Data(_))));
     let bad = Options { rename_root: Some("../other".into()), ..Options::default() };
-    assert!(TreeSink::<Vec<u8>>::new(&scratch.dst(), bad).is_err());
+    assert!(TreeSink::<Vec<u8>>::new(&scratch.dst(), bad, Box::new(|_| {})).is_err());
     let scratch = Scratch::new();
     scratch.run(options(), &[file(b"a", b"data"), END]).expect("whole");
     assert_eq!(fs::read(scratch.dst().join("other")).expect("readable"), b"data");

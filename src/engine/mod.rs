@@ -27,6 +27,7 @@ pub mod link;
 pub mod listen;
 pub mod pace;
 pub mod rdma;
+pub mod reach;
 pub mod work;
 
 use link::LinkError;
@@ -39,6 +40,10 @@ const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
+
+/// How long an end without a lane goes on that has lost its control channel too. A new lane may be on its way; but an end
+/// whose other end has been killed must not stay for the whole reconnect window.
+const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
@@ -80,6 +85,8 @@ pub enum Event {
     SinkFailed(Buffer, IoFact),
     /// A signal to this process.
     Signal(i32),
+    /// Whoever this end works for can be heard only by its lanes from now on: without one for [`ORPHAN_MAX`] it ends.
+    Orphaned,
 }
 
 /// Makes lanes, from the end that connects.
@@ -232,6 +239,10 @@ struct Engine {
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
+    /// Nothing but its lanes tells whether this end is still wanted; since when there has been none.
+    orphaned: bool,
+    bare_since: Option<Duration>,
+    published: bool,
     ended: Option<Outcome>,
 }
 
@@ -333,6 +344,9 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         sealed: Vec::new(),
         endpoints: None,
         reason: None,
+        orphaned: false,
+        bare_since: None,
+        published: false,
         ended: None,
     };
     match &mut engine.half {
@@ -389,6 +403,11 @@ impl Engine {
             self.half.machine().handle_heard(id, heard);
         }
         self.half.machine().handle_timeout(now);
+        self.bare_since = if self.lanes.is_empty() { self.bare_since.or(Some(now)) } else { None };
+        if self.orphaned && self.bare_since.is_some_and(|since| now >= since + ORPHAN_MAX) {
+            let lost = Outcome::LinkLost { unanswered: false };
+            self.ended.get_or_insert(if self.published { Outcome::Done } else { lost });
+        }
         let counters = self.half.machine_ref().counters();
         self.monitor.progress(&counters);
     }
@@ -495,6 +514,7 @@ impl Engine {
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
             }
             Event::Signal(number) => self.handle_signal(number, now),
+            Event::Orphaned => self.orphaned = true,
         }
     }
 
@@ -694,6 +714,7 @@ impl Engine {
         let now = self.now();
         let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
         let Half::Receive { machine, .. } = &mut self.half else { return };
+        self.published = published.is_ok();
         match published {
             Ok(()) => machine.handle_committed(now),
             Err(fact) => machine.abort(Cause::Sink(fact), now),

@@ -76,7 +76,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
-    reported(&arguments.report, || transfer(&arguments, port, key, file.as_ref()))
+    reported(&arguments.report, |_| transfer(&arguments, port, key, file.as_ref()))
 }
 
 fn transfer(
@@ -147,7 +147,7 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: boo
                 let established: Established = *established;
                 let peer = stream.peer_addr();
                 let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
-                return Ok(FirstLane { stream, established, peer_name });
+                return Ok(FirstLane { stream, established, peer_name, is_named: false });
             }
             Some(Event::Incoming(Incoming::TooManyGuesses)) => {
                 return Err(Failure::new(

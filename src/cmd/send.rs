@@ -91,7 +91,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    reported(&arguments.report, || transfer(&arguments, &host, port, key, file.as_ref()))
+    reported(&arguments.report, |_| transfer(&arguments, &host, port, key, file.as_ref()))
 }
 
 fn transfer(
@@ -152,7 +152,7 @@ fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<Fi
         for &address in &addresses {
             // However short the patience is, there is one attempt.
             match engine::reach::reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
-                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name }),
+                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
                 // The listener is not there yet, or was overrun: it may be there in a moment.
                 Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,
                 Err(error) => return Err(Failure::link(&error, &peer_name)),

@@ -43,6 +43,8 @@ pub(super) struct FirstLane {
     pub(super) established: Established,
     /// The other end, as a person would name it.
     pub(super) peer_name: String,
+    /// That is what the user calls it; else it is only an address, and its own name is added.
+    pub(super) is_named: bool,
 }
 
 /// One end of a session, and whom it tells.
@@ -100,10 +102,10 @@ pub(super) struct Ended {
 /// Runs a command's transfer and tells how it went, also where no session began.
 pub(super) fn reported(
     options: &ReportOptions,
-    transfer: impl FnOnce() -> Result<Ended, Failure>,
+    transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(options)?;
-    let (summary, failure) = match transfer() {
+    let (summary, failure) = match transfer(&reporter) {
         Ok(Ended { summary, failure }) => (Some(summary), failure),
         Err(failure) => (None, Some(failure)),
     };
@@ -145,7 +147,7 @@ impl Session<'_> {
             .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
-            Some(_) if !theirs.host.is_empty() => {
+            Some(_) if !first.is_named && !theirs.host.is_empty() => {
                 format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name)
             }
             _ => first.peer_name.clone(),

@@ -1,8 +1,9 @@
 //! Messages over a pair of byte streams, at both ends.
 
 use std::io::{Read, Write};
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use flume::{Sender, bounded, unbounded};
 use zeroize::Zeroize;
 
 use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX, decode_length};
@@ -30,43 +31,61 @@ impl From<std::io::Error> for ChannelError {
     }
 }
 
-/// The writing half, shared by whoever has something to say.
+/// The writing half, shared by whoever has something to say. A thread writes, so that nobody else waits for a reader.
 #[derive(Clone)]
-pub struct Writer(Arc<Mutex<Box<dyn Write + Send>>>);
+pub struct Outbox(Sender<Item>);
 
-impl Writer {
-    /// Writes messages to `stream`.
-    pub fn new(stream: impl Write + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Box::new(stream))))
-    }
+enum Item {
+    Message(Message),
+    /// Answered when everything before it has been written.
+    Flush(Sender<()>),
+    Close,
+}
 
-    /// Writes one message; waits while the other end does not read.
+impl Outbox {
+    /// Writes `preface`, then messages, to `stream`.
     ///
     /// # Errors
     ///
-    /// What the stream answered, or that the message is too long.
-    pub fn send(&self, message: &Message) -> Result<(), ChannelError> {
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes)?;
-        let sent = self.write(&bytes);
-        // It may have been the one with the key.
-        bytes.zeroize();
-        sent
+    /// What the system answered to making a thread.
+    pub fn start(mut stream: impl Write + Send + 'static, preface: &'static [u8]) -> std::io::Result<Self> {
+        let (outbox, queue) = unbounded();
+        std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
+            // A stream that is broken is noticed by the reading half: its end ends too.
+            let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
+            let mut bytes = Vec::new();
+            while let Ok(item) = queue.recv() {
+                match item {
+                    Item::Message(message) if !broken => {
+                        broken = message.encode(&mut bytes).is_err() || stream.write_all(&bytes).is_err();
+                        broken |= stream.flush().is_err();
+                        // It may have been the one with the key.
+                        bytes.zeroize();
+                    }
+                    Item::Message(_) => {}
+                    Item::Flush(done) => drop(done.send(())),
+                    Item::Close => return,
+                }
+            }
+        })?;
+        Ok(Self(outbox))
     }
 
-    /// Writes the magic that an agent begins with.
-    ///
-    /// # Errors
-    ///
-    /// What the stream answered.
-    pub fn send_magic(&self) -> Result<(), ChannelError> {
-        self.write(MAGIC)
+    /// Queues a message.
+    pub fn send(&self, message: Message) {
+        let _ = self.0.send(Item::Message(message));
     }
 
-    fn write(&self, bytes: &[u8]) -> Result<(), ChannelError> {
-        let mut stream = self.0.lock().expect("no panic with it locked");
-        stream.write_all(bytes)?;
-        Ok(stream.flush()?)
+    /// Waits until what was queued has been written, for `limit` at most.
+    pub fn flush(&self, limit: Duration) {
+        let (done, written) = bounded(1);
+        let _ = self.0.send(Item::Flush(done));
+        let _ = written.recv_timeout(limit);
+    }
+
+    /// Closes the stream behind what is queued.
+    pub fn close(&self) {
+        let _ = self.0.send(Item::Close);
     }
 }
 

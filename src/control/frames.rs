@@ -283,16 +283,16 @@ pub struct Fault {
     /// The exit code that it leads to.
     #[n(0)]
     pub exit: u8,
-    /// What was tried, for a file or what else the failure is about: "cannot read".
+    /// What was tried with a file, such as "cannot read". Empty where the failure is about no file.
     #[n(1)]
     pub what: String,
-    /// Whose path this is. Empty where the failure is about no file.
+    /// The file, on the host of the end that tells.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub path: Vec<u8>,
     /// The error's number, 0 if it has none.
     #[n(3)]
     pub errno: i32,
-    /// More, for a person.
+    /// More, for a person; all there is to say where the failure is about no file.
     #[n(4)]
     pub detail: String,
     /// It happened at this end; else this end was told by the other.
@@ -305,6 +305,11 @@ impl Fault {
     pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
         let detail = String::from_utf8_lossy(&fact.detail).into_owned();
         Self { exit, what: what.to_owned(), path: fact.path.clone(), errno: fact.errno, detail, own: true }
+    }
+
+    /// A failure about no file, as a sentence.
+    pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
+        Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
     }
 }
 
@@ -341,9 +346,9 @@ pub struct Report {
     /// Chunks that arrived damaged.
     #[n(9)]
     pub corrupt: u64,
-    /// Ended by this signal.
+    /// Where the time went, in microseconds: source, CPU, credits, wire, sink.
     #[n(10)]
-    pub signal: u8,
+    pub waits: Vec<u64>,
 }
 
 /// One message. The numbers are part of the format.
@@ -437,6 +442,16 @@ pub enum Message {
     /// The user wants it to end: a signal's number. The session's other end is told.
     #[n(18)]
     Signal(#[n(0)] u8),
+    /// Copies a file to another place of the same host.
+    #[n(19)]
+    Copy {
+        /// The file.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        from: Vec<u8>,
+        /// Its copy.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        to: Vec<u8>,
+    },
     /// A connection through the channel begins.
     #[n(20)]
     TunnelOpen(#[n(0)] u32),

@@ -203,6 +203,8 @@ pub(super) struct Copy<'a> {
     teller: usize,
     /// The two sides of the session, while there is one: a channel that ends then is no failure yet.
     session: Option<(usize, usize)>,
+    /// The session's data goes through the channels.
+    tunneled: bool,
     total: Summary,
     told: Instant,
 }
@@ -226,6 +228,7 @@ impl<'a> Copy<'a> {
             terminal: None,
             teller: HERE,
             session: None,
+            tunneled: false,
             total: Summary::default(),
             told: Instant::now(),
         })
@@ -504,6 +507,12 @@ impl<'a> Copy<'a> {
             let name = self.sides[*side].name(&found.path);
             return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
         }
+        let mut names: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
+            let name = escaped(OsStr::from_bytes(twice[0]));
+            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
+        }
         Ok(all)
     }
 
@@ -615,6 +624,7 @@ impl<'a> Copy<'a> {
         let caller_is_peer = from == HERE || to == HERE;
         self.teller = if caller_is_peer { HERE } else { from };
         self.session = Some((from, to));
+        self.tunneled = false;
         for (side, other, job) in [(from, to, send), (to, from, receive)] {
             let begin = Begin {
                 key: key.clone(),
@@ -664,6 +674,7 @@ impl<'a> Copy<'a> {
                 "{one} and {other} cannot reach a port of each other ({reason}); the data goes through {launcher}, slower"
             ));
         }
+        self.tunneled = true;
         self.send(dialer, Message::DialTunnel);
         match self.told_of_meeting(dialer)? {
             Met::Yes => Ok(()),
@@ -769,7 +780,8 @@ impl<'a> Copy<'a> {
         if let Some((_, report)) = sent
             && self.plan.report.verbose
         {
-            self.say(&format!("data: {}", route(report)));
+            let launcher = self.launcher_name();
+            self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
         }
         let well = sent.is_some_and(|(_, report)| report.fault.is_none());
         let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
@@ -825,15 +837,16 @@ enum Met {
 }
 
 /// The way that the data took, on one line.
-fn route(report: &Report) -> String {
+fn route(report: &Report, through: Option<&str>) -> String {
+    let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
     let lanes = if report.lanes == 1 { "1 lane".to_owned() } else { format!("{} lanes", report.lanes) };
     let sealed = if report.encrypted { "encrypted" } else { "not encrypted" };
     match report.media.first().map(String::as_str) {
         Some("local") => "copied within the host".to_owned(),
         None => "none".to_owned(),
         Some(_) => {
-            let (media, route) = (report.media.join("+"), escaped(OsStr::new(&report.route)));
-            format!("{media}, {route}, {lanes}, {sealed}")
+            let others: String = report.media.iter().skip(1).map(|medium| format!(" and {medium}")).collect();
+            format!("{}{others}, {lanes}, {sealed}{by_way}", escaped(OsStr::new(&report.route)))
         }
     }
 }

@@ -287,6 +287,7 @@ fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
     let rounded = |value: f64| (value * 1e6).round() / 1e6;
     json!({
+        "event": "end",
         "bytes": summary.counters.bytes,
         "seconds": rounded(summary.seconds),
         "gb_per_s": rounded(gigabytes_per_second(summary)),

@@ -5,7 +5,8 @@
 //! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a session
 //!   runs whose other end is the caller, its lanes tell which: while there is one, the copy goes on; two seconds without
 //!   one end it. Any other session ends at once, since nobody is left to report to.
-//! * The network is cut without a word: nothing ends here; the session has its reconnect window.
+//! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
+//!   the caller is then as much out of reach.
 //! * SIGINT, SIGTERM or SIGHUP.
 
 use std::fs::File;
@@ -17,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use flume::unbounded;
+use flume::{RecvTimeoutError, unbounded};
 
 use super::end::End;
 use super::exit::{Exit, Failure};
@@ -31,6 +32,12 @@ const HELLO_MAX: Duration = Duration::from_secs(60);
 
 /// How long the last messages may take to leave.
 const FLUSH_MAX: Duration = Duration::from_millis(300);
+
+/// How long an agent stays whose session has lost its link, for a caller that may still be there.
+const LOST_MAX: Duration = Duration::from_secs(3);
+
+/// How often it looks whether that has happened.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long a session may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_secs(2);
@@ -91,7 +98,19 @@ fn serve() -> Result<(), Failure> {
     }
     let messages = outbox.clone();
     let mut end = End::new(Arc::new(move |message| messages.send(message)), true);
-    for input in inputs.iter() {
+    let mut lost_since = None;
+    loop {
+        let input = match inputs.recv_timeout(LOOK_AGAIN) {
+            Ok(input) => input,
+            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() => {
+                if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
+                    break;
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
         match input {
             Input::Message(message) => end.handle(message),
             Input::Gone => {

@@ -58,6 +58,8 @@ struct Live {
     caller_is_peer: bool,
     /// Its end has been, or is just being, told.
     ended: Arc<AtomicBool>,
+    /// It ended since its other end could not be reached any more.
+    lost: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -121,6 +123,11 @@ impl End {
         Some((live.thread, Some(ABANDON_MAX)))
     }
 
+    /// The last session lost its other end. Where that was not the caller, the caller may be out of reach as well.
+    pub(super) fn has_lost_its_link(&self) -> bool {
+        !self.is_busy() && self.live.as_ref().is_some_and(|live| live.lost.load(Ordering::Relaxed))
+    }
+
     /// Ends what is running, as a signal would.
     pub(super) fn stop(&self, number: u8) {
         if let Some(live) = &self.live {
@@ -138,7 +145,7 @@ impl End {
 
     /// A session has been begun and has not ended.
     pub(super) fn is_busy(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| !live.ended.load(Ordering::Relaxed))
+        self.live.as_ref().is_some_and(|live| !live.ended.load(Ordering::Acquire))
     }
 
     fn say(&self, message: Message) {
@@ -161,6 +168,7 @@ impl End {
         let (post, events) = channel();
         let (listener, dialed) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let ended = Arc::new(AtomicBool::new(false));
+        let lost = Arc::new(AtomicBool::new(false));
         let (key, ports, caller_is_peer) = (begin.key.clone(), options.port_range.clone(), begin.caller_is_peer);
         let run = Run {
             emit: Arc::clone(&self.emit),
@@ -171,12 +179,14 @@ impl End {
             listener: Arc::clone(&listener),
             dialed: Arc::clone(&dialed),
             ended: Arc::clone(&ended),
+            lost: Arc::clone(&lost),
         };
         let spawned = std::thread::Builder::new().name("session".to_owned()).spawn(move || run.run());
         match spawned {
             Ok(thread) => {
                 let stop = Arc::new(AtomicBool::new(false));
-                self.live = Some(Live { post, key, ports, listener, dialed, stop, caller_is_peer, ended, thread });
+                self.live =
+                    Some(Live { post, key, ports, listener, dialed, stop, caller_is_peer, ended, lost, thread });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -204,9 +214,19 @@ impl End {
         match std::thread::Builder::new().name("copy".to_owned()).spawn(run) {
             Ok(thread) => {
                 let key = SessionKey([0; 32]);
-                let (listener, dialed) = (Arc::default(), Arc::default());
-                self.live =
-                    Some(Live { post, key, ports: None, listener, dialed, stop, caller_is_peer: false, ended, thread });
+                let (listener, dialed, lost) = (Arc::default(), Arc::default(), Arc::default());
+                self.live = Some(Live {
+                    post,
+                    key,
+                    ports: None,
+                    listener,
+                    dialed,
+                    stop,
+                    caller_is_peer: false,
+                    ended,
+                    lost,
+                    thread,
+                });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -310,6 +330,7 @@ struct Run {
     listener: Arc<Mutex<Option<Listener>>>,
     dialed: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
+    lost: Arc<AtomicBool>,
 }
 
 /// What is moved, looked at but not begun.
@@ -325,7 +346,9 @@ impl Run {
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
         drop(self.listener.lock().expect("no panic with it locked").take());
-        self.ended.store(true, Ordering::Relaxed);
+        let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
+        self.lost.store(is_lost, Ordering::Relaxed);
+        self.ended.store(true, Ordering::Release);
         (self.emit)(Message::Ended(Box::new(report)));
     }
 

@@ -15,7 +15,7 @@ use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
 use rd_proto::session::{
-    Action, Agreed, BufferId, Counters, Machine, Notice, Outcome, Receiver, Sender, TICK, Violation,
+    Action, Agreed, BufferId, Counters, Layout, Machine, Notice, Outcome, Receiver, Sender, TICK, Violation,
 };
 use rustix::io::Errno;
 
@@ -309,11 +309,11 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         }
         Work::ReceiveFile(sink) => {
             shared.sink = Some(sink);
-            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, false)), writer: None }
+            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, Layout::File)), writer: None }
         }
         Work::ReceiveStream(open) => {
             open_sink = Some(open);
-            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, true)), writer: None }
+            Half::Receive { machine: Box::new(Receiver::new(agreed, connector, count, Layout::Stream)), writer: None }
         }
     };
     let shared = Arc::new(shared);

@@ -10,6 +10,8 @@ use std::time::Instant;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
+#[cfg(test)]
+mod corpus;
 pub mod mem;
 pub mod pool;
 pub mod rdma;

@@ -1,7 +1,7 @@
 //! TCP lanes: one socket, one thread that writes and one that reads, straight out of and into pool buffers.
 //!
-//! On the wire a chunk is its 48-byte header and its payload; a control frame is `F`, a zero, its length (two bytes,
-//! little-endian) and its sealed bytes. Control frames go before waiting chunks, between two of them.
+//! On the wire a chunk is its 48-byte header and its payload; a control frame is `F`, the number of chunks before it
+//! (one byte), its length (two bytes, little-endian) and its sealed bytes. Control frames go before waiting chunks, between two of them.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,19 +16,18 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
+use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
 use super::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
+
+mod records;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use records::fuzz;
 
 /// Control frames that may wait for the socket.
 const CONTROL_QUEUE_MAX: usize = 64;
 
-/// First byte of a control record.
-const CONTROL_KIND: u8 = b'F';
-
-/// Bytes before a control frame: kind, zero, length.
-const CONTROL_PREFIX_BYTES: usize = 4;
-
 /// Where records begin and control frames land; what of a payload lands here as well is copied out.
-const STAGING_BYTES: usize = CONTROL_BYTES_MAX + CONTROL_PREFIX_BYTES + CHUNK_HEADER_BYTES;
+const STAGING_BYTES: usize = RECORD_BYTES_MAX + CHUNK_HEADER_BYTES;
 
 /// How often a blocked write looks whether the lane is to end.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
@@ -145,12 +144,7 @@ impl Lane for TcpLane {
             self.shared.fail(state, LaneError::Framing("the peer takes no control frames"));
             return;
         }
-        let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
-        // The writer puts the number of chunks that went before into the second byte.
-        record.extend([CONTROL_KIND, 0]);
-        record.extend((sealed.len() as u16).to_le_bytes());
-        record.extend(sealed);
-        state.control.push_back(record);
+        state.control.push_back(control_record(sealed));
         drop(state);
         self.shared.work.notify_one();
     }
@@ -237,7 +231,7 @@ impl Shared {
         loop {
             let outcome = match self.next_work() {
                 Work::Control(mut record) => {
-                    record[1] = chunks;
+                    set_chunks(&mut record, chunks);
                     self.write_all(&record, &[])
                 }
                 Work::Chunk(buffer, wire_bytes) => {
@@ -375,12 +369,10 @@ impl Shared {
                 let (buffer, wanted, _) = current.take().expect("just seen");
                 (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
             }
-            let staged = staging.staged();
-            match staged.first() {
-                None => return Ok(()),
-                Some(b'C') => {
-                    let Some(header) = staged.first_chunk::<CHUNK_HEADER_BYTES>() else { return Ok(()) };
-                    let wire_bytes = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
+            let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(()) };
+            let record_bytes = record.bytes();
+            match record {
+                Record::Chunk { header, wire_bytes } => {
                     // The one posted last: it is the likeliest to be in the cache still.
                     let mut buffer = self
                         .lock()
@@ -393,25 +385,11 @@ impl Shared {
                     }
                     *buffer.header_mut() = *header;
                     *chunks = chunks.wrapping_add(1);
-                    staging.start += CHUNK_HEADER_BYTES;
                     *current = Some((buffer, wire_bytes, 0));
                 }
-                Some(&CONTROL_KIND) => {
-                    let Some(prefix) = staged.first_chunk::<CONTROL_PREFIX_BYTES>() else { return Ok(()) };
-                    let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
-                    if length == 0 || length > CONTROL_BYTES_MAX {
-                        return Err(LaneError::Framing("a control frame of a bad length"));
-                    }
-                    if prefix[1] != *chunks {
-                        // Nothing else would tell: the lane is alive, and a chunk that never comes is waited for.
-                        return Err(LaneError::Framing("chunks are missing or repeated"));
-                    }
-                    let Some(sealed) = staged[CONTROL_PREFIX_BYTES..].get(..length) else { return Ok(()) };
-                    (self.report)(LaneEvent::Control(sealed.to_vec()));
-                    staging.start += CONTROL_PREFIX_BYTES + length;
-                }
-                Some(_) => return Err(LaneError::Framing("neither a chunk nor a control frame")),
+                Record::Control(sealed) => (self.report)(LaneEvent::Control(sealed.to_vec())),
             }
+            staging.start += record_bytes;
         }
     }
 }

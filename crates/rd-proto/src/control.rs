@@ -31,6 +31,9 @@ pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
 /// The largest control frame in clear, in bytes.
 pub const FRAME_BYTES_MAX: usize = CONTROL_PLAIN_BYTES_MAX;
 
+/// Granules that a HAVE can tell of.
+pub const GRANULES_MAX: usize = 200;
+
 const MUST_UNDERSTAND: u8 = 0x80;
 
 /// Which way the payload of a session flows, seen from the end that says it.
@@ -247,6 +250,17 @@ pub enum Frame {
         /// Chunks that arrived whole, whether taken or still waiting to be.
         have: SequenceSet,
     },
+    /// What the receiver of a tree has already of a large file, from an earlier transfer that did not end. Answers each
+    /// record of a file of at least [`crate::tree::RESUME_BYTES_MIN`] bytes.
+    Have {
+        /// The file's number.
+        item: u32,
+        /// The file is looked at in pieces of this many bytes, the last one shorter.
+        granule_bytes: u64,
+        /// For each piece from the start on, at most [`GRANULES_MAX`], the first 16 bytes of the BLAKE3 of what is there.
+        /// The sender leaves out those where its own are the same.
+        hashes: Vec<Option<[u8; 16]>>,
+    },
     /// All chunks have been taken; this is what they must add up to.
     Done {
         /// Number of chunks.
@@ -295,6 +309,7 @@ mod kind {
     pub const PAUSE: u8 = 0x12 | MUST_UNDERSTAND;
     pub const LANE_LOST: u8 = 0x13 | MUST_UNDERSTAND;
     pub const LANE_GONE: u8 = 0x14 | MUST_UNDERSTAND;
+    pub const HAVE: u8 = 0x15 | MUST_UNDERSTAND;
     pub const DONE: u8 = 0x20 | MUST_UNDERSTAND;
     pub const FINISHED: u8 = 0x21 | MUST_UNDERSTAND;
     pub const BYE: u8 = 0x22 | MUST_UNDERSTAND;
@@ -335,6 +350,16 @@ impl Frame {
                 out.push(kind::LANE_GONE);
                 lane.encode(out);
                 have.encode(out);
+            }
+            Self::Have { item, granule_bytes, hashes } => {
+                out.push(kind::HAVE);
+                out.extend(item.to_le_bytes());
+                out.extend(granule_bytes.to_le_bytes());
+                out.push(hashes.len() as u8);
+                for hash in hashes {
+                    out.push(u8::from(hash.is_some()));
+                    out.extend(hash.iter().flatten());
+                }
             }
             Self::Done { chunks, bytes, digest } => {
                 out.push(kind::DONE);
@@ -391,6 +416,14 @@ impl Frame {
             kind::LANE_LOST => Self::LaneLost(LaneId::decode(&mut reader)?),
             kind::LANE_GONE => {
                 Self::LaneGone { lane: LaneId::decode(&mut reader)?, have: SequenceSet::decode(&mut reader)? }
+            }
+            kind::HAVE => {
+                let (item, granule_bytes, count) = (reader.u32()?, reader.u64()?, usize::from(reader.u8()?));
+                if count > GRANULES_MAX || granule_bytes == 0 {
+                    return Err(FrameError::Value("granules"));
+                }
+                let hash = |_| if reader.bool()? { reader.array().map(Some) } else { Ok(None) };
+                Self::Have { item, granule_bytes, hashes: (0..count).map(hash).collect::<Result<_, _>>()? }
             }
             kind::DONE => Self::Done { chunks: reader.u64()?, bytes: reader.u64()?, digest: reader.array()? },
             kind::FINISHED => Self::Finished { bytes: reader.u64()? },

@@ -4,6 +4,7 @@
 //! * [`handshake`]: authentication of a lane, and its control channel.
 //! * [`record`], [`compress`]: protection and compression of a chunk's payload.
 //! * [`session`]: the state machines of a sender and a receiver.
+//! * [`tree`]: the records of a tree.
 //!
 //! Time is an argument ([`std::time::Duration`] since the session began), randomness is passed in, and every length
 //! that a peer sends is checked against a named limit before anything is allocated for it.
@@ -18,3 +19,4 @@ pub mod frame;
 pub mod handshake;
 pub mod record;
 pub mod session;
+pub mod tree;

@@ -131,6 +131,40 @@ impl Flow {
     }
 }
 
+/// What every control message begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Prefix {
+    /// Receives that its sender has posted again, modulo 2^32.
+    total: u32,
+    /// `KIND_…`.
+    kind: u8,
+}
+
+impl Prefix {
+    fn encode(self) -> [u8; PREFIX_BYTES] {
+        let mut bytes = [0; PREFIX_BYTES];
+        bytes[..4].copy_from_slice(&self.total.to_le_bytes());
+        bytes[4] = self.kind;
+        bytes
+    }
+
+    /// Reads the prefix of a message of `message_bytes`, which has a body as its kind demands.
+    fn decode(bytes: &[u8], message_bytes: usize) -> Result<Self, LaneError> {
+        let [t0, t1, t2, t3, kind, 0, 0, 0] = *bytes else {
+            return Err(LaneError::Framing("control message without its prefix"));
+        };
+        let is_sound = match (kind, message_bytes.checked_sub(PREFIX_BYTES)) {
+            (KIND_ANNOUNCEMENT | KIND_READY, Some(body_bytes)) => body_bytes == 0,
+            (KIND_FRAME, Some(body_bytes)) => (1..=CONTROL_BYTES_MAX).contains(&body_bytes),
+            _ => false,
+        };
+        if !is_sound {
+            return Err(LaneError::Framing("control message of unknown kind or length"));
+        }
+        Ok(Self { total: u32::from_le_bytes([t0, t1, t2, t3]), kind })
+    }
+}
+
 /// A message that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
@@ -254,10 +288,8 @@ impl ControlQueue {
         let Some(slot) = self.free_slots.pop() else {
             return Err(LaneError::Framing("no control slot is free"));
         };
-        let mut prefix = [0; PREFIX_BYTES];
-        prefix[..4].copy_from_slice(&self.flow.send().to_le_bytes());
-        prefix[4] = kind;
-        let length = queue_pair.messages().write(slot, &[&prefix, body]);
+        let prefix = Prefix { total: self.flow.send(), kind };
+        let length = queue_pair.messages().write(slot, &[&prefix.encode(), body]);
         queue_pair.send_message(Work::ControlSend(slot).encode(), slot, length).map_err(|error| lane_error(&error))?;
         self.posted += 1;
         Ok(())
@@ -294,22 +326,13 @@ impl ControlQueue {
     fn received(&mut self, slot: u32, length: usize) -> Result<Message, LaneError> {
         let Some(queue_pair) = &self.queue_pair else { return Err(LaneError::Closed) };
         let region = queue_pair.messages();
-        let bytes = region.read(slot, 0, length.min(PREFIX_BYTES));
-        let [t0, t1, t2, t3, kind, 0, 0, 0] = bytes[..] else {
-            return Err(LaneError::Framing("control message without its prefix"));
+        let prefix = Prefix::decode(&region.read(slot, 0, length.min(PREFIX_BYTES)), length)?;
+        let message = match prefix.kind {
+            KIND_ANNOUNCEMENT => Message::Announcement,
+            KIND_READY => Message::Ready,
+            _ => Message::Frame(region.read(slot, PREFIX_BYTES, length - PREFIX_BYTES)),
         };
-        let body_bytes = length - PREFIX_BYTES;
-        let message = match kind {
-            KIND_ANNOUNCEMENT if body_bytes == 0 => Message::Announcement,
-            KIND_READY if body_bytes == 0 => Message::Ready,
-            KIND_FRAME if (1..=CONTROL_BYTES_MAX).contains(&body_bytes) => {
-                Message::Frame(region.read(slot, PREFIX_BYTES, body_bytes))
-            }
-            _ => return Err(LaneError::Framing("control message of unknown kind or length")),
-        };
-        self.flow
-            .arrived(u32::from_le_bytes([t0, t1, t2, t3]))
-            .ok_or(LaneError::Framing("control message with an impossible total"))?;
+        self.flow.arrived(prefix.total).ok_or(LaneError::Framing("control message with an impossible total"))?;
         if !self.ending {
             queue_pair
                 .receive_message(Work::ControlReceive(slot).encode(), slot)
@@ -318,6 +341,41 @@ impl ControlQueue {
             self.flow.repost();
         }
         Ok(message)
+    }
+}
+
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::*;
+
+    /// Two control messages, the first as long as the first byte says, that arrive where ten have been sent.
+    pub fn control_messages(bytes: &[u8]) {
+        let Some((&first_bytes, rest)) = bytes.split_first() else { return };
+        let (first, second) = rest.split_at(rest.len().min(usize::from(first_bytes)));
+        let mut flow = Flow { sent: 10, ..Flow::default() };
+        for message in [first, second] {
+            let front = &message[..message.len().min(PREFIX_BYTES)];
+            let Ok(prefix) = Prefix::decode(front, message.len()) else { return };
+            assert_eq!(prefix.encode(), front);
+            assert!(message.len() <= SLOT_BYTES && (message.len() > PREFIX_BYTES) == (prefix.kind == KIND_FRAME));
+            let before = flow;
+            match flow.arrived(prefix.total) {
+                Some(()) => assert!(flow.outstanding() <= before.outstanding()),
+                None => assert_eq!(flow.outstanding(), before.outstanding()),
+            }
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let message = |total, kind, body: &[u8]| [&Prefix { total, kind }.encode()[..], body].concat();
+        let pair = |first: Vec<u8>, second: Vec<u8>| [&[first.len() as u8][..], &first, &second].concat();
+        let announcement = message(10, KIND_ANNOUNCEMENT, &[]);
+        vec![
+            ("transport_rdma_control", "frames", pair(message(3, KIND_FRAME, b"one"), message(9, KIND_FRAME, b"two"))),
+            ("transport_rdma_control", "ready", pair(message(0, KIND_READY, &[]), announcement)),
+        ]
     }
 }
 

@@ -37,6 +37,18 @@ pub use pairs::{RemoteEndpoint, pairs};
 pub use rd_verbs::{InterfaceAddress, interface_addresses};
 pub use request::Hello;
 
+/// Bodies of the fuzz targets. They also run as tests over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    pub use super::control::fuzz::control_messages;
+    pub use super::request::fuzz::request;
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        [super::control::fuzz::seeds(), super::request::fuzz::seeds()].concat()
+    }
+}
+
 use std::time::{Duration, Instant};
 
 use rd_verbs::Error as VerbsError;

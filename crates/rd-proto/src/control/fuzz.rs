@@ -66,6 +66,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ("pause", Frame::Pause),
         ("lane-lost", Frame::LaneLost(lane)),
         ("lane-gone", Frame::LaneGone { lane, have: SequenceSet::new(5, [6].into_iter()) }),
+        ("have", Frame::Have { item: 7, granule_bytes: 16 << 20, hashes: vec![Some([0xaa; 16]), None] }),
         ("done", Frame::Done { chunks: 3, bytes: 2_000_000, digest: [0xd1; 32] }),
         ("finished", Frame::Finished { bytes: 2_000_000 }),
         ("bye", Frame::Bye),

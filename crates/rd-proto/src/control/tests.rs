@@ -30,6 +30,7 @@ const GOLDEN: &[(&str, &[&str])] = &[
     ("pause", &["92"]),
     ("lane-lost", &["93 1000 03000000"]),
     ("lane-gone", &["94 1000 03000000 0500000000000000 0100 02"]),
+    ("have", &["95 07000000 0000000100000000 02", "01 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 00"]),
     ("done", &["a0 0300000000000000 80841e0000000000",
         "d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1"]),
     ("finished", &["a1 80841e0000000000"]),
@@ -94,6 +95,8 @@ const HOSTILE: &[(&str, usize, u8, &str)] = &[
     ("ack", 22, 5, "sequence set"),
     ("lane-lost", 1, 32, "lane"),
     ("lane-gone", 2, 1, "lane"),
+    ("have", 13, 201, "granules"),
+    ("have", 14, 2, "flag"),
     ("abort-signal", 1, 7, "cause"),
     ("abort-sink", 7, 0xff, "text length"),
 ];

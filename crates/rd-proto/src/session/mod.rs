@@ -27,7 +27,7 @@ mod receiver;
 mod sender;
 
 pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
-pub use receiver::Receiver;
+pub use receiver::{Layout, Receiver};
 pub use sender::Sender;
 
 use lanes::Lanes;
@@ -446,6 +446,7 @@ impl Core {
             Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
             Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
             Frame::Endpoints(_) => return Err(Violation::Unexpected("ENDPOINTS")),
+            Frame::Have { .. } => return Err(Violation::Unexpected("HAVE")),
             other => return Ok(Some(other)),
         }
         Ok(None)

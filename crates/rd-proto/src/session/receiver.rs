@@ -45,6 +45,18 @@ enum Stage {
     Taken,
 }
 
+/// What a transfer's chunks make up, and so the order in which its sink wants them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One file: the sink takes chunks at their positions as they come.
+    File,
+    /// One stream: chunks must reach the sink in order.
+    Stream,
+    /// The records of a tree, in order, which are item 0, and beside them the data of large files, which are the other
+    /// items. All reach the sink in order, since a file's data must not come before its record.
+    Tree,
+}
+
 /// What is known of one sequence within the span.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
@@ -52,6 +64,7 @@ struct Chunk {
     buffer: BufferId,
     is_final: bool,
     plain_bytes: u32,
+    item: u32,
     position: u64,
     tag: [u8; 16],
 }
@@ -70,8 +83,7 @@ struct LaneAccount {
 #[derive(Debug)]
 pub struct Receiver {
     core: Core,
-    /// Chunks must reach the sink in order; otherwise it takes them at their positions as they come.
-    ordered: bool,
+    layout: Layout,
     buffers: Vec<BufferState>,
     free: Vec<BufferId>,
     chunks: Box<[Chunk]>,
@@ -86,6 +98,8 @@ pub struct Receiver {
     gone: [Option<u32>; LANES_MAX],
     ack_since: Option<Duration>,
     ack_owed: u32,
+    /// Bytes of item 0 that have been taken: where its next chunk must begin.
+    stream_bytes: u64,
     digest: TransferDigest,
     final_taken: bool,
     done: Option<(u64, u64, [u8; 32])>,
@@ -95,10 +109,10 @@ pub struct Receiver {
 
 impl Receiver {
     /// A receiver with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
-    pub fn new(agreed: Agreed, connector: bool, buffers: u32, ordered: bool) -> Self {
+    pub fn new(agreed: Agreed, connector: bool, buffers: u32, layout: Layout) -> Self {
         Self {
             core: Core::new(agreed, connector, 4 * buffers as usize + 64),
-            ordered,
+            layout,
             buffers: vec![BufferState { place: Place::Free, sequence: 0 }; buffers as usize],
             free: (0..buffers).rev().collect(),
             chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
@@ -109,6 +123,7 @@ impl Receiver {
             gone: [None; LANES_MAX],
             ack_since: None,
             ack_owed: 0,
+            stream_bytes: 0,
             digest: TransferDigest::new(),
             final_taken: false,
             done: None,
@@ -161,6 +176,7 @@ impl Receiver {
             buffer,
             is_final: header.is_final,
             plain_bytes: header.plain_bytes,
+            item: header.item,
             position: header.position,
             tag: header.tag,
         };
@@ -191,7 +207,7 @@ impl Receiver {
         }
         if !genuine {
             self.core.corrupt(lane, now);
-        } else if !self.ordered && !self.core.is_ending() {
+        } else if !self.is_ordered() && !self.core.is_ending() {
             self.write(state.sequence);
         }
         self.settle(now);
@@ -206,8 +222,15 @@ impl Receiver {
         self.ack_since.get_or_insert(now);
         while self.chunks[self.base as usize % SPAN_MAX].stage == Stage::Taken {
             let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
-            if chunk.position != self.core.counters.bytes || self.final_taken {
+            let in_place = match chunk.item {
+                0 => chunk.position == self.stream_bytes,
+                _ => self.layout == Layout::Tree,
+            };
+            if !in_place || self.final_taken {
                 return self.core.abort(Cause::Protocol, now);
+            }
+            if chunk.item == 0 {
+                self.stream_bytes += u64::from(chunk.plain_bytes);
             }
             self.digest.push(&chunk.tag);
             self.core.counters.bytes += u64::from(chunk.plain_bytes);
@@ -227,6 +250,10 @@ impl Receiver {
     /// Chunks are at hand that the sink has not taken: the sink is what limits.
     pub fn waits_for_sink(&self) -> bool {
         self.base < self.seen_end
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.layout != Layout::File
     }
 
     fn release(&mut self, buffer: BufferId) {
@@ -311,7 +338,7 @@ impl Receiver {
         }
         let taken = self.taken();
         // Chunks that need not wait for others leave as they come.
-        let window = if self.ordered { self.buffers.len() as u32 } else { SPAN_MAX as u32 };
+        let window = if self.is_ordered() { self.buffers.len() as u32 } else { SPAN_MAX as u32 };
         let mut told = false;
         for at in 0..self.lanes.len() {
             let account = &mut self.lanes[at];
@@ -457,7 +484,7 @@ impl Machine for Receiver {
         if self.core.is_ending() {
             return;
         }
-        while self.ordered
+        while self.is_ordered()
             && self.next_write < self.base + SPAN_MAX as u64
             && self.chunks[self.next_write as usize % SPAN_MAX].stage == Stage::Held
         {

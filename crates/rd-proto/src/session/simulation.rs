@@ -262,12 +262,14 @@ struct Simulation {
     chunks: u64,
     produced: u64,
     position: u64,
+    /// Of which in item 0, where there are others.
+    stream_position: u64,
     interval: u64,
     to_fill: VecDeque<(BufferId, bool)>,
     producing: bool,
     work_max: u64,
     // The sink.
-    ordered: bool,
+    layout: Layout,
     to_write: VecDeque<BufferId>,
     writing: bool,
     sink_interval: u64,
@@ -310,7 +312,7 @@ impl Simulation {
         let connector = luck.below(2) as usize;
         let pool = |luck: &mut Luck| luck.pick(&[4, 4, 5, 8, 16, 64]);
         let (sender_pool, receiver_pool) = (pool(&mut luck), pool(&mut luck));
-        let ordered = luck.chance(50);
+        let layout = luck.pick(&[Layout::File, Layout::Stream, Layout::Tree]);
         let mut simulation = Self {
             trace: std::env::var_os("RD_SIM_TRACE").is_some(),
             weather,
@@ -319,7 +321,7 @@ impl Simulation {
             queue: BinaryHeap::new(),
             due: BTreeMap::new(),
             sender: Sender::new(agreed, connector == SENDER, sender_pool),
-            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, ordered),
+            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout),
             ends: [End::new(sender_pool), End::new(receiver_pool)],
             agreed,
             connector,
@@ -333,11 +335,12 @@ impl Simulation {
             chunks: luck.pick(&[1, 2, 3, 7, 40, 150, 400]),
             produced: 0,
             position: 0,
+            stream_position: 0,
             interval: luck.pick(&[MS / 100, MS / 100, MS, 20 * MS, 60 * MS]),
             to_fill: VecDeque::new(),
             producing: false,
             work_max: luck.pick(&[MS / 50, MS / 2, 10 * MS]),
-            ordered,
+            layout,
             to_write: VecDeque::new(),
             writing: false,
             sink_interval: luck.pick(&[MS / 100, MS / 100, MS, 30 * MS]),
@@ -468,10 +471,10 @@ impl Simulation {
 
     fn describe(&self) -> String {
         format!(
-            "connector {}, {:?}, ordered {}, produced {}/{}, written {}, outcomes {:?} {:?}, lanes {:?}\n{:?}\n{:?}",
+            "connector {}, {:?}, {:?}, produced {}/{}, written {}, outcomes {:?} {:?}, lanes {:?}\n{:?}\n{:?}",
             self.connector,
             self.agreed,
-            self.ordered,
+            self.layout,
             self.produced,
             self.chunks,
             self.written.len(),

@@ -157,7 +157,7 @@ fn offers_out_of_bounds_are_refused() {
 /// An end that accepts lanes, where RDMA is tried, with lane 0 and the first RDMA lane up.
 fn accepting() -> Receiver {
     let agreed = pair(|ours, _| ours.policy = Policy::PreferRdma).expect("agreed");
-    let mut receiver = Receiver::new(agreed, false, 8, true);
+    let mut receiver = Receiver::new(agreed, false, 8, Layout::Stream);
     for index in [0, RDMA_LANE_FIRST] {
         receiver.handle_lane_up(LaneId { index, generation: 0 }, Duration::ZERO);
     }

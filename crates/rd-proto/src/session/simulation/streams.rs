@@ -25,6 +25,13 @@ impl Simulation {
             self.produced += 1;
             let is_final = self.produced == self.chunks;
             let bytes = if is_final { self.luck.between(0, 4096) } else { self.luck.between(1, 4096) } as u32;
+            let item = if self.layout == Layout::Tree && !is_final { self.luck.below(3) as u32 } else { 0 };
+            let position = match (self.layout, item) {
+                (Layout::Tree, 0) => self.stream_position,
+                (Layout::Tree, _) => self.luck.below(1 << 40),
+                _ => self.position,
+            };
+            self.stream_position += if item == 0 { u64::from(bytes) } else { 0 };
             // As the engine does: by the path at the time when it is sealed.
             let path = self.sender.core_ref().path();
             let sealed = if self.luck.chance(50) { path.is_some_and(|path| self.agreed.seal(path)) } else { encrypt };
@@ -34,8 +41,9 @@ impl Simulation {
                     sealed,
                     wire_bytes: bytes,
                     plain_bytes: bytes,
+                    item,
                     sequence,
-                    position: self.position,
+                    position,
                     tag: tag_of(sequence, sealed),
                     ..ChunkHeader::default()
                 }),
@@ -61,12 +69,12 @@ impl Simulation {
         if self.ends[RECEIVER].stopped || !self.ends[RECEIVER].running() {
             return self.at(self.now + 50 * MS, What::Deliver);
         }
-        let at = if self.ordered { 0 } else { self.luck.below(self.to_write.len() as u64) as usize };
+        let at = if self.layout != Layout::File { 0 } else { self.luck.below(self.to_write.len() as u64) as usize };
         let Some(buffer) = self.to_write.remove(at) else { return };
         let slot = self.ends[RECEIVER].slots[buffer as usize];
         let header = slot.header.expect("opened before");
         assert!(!slot.damaged, "damaged bytes reach the sink");
-        assert!(!self.ordered || header.sequence == self.written.len() as u64, "out of order");
+        assert!(self.layout == Layout::File || header.sequence == self.written.len() as u64, "out of order");
         assert!(self.written.insert(header.sequence), "chunk {} written twice", header.sequence);
         self.bytes_written += u64::from(header.plain_bytes);
         self.finish_work(RECEIVER, buffer, Owner::Sink, In::Written(buffer));

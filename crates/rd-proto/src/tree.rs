@@ -1,0 +1,756 @@
+//! A tree as it travels: records packed into chunks of item 0, beside chunks of data of large files.
+//!
+//! The records of one transfer are one sequence, in the order of the walk: the names of one directory strictly ascending
+//! (as bytes), what a directory holds between its record and [`Record::Leave`]. So the order itself proves that no name
+//! comes twice, and the receiver need not remember any but the last of each open directory ([`Order`]).
+//!
+//! No record is cut by a chunk's end. A file whose data is not in its record ([`Record::Large`]) gets a number, the
+//! `item` of the chunks that carry its data at their positions; they may arrive in any order once the record has, and
+//! [`Record::Closed`] says how much was sent and whether the file stayed the same while it was read.
+//!
+//! All of it comes from a peer: decoding checks every length and every name, and [`Order`] the sequence.
+
+use std::collections::BTreeSet;
+
+/// Longest name of an entry, in bytes (NAME_MAX of Linux).
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Longest target of a symbolic link and longest path of a hard link's first name, in bytes (PATH_MAX less the zero).
+pub const PATH_BYTES_MAX: usize = 4095;
+
+/// Directories within each other.
+pub const DEPTH_MAX: usize = 512;
+
+/// Large files that may be open at once.
+pub const OPEN_MAX: usize = 64;
+
+/// All extended attributes of one entry together, encoded, in bytes.
+pub const XATTRS_BYTES_MAX: usize = 128 << 10;
+
+/// Length from which on a file without holes is not sent before the receiver has said what it has of it ([HAVE]), in
+/// bytes.
+///
+/// [HAVE]: crate::control::Frame::Have
+pub const RESUME_BYTES_MIN: u64 = 64 << 20;
+
+/// A time as the system keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// Seconds since 1970, negative before.
+    pub seconds: i64,
+    /// Nanoseconds, below 10⁹.
+    pub nanoseconds: u32,
+}
+
+/// What is known of an entry beside its name and contents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metadata<'a> {
+    /// Permission bits: the lower twelve of `st_mode`.
+    pub mode: u32,
+    /// Number of the owner.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+    /// When the contents changed last.
+    pub modified: Time,
+    /// When it was read last.
+    pub accessed: Time,
+    /// Extended attributes, ACLs among them.
+    pub xattrs: Xattrs<'a>,
+}
+
+/// Extended attributes, encoded: for each a length (u16) and a name, a length (u32) and a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Xattrs<'a>(&'a [u8]);
+
+/// Name and value of one extended attribute.
+pub type Xattr<'a> = (&'a [u8], &'a [u8]);
+
+impl<'a> Xattrs<'a> {
+    /// Adds one to a buffer that [`Xattrs::new`] takes. Whether it fitted: a name of 1 to [`NAME_BYTES_MAX`] bytes, and
+    /// all together at most [`XATTRS_BYTES_MAX`].
+    pub fn push(buffer: &mut Vec<u8>, name: &[u8], value: &[u8]) -> bool {
+        if name.is_empty()
+            || name.len() > NAME_BYTES_MAX
+            || name.contains(&0)
+            || buffer.len() + 6 + name.len() + value.len() > XATTRS_BYTES_MAX
+        {
+            return false;
+        }
+        buffer.extend((name.len() as u16).to_le_bytes());
+        buffer.extend(name);
+        buffer.extend((value.len() as u32).to_le_bytes());
+        buffer.extend(value);
+        true
+    }
+
+    /// What [`Xattrs::push`] made.
+    pub fn new(buffer: &'a [u8]) -> Self {
+        Self(buffer)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and values.
+    pub fn iter(self) -> impl Iterator<Item = Xattr<'a>> {
+        let mut reader = Reader(self.0);
+        std::iter::from_fn(move || Self::next(&mut reader).ok().flatten())
+    }
+
+    fn next(reader: &mut Reader<'a>) -> Result<Option<Xattr<'a>>, TreeError> {
+        if reader.0.is_empty() {
+            return Ok(None);
+        }
+        let length = usize::from(reader.u16()?);
+        let name = reader.take(length)?;
+        let length = reader.u32()? as usize;
+        let value = reader.take(length)?;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(&0) {
+            return Err(TreeError::Name);
+        }
+        Ok(Some((name, value)))
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, TreeError> {
+        let length = reader.u32()? as usize;
+        if length > XATTRS_BYTES_MAX {
+            return Err(TreeError::Length);
+        }
+        let bytes = reader.take(length)?;
+        let mut each = Reader(bytes);
+        while Self::next(&mut each)?.is_some() {}
+        Ok(Self(bytes))
+    }
+}
+
+/// What is neither a file, a directory nor a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// A named pipe.
+    Fifo,
+    /// A socket's name.
+    Socket,
+    /// A character device.
+    Character,
+    /// A block device.
+    Block,
+}
+
+/// One step of the walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// A directory; what follows is in it.
+    Directory {
+        /// Its name.
+        name: &'a [u8],
+        /// Applied when it is left.
+        metadata: Metadata<'a>,
+    },
+    /// The end of the directory that was entered last.
+    Leave,
+    /// A file with all its data.
+    File {
+        /// Its name.
+        name: &'a [u8],
+        /// Mode, owner, times, attributes.
+        metadata: Metadata<'a>,
+        /// Its contents.
+        data: &'a [u8],
+    },
+    /// A file whose data comes in chunks of their own. What they leave out are zeros.
+    Large {
+        /// Its name.
+        name: &'a [u8],
+        /// Mode, owner, times, attributes.
+        metadata: Metadata<'a>,
+        /// The number of its chunks: 1 for the first such file of a transfer, then one more for each.
+        item: u32,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Its name.
+        name: &'a [u8],
+        /// Owner, times, attributes.
+        metadata: Metadata<'a>,
+        /// Where it leads: any bytes but zero.
+        target: &'a [u8],
+    },
+    /// Another name of a file that came before.
+    HardLink {
+        /// Its name.
+        name: &'a [u8],
+        /// The file's first name: components from the top of the transfer, with `/` between them.
+        first: &'a [u8],
+    },
+    /// A FIFO, a socket, a device.
+    Special {
+        /// Its name.
+        name: &'a [u8],
+        /// Mode, owner, times, attributes.
+        metadata: Metadata<'a>,
+        /// Which of them.
+        kind: Special,
+        /// Major and minor number of a device; 0 for others.
+        device: (u32, u32),
+    },
+    /// All chunks of a large file have been made.
+    Closed {
+        /// Its number.
+        item: u32,
+        /// Bytes of data in all its chunks together.
+        data_bytes: u64,
+        /// It was read whole and did not change meanwhile; otherwise it is not to be published.
+        is_intact: bool,
+    },
+    /// The walk is over; nothing follows.
+    End {
+        /// Entries that were not sent, or not intact.
+        failures: u64,
+    },
+}
+
+/// Why a record, or its place in the sequence, was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TreeError {
+    /// It ends in the middle.
+    #[error("a record is cut off")]
+    Short,
+    /// A kind that this version does not know.
+    #[error("unknown kind of record {0}")]
+    Kind(u8),
+    /// A length over its limit.
+    #[error("a length out of bounds")]
+    Length,
+    /// Empty, `.`, `..`, or with a slash or a zero in it.
+    #[error("a name that cannot be one")]
+    Name,
+    /// A number or flag out of its range.
+    #[error("a value out of bounds")]
+    Value,
+    /// A name twice, or siblings that do not ascend.
+    #[error("names out of order")]
+    Order,
+    /// More directories within each other than [`DEPTH_MAX`], or left without being entered.
+    #[error("directories badly nested")]
+    Depth,
+    /// The number of a large file that is not the next, or not open; or more open than [`OPEN_MAX`].
+    #[error("bad number of a large file")]
+    Item,
+    /// A record after the end.
+    #[error("a record after the end")]
+    End,
+}
+
+const KIND_DIRECTORY: u8 = 1;
+const KIND_LEAVE: u8 = 2;
+const KIND_FILE: u8 = 3;
+const KIND_LARGE: u8 = 4;
+const KIND_SYMLINK: u8 = 5;
+const KIND_HARD_LINK: u8 = 6;
+const KIND_SPECIAL: u8 = 7;
+const KIND_CLOSED: u8 = 8;
+const KIND_END: u8 = 9;
+
+impl<'a> Record<'a> {
+    /// Bytes of the encoded record.
+    pub fn encoded_bytes(&self) -> usize {
+        let metadata = |metadata: &Metadata<'_>| 12 + 24 + 4 + metadata.xattrs.0.len();
+        let name = |name: &[u8]| 1 + name.len();
+        1 + match self {
+            Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
+            Self::Leave => 0,
+            Self::File { name: of, metadata: and, data } => name(of) + metadata(and) + 4 + data.len(),
+            Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 12,
+            Self::Symlink { name: of, metadata: and, target } => name(of) + metadata(and) + 2 + target.len(),
+            Self::HardLink { name: of, first } => name(of) + 2 + first.len(),
+            Self::Special { name: of, metadata: and, .. } => name(of) + metadata(and) + 9,
+            Self::Closed { .. } => 13,
+            Self::End { .. } => 8,
+        }
+    }
+
+    /// Puts the record at the start of `target` and returns its length; `None` if it does not fit.
+    pub fn encode(&self, target: &mut [u8]) -> Option<usize> {
+        let length = self.encoded_bytes();
+        let mut out = Writer { target: target.get_mut(..length)?, at: 0 };
+        match *self {
+            Self::Directory { name, metadata } => out.entry(KIND_DIRECTORY, name, &metadata),
+            Self::Leave => out.put(&[KIND_LEAVE]),
+            Self::File { name, metadata, data } => {
+                out.entry(KIND_FILE, name, &metadata);
+                out.put(&(data.len() as u32).to_le_bytes());
+                out.put(data);
+            }
+            Self::Large { name, metadata, item, size } => {
+                out.entry(KIND_LARGE, name, &metadata);
+                out.put(&item.to_le_bytes());
+                out.put(&size.to_le_bytes());
+            }
+            Self::Symlink { name, metadata, target } => {
+                out.entry(KIND_SYMLINK, name, &metadata);
+                out.path(target);
+            }
+            Self::HardLink { name, first } => {
+                out.put(&[KIND_HARD_LINK]);
+                out.name(name);
+                out.path(first);
+            }
+            Self::Special { name, metadata, kind, device } => {
+                out.entry(KIND_SPECIAL, name, &metadata);
+                out.put(&[kind as u8]);
+                out.put(&device.0.to_le_bytes());
+                out.put(&device.1.to_le_bytes());
+            }
+            Self::Closed { item, data_bytes, is_intact } => {
+                out.put(&[KIND_CLOSED]);
+                out.put(&item.to_le_bytes());
+                out.put(&data_bytes.to_le_bytes());
+                out.put(&[u8::from(is_intact)]);
+            }
+            Self::End { failures } => {
+                out.put(&[KIND_END]);
+                out.put(&failures.to_le_bytes());
+            }
+        }
+        debug_assert_eq!(out.at, length);
+        Some(length)
+    }
+
+    /// Takes the first record off `bytes`; `None` at their end.
+    ///
+    /// # Errors
+    ///
+    /// [`TreeError`] for a record that is cut off, over a limit, or has a name that cannot be one.
+    pub fn decode(bytes: &mut &'a [u8]) -> Result<Option<Self>, TreeError> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let mut reader = Reader(bytes);
+        let kind = reader.u8()?;
+        let record = match kind {
+            KIND_DIRECTORY => Self::Directory { name: reader.name()?, metadata: reader.metadata()? },
+            KIND_LEAVE => Self::Leave,
+            KIND_FILE => {
+                let (name, metadata) = (reader.name()?, reader.metadata()?);
+                let length = reader.u32()? as usize;
+                Self::File { name, metadata, data: reader.take(length)? }
+            }
+            KIND_LARGE => {
+                let (name, metadata) = (reader.name()?, reader.metadata()?);
+                let (item, size) = (reader.u32()?, reader.u64()?);
+                if size > i64::MAX as u64 {
+                    return Err(TreeError::Value);
+                }
+                Self::Large { name, metadata, item, size }
+            }
+            KIND_SYMLINK => {
+                let (name, metadata) = (reader.name()?, reader.metadata()?);
+                let target = reader.path()?;
+                if target.contains(&0) {
+                    return Err(TreeError::Name);
+                }
+                Self::Symlink { name, metadata, target }
+            }
+            KIND_HARD_LINK => {
+                let name = reader.name()?;
+                let first = reader.path()?;
+                if !first.split(|&byte| byte == b'/').all(is_name) {
+                    return Err(TreeError::Name);
+                }
+                Self::HardLink { name, first }
+            }
+            KIND_SPECIAL => {
+                let (name, metadata) = (reader.name()?, reader.metadata()?);
+                let kind = match reader.u8()? {
+                    0 => Special::Fifo,
+                    1 => Special::Socket,
+                    2 => Special::Character,
+                    3 => Special::Block,
+                    _ => return Err(TreeError::Value),
+                };
+                Self::Special { name, metadata, kind, device: (reader.u32()?, reader.u32()?) }
+            }
+            KIND_CLOSED => {
+                let (item, data_bytes) = (reader.u32()?, reader.u64()?);
+                let is_intact = match reader.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(TreeError::Value),
+                };
+                Self::Closed { item, data_bytes, is_intact }
+            }
+            KIND_END => Self::End { failures: reader.u64()? },
+            kind => return Err(TreeError::Kind(kind)),
+        };
+        *bytes = reader.0;
+        Ok(Some(record))
+    }
+
+    /// The name of the entry, if the record is one.
+    pub fn name(&self) -> Option<&'a [u8]> {
+        match *self {
+            Self::Directory { name, .. }
+            | Self::File { name, .. }
+            | Self::Large { name, .. }
+            | Self::Symlink { name, .. }
+            | Self::HardLink { name, .. }
+            | Self::Special { name, .. } => Some(name),
+            Self::Leave | Self::Closed { .. } | Self::End { .. } => None,
+        }
+    }
+}
+
+/// Whether these bytes can name an entry of a directory.
+pub fn is_name(name: &[u8]) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && name != b"."
+        && name != b".."
+        && !name.iter().any(|&byte| byte == b'/' || byte == 0)
+}
+
+/// Checks that records come in the order of a walk. Its memory grows with the depth of the tree only.
+#[derive(Debug, Default)]
+pub struct Order {
+    /// The name that came last in each open directory, the top first.
+    last: Vec<Vec<u8>>,
+    /// The names of the open directories below the top.
+    path: Vec<Vec<u8>>,
+    items: u32,
+    open: BTreeSet<u32>,
+    ended: bool,
+}
+
+impl Order {
+    /// An order of which nothing has come.
+    pub fn new() -> Self {
+        Self { last: vec![Vec::new()], ..Self::default() }
+    }
+
+    /// Takes the next record.
+    ///
+    /// # Errors
+    ///
+    /// [`TreeError`] if it cannot follow those before.
+    pub fn check(&mut self, record: &Record<'_>) -> Result<(), TreeError> {
+        if self.ended {
+            return Err(TreeError::End);
+        }
+        if let Some(name) = record.name() {
+            let last = self.last.last_mut().expect("the top is never left");
+            if name <= last.as_slice() {
+                return Err(TreeError::Order);
+            }
+            name.clone_into(last);
+        }
+        match *record {
+            Record::Directory { name, .. } => {
+                if self.path.len() == DEPTH_MAX {
+                    return Err(TreeError::Depth);
+                }
+                self.path.push(name.to_vec());
+                self.last.push(Vec::new());
+            }
+            Record::Leave => {
+                self.path.pop().ok_or(TreeError::Depth)?;
+                self.last.pop();
+            }
+            Record::Large { item, .. } => {
+                if Some(item) != self.items.checked_add(1) || self.open.len() == OPEN_MAX {
+                    return Err(TreeError::Item);
+                }
+                self.items = item;
+                self.open.insert(item);
+            }
+            Record::Closed { item, .. } => {
+                if !self.open.remove(&item) {
+                    return Err(TreeError::Item);
+                }
+            }
+            Record::HardLink { name, first } => {
+                // Earlier in the walk, or it would be a name that is not there yet.
+                let here = self.path.iter().map(Vec::as_slice).chain([name]);
+                if first.split(|&byte| byte == b'/').cmp(here) != std::cmp::Ordering::Less {
+                    return Err(TreeError::Order);
+                }
+            }
+            Record::End { .. } => {
+                if !self.path.is_empty() {
+                    return Err(TreeError::Depth);
+                }
+                if !self.open.is_empty() {
+                    return Err(TreeError::Item);
+                }
+                self.ended = true;
+            }
+            Record::File { .. } | Record::Symlink { .. } | Record::Special { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Whether [`Record::End`] has come.
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+struct Writer<'a> {
+    target: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.target[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+
+    fn name(&mut self, name: &[u8]) {
+        debug_assert!(is_name(name));
+        self.put(&[name.len() as u8]);
+        self.put(name);
+    }
+
+    fn path(&mut self, path: &[u8]) {
+        debug_assert!(!path.is_empty() && path.len() <= PATH_BYTES_MAX);
+        self.put(&(path.len() as u16).to_le_bytes());
+        self.put(path);
+    }
+
+    fn entry(&mut self, kind: u8, name: &[u8], metadata: &Metadata<'_>) {
+        self.put(&[kind]);
+        self.name(name);
+        for number in [metadata.mode, metadata.uid, metadata.gid] {
+            self.put(&number.to_le_bytes());
+        }
+        for time in [metadata.modified, metadata.accessed] {
+            self.put(&time.seconds.to_le_bytes());
+            self.put(&time.nanoseconds.to_le_bytes());
+        }
+        self.put(&(metadata.xattrs.0.len() as u32).to_le_bytes());
+        self.put(metadata.xattrs.0);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], TreeError> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(TreeError::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], TreeError> {
+        Ok(self.take(N)?.try_into().expect("as many as asked for"))
+    }
+
+    fn u8(&mut self) -> Result<u8, TreeError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u16(&mut self) -> Result<u16, TreeError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, TreeError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, TreeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn name(&mut self) -> Result<&'a [u8], TreeError> {
+        let length = usize::from(self.u8()?);
+        let name = self.take(length)?;
+        if is_name(name) { Ok(name) } else { Err(TreeError::Name) }
+    }
+
+    fn path(&mut self) -> Result<&'a [u8], TreeError> {
+        let length = usize::from(self.u16()?);
+        if length == 0 || length > PATH_BYTES_MAX {
+            return Err(TreeError::Length);
+        }
+        self.take(length)
+    }
+
+    fn time(&mut self) -> Result<Time, TreeError> {
+        let time = Time { seconds: i64::from_le_bytes(self.array()?), nanoseconds: self.u32()? };
+        if time.nanoseconds < 1_000_000_000 { Ok(time) } else { Err(TreeError::Value) }
+    }
+
+    fn metadata(&mut self) -> Result<Metadata<'a>, TreeError> {
+        let (mode, uid, gid) = (self.u32()?, self.u32()?, self.u32()?);
+        if mode > 0o7777 {
+            return Err(TreeError::Value);
+        }
+        let (modified, accessed) = (self.time()?, self.time()?);
+        Ok(Metadata { mode, uid, gid, modified, accessed, xattrs: Xattrs::decode(self)? })
+    }
+}
+
+/// Fuzz body: no input may panic, and what decodes says what was encoded.
+#[doc(hidden)]
+pub mod fuzz {
+    use super::*;
+
+    /// The payload of one chunk of records.
+    pub fn tree_records(bytes: &[u8]) {
+        let (mut rest, mut order) = (bytes, Order::new());
+        loop {
+            let before = rest;
+            let Ok(Some(record)) = Record::decode(&mut rest) else { return };
+            let mut again = vec![0; record.encoded_bytes()];
+            assert_eq!(record.encode(&mut again), Some(before.len() - rest.len()));
+            assert_eq!(again, before[..before.len() - rest.len()]);
+            if order.check(&record).is_err() {
+                return;
+            }
+            assert!(record.name().is_none_or(is_name));
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let mut bytes = Vec::new();
+        for record in samples() {
+            let at = bytes.len();
+            bytes.resize(at + record.encoded_bytes(), 0);
+            record.encode(&mut bytes[at..]);
+        }
+        vec![("tree_records", "every-kind", bytes)]
+    }
+
+    /// A walk with each kind of record.
+    pub fn samples() -> Vec<Record<'static>> {
+        let metadata = Metadata {
+            mode: 0o4751,
+            uid: 1000,
+            gid: 100,
+            modified: Time { seconds: -1, nanoseconds: 999_999_999 },
+            accessed: Time { seconds: 1 << 33, nanoseconds: 0 },
+            xattrs: Xattrs(b"\x06\0user.a\x01\0\0\0v"),
+        };
+        vec![
+            Record::Directory { name: b"d", metadata },
+            Record::File { name: b"a", metadata, data: b"contents" },
+            Record::Large { name: b"b", metadata, item: 1, size: 1 << 40 },
+            Record::Directory { name: b"c", metadata },
+            Record::HardLink { name: b"x", first: b"d/a" },
+            Record::Leave,
+            Record::Special { name: b"f", metadata, kind: Special::Character, device: (1, 3) },
+            Record::Leave,
+            Record::Symlink { name: b"e\xff", metadata, target: b"../d" },
+            Record::Closed { item: 1, data_bytes: 12_345, is_intact: true },
+            Record::End { failures: 2 },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn encoded(record: &Record<'_>) -> Vec<u8> {
+        let mut bytes = vec![0; record.encoded_bytes()];
+        assert_eq!(record.encode(&mut bytes), Some(bytes.len()));
+        bytes
+    }
+
+    #[test]
+    fn every_kind_comes_back_and_is_in_order() {
+        let mut order = Order::new();
+        for record in fuzz::samples() {
+            let bytes = encoded(&record);
+            let mut rest = bytes.as_slice();
+            assert_eq!(Record::decode(&mut rest), Ok(Some(record)));
+            assert!(rest.is_empty());
+            assert_eq!(record.encode(&mut vec![0; bytes.len() - 1]), None);
+            for length in 1..bytes.len() {
+                assert!(Record::decode(&mut &bytes[..length]).is_err(), "{record:?} cut at {length}");
+            }
+            assert!(!order.is_ended());
+            order.check(&record).expect("in order");
+        }
+        assert!(order.is_ended());
+        assert_eq!(order.check(&Record::Leave), Err(TreeError::End));
+    }
+
+    fn file(name: &[u8]) -> Record<'_> {
+        Record::File { name, metadata: Metadata::default(), data: b"" }
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for name in [&b""[..], b".", b"..", b"a/b", b"/a", b"a\0", &[b'a'; 256]] {
+            assert!(!is_name(name));
+            let mut bytes = encoded(&file(b"a"));
+            bytes.splice(1..3, [&[name.len() as u8], name].concat());
+            assert!(Record::decode(&mut bytes.as_slice()).is_err(), "{name:?}");
+        }
+        for first in [&b".."[..], b"a/../b", b"/a", b"a//b", b"a/", b"a\0"] {
+            let mut bytes = encoded(&Record::HardLink { name: b"z", first: b"a" });
+            bytes.splice(3.., [&(first.len() as u16).to_le_bytes(), first].concat());
+            assert_eq!(Record::decode(&mut bytes.as_slice()), Err(TreeError::Name), "{first:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_walk_is_refused() {
+        let metadata = Metadata::default();
+        let directory = |name| Record::Directory { name, metadata };
+        let large = |name, item| Record::Large { name, metadata, item, size: 0 };
+        let closed = |item| Record::Closed { item, data_bytes: 0, is_intact: true };
+        let end = Record::End { failures: 0 };
+        for (records, error) in [
+            (vec![file(b"b"), file(b"a")], TreeError::Order),
+            (vec![file(b"a"), file(b"a")], TreeError::Order),
+            (vec![directory(b"a"), Record::Leave, file(b"a")], TreeError::Order),
+            (vec![Record::Leave], TreeError::Depth),
+            (vec![directory(b"a"), end], TreeError::Depth),
+            (vec![directory(b"a"); DEPTH_MAX + 1], TreeError::Depth),
+            (vec![large(b"a", 2)], TreeError::Item),
+            (vec![large(b"a", 1), large(b"b", 1)], TreeError::Item),
+            (vec![large(b"a", 1), closed(1), closed(1)], TreeError::Item),
+            (vec![large(b"a", 1), end], TreeError::Item),
+            (vec![closed(1)], TreeError::Item),
+            (vec![Record::HardLink { name: b"a", first: b"a" }], TreeError::Order),
+            (vec![file(b"a"), Record::HardLink { name: b"b", first: b"c" }], TreeError::Order),
+            (vec![directory(b"b"), Record::HardLink { name: b"c", first: b"b/d" }], TreeError::Order),
+        ] {
+            let mut order = Order::new();
+            let outcome = records.iter().try_for_each(|record| order.check(record));
+            assert_eq!(outcome, Err(error), "{records:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            fuzz::tree_records(&bytes);
+        }
+
+        #[test]
+        fn attributes_come_back(pairs in proptest::collection::vec(("[a-z.]{1,20}", proptest::collection::vec(any::<u8>(), 0..50)), 0..8)) {
+            let mut buffer = Vec::new();
+            for (name, value) in &pairs {
+                prop_assert!(Xattrs::push(&mut buffer, name.as_bytes(), value));
+            }
+            let metadata = Metadata { xattrs: Xattrs::new(&buffer), ..Metadata::default() };
+            let bytes = encoded(&Record::Directory { name: b"d", metadata });
+            let Ok(Some(Record::Directory { metadata, .. })) = Record::decode(&mut bytes.as_slice()) else {
+                return Err(TestCaseError::fail("not a directory"));
+            };
+            let back: Vec<_> = metadata.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect();
+            let pairs: Vec<_> = pairs.into_iter().map(|(name, value)| (name.into_bytes(), value)).collect();
+            prop_assert_eq!(back, pairs);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What a TCP connection carries, as a function of its bytes: chunks and control frames, one behind the other.
+
+use rd_proto::frame::{CHUNK_HEADER_BYTES, CONTROL_BYTES_MAX};
+
+use crate::transport::LaneError;
+
+/// First byte of a control record.
+const CONTROL_KIND: u8 = b'F';
+
+/// First byte of a chunk: its header's magic.
+const CHUNK_KIND: u8 = b'C';
+
+/// Bytes before a control frame: kind, number of chunks so far (modulo 256), length.
+const CONTROL_PREFIX_BYTES: usize = 4;
+
+/// Bytes that hold any record but a chunk's payload.
+pub(super) const RECORD_BYTES_MAX: usize = CONTROL_BYTES_MAX + CONTROL_PREFIX_BYTES;
+
+/// What stands at the front of the bytes that have been received.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Record<'a> {
+    /// A chunk's header; `wire_bytes` of payload come behind it. Nothing but its first byte has been checked.
+    Chunk { header: &'a [u8; CHUNK_HEADER_BYTES], wire_bytes: usize },
+    /// A whole control frame, sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
+    Control(&'a [u8]),
+}
+
+impl Record<'_> {
+    /// Bytes that it takes up, without a chunk's payload.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Chunk { .. } => CHUNK_HEADER_BYTES,
+            Self::Control(sealed) => CONTROL_PREFIX_BYTES + sealed.len(),
+        }
+    }
+}
+
+/// A control frame as it is sent. The number of chunks is put in when it goes, by [`set_chunks`].
+pub(super) fn control_record(sealed: &[u8]) -> Vec<u8> {
+    let mut record = Vec::with_capacity(CONTROL_PREFIX_BYTES + sealed.len());
+    record.extend([CONTROL_KIND, 0]);
+    record.extend((sealed.len() as u16).to_le_bytes());
+    record.extend(sealed);
+    record
+}
+
+/// Says in a control record how many chunks went before it on this connection, modulo 256.
+pub(super) fn set_chunks(record: &mut [u8], chunks: u8) {
+    record[1] = chunks;
+}
+
+/// Reads the record at the front of `staged`; `None` while it is not whole. `chunks` have come before it on this
+/// connection, modulo 256. At most [`RECORD_BYTES_MAX`] bytes are ever needed.
+///
+/// # Errors
+///
+/// [`LaneError::Framing`]: whatever follows cannot be read.
+pub(super) fn next_record(staged: &[u8], chunks: u8) -> Result<Option<Record<'_>>, LaneError> {
+    match staged.first() {
+        None => Ok(None),
+        Some(&CHUNK_KIND) => Ok(staged.first_chunk::<CHUNK_HEADER_BYTES>().map(|header| {
+            let wire_bytes = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
+            Record::Chunk { header, wire_bytes }
+        })),
+        Some(&CONTROL_KIND) => {
+            let Some(prefix) = staged.first_chunk::<CONTROL_PREFIX_BYTES>() else { return Ok(None) };
+            let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
+            if length == 0 || length > CONTROL_BYTES_MAX {
+                return Err(LaneError::Framing("a control frame of a bad length"));
+            }
+            if prefix[1] != chunks {
+                // Nothing else would tell: the lane is alive, and a chunk that never comes is waited for.
+                return Err(LaneError::Framing("chunks are missing or repeated"));
+            }
+            Ok(staged[CONTROL_PREFIX_BYTES..].get(..length).map(Record::Control))
+        }
+        Some(_) => Err(LaneError::Framing("neither a chunk nor a control frame")),
+    }
+}
+
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::*;
+
+    /// What a connection said: its chunks as their payload's length and what of it came, its frames, how it failed.
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Heard {
+        chunks: Vec<(usize, usize)>,
+        frames: Vec<Vec<u8>>,
+        error: Option<LaneError>,
+    }
+
+    /// Reads a connection that gives `step` bytes at a time.
+    fn read(bytes: &[u8], step: usize) -> Heard {
+        let (mut heard, mut chunks, mut start, mut missing) = (Heard::default(), 0_u8, 0_usize, 0_usize);
+        let mut end = 0;
+        while end < bytes.len() {
+            end = (end + step).min(bytes.len());
+            loop {
+                let landed = missing.min(end - start);
+                if let Some((_, have)) = heard.chunks.last_mut() {
+                    *have += landed;
+                }
+                start += landed;
+                missing -= landed;
+                if missing > 0 {
+                    break;
+                }
+                let record = match next_record(&bytes[start..end], chunks) {
+                    Ok(Some(record)) => record,
+                    Ok(None) => {
+                        assert!(end - start < RECORD_BYTES_MAX, "a record that never ends");
+                        break;
+                    }
+                    Err(error) => {
+                        heard.error = Some(error);
+                        return heard;
+                    }
+                };
+                start += record.bytes();
+                match record {
+                    Record::Chunk { header, wire_bytes } => {
+                        assert_eq!(header[0], CHUNK_KIND);
+                        chunks = chunks.wrapping_add(1);
+                        missing = wire_bytes;
+                        heard.chunks.push((wire_bytes, 0));
+                    }
+                    Record::Control(sealed) => {
+                        assert!((1..=CONTROL_BYTES_MAX).contains(&sealed.len()));
+                        heard.frames.push(sealed.to_vec());
+                    }
+                }
+            }
+        }
+        heard
+    }
+
+    /// All that one connection brings. It must mean the same however the bytes come in.
+    pub fn records(bytes: &[u8]) {
+        let whole = read(bytes, bytes.len());
+        for step in [1, 7, 64, 1000] {
+            assert_eq!(read(bytes, step), whole);
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        header[0] = CHUNK_KIND;
+        header[4] = 5;
+        let mut empty = header;
+        empty[4] = 0;
+        let frame = |chunks, sealed: &[u8]| {
+            let mut record = control_record(sealed);
+            set_chunks(&mut record, chunks);
+            record
+        };
+        let mixed = [&frame(0, b"first")[..], &header, b"12345", &empty, &frame(2, b"second")].concat();
+        vec![
+            ("transport_tcp", "mixed", mixed),
+            ("transport_tcp", "longest", frame(0, &[7; CONTROL_BYTES_MAX])),
+            ("transport_tcp", "missing-chunk", [&header[..], b"12345", &frame(2, b"x")].concat()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let mut record = control_record(b"sealed");
+        set_chunks(&mut record, 9);
+        assert_eq!(record[..4], [b'F', 9, 6, 0]);
+        assert_eq!(next_record(&record, 9), Ok(Some(Record::Control(b"sealed"))));
+        for cut in 0..record.len() {
+            assert_eq!(next_record(&record[..cut], 9), Ok(None), "cut at {cut}");
+        }
+        assert!(next_record(&record, 8).is_err());
+    }
+
+    #[test]
+    fn bad_beginnings_are_refused_at_once() {
+        for bytes in [&b"X"[..], &[CONTROL_KIND, 0, 0, 0], &[CONTROL_KIND, 0, 0xff, 0xff]] {
+            assert!(next_record(bytes, 0).is_err(), "{bytes:?}");
+        }
+    }
+}

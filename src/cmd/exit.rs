@@ -28,6 +28,8 @@ pub enum Exit {
     Destination,
     /// What arrived is not what was sent.
     Integrity,
+    /// Some files of several failed.
+    Partial,
     /// The other end speaks another protocol, or another version of this one.
     Protocol,
     /// Ended by this signal.
@@ -47,9 +49,27 @@ impl Exit {
             Self::Source => 5,
             Self::Destination => 6,
             Self::Integrity => 7,
+            Self::Partial => 8,
             Self::Protocol => 9,
-            Self::Signal(number) => 128 + number,
+            Self::Signal(number) => 128_u8.saturating_add(number),
             Self::SinkClosed => 141,
+        }
+    }
+
+    /// What a code of another process of ours means. A code that is none of ours is a protocol's failure.
+    pub fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Usage,
+            2 => Self::Authentication,
+            3 => Self::Connect,
+            4 => Self::LinkLost,
+            5 => Self::Source,
+            6 => Self::Destination,
+            7 => Self::Integrity,
+            8 => Self::Partial,
+            141 => Self::SinkClosed,
+            129.. => Self::Signal(code - 128),
+            _ => Self::Protocol,
         }
     }
 }
@@ -171,7 +191,7 @@ impl Failure {
 }
 
 /// `PATH: what went wrong (error N)`.
-fn io_sentence(fact: &IoFact) -> String {
+pub(super) fn io_sentence(fact: &IoFact) -> String {
     let mut sentence = escaped(OsStr::from_bytes(&fact.path));
     if fact.errno != 0 {
         let _ = write!(sentence, ": {}", os(Errno::from_raw_os_error(fact.errno)));
@@ -220,6 +240,7 @@ mod tests {
             (Exit::Source, 5),
             (Exit::Destination, 6),
             (Exit::Integrity, 7),
+            (Exit::Partial, 8),
             (Exit::Protocol, 9),
             (Exit::Signal(2), 130),
             (Exit::Signal(15), 143),
@@ -227,6 +248,7 @@ mod tests {
         ];
         for (exit, code) in table {
             assert_eq!(exit.code(), code, "{exit:?}");
+            assert_eq!(Exit::from_code(code), exit, "{code}");
         }
     }
 

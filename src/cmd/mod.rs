@@ -2,9 +2,15 @@
 
 use std::process::ExitCode;
 
+pub mod agent;
+mod copy;
+mod end;
 pub mod exit;
 pub mod key;
+mod launching;
 pub mod options;
+mod place;
+pub mod rdcp;
 pub mod recv;
 pub mod report;
 pub mod send;

@@ -9,6 +9,7 @@ use rd_proto::control::{Encrypt, Policy};
 use rd_proto::frame::CHUNK_BYTES_MAX;
 use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
 
+use crate::control::frames::Settings;
 use crate::engine::work::CompressMode;
 
 /// Bytes of the pool where nobody asks for another size.
@@ -162,6 +163,38 @@ impl TransferOptions {
         self.lanes.unwrap_or(0)
     }
 
+    /// As an agent is told them.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            transport: self.transport as u8,
+            encrypt: self.encrypt as u8,
+            compress: self.compress as u8,
+            lanes: self.lanes,
+            buffer_bytes: self.buffer,
+            ports: self.port_range.as_ref().map(|ports| (*ports.start(), *ports.end())),
+            reconnect_s: self.reconnect,
+            bwlimit: self.bwlimit,
+        }
+    }
+
+    /// As an agent was told them; `None` where a value is none that a command line could have had.
+    pub fn from_settings(settings: &Settings) -> Option<Self> {
+        let lanes_allowed = settings.lanes.is_none_or(|lanes| (1..=RDMA_LANE_FIRST).contains(&u16::from(lanes)));
+        if !lanes_allowed || settings.buffer_bytes == 0 || settings.bwlimit == Some(0) {
+            return None;
+        }
+        Some(Self {
+            transport: *Transport::value_variants().get(usize::from(settings.transport))?,
+            encrypt: *Encryption::value_variants().get(usize::from(settings.encrypt))?,
+            compress: *Compress::value_variants().get(usize::from(settings.compress))?,
+            lanes: settings.lanes,
+            buffer: settings.buffer_bytes,
+            port_range: settings.ports.map(|(first, last)| first..=last),
+            reconnect: settings.reconnect_s,
+            bwlimit: settings.bwlimit,
+        })
+    }
+
     /// The largest chunk that leaves enough buffers, and that the rate limit allows.
     pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
         let largest = (self.buffer / BUFFERS_MIN).min(CHUNK_BYTES_MAX as u64) as usize;
@@ -229,6 +262,29 @@ mod tests {
         for bad in ["", "M", "0", "-1", "1X", "1e9", "99999999T"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn settings_survive_the_way_to_an_agent() {
+        let options = TransferOptions {
+            transport: Transport::PreferRdma,
+            encrypt: Encryption::Never,
+            compress: Compress::Zstd,
+            lanes: Some(3),
+            buffer: 8 << 20,
+            port_range: Some(7000..=7009),
+            reconnect: 7,
+            bwlimit: Some(1),
+        };
+        let settings = options.settings();
+        let back = TransferOptions::from_settings(&settings).expect("all of them possible");
+        assert_eq!(back.settings(), settings);
+        assert_eq!(
+            (back.transport, back.encrypt, back.compress),
+            (options.transport, options.encrypt, options.compress)
+        );
+        assert!(TransferOptions::from_settings(&Settings { transport: 4, ..settings.clone() }).is_none());
+        assert!(TransferOptions::from_settings(&Settings { lanes: Some(0), ..settings }).is_none());
     }
 
     #[test]

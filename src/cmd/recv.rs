@@ -19,7 +19,7 @@ use super::exit::{Exit, Failure, os};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
 use super::send::EXIT_CODES;
-use super::stream::{Ended, FirstLane, NotBegun, Session, reported};
+use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fs::io_fact;
@@ -76,7 +76,7 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
-    reported(&arguments.report, || transfer(&arguments, port, key, file.as_ref()))
+    reported(&arguments.report, |_| transfer(&arguments, port, key, file.as_ref()))
 }
 
 fn transfer(
@@ -118,14 +118,9 @@ fn transfer(
     }
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
     let deadline = wait.map(|wait| Instant::now() + wait);
-    let session = Session {
-        name: "rdrecv",
-        transfer: &arguments.transfer,
-        report: &arguments.report,
-        post,
-        events,
-        may_draw: file.is_some() || !std::io::stdout().is_terminal(),
-    };
+    let may_draw = file.is_some() || !std::io::stdout().is_terminal();
+    let console = Console { name: "rdrecv", report: &arguments.report, may_draw };
+    let session = Session { transfer: &arguments.transfer, post, events, teller: &console, heeds_signals: true };
     loop {
         let first = next_sender(&session.events, deadline, arguments.report.verbose)?;
         let make_work = |_chunk_bytes| open(target.as_ref());
@@ -152,7 +147,7 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: boo
                 let established: Established = *established;
                 let peer = stream.peer_addr();
                 let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
-                return Ok(FirstLane { stream, established, peer_name });
+                return Ok(FirstLane { stream, established, peer_name, is_named: false });
             }
             Some(Event::Incoming(Incoming::TooManyGuesses)) => {
                 return Err(Failure::new(

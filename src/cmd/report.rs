@@ -108,7 +108,8 @@ impl Terminal {
         }
     }
 
-    fn say(&self, line: &str) {
+    /// Prints a line, beside a bar if there is one.
+    pub(super) fn say(&self, line: &str) {
         let print = || super::say(&format!("{}: {line}", self.name));
         match &self.bar {
             Some(bar) => bar.suspend(print),
@@ -212,13 +213,19 @@ fn gigabytes_per_second(summary: &Summary) -> f64 {
     summary.counters.bytes as f64 / summary.seconds.max(1e-9) / 1e9
 }
 
-fn medium_name(medium: Medium) -> &'static str {
+pub(super) fn medium_name(medium: Medium) -> &'static str {
     match medium {
         Medium::Tcp => "tcp",
         Medium::RdmaHardware => "rdma",
         Medium::RdmaSoftware => "rdma-software",
         Medium::Memory => "memory",
     }
+}
+
+/// The medium of that name; `None` for a copy within one host.
+pub(super) fn medium_from_name(name: &str) -> Option<Medium> {
+    let all = [Medium::Tcp, Medium::RdmaHardware, Medium::RdmaSoftware, Medium::Memory];
+    all.into_iter().find(|&medium| medium_name(medium) == name)
 }
 
 /// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.
@@ -237,6 +244,16 @@ impl<'a> Reporter<'a> {
         let path = options.json.as_deref().filter(|path| *path != Path::new("-"));
         let file = path.map(|path| File::create(path).map_err(|error| unreportable(path, &error))).transpose()?;
         Ok(Self { options, file })
+    }
+
+    /// Tells of something that has happened, where `--json` is to tell of more than the end.
+    pub(super) fn event(&self, event: &serde_json::Value) {
+        match (&self.options.json, &self.file) {
+            // A report that cannot be written is told at the end.
+            (Some(_), Some(file)) => drop(writeln!(&*file, "{event}")),
+            (Some(_), None) => super::say(&event.to_string()),
+            (None, _) => {}
+        }
     }
 
     /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began.
@@ -270,6 +287,7 @@ fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
     let rounded = |value: f64| (value * 1e6).round() / 1e6;
     json!({
+        "event": "end",
         "bytes": summary.counters.bytes,
         "seconds": rounded(summary.seconds),
         "gb_per_s": rounded(gigabytes_per_second(summary)),

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use rd_proto::control::Role;
-use rd_proto::handshake::{Key, SessionId, connect_first};
+use rd_proto::handshake::Key;
 use rustix::io::Errno;
 
 use super::exit::{Exit, Failure, escaped};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
-use super::stream::{Ended, FirstLane, NotBegun, Session, reported};
-use crate::engine::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
-use crate::engine::{Work, channel};
+use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
+use crate::engine::link::LinkError;
+use crate::engine::{self, Work, channel};
 use crate::fs::source::Source;
 
 /// The pause between two attempts to connect.
@@ -91,7 +91,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    reported(&arguments.report, || transfer(&arguments, &host, port, key, file.as_ref()))
+    reported(&arguments.report, |_| transfer(&arguments, &host, port, key, file.as_ref()))
 }
 
 fn transfer(
@@ -115,14 +115,8 @@ fn transfer(
     };
     let first = reach(host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
     let (post, events) = channel();
-    let session = Session {
-        name: "rdsend",
-        transfer: &arguments.transfer,
-        report: &arguments.report,
-        post,
-        events,
-        may_draw: true,
-    };
+    let console = Console { name: "rdsend", report: &arguments.report, may_draw: true };
+    let session = Session { transfer: &arguments.transfer, post, events, teller: &console, heeds_signals: true };
     let make_work = |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send);
     session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
         NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,
@@ -157,8 +151,8 @@ fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<Fi
     loop {
         for &address in &addresses {
             // However short the patience is, there is one attempt.
-            match try_reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
-                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name }),
+            match engine::reach::reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
+                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
                 // The listener is not there yet, or was overrun: it may be there in a moment.
                 Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,
                 Err(error) => return Err(Failure::link(&error, &peer_name)),
@@ -172,16 +166,4 @@ fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<Fi
         }
         std::thread::sleep(RETRY_PAUSE);
     }
-}
-
-fn try_reach(
-    address: SocketAddr,
-    key: &Key,
-    deadline: Instant,
-) -> Result<(std::net::TcpStream, rd_proto::handshake::Established), LinkError> {
-    let mut stream = connect(address, deadline)?;
-    crate::transport::tcp::tune(&stream).map_err(|error| LinkError::os("socket", &error))?;
-    let hello = connect_first(key, SessionId::random(&mut rng()), &mut rng());
-    let established = authenticate(&mut stream, hello, Instant::now() + AUTHENTICATE_MAX)?;
-    Ok((stream, established))
 }

@@ -1,11 +1,11 @@
-//! What `rdsend` and `rdrecv` share: from an authenticated first lane to the end of the session.
+//! What all commands that move data share: from an authenticated first lane to the end of the session.
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Role};
@@ -23,7 +23,7 @@ use crate::engine::link::{
 use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
 use crate::engine::rdma;
-use crate::engine::{Dialer, Event, Summary, Transfer, Work, announce, run};
+use crate::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
 
@@ -43,17 +43,46 @@ pub(super) struct FirstLane {
     pub(super) established: Established,
     /// The other end, as a person would name it.
     pub(super) peer_name: String,
+    /// That is what the user calls it; else it is only an address, and its own name is added.
+    pub(super) is_named: bool,
 }
 
-/// What a stream command moves data between, and how it tells.
+/// One end of a session, and whom it tells.
 pub(super) struct Session<'a> {
-    pub(super) name: &'static str,
     pub(super) transfer: &'a TransferOptions,
-    pub(super) report: &'a ReportOptions,
     pub(super) post: Sender<Event>,
     pub(super) events: Receiver<Event>,
+    pub(super) teller: &'a dyn Teller,
+    /// Signals to this process are the session's; else somebody else posts them.
+    pub(super) heeds_signals: bool,
+}
+
+/// Told what a session has to say: a terminal here, or the caller of an agent.
+pub(super) trait Teller {
+    /// A line for a person.
+    fn say(&self, line: &str);
+    /// Watches the transfer with `peer`, of `size_bytes` where that is known.
+    fn monitor(&self, peer: &str, reconnect: Duration, size_bytes: Option<u64>) -> Box<dyn Monitor>;
+}
+
+/// Tells a person at this process's own terminal.
+pub(super) struct Console<'a> {
+    pub(super) name: &'static str,
+    pub(super) report: &'a ReportOptions,
     /// A progress bar would not get in the way of the data.
     pub(super) may_draw: bool,
+}
+
+impl Teller for Console<'_> {
+    fn say(&self, line: &str) {
+        if !self.report.quiet {
+            super::say(&format!("{}: {line}", self.name));
+        }
+    }
+
+    fn monitor(&self, peer: &str, reconnect: Duration, size_bytes: Option<u64>) -> Box<dyn Monitor> {
+        Box::new(Terminal::new(self.name, peer, self.report, reconnect, size_bytes, self.may_draw))
+    }
 }
 
 /// Why a session did not begin.
@@ -66,17 +95,17 @@ pub(super) enum NotBegun {
 
 /// A session that has been.
 pub(super) struct Ended {
-    summary: Summary,
-    failure: Option<Failure>,
+    pub(super) summary: Summary,
+    pub(super) failure: Option<Failure>,
 }
 
 /// Runs a command's transfer and tells how it went, also where no session began.
 pub(super) fn reported(
     options: &ReportOptions,
-    transfer: impl FnOnce() -> Result<Ended, Failure>,
+    transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(options)?;
-    let (summary, failure) = match transfer() {
+    let (summary, failure) = match transfer(&reporter) {
         Ok(Ended { summary, failure }) => (Some(summary), failure),
         Err(failure) => (None, Some(failure)),
     };
@@ -118,7 +147,7 @@ impl Session<'_> {
             .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
-            Some(_) if !theirs.host.is_empty() => {
+            Some(_) if !first.is_named && !theirs.host.is_empty() => {
                 format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name)
             }
             _ => first.peer_name.clone(),
@@ -129,10 +158,14 @@ impl Session<'_> {
             |what: &str, error: std::io::Error| NotBegun::Here(Failure::new(Exit::Connect, format!("{what}: {error}")));
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
-            self.say(&format!("no RDMA device at {lacking}; using TCP"));
+            self.teller.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
         // From here on there is something to clean up and a peer to tell.
-        forward_signals(self.post.clone()).map_err(|error| system("cannot handle signals", error))?;
+        if self.heeds_signals {
+            let post = self.post.clone();
+            forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok())
+                .map_err(|error| system("cannot handle signals", error))?;
+        }
         let work = make_work(agreed.chunk_bytes).map_err(|fact| {
             let (failure, cause) = match role {
                 Role::Sender => (Failure::source(&fact), Cause::Source(fact)),
@@ -183,18 +216,12 @@ impl Session<'_> {
             post: self.post.clone(),
             compress: self.transfer.compress(),
             bwlimit: self.transfer.bwlimit,
-            monitor: Box::new(Terminal::new(self.name, &peer, self.report, reconnect, size_bytes, self.may_draw)),
+            monitor: self.teller.monitor(&peer, reconnect, size_bytes),
         };
         let summary = run(transfer, work).map_err(|error| system("cannot start a thread", error))?;
         drop(rdma_listening);
         let failure = Failure::outcome(&summary.outcome, &peer);
         Ok(Ended { summary, failure })
-    }
-
-    fn say(&self, line: &str) {
-        if !self.report.quiet {
-            super::say(&format!("{}: {line}", self.name));
-        }
     }
 
     /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks
@@ -224,7 +251,7 @@ impl Session<'_> {
             });
             let Err(limit_bytes) = registered else {
                 if count < wanted {
-                    self.say(&format!(
+                    self.teller.say(&format!(
                         "the limit on locked memory lets RDMA use {} MiB of {} MiB; {MEMLOCK_ADVICE}",
                         pool_mib(count, agreed),
                         pool_mib(wanted, agreed)
@@ -236,7 +263,7 @@ impl Session<'_> {
             let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
             count = if room < u64::from(count) { room as u32 } else { count / 2 };
             if count < 2 || u64::from(count) * (agreed.chunk_bytes as u64) < POOL_BYTES_MIN {
-                self.say(&format!(
+                self.teller.say(&format!(
                     "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",
                     limit_bytes >> 10
                 ));
@@ -291,15 +318,15 @@ impl Dialer for Dialing {
     }
 }
 
-/// Turns the signals that end or stop a process into events, from now on.
-fn forward_signals(post: Sender<Event>) -> std::io::Result<()> {
+/// Hands the signals that end or stop a process to `heed`, from now on, until that answers false.
+pub(super) fn forward_signals(heed: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
     let ignored = ignored_signals();
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
     let heeded = [SIGINT, SIGTERM, SIGHUP, SIGTSTP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(heeded)?;
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         for signal in signals.forever() {
-            if post.send(Event::Signal(signal)).is_err() {
+            if !heed(signal) {
                 return;
             }
         }

@@ -28,6 +28,7 @@ pub mod link;
 pub mod listen;
 pub mod pace;
 pub mod rdma;
+pub mod reach;
 mod summary;
 pub mod tree;
 pub mod work;
@@ -46,6 +47,10 @@ const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
+
+/// How long an end without a lane goes on that has lost its control channel too. A new lane may be on its way; but an end
+/// whose other end has been killed must not stay for the whole reconnect window.
+const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
@@ -93,6 +98,8 @@ pub enum Event {
     Committed(Result<Box<TreeReport>, Refused>),
     /// A signal to this process.
     Signal(i32),
+    /// Whoever this end works for can be heard only by its lanes from now on: without one for [`ORPHAN_MAX`] it ends.
+    Orphaned,
 }
 
 /// Makes lanes, from the end that connects.
@@ -214,6 +221,10 @@ struct Engine {
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
+    /// Nothing but its lanes tells whether this end is still wanted; since when there has been none.
+    orphaned: bool,
+    bare_since: Option<Duration>,
+    published: bool,
     ended: Option<Outcome>,
 }
 
@@ -329,6 +340,9 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         haves: VecDeque::new(),
         endpoints: None,
         reason: None,
+        orphaned: false,
+        bare_since: None,
+        published: false,
         ended: None,
     };
     match &mut engine.half {
@@ -388,6 +402,11 @@ impl Engine {
             self.half.machine().handle_heard(id, heard);
         }
         self.half.machine().handle_timeout(now);
+        self.bare_since = if self.lanes.is_empty() { self.bare_since.or(Some(now)) } else { None };
+        if self.orphaned && self.bare_since.is_some_and(|since| now >= since + ORPHAN_MAX) {
+            let lost = Outcome::LinkLost { unanswered: false };
+            self.ended.get_or_insert(if self.published { Outcome::Done } else { lost });
+        }
         let counters = self.half.machine_ref().counters();
         self.monitor.progress(&counters);
     }
@@ -510,12 +529,14 @@ impl Engine {
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.summary.received_tree = Some(*report);
+                self.published = true;
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_committed(now);
                 }
             }
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
+            Event::Orphaned => self.orphaned = true,
         }
     }
 
@@ -740,6 +761,7 @@ impl Engine {
         }
         let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
         let Half::Receive { machine, .. } = &mut self.half else { return };
+        self.published = published.is_ok();
         match published {
             Ok(()) => machine.handle_committed(now),
             Err(fact) => machine.abort(Cause::Sink(fact), now),

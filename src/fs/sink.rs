@@ -20,6 +20,9 @@ use super::io_fact;
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
 
+/// Bytes that are copied on one host before anybody is asked again whether to go on.
+const COPY_BYTES: u64 = 16 << 20;
+
 /// Where a stream's bytes go.
 #[derive(Debug)]
 pub enum Sink {
@@ -155,6 +158,30 @@ impl FileSink {
             }
         }
         Ok(())
+    }
+
+    /// Fills the file with all of `source`, by the kernel: shared blocks where the file system has them. Between pieces
+    /// it asks `go_on`. Returns the bytes copied, fewer than all if it was told to stop.
+    ///
+    /// # Errors
+    ///
+    /// The path and the error number.
+    pub fn copy_from(&self, mut source: &File, go_on: impl Fn() -> bool) -> Result<u64, IoFact> {
+        let fact = |error| io_fact(self.path.as_os_str(), error);
+        if rustix::fs::ioctl_ficlone(&self.file, source).is_ok() {
+            return fstat(&self.file).map(|stat| stat.st_size as u64).map_err(fact);
+        }
+        let mut done = 0;
+        while go_on() {
+            // The standard library tries copy_file_range, sendfile and reading in turn.
+            let piece = std::io::copy(&mut std::io::Read::take(&mut source, COPY_BYTES), &mut &self.file)
+                .map_err(|error| fact(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+            if piece == 0 {
+                break;
+            }
+            done += piece;
+        }
+        Ok(done)
     }
 
     /// Gives the file its mode and its name. A file that was there keeps its mode and, where we may set it, its owner.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
+pub mod hosts;
 pub mod proxy;
 
 /// A key that a person might choose.
@@ -35,6 +36,15 @@ pub fn rdsend() -> Command {
 pub fn rdrecv() -> Command {
     command(env!("CARGO_BIN_EXE_rdrecv"))
 }
+
+pub fn rdcp() -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_rdcp"));
+    command.env_remove("RDCP_RSH");
+    command
+}
+
+/// The agent's program, for `--agent`.
+pub const AGENT: &str = env!("CARGO_BIN_EXE_rdma-pipe-agent");
 
 fn command(program: &str) -> Command {
     let mut command = Command::new(program);

@@ -1,0 +1,5 @@
+//! See `rdcp --help`.
+
+fn main() -> std::process::ExitCode {
+    rdma_pipe::cmd::rdcp::main()
+}

@@ -1,0 +1,143 @@
+//! `rdma-pipe-agent`: the remote end of a copy, started by the launcher on another host.
+//!
+//! # When it ends
+//!
+//! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a session
+//!   runs whose other end is the caller, its lanes tell which: while there is one, the copy goes on; two seconds without
+//!   one end it. Any other session ends at once, since nobody is left to report to.
+//! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
+//!   the caller is then as much out of reach.
+//! * SIGINT, SIGTERM or SIGHUP.
+
+use std::fs::File;
+use std::io::{BufReader, IsTerminal};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use flume::{RecvTimeoutError, unbounded};
+
+use super::end::End;
+use super::exit::{Exit, Failure};
+use super::stream::forward_signals;
+use crate::control::channel::{Outbox, receive};
+use crate::control::frames::{Hello, MAGIC, MAJOR, Message};
+use crate::control::names;
+
+/// How long a caller may take to say who it is.
+const HELLO_MAX: Duration = Duration::from_secs(60);
+
+/// How long the last messages may take to leave.
+const FLUSH_MAX: Duration = Duration::from_millis(300);
+
+/// How long an agent stays whose session has lost its link, for a caller that may still be there.
+const LOST_MAX: Duration = Duration::from_secs(3);
+
+/// How often it looks whether that has happened.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long a session may take to end after a signal.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// Serve one copy, for rdcp on another host
+///
+/// Started by rdcp, through ssh, on the hosts that it copies from or to. It takes what is to be done from its standard
+/// input and has no use by hand.
+#[derive(Parser, Debug)]
+#[command(name = "rdma-pipe-agent", version)]
+pub struct AgentArguments {}
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
+        Ok(AgentArguments {}) => serve(),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+enum Input {
+    Message(Message),
+    Gone,
+    Signal(i32),
+}
+
+fn serve() -> Result<(), Failure> {
+    if std::io::stdin().is_terminal() {
+        return Err(Failure::new(Exit::Usage, "rdcp starts this program on other hosts; it has no use by hand"));
+    }
+    let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
+    // Relative paths start at the login's home, also where the launcher is not ssh.
+    if let Some(home) = names::own_home() {
+        let _ = std::env::set_current_dir(home);
+    }
+    // Not through the library's handle, which looks for the ends of lines.
+    let stdout = std::io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(system)?;
+    let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
+    outbox.send(Message::Hello(Hello::ours()));
+    let (post, inputs) = unbounded();
+    let signals = post.clone();
+    forward_signals(move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
+    let read = move || {
+        let mut stdin = BufReader::new(std::io::stdin());
+        while let Ok(message) = receive(&mut stdin) {
+            if post.send(Input::Message(message)).is_err() {
+                return;
+            }
+        }
+        let _ = post.send(Input::Gone);
+    };
+    std::thread::Builder::new().name("caller".to_owned()).stack_size(256 << 10).spawn(read).map_err(system)?;
+
+    match inputs.recv_timeout(HELLO_MAX) {
+        Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
+        // It has our HELLO, and says what is wrong.
+        _ => return Ok(()),
+    }
+    let messages = outbox.clone();
+    let mut end = End::new(Arc::new(move |message| messages.send(message)), true);
+    let mut lost_since = None;
+    loop {
+        let input = match inputs.recv_timeout(LOOK_AGAIN) {
+            Ok(input) => input,
+            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() => {
+                if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
+                    break;
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        match input {
+            Input::Message(message) => end.handle(message),
+            Input::Gone => {
+                if let Some((session, limit)) = end.abandon() {
+                    wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
+                }
+                break;
+            }
+            Input::Signal(number) if number == libc::SIGTSTP => {}
+            Input::Signal(number) => {
+                end.stop(number as u8);
+                let deadline = Instant::now() + STOP_MAX;
+                while end.is_busy() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                break;
+            }
+        }
+    }
+    outbox.flush(FLUSH_MAX);
+    Ok(())
+}
+
+/// Waits for a session's end, until `limit` has passed or it is `stopped`.
+fn wait(session: JoinHandle<()>, limit: Option<Duration>, stopped: impl Fn() -> bool) {
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    while !session.is_finished() && !stopped() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

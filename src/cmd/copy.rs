@@ -1,0 +1,889 @@
+//! The caller's side of a copy: starts the ends, has them meet, and learns what came of it.
+//!
+//! Each host of the copy is a *side*: the caller's own is an [`End`] in this process, any other an agent behind a
+//! channel. Both take the same messages, and what they say comes through one queue. So who copies to whom makes a
+//! difference only in who listens and who connects.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError, Sender, unbounded};
+use rd_proto::session::Counters;
+use serde_json::json;
+
+use super::end::{self, End};
+use super::exit::{Exit, Failure, escaped, os};
+use super::launching::Remote;
+use super::options::{ReportOptions, TransferOptions};
+use super::place::target;
+use super::report::{Reporter, Terminal};
+use super::stream::{Ended, forward_signals};
+use crate::control::endpoints;
+use crate::control::frames::{
+    Begin, Endpoint, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, SessionKey,
+};
+use crate::control::launch::Launcher;
+use crate::engine::link::rng;
+use crate::engine::{Monitor, Summary};
+
+/// How long an end may take to answer a question about its files: some file systems are slow to wake.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// How long an end may take to listen, or to try all endpoints of the other.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// How long the second end may take to tell its outcome after the first.
+const SECOND_MAX: Duration = Duration::from_secs(3);
+
+/// How long the ends may take to end after a signal.
+const INTERRUPT_MAX: Duration = Duration::from_millis(2500);
+
+/// Bytes of paths in one message: half of what fits, for what is around them.
+const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
+
+/// How often `--json` tells how far it has come.
+const EVENT_EVERY: Duration = Duration::from_secs(1);
+
+/// One side of a command line: `path`, `host:path`, `-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Spec {
+    /// A path on this host.
+    Here(OsString),
+    /// Standard input or output.
+    Standard,
+    /// A path on the host that the launcher is given.
+    There(OsString, OsString),
+}
+
+impl Spec {
+    /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub(super) fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
+        if bytes == b"-" {
+            return Ok(Self::Standard);
+        }
+        if bytes.is_empty() {
+            return Err("an empty path".to_owned());
+        }
+        let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
+        let (host, path) = if bytes[at..].starts_with(b"[") {
+            // An address: ssh takes it without the brackets.
+            let Some(end) = bytes.windows(2).position(|two| two == b"]:") else {
+                return Ok(Self::Here(text.to_owned()));
+            };
+            ([&bytes[..at], &bytes[at + 1..end]].concat(), &bytes[end + 2..])
+        } else {
+            let colon = bytes.iter().position(|&byte| byte == b':' || byte == b'/');
+            let Some(colon) = colon.filter(|&at| bytes[at] == b':') else { return Ok(Self::Here(text.to_owned())) };
+            (bytes[..colon].to_vec(), &bytes[colon + 1..])
+        };
+        if host.is_empty() || host.ends_with(b"@") {
+            return Err(format!("no host in {}; a local name with a colon is written ./NAME", escaped(text)));
+        }
+        // It would be an option of the launcher's.
+        if host.starts_with(b"-") {
+            return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
+        }
+        Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
+    }
+
+    fn path(&self) -> &OsStr {
+        match self {
+            Self::Here(path) | Self::There(_, path) => path,
+            Self::Standard => OsStr::new("-"),
+        }
+    }
+}
+
+/// What is to be copied, and how.
+pub(super) struct Plan<'a> {
+    pub(super) sources: Vec<Spec>,
+    pub(super) destination: Spec,
+    /// The destination must be a directory.
+    pub(super) directory: bool,
+    /// The destination is never a directory to copy into.
+    pub(super) exact: bool,
+    pub(super) recursive: bool,
+    pub(super) dry_run: bool,
+    pub(super) relay: bool,
+    pub(super) via: Option<OsString>,
+    pub(super) launcher: Launcher,
+    pub(super) agent: OsString,
+    pub(super) bootstrap: bool,
+    pub(super) transfer: &'a TransferOptions,
+    pub(super) report: &'a ReportOptions,
+}
+
+/// What comes from the sides.
+pub(super) enum News {
+    /// An end says something.
+    Message(Message),
+    /// An agent is not heard any more.
+    Gone,
+    /// A signal to this process.
+    Signal(i32),
+}
+
+/// Where a side's news are posted, with its number.
+pub(super) type Post = Sender<(usize, News)>;
+
+/// The side that this process itself is. It has the first number.
+const HERE: usize = 0;
+
+enum Voice {
+    Here(End),
+    There(Box<Remote>),
+}
+
+struct Side {
+    host: OsString,
+    voice: Voice,
+    hello: Option<Hello>,
+    gone: bool,
+}
+
+impl Side {
+    /// A path of this side's, for a person.
+    fn name(&self, path: &[u8]) -> String {
+        let path = escaped(OsStr::from_bytes(path));
+        if self.host.is_empty() { path } else { format!("{}:{path}", escaped(&self.host)) }
+    }
+
+    /// The side, for a person.
+    fn label(&self) -> String {
+        if self.host.is_empty() { "this host".to_owned() } else { escaped(&self.host) }
+    }
+
+    fn failure(&self, fault: &Fault) -> Failure {
+        let mut exit = Exit::from_code(fault.exit);
+        if let (Exit::Signal(number), false) = (exit, self.host.is_empty()) {
+            return Failure::new(Exit::LinkLost, format!("{} was ended by signal {number}", self.label()));
+        }
+        if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
+            return Failure { exit, message: None };
+        }
+        if fault.exit == 0 {
+            exit = Exit::Protocol;
+        }
+        let detail = escaped(OsStr::new(&fault.detail));
+        if fault.what.is_empty() {
+            let told_by =
+                if self.host.is_empty() || !fault.own { String::new() } else { format!("{}: ", self.label()) };
+            return Failure::new(exit, format!("{told_by}{detail}"));
+        }
+        let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), self.name(&fault.path));
+        if fault.errno != 0 {
+            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+        }
+        if !detail.is_empty() {
+            line += &format!(": {detail}");
+        }
+        Failure::new(exit, line)
+    }
+}
+
+/// A copy that is being made.
+pub(super) struct Copy<'a> {
+    plan: &'a Plan<'a>,
+    reporter: &'a Reporter<'a>,
+    sides: Vec<Side>,
+    post: Post,
+    news: Receiver<(usize, News)>,
+    /// Said while something else was waited for.
+    later: VecDeque<(usize, Message)>,
+    terminal: Option<Terminal>,
+    /// Whose progress and notices are told.
+    teller: usize,
+    /// The two sides of the session, while there is one: a channel that ends then is no failure yet.
+    session: Option<(usize, usize)>,
+    /// The session's data goes through the channels.
+    tunneled: bool,
+    total: Summary,
+    told: Instant,
+}
+
+impl<'a> Copy<'a> {
+    pub(super) fn new(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>) -> Result<Self, Failure> {
+        let (post, news) = unbounded();
+        let signals = post.clone();
+        forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
+            .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        let said = post.clone();
+        let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
+        let here = Side { host: OsString::new(), voice: Voice::Here(end), hello: Some(Hello::ours()), gone: false };
+        Ok(Self {
+            plan,
+            reporter,
+            sides: vec![here],
+            post,
+            news,
+            later: VecDeque::new(),
+            terminal: None,
+            teller: HERE,
+            session: None,
+            tunneled: false,
+            total: Summary::default(),
+            told: Instant::now(),
+        })
+    }
+
+    /// Makes the copy.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing was begun. What happens later is in what is returned.
+    pub(super) fn run(mut self) -> Result<Ended, Failure> {
+        let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.side_of(spec)).collect::<Result<_, _>>()?;
+        let destination = self.side_of(&self.plan.destination)?;
+        self.greet()?;
+        let found = self.find(&sources)?;
+        let placed = self.place(destination, &found)?;
+        if self.plan.dry_run {
+            self.tell_plan(&found, destination, placed.as_ref());
+            return Ok(Ended { summary: self.total, failure: None });
+        }
+        let size_bytes = found.iter().map(|(_, found)| found.size_bytes).sum();
+        let known = found.iter().all(|(_, found)| found.kind == Kind::File);
+        self.watch(&sources, destination, known.then_some(size_bytes));
+        let failure =
+            found.iter().try_for_each(|(from, found)| self.copy_one(*from, found, destination, placed.as_ref()));
+        self.terminal = None;
+        let failure = failure.err();
+        Ok(Ended { summary: self.total, failure })
+    }
+
+    /// The side that a part of the command line is on, started if it is a new one.
+    fn side_of(&mut self, spec: &Spec) -> Result<usize, Failure> {
+        let Spec::There(host, _) = spec else { return Ok(HERE) };
+        if let Some(known) = self.sides.iter().position(|side| side.host == *host) {
+            return Ok(known);
+        }
+        let number = self.sides.len();
+        let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone())?;
+        let voice = Voice::There(Box::new(remote));
+        self.sides.push(Side { host: host.clone(), voice, hello: None, gone: false });
+        // Two launchers that ask for passwords on one terminal would not be told apart.
+        if std::fs::File::open("/dev/tty").is_ok() {
+            self.greet()?;
+        }
+        Ok(number)
+    }
+
+    /// Waits until every agent has said who it is.
+    fn greet(&mut self) -> Result<(), Failure> {
+        while let Some(waiting) = self.sides.iter().position(|side| side.hello.is_none()) {
+            let Voice::There(remote) = &self.sides[waiting].voice else { unreachable!("this side is known") };
+            let deadline = remote.hello_due();
+            match self.news.recv_deadline(deadline) {
+                Ok((side, News::Message(Message::Hello(hello)))) => {
+                    let Voice::There(remote) = &mut self.sides[side].voice else { continue };
+                    remote.greeted(&hello)?;
+                    self.sides[side].hello = Some(hello);
+                }
+                Ok((side, News::Gone)) => {
+                    let Voice::There(remote) = &mut self.sides[side].voice else { continue };
+                    let failure = remote.not_begun(&self.plan.launcher);
+                    if !(self.plan.bootstrap && remote.lacks_agent() && !remote.is_bootstrapped()) {
+                        return Err(failure);
+                    }
+                    remote.bootstrap(&self.plan.launcher)?;
+                }
+                Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
+                    return Err(Failure { exit: Exit::Signal(number as u8), message: None });
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    // The launcher asks for something, or is in trouble: the user is to see what it says.
+                    let Voice::There(remote) = &mut self.sides[waiting].voice else { continue };
+                    remote.late()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, side: usize, message: Message) {
+        match &mut self.sides[side].voice {
+            Voice::Here(end) => end.handle(message),
+            Voice::There(remote) => remote.send(message),
+        }
+    }
+
+    /// The next thing that is said, after what it means for both sides has been done.
+    fn next(&mut self, deadline: Instant) -> Result<Option<(usize, Message)>, Failure> {
+        if let Some(said) = self.later.pop_front() {
+            return Ok(Some(said));
+        }
+        loop {
+            let (side, news) = match self.news.recv_deadline(deadline) {
+                Ok(news) => news,
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            };
+            match news {
+                News::Message(message) if message.is_tunnel() => {
+                    if let Some((one, other)) = self.session {
+                        self.send(if side == one { other } else { one }, message);
+                    }
+                }
+                News::Message(message) => {
+                    if let Some(message) = self.hear(side, message) {
+                        return Ok(Some((side, message)));
+                    }
+                }
+                News::Gone => self.lose(side)?,
+                News::Signal(number) if number == libc::SIGTSTP => self.suspend(),
+                News::Signal(number) => return Err(self.interrupt(number as u8)),
+            }
+        }
+    }
+
+    /// Tells what is for the user; gives back what is for the copy.
+    fn hear(&mut self, side: usize, message: Message) -> Option<Message> {
+        match message {
+            Message::Say(line) => {
+                let line = escaped(OsStr::new(&line));
+                let line = if side == HERE { line } else { format!("{}: {line}", self.sides[side].label()) };
+                self.say(&line);
+            }
+            Message::Progress(bytes) if side == self.teller => {
+                let bytes = self.total.counters.bytes + bytes;
+                if let Some(terminal) = &mut self.terminal {
+                    terminal.progress(&Counters { bytes, ..Counters::default() });
+                }
+                if self.told.elapsed() >= EVENT_EVERY {
+                    self.told = Instant::now();
+                    self.reporter.event(&json!({ "event": "progress", "bytes": bytes }));
+                }
+            }
+            Message::Notice { code, index, generation, reason } if side == self.teller => {
+                if let (Some(notice), Some(terminal)) = (end::notice(code, index, generation), &mut self.terminal) {
+                    let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
+                    terminal.notice(notice, reason.as_deref());
+                    self.reporter
+                        .event(&json!({ "event": "notice", "notice": format!("{notice:?}"), "reason": reason }));
+                }
+            }
+            Message::Progress(_) | Message::Notice { .. } => {}
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn say(&self, line: &str) {
+        if !self.plan.report.quiet {
+            match &self.terminal {
+                Some(terminal) => terminal.say(line),
+                None => super::say(&format!("rdcp: {line}")),
+            }
+        }
+    }
+
+    /// An agent is not heard any more. Where this process is the other end of its session, the session goes on as long as
+    /// it has lanes.
+    fn lose(&mut self, side: usize) -> Result<(), Failure> {
+        self.sides[side].gone = true;
+        if let Some(session @ (HERE, other) | session @ (other, HERE)) = self.session
+            && session != (HERE, HERE)
+            && other == side
+        {
+            if let Voice::Here(end) = &mut self.sides[HERE].voice {
+                end.orphan();
+            }
+            return Ok(());
+        }
+        let involved = self.session.is_none_or(|(one, other)| side == one || side == other);
+        if !involved {
+            return Ok(());
+        }
+        self.stop_all(libc::SIGTERM as u8);
+        let label = self.sides[side].label();
+        Err(Failure::new(
+            Exit::LinkLost,
+            format!("lost the agent on {label}: it ended, or {} did", self.launcher_name()),
+        ))
+    }
+
+    fn launcher_name(&self) -> String {
+        escaped(self.plan.launcher.name())
+    }
+
+    fn suspend(&self) {
+        match &self.sides[HERE].voice {
+            // The session tells its other end before it stops this process.
+            Voice::Here(end) if end.is_busy() => end.stop(libc::SIGTSTP as u8),
+            _ => drop(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)),
+        }
+    }
+
+    /// Tells all ends that this signal ends the copy, and waits until they have ended.
+    fn interrupt(&mut self, number: u8) -> Failure {
+        self.stop_all(number);
+        Failure { exit: Exit::Signal(number), message: None }
+    }
+
+    fn stop_all(&mut self, number: u8) {
+        let Some((one, other)) = self.session else { return };
+        let mut waited: Vec<usize> = [one, other].into_iter().filter(|&side| !self.sides[side].gone).collect();
+        waited.dedup();
+        for &side in &waited {
+            self.send(side, Message::Signal(number));
+        }
+        let deadline = Instant::now() + INTERRUPT_MAX;
+        while !waited.is_empty() {
+            match self.news.recv_deadline(deadline) {
+                Ok((side, News::Gone | News::Message(Message::Ended(_)))) => waited.retain(|&other| other != side),
+                // Asked twice: no more waiting.
+                Ok((_, News::Signal(again))) if again != libc::SIGTSTP => return,
+                Ok((side, News::Message(message))) if message.is_tunnel() => {
+                    self.send(if side == one { other } else { one }, message);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The answer of one side to a question.
+    fn answer(&mut self, side: usize, limit: Duration) -> Result<Message, Failure> {
+        let deadline = Instant::now() + limit;
+        let mut others = VecDeque::new();
+        loop {
+            match self.next(deadline)? {
+                Some((from, message)) if from == side => {
+                    self.later.append(&mut others);
+                    return Ok(message);
+                }
+                Some(other) => others.push_back(other),
+                None => {
+                    let label = self.sides[side].label();
+                    return Err(Failure::new(Exit::Connect, format!("{label} does not answer")));
+                }
+            }
+        }
+    }
+
+    fn unexpected(&self, side: usize) -> Failure {
+        Failure::new(Exit::Protocol, format!("the agent on {} does not keep to the protocol", self.sides[side].label()))
+    }
+
+    /// All sources, each with its side, in the order of the command line.
+    fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
+        let specs = &self.plan.sources;
+        let mut all = Vec::new();
+        let mut at = 0;
+        while at < specs.len() {
+            if specs[at] == Spec::Standard {
+                let (path, name) = (b"-".to_vec(), Vec::new());
+                all.push((HERE, Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0 }));
+                at += 1;
+                continue;
+            }
+            let (side, mut patterns, mut bytes) = (sides[at], Vec::new(), 0);
+            while at < specs.len() && sides[at] == side && specs[at] != Spec::Standard && bytes < BATCH_BYTES_MAX {
+                patterns.push(minicbor::bytes::ByteVec::from(specs[at].path().as_bytes().to_vec()));
+                bytes += specs[at].path().len();
+                at += 1;
+            }
+            self.send(side, Message::Find { patterns, links: self.plan.recursive });
+            loop {
+                match self.answer(side, ANSWER_MAX)? {
+                    Message::Found(found) => all.extend(found.into_iter().map(|found| (side, found))),
+                    Message::FoundAll => break,
+                    Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
+                    _ => return Err(self.unexpected(side)),
+                }
+            }
+        }
+        let directory = all.iter().find(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
+        if let Some((side, found)) = directory {
+            let name = self.sides[*side].name(&found.path);
+            return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
+        }
+        let mut names: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
+            let name = escaped(OsStr::from_bytes(twice[0]));
+            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
+        }
+        Ok(all)
+    }
+
+    /// Where they come to lie; `None` for standard output.
+    fn place(&mut self, side: usize, found: &[(usize, Found)]) -> Result<Option<Placed>, Failure> {
+        let several = found.len() > 1;
+        if self.plan.destination == Spec::Standard {
+            if several {
+                return Err(Failure::new(Exit::Usage, "standard output takes one file"));
+            }
+            return Ok(None);
+        }
+        let mut rest = found;
+        let mut placed = None;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|(_, found)| {
+                bytes += found.path.len() + found.name.len() + 64;
+                bytes <= BATCH_BYTES_MAX
+            });
+            let count = fits.count().max(1);
+            // Of one side only: whether inodes can be compared is the same for all of them.
+            let from = rest[0].0;
+            let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
+            let (some, others) = rest.split_at(count);
+            rest = others;
+            let standard = from == HERE && some[0].1.path == b"-" && self.plan.sources.contains(&Spec::Standard);
+            let asked = Place {
+                path: self.plan.destination.path().as_bytes().to_vec(),
+                directory: self.plan.directory || several,
+                exact: self.plan.exact || standard,
+                sources: some.iter().map(|(_, found)| found.clone()).collect(),
+                same_kernel: !standard && self.same_kernel(from, side),
+            };
+            self.send(side, Message::Place(asked));
+            placed = match self.answer(side, ANSWER_MAX)? {
+                Message::Placed(placed) => Some(placed),
+                Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
+                _ => return Err(self.unexpected(side)),
+            };
+        }
+        Ok(placed)
+    }
+
+    fn same_kernel(&self, one: usize, other: usize) -> bool {
+        let id =
+            |side: usize| self.sides[side].hello.as_ref().map(|hello| &hello.kernel_id).filter(|id| !id.is_empty());
+        one == other || id(one).is_some_and(|known| id(other) == Some(known))
+    }
+
+    fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
+        for (from, found) in found {
+            let to = placed
+                .map_or("-".to_owned(), |placed| self.sides[side].name(target(placed, found).as_os_str().as_bytes()));
+            super::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
+        }
+    }
+
+    fn watch(&mut self, sources: &[usize], destination: usize, size_bytes: Option<u64>) {
+        let other = sources.iter().copied().find(|&side| side != HERE).unwrap_or(destination);
+        let peer = self.sides[if destination == HERE { other } else { destination }].label();
+        let reconnect = Duration::from_secs(u64::from(self.plan.transfer.reconnect));
+        let may_draw = self.plan.destination != Spec::Standard;
+        self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, size_bytes, may_draw));
+    }
+
+    /// Copies one source, and adds what came of it to the sum.
+    fn copy_one(&mut self, from: usize, found: &Found, to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
+        if matches!(found.kind, Kind::Directory | Kind::Symlink) {
+            let name = self.sides[from].name(&found.path);
+            return Err(Failure::new(Exit::Usage, format!("{name} is no file; copying trees is not there yet")));
+        }
+        let standard = found.path == b"-" && self.plan.sources.contains(&Spec::Standard);
+        let target = placed.map(|placed| target(placed, found).into_os_string().into_vec());
+        let ended = match (from == to, target) {
+            (true, Some(target)) if !standard => {
+                self.session = Some((from, to));
+                self.teller = from;
+                self.send(from, Message::Copy { from: found.path.clone(), to: target });
+                self.outcomes(from, to)
+            }
+            (true, _) => {
+                return Err(Failure::new(
+                    Exit::Usage,
+                    "both sides are on this host, one of them standard; cat does that",
+                ));
+            }
+            (false, target) => {
+                let send = if standard { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
+                let receive = target.map_or(Job::ReceiveStandard, |path| Job::ReceiveFile { path });
+                self.session(from, send, to, receive)
+            }
+        };
+        self.session = None;
+        let outcome = ended?;
+        self.add(&outcome.0);
+        self.reporter.event(&json!({
+            "event": "file",
+            "path": self.sides[from].name(&found.path),
+            "bytes": outcome.0.counters.bytes,
+            "exit": outcome.1.as_ref().map_or(0, |failure| failure.exit.code()),
+        }));
+        outcome.1.map_or(Ok(()), Err)
+    }
+
+    /// Runs one session between two sides.
+    fn session(&mut self, from: usize, send: Job, to: usize, receive: Job) -> Result<Outcomes, Failure> {
+        let key = SessionKey(random_key());
+        let caller_is_peer = from == HERE || to == HERE;
+        self.teller = if caller_is_peer { HERE } else { from };
+        self.session = Some((from, to));
+        self.tunneled = false;
+        for (side, other, job) in [(from, to, send), (to, from, receive)] {
+            let begin = Begin {
+                key: key.clone(),
+                job,
+                settings: self.plan.transfer.settings(),
+                caller_is_peer,
+                peer: self.sides[other].label().into_bytes(),
+            };
+            self.send(side, Message::Begin(Box::new(begin)));
+        }
+        // A remote end listens: the firewall of whoever sits in front of a terminal is the likelier one to be shut.
+        let (listener, dialer) = if to == HERE { (from, to) } else { (to, from) };
+        let connected = self.connect(listener, dialer);
+        if let Err(failure) = connected {
+            self.stop_all(libc::SIGTERM as u8);
+            return Err(failure);
+        }
+        self.outcomes(from, to)
+    }
+
+    /// Has two ends meet: one listens and the other connects, then the other way round, then through the channels. An
+    /// end that fails for another reason is left for [`Self::outcomes`] to be told of.
+    fn connect(&mut self, listener: usize, dialer: usize) -> Result<(), Failure> {
+        let mut listening = None;
+        let mut reason = String::new();
+        for (listener, dialer) in [(listener, dialer), (dialer, listener)] {
+            match self.meet(listener, dialer)? {
+                Met::Yes => return Ok(()),
+                Met::No(why) => {
+                    listening.get_or_insert((listener, dialer));
+                    reason = why;
+                }
+                Met::NotListening(failure) if listening.is_none() => reason = failure,
+                Met::NotListening(_) => {}
+            }
+        }
+        let Some((listener, dialer)) = listening else {
+            return Err(Failure::new(Exit::Connect, reason));
+        };
+        if self.plan.via.is_some() {
+            return Err(Failure::new(Exit::Connect, format!("no connection by --via: {reason}")));
+        }
+        if !self.plan.relay {
+            let (one, other) = (self.sides[listener].label(), self.sides[dialer].label());
+            let launcher = self.launcher_name();
+            self.say(&format!(
+                "{one} and {other} cannot reach a port of each other ({reason}); the data goes through {launcher}, slower"
+            ));
+        }
+        self.tunneled = true;
+        self.send(dialer, Message::DialTunnel);
+        match self.told_of_meeting(dialer)? {
+            Met::Yes => Ok(()),
+            Met::No(why) | Met::NotListening(why) => {
+                Err(Failure::new(Exit::Connect, format!("no connection through {}: {why}", self.launcher_name())))
+            }
+        }
+    }
+
+    fn meet(&mut self, listener: usize, dialer: usize) -> Result<Met, Failure> {
+        let via = self.plan.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
+        self.send(listener, Message::Listen { via: via.clone() });
+        let endpoints = match self.answer(listener, CONNECT_MAX)? {
+            Message::Listening(endpoints) => endpoints,
+            Message::Failed(fault) => {
+                return Ok(Met::NotListening(self.sides[listener].failure(&fault).message.unwrap_or_default()));
+            }
+            ended @ Message::Ended(_) => {
+                self.later.push_back((listener, ended));
+                return Ok(Met::Yes);
+            }
+            _ => return Err(self.unexpected(listener)),
+        };
+        if self.plan.relay {
+            return Ok(Met::No("--relay".to_owned()));
+        }
+        let (endpoints, via) = self.offered(endpoints, via, listener, dialer);
+        self.send(dialer, Message::Dial { endpoints, via });
+        self.told_of_meeting(dialer)
+    }
+
+    /// The endpoints to try, and what restricts the end that tries them.
+    fn offered(
+        &self,
+        mut endpoints: Vec<Endpoint>,
+        via: Vec<u8>,
+        listener: usize,
+        dialer: usize,
+    ) -> (Vec<Endpoint>, Vec<u8>) {
+        endpoints.truncate(endpoints::ENDPOINTS_MAX);
+        if endpoints.iter().any(|endpoint| endpoint.is_via) {
+            endpoints.retain(|endpoint| endpoint.is_via);
+            return (endpoints, Vec::new());
+        }
+        if via.is_empty()
+            && self.same_kernel(listener, dialer)
+            && let Some(port) = endpoints.first().map(|endpoint| endpoint.port)
+        {
+            endpoints.extend(endpoints::loopback(port));
+        }
+        (endpoints, via)
+    }
+
+    fn told_of_meeting(&mut self, dialer: usize) -> Result<Met, Failure> {
+        let deadline = Instant::now() + CONNECT_MAX;
+        loop {
+            match self.next(deadline)? {
+                Some((side, Message::Dialed)) if side == dialer => return Ok(Met::Yes),
+                Some((side, Message::DialFailed(why))) if side == dialer => {
+                    return Ok(Met::No(escaped(OsStr::new(&why))));
+                }
+                // An end that cannot do its part says so, before it meets the other.
+                Some((side, ended @ Message::Ended(_))) => {
+                    self.later.push_back((side, ended));
+                    return Ok(Met::Yes);
+                }
+                Some(_) => {}
+                None => return Err(Failure::new(Exit::Connect, "the two ends did not meet in time")),
+            }
+        }
+    }
+
+    /// Waits until the ends have told how it ended.
+    fn outcomes(&mut self, from: usize, to: usize) -> Result<Outcomes, Failure> {
+        let mut reports: Vec<(usize, Report)> = Vec::new();
+        let mut deadline = None;
+        let wanted = if from == to { 1 } else { 2 };
+        while reports.len() < wanted {
+            // In a session with this end, this end's own word is enough: it has heard the other's.
+            let lost = |side: usize| self.sides[side].gone && !reports.iter().any(|(told, _)| *told == side);
+            if !reports.is_empty() && (lost(from) || lost(to)) {
+                break;
+            }
+            let wait = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            match self.next(wait)? {
+                Some((side, Message::Ended(report))) => {
+                    if report.fault.as_ref().is_some_and(|fault| fault.own) && wanted == 2 && reports.is_empty() {
+                        // The other end may not have met it, and would wait.
+                        let other = if side == from { to } else { from };
+                        self.wake(other);
+                    }
+                    reports.push((side, *report));
+                    deadline.get_or_insert_with(|| Instant::now() + SECOND_MAX);
+                }
+                Some(_) => {}
+                None if deadline.is_some() => break,
+                None => {}
+            }
+        }
+        // The sender's word counts where there is one: it is told last.
+        let sent = reports.iter().find(|(side, _)| *side == from).or(reports.first());
+        let summary = sent.map(|(_, report)| end::summary(report)).unwrap_or_default();
+        if let Some((_, report)) = sent
+            && self.plan.report.verbose
+        {
+            let launcher = self.launcher_name();
+            self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
+        }
+        let well = sent.is_some_and(|(_, report)| report.fault.is_none());
+        let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
+        let told = faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next());
+        let failure = told.filter(|_| !well || from == to).map(|(side, fault)| self.sides[side].failure(fault));
+        Ok((summary, failure))
+    }
+
+    /// An end that has not met the other, which has failed, is told to stop.
+    fn wake(&mut self, side: usize) {
+        if !self.sides[side].gone {
+            self.send(side, Message::Signal(libc::SIGTERM as u8));
+        }
+    }
+
+    fn add(&mut self, summary: &Summary) {
+        let total = &mut self.total;
+        total.counters.bytes += summary.counters.bytes;
+        total.counters.retries += summary.counters.retries;
+        total.counters.replayed += summary.counters.replayed;
+        total.counters.corrupt += summary.counters.corrupt;
+        total.seconds += summary.seconds;
+        total.lanes = total.lanes.max(summary.lanes);
+        total.encrypted |= summary.encrypted;
+        for medium in &summary.media {
+            if !total.media.contains(medium) {
+                total.media.push(*medium);
+            }
+        }
+        for (sum, part) in [
+            (&mut total.waits.source, summary.waits.source),
+            (&mut total.waits.cpu, summary.waits.cpu),
+            (&mut total.waits.credits, summary.waits.credits),
+            (&mut total.waits.wire, summary.waits.wire),
+            (&mut total.waits.sink, summary.waits.sink),
+        ] {
+            *sum += part;
+        }
+    }
+}
+
+/// What one transfer came to.
+type Outcomes = (Summary, Option<Failure>);
+
+/// Whether two ends have met.
+enum Met {
+    /// Yes, or one of them has failed and says so itself.
+    Yes,
+    /// They cannot reach each other that way.
+    No(String),
+    /// The one that was to listen cannot.
+    NotListening(String),
+}
+
+/// The way that the data took, on one line.
+fn route(report: &Report, through: Option<&str>) -> String {
+    let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
+    let lanes = if report.lanes == 1 { "1 lane".to_owned() } else { format!("{} lanes", report.lanes) };
+    let sealed = if report.encrypted { "encrypted" } else { "not encrypted" };
+    match report.media.first().map(String::as_str) {
+        Some("local") => "copied within the host".to_owned(),
+        None => "none".to_owned(),
+        Some(_) => {
+            let others: String = report.media.iter().skip(1).map(|medium| format!(" and {medium}")).collect();
+            format!("{}{others}, {lanes}, {sealed}{by_way}", escaped(OsStr::new(&report.route)))
+        }
+    }
+}
+
+fn random_key() -> [u8; 32] {
+    use rand_core::Rng as _;
+    let mut bytes = [0; 32];
+    rng().fill_bytes(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_of_a_command_line() {
+        let there = |host: &str, path: &str| Ok(Spec::There(host.into(), path.into()));
+        let here = |path: &str| Ok(Spec::Here(path.into()));
+        for (text, spec) in [
+            ("file", here("file")),
+            ("./a:b", here("./a:b")),
+            ("/a:b", here("/a:b")),
+            ("dir/a:b", here("dir/a:b")),
+            ("-", Ok(Spec::Standard)),
+            ("h:f", there("h", "f")),
+            ("h:", there("h", "")),
+            ("u@h:/x:y", there("u@h", "/x:y")),
+            ("h:-x", there("h", "-x")),
+            ("[fd00::1]:/x", there("fd00::1", "/x")),
+            ("u@[fe80::1%e0]:x", there("u@fe80::1%e0", "x")),
+            ("[x", here("[x")),
+        ] {
+            assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
+        }
+        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y"] {
+            assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
+        }
+    }
+}

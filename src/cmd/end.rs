@@ -1,0 +1,543 @@
+//! One end of a copy: does what messages ask for, and answers with messages. An agent is one of these behind a channel;
+//! the caller runs one itself for what is on its own host.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, Sender};
+use rd_proto::control::{Cause, IoFact, Role};
+use rd_proto::handshake::{Established, Key};
+use rd_proto::session::{Counters, Notice, Outcome};
+use rustix::io::Errno;
+
+use super::exit::{Exit, Failure, escaped, os};
+use super::options::TransferOptions;
+use super::place;
+use super::report::{medium_from_name, medium_name};
+use super::stream::{Ended, FirstLane, NotBegun, Session, Teller};
+use crate::control::endpoints;
+use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, SessionKey};
+use crate::control::tunnel::{Emit, Tunnel};
+use crate::engine::listen::{Incoming, Listener};
+use crate::engine::{Event, Monitor, Summary, Waits, Work, channel, reach};
+use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
+use crate::fs::source::Source;
+use crate::transport::Medium;
+
+/// The longest that trying all the endpoints of the other end may take.
+const DIAL_MAX: Duration = Duration::from_millis(3500);
+
+/// Found sources in one message.
+const FOUND_BATCH: usize = 64;
+
+/// One end of a copy.
+pub(super) struct End {
+    emit: Emit,
+    is_agent: bool,
+    tunnel: Arc<Tunnel>,
+    live: Option<Live>,
+}
+
+/// A session, or a copy on this host, that has been begun.
+struct Live {
+    post: Sender<Event>,
+    key: SessionKey,
+    ports: Option<std::ops::RangeInclusive<u16>>,
+    listener: Arc<Mutex<Option<Listener>>>,
+    /// This end has connected, not listened.
+    dialed: Arc<AtomicBool>,
+    /// A copy on this host: told to stop.
+    stop: Arc<AtomicBool>,
+    caller_is_peer: bool,
+    /// Its end has been, or is just being, told.
+    ended: Arc<AtomicBool>,
+    /// It ended since its other end could not be reached any more.
+    lost: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl End {
+    /// `emit` takes what this end says and must not wait. An agent expands `~` and patterns, which for the caller's own
+    /// host its shell has done; and it has no standard input and output to move.
+    pub(super) fn new(emit: Emit, is_agent: bool) -> Self {
+        Self { tunnel: Tunnel::new(Arc::clone(&emit)), emit, is_agent, live: None }
+    }
+
+    /// Does what a message asks for. What may take long, or wait, is done by a thread; then the answer comes later.
+    pub(super) fn handle(&mut self, message: Message) {
+        match message {
+            Message::Find { patterns, links } => {
+                let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
+                match place::find(&patterns, links, self.is_agent) {
+                    Ok(found) => self.tell_found(&found),
+                    Err(fact) => self.say(Message::Failed(Fault::io(Exit::Source.code(), "cannot read", &fact))),
+                }
+            }
+            Message::Place(asked) => self.say(match place::place(&asked, self.is_agent) {
+                Ok(placed) => Message::Placed(placed),
+                Err(fault) => Message::Failed(fault),
+            }),
+            Message::Begin(begin) => self.begin(*begin),
+            Message::Copy { from, to } => self.copy(from, to),
+            Message::Listen { via } => match self.listen(&via) {
+                Ok(endpoints) => self.say(Message::Listening(endpoints)),
+                Err(fault) => self.say(Message::Failed(fault)),
+            },
+            Message::Dial { endpoints, via } => {
+                self.dial(move |key| {
+                    let addresses = endpoints::ranked(&endpoints, &via);
+                    reach::reach_best(&addresses, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
+                });
+            }
+            Message::DialTunnel => {
+                let tunnel = Arc::clone(&self.tunnel);
+                self.dial(move |key| {
+                    let address = tunnel.listen().map_err(|error| error.to_string())?;
+                    reach::reach(address, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
+                });
+            }
+            Message::Signal(number) => self.stop(number),
+            message if message.is_tunnel() => self.tunnel.handle(message),
+            // Answers, which no end is asked for.
+            _ => {}
+        }
+    }
+
+    /// Whoever asked is not heard any more. Where it is the session's other end, the lanes tell whether it is alive, and
+    /// the session goes on; else it ends. Returns the thread to wait for, and for how long.
+    pub(super) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
+        let live = self.live.take()?;
+        if live.caller_is_peer {
+            let _ = live.post.send(Event::Orphaned);
+            return Some((live.thread, None));
+        }
+        live.stop.store(true, Ordering::Relaxed);
+        let _ = live.post.send(Event::Signal(libc::SIGHUP));
+        Some((live.thread, Some(ABANDON_MAX)))
+    }
+
+    /// The last session lost its other end. Where that was not the caller, the caller may be out of reach as well.
+    pub(super) fn has_lost_its_link(&self) -> bool {
+        !self.is_busy() && self.live.as_ref().is_some_and(|live| live.lost.load(Ordering::Relaxed))
+    }
+
+    /// Ends what is running, as a signal would.
+    pub(super) fn stop(&self, number: u8) {
+        if let Some(live) = &self.live {
+            live.stop.store(true, Ordering::Relaxed);
+            let _ = live.post.send(Event::Signal(i32::from(number)));
+        }
+    }
+
+    /// The session's other end can be heard only by its lanes from now on.
+    pub(super) fn orphan(&self) {
+        if let Some(live) = &self.live {
+            let _ = live.post.send(Event::Orphaned);
+        }
+    }
+
+    /// A session has been begun and has not ended.
+    pub(super) fn is_busy(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| !live.ended.load(Ordering::Acquire))
+    }
+
+    fn say(&self, message: Message) {
+        (self.emit)(message);
+    }
+
+    fn tell_found(&self, found: &[Found]) {
+        for some in found.chunks(FOUND_BATCH) {
+            self.say(Message::Found(some.to_vec()));
+        }
+        self.say(Message::FoundAll);
+    }
+
+    fn begin(&mut self, begin: Begin) {
+        let standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
+        let options = TransferOptions::from_settings(&begin.settings);
+        let Some(options) = options.filter(|_| !(self.is_busy() || standard && self.is_agent)) else {
+            return self.say(ended_with(Fault::plain(Exit::Protocol.code(), "a job that cannot be done")));
+        };
+        let (post, events) = channel();
+        let (listener, dialed) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
+        let ended = Arc::new(AtomicBool::new(false));
+        let lost = Arc::new(AtomicBool::new(false));
+        let (key, ports, caller_is_peer) = (begin.key.clone(), options.port_range.clone(), begin.caller_is_peer);
+        let run = Run {
+            emit: Arc::clone(&self.emit),
+            options,
+            begin,
+            post: post.clone(),
+            events,
+            listener: Arc::clone(&listener),
+            dialed: Arc::clone(&dialed),
+            ended: Arc::clone(&ended),
+            lost: Arc::clone(&lost),
+        };
+        let spawned = std::thread::Builder::new().name("session".to_owned()).spawn(move || run.run());
+        match spawned {
+            Ok(thread) => {
+                let stop = Arc::new(AtomicBool::new(false));
+                self.live =
+                    Some(Live { post, key, ports, listener, dialed, stop, caller_is_peer, ended, lost, thread });
+            }
+            Err(error) => self.say(ended_with(no_thread(&error))),
+        }
+    }
+
+    /// Copies a file on this host.
+    fn copy(&mut self, from: Vec<u8>, to: Vec<u8>) {
+        let (emit, stop) = (Arc::clone(&self.emit), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        let ended = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&ended);
+        let run = move || {
+            let start = Instant::now();
+            let copied = copy_file(&path_of(from), &path_of(to), || !stopped.load(Ordering::Relaxed));
+            let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
+            match copied {
+                Ok(bytes) => report.bytes = bytes,
+                Err(fault) => report.fault = Some(fault),
+            }
+            report.micros = start.elapsed().as_micros() as u64;
+            over.store(true, Ordering::Relaxed);
+            emit(Message::Ended(Box::new(report)));
+        };
+        let (post, _) = channel();
+        match std::thread::Builder::new().name("copy".to_owned()).spawn(run) {
+            Ok(thread) => {
+                let key = SessionKey([0; 32]);
+                let (listener, dialed, lost) = (Arc::default(), Arc::default(), Arc::default());
+                self.live = Some(Live {
+                    post,
+                    key,
+                    ports: None,
+                    listener,
+                    dialed,
+                    stop,
+                    caller_is_peer: false,
+                    ended,
+                    lost,
+                    thread,
+                });
+            }
+            Err(error) => self.say(ended_with(no_thread(&error))),
+        }
+    }
+
+    fn listen(&self, via: &[u8]) -> Result<Vec<Endpoint>, Fault> {
+        let fault = |detail: String| Fault::plain(Exit::Connect.code(), detail);
+        let live = self.live.as_ref().ok_or_else(|| fault("nothing to listen for".to_owned()))?;
+        let key = Key::from_random(live.key.0);
+        let listener = Listener::start(0, live.ports.clone(), key, live.post.clone()).map_err(|error| {
+            let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+            match &live.ports {
+                Some(ports) => fault(format!("no port of {}-{} to listen on: {errno}", ports.start(), ports.end())),
+                None => fault(format!("cannot listen: {errno}")),
+            }
+        })?;
+        let port = listener.port();
+        self.tunnel.serve(port);
+        *live.listener.lock().expect("no panic with it locked") = Some(listener);
+        let mut endpoints = endpoints::own(port, via);
+        if let Some(address) = endpoints::ssh_address().filter(|_| self.is_agent) {
+            // Known to be reachable by the caller: before others that are as near and as fast.
+            let port_there = |endpoint: &Endpoint| endpoint.socket_address().is_some_and(|at| at.ip() == address);
+            endpoints.sort_by_key(|endpoint| !port_there(endpoint));
+        }
+        Ok(endpoints)
+    }
+
+    fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {
+        let Some(live) = &self.live else { return self.say(Message::DialFailed("nothing to connect for".to_owned())) };
+        let key = Key::from_random(live.key.0);
+        let (emit, post) = (Arc::clone(&self.emit), live.post.clone());
+        let (listener, dialed) = (Arc::clone(&live.listener), Arc::clone(&live.dialed));
+        let run = move || match reach(&key) {
+            Ok((stream, established)) => {
+                dialed.store(true, Ordering::Relaxed);
+                drop(listener.lock().expect("no panic with it locked").take());
+                emit(Message::Dialed);
+                let _ = post.send(Event::Incoming(Incoming::First(stream, Box::new(established))));
+            }
+            Err(reason) => emit(Message::DialFailed(reason)),
+        };
+        if let Err(error) = std::thread::Builder::new().name("reach".to_owned()).spawn(run) {
+            self.say(Message::DialFailed(error.to_string()));
+        }
+    }
+}
+
+/// How long a session that nobody wants any more may take to tell its other end.
+const ABANDON_MAX: Duration = Duration::from_secs(2);
+
+fn no_thread(error: &std::io::Error) -> Fault {
+    Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))
+}
+
+fn ended_with(fault: Fault) -> Message {
+    Message::Ended(Box::new(Report { fault: Some(fault), ..Report::default() }))
+}
+
+fn path_of(bytes: Vec<u8>) -> PathBuf {
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+fn read_fault(fact: &IoFact) -> Fault {
+    Fault::io(Exit::Source.code(), "cannot read", fact)
+}
+
+fn write_fault(fact: &IoFact) -> Fault {
+    Fault::io(Exit::Destination.code(), "cannot write", fact)
+}
+
+fn copy_file(from: &Path, to: &Path, go_on: impl Fn() -> bool) -> Result<u64, Fault> {
+    let source = Source::open(from).map_err(|fact| read_fault(&fact))?;
+    let sink = match Sink::prepare(to).map_err(|fact| write_fault(&fact))? {
+        Target::File(path) => FileSink::create(&path).map_err(|fact| write_fault(&fact))?,
+        Target::Special(path) => {
+            let stream = File::options().write(true).open(&path);
+            let mut stream = stream.map_err(|error| write_fault(&std_fact(&path, &error)))?;
+            return std::io::copy(&mut &source, &mut stream).map_err(|error| write_fault(&std_fact(&path, &error)));
+        }
+    };
+    let bytes = sink.copy_from(&source, &go_on).map_err(|fact| write_fault(&fact))?;
+    if !go_on() {
+        return Err(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
+    }
+    sink.publish().map_err(|fact| write_fault(&fact))?;
+    Ok(bytes)
+}
+
+fn std_fact(path: &Path, error: &std::io::Error) -> IoFact {
+    crate::fs::io_fact(path.as_os_str(), Errno::from_io_error(error).unwrap_or(Errno::IO))
+}
+
+/// The thread that runs one session.
+struct Run {
+    emit: Emit,
+    options: TransferOptions,
+    begin: Begin,
+    post: Sender<Event>,
+    events: Receiver<Event>,
+    listener: Arc<Mutex<Option<Listener>>>,
+    dialed: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
+    lost: Arc<AtomicBool>,
+}
+
+/// What is moved, looked at but not begun.
+enum Prepared {
+    Send(File, std::ffi::OsString, Option<u64>),
+    Receive(Option<Target>),
+}
+
+impl Run {
+    fn run(self) {
+        let report = match self.transfer() {
+            Ok(report) => report,
+            Err(fault) => Report { fault: Some(fault), ..Report::default() },
+        };
+        drop(self.listener.lock().expect("no panic with it locked").take());
+        let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
+        self.lost.store(is_lost, Ordering::Relaxed);
+        self.ended.store(true, Ordering::Release);
+        (self.emit)(Message::Ended(Box::new(report)));
+    }
+
+    fn transfer(&self) -> Result<Report, Fault> {
+        // Before the other end is met: what is to be read or written can be. Nothing is made yet.
+        let prepared = self.prepare()?;
+        let (stream, established) = self.first_lane()?;
+        let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
+        let first = FirstLane { stream, established, peer_name, is_named: true };
+        let registry =
+            self.listener.lock().expect("no panic with it locked").as_ref().map(|it| Arc::clone(it.registry()));
+        let listening = registry.filter(|_| !self.dialed.load(Ordering::Relaxed));
+        let lanes = Arc::new(Mutex::new(Vec::new()));
+        let teller = Messenger { emit: Arc::clone(&self.emit), lanes: Arc::clone(&lanes) };
+        let session = Session {
+            transfer: &self.options,
+            post: self.post.clone(),
+            events: self.events.clone(),
+            teller: &teller,
+            heeds_signals: false,
+        };
+        let (role, size_bytes) = match &prepared {
+            Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
+            Prepared::Receive(_) => (Role::Receiver, None),
+        };
+        // The one place where it is decided what a session reads from or writes to.
+        let make_work = |chunk_bytes| match prepared {
+            Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
+            Prepared::Receive(Some(Target::File(path))) => FileSink::create(&path).map(Work::ReceiveFile),
+            Prepared::Receive(Some(Target::Special(path))) => {
+                Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
+            }
+            Prepared::Receive(None) => {
+                let name = OsStr::new("standard output");
+                let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
+                let output = output.map_err(|error| std_fact(Path::new(name), &error))?;
+                Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
+            }
+        };
+        match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
+            Ok(ended) => Ok(report(&ended, &lanes.lock().expect("no panic with it locked"))),
+            Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
+            Err(NotBegun::Here(failure)) => Err(plain(&failure)),
+        }
+    }
+
+    fn prepare(&self) -> Result<Prepared, Fault> {
+        match &self.begin.job {
+            Job::SendFile { path } => {
+                let path = path_of(path.clone());
+                let file = Source::open(&path).map_err(|fact| read_fault(&fact))?;
+                Self::sized(file, path.into_os_string())
+            }
+            Job::SendStandard => {
+                let name = std::ffi::OsString::from("standard input");
+                let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
+                let input = input.map_err(|error| read_fault(&std_fact(Path::new(&name), &error)))?;
+                Self::sized(input, name)
+            }
+            Job::ReceiveFile { path } => {
+                let target = Sink::prepare(&path_of(path.clone())).map_err(|fact| write_fault(&fact))?;
+                Ok(Prepared::Receive(Some(target)))
+            }
+            Job::ReceiveStandard => Ok(Prepared::Receive(None)),
+        }
+    }
+
+    fn sized(file: File, name: std::ffi::OsString) -> Result<Prepared, Fault> {
+        let again = file.try_clone().map_err(|error| read_fault(&std_fact(Path::new(&name), &error)))?;
+        let source = Source::new(again, &name, 1 << 20).map_err(|fact| read_fault(&fact))?;
+        let size_bytes = source.size_bytes();
+        Ok(Prepared::Send(file, name, size_bytes))
+    }
+
+    /// Waits for the other end, which has connected to us or been connected to.
+    fn first_lane(&self) -> Result<(std::net::TcpStream, Established), Fault> {
+        loop {
+            match self.events.recv() {
+                Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
+                Ok(Event::Signal(number)) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
+                Ok(Event::Orphaned) | Err(_) => {
+                    return Err(Fault::plain(Exit::LinkLost.code(), "the other end has gone before it connected"));
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+}
+
+/// Tells the caller what a session has to say.
+struct Messenger {
+    emit: Emit,
+    lanes: Arc<Mutex<Vec<(Medium, String)>>>,
+}
+
+impl Teller for Messenger {
+    fn say(&self, line: &str) {
+        (self.emit)(Message::Say(line.to_owned()));
+    }
+
+    fn monitor(&self, _peer: &str, _reconnect: Duration, _size_bytes: Option<u64>) -> Box<dyn Monitor> {
+        Box::new(Self { emit: Arc::clone(&self.emit), lanes: Arc::clone(&self.lanes) })
+    }
+}
+
+impl Monitor for Messenger {
+    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
+        let (code, lane) = match notice {
+            Notice::FellBack => (0, None),
+            Notice::BackOnRdma => (1, None),
+            Notice::LinkLost => (2, None),
+            Notice::LinkRestored => (3, None),
+            Notice::LaneLost(lane) => (4, Some(lane)),
+        };
+        let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
+        (self.emit)(Message::Notice { code, index, generation, reason: reason.map(str::to_owned) });
+    }
+
+    fn lane_up(&mut self, medium: Medium, description: &str) {
+        let mut lanes = self.lanes.lock().expect("no panic with it locked");
+        // One for each medium is all that is told.
+        if !lanes.iter().any(|(known, _)| *known == medium) {
+            lanes.push((medium, description.to_owned()));
+        }
+    }
+
+    fn progress(&mut self, counters: &Counters) {
+        (self.emit)(Message::Progress(counters.bytes));
+    }
+}
+
+/// The notice that a message has; `None` for one that this version does not know.
+pub(super) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
+    Some(match code {
+        0 => Notice::FellBack,
+        1 => Notice::BackOnRdma,
+        2 => Notice::LinkLost,
+        3 => Notice::LinkRestored,
+        4 => Notice::LaneLost(rd_proto::handshake::LaneId { index, generation }),
+        _ => return None,
+    })
+}
+
+fn plain(failure: &Failure) -> Fault {
+    Fault::plain(failure.exit.code(), failure.message.clone().unwrap_or_default())
+}
+
+fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
+    let Ended { summary, failure } = ended;
+    let fault = failure.as_ref().map(|failure| match &summary.outcome {
+        Outcome::Aborted(Cause::Source(fact)) => read_fault(fact),
+        Outcome::Aborted(Cause::Sink(fact)) => write_fault(fact),
+        Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
+        _ => plain(failure),
+    });
+    let micros = |seconds: f64| (seconds * 1e6) as u64;
+    let waits = &summary.waits;
+    let route = summary.media.first().and_then(|first| lanes.iter().find(|(medium, _)| medium == first));
+    Report {
+        fault,
+        bytes: summary.counters.bytes,
+        micros: micros(summary.seconds),
+        media: summary.media.iter().map(|&medium| medium_name(medium).to_owned()).collect(),
+        route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
+        lanes: summary.lanes as u32,
+        encrypted: summary.encrypted,
+        retries: summary.counters.retries,
+        replayed: summary.counters.replayed,
+        corrupt: summary.counters.corrupt,
+        waits: [waits.source, waits.cpu, waits.credits, waits.wire, waits.sink].map(micros).to_vec(),
+    }
+}
+
+/// What an end has reported, as the summary of a session here.
+pub(super) fn summary(report: &Report) -> Summary {
+    let wait = |at: usize| report.waits.get(at).map_or(0.0, |&micros| micros as f64 / 1e6);
+    Summary {
+        counters: Counters {
+            bytes: report.bytes,
+            retries: report.retries,
+            replayed: report.replayed,
+            corrupt: report.corrupt,
+            ..Counters::default()
+        },
+        seconds: report.micros as f64 / 1e6,
+        waits: Waits { source: wait(0), cpu: wait(1), credits: wait(2), wire: wait(3), sink: wait(4) },
+        media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
+        lanes: report.lanes as usize,
+        encrypted: report.encrypted,
+        ..Summary::default()
+    }
+}

@@ -1,0 +1,300 @@
+//! An agent on another host: its launcher, its channel, and what can go wrong before it answers.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{ChildStdin, ChildStdout};
+use std::time::{Duration, Instant};
+
+use flume::bounded;
+
+use super::copy::{News, Post};
+use super::exit::{Exit, Failure, escaped, os};
+use crate::control::channel::{Outbox, receive, skip_to_magic};
+use crate::control::frames::{Hello, MAJOR, MINOR, Message};
+use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
+
+/// How long an agent may take to answer: as long as sshd lets a user type a password.
+const HELLO_MAX: Duration = Duration::from_secs(120);
+
+/// How long a launcher that is done may take to end.
+const EXIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long copying the agent to another host may take.
+const BOOTSTRAP_MAX: Duration = Duration::from_secs(120);
+
+/// What the bootstrap's lines begin with, among what a login script may print.
+const BOOTSTRAP_MARK: &str = "rdma-pipe-bootstrap ";
+
+/// Bytes of such a line, and of what may come before it.
+const BOOTSTRAP_LINES_MAX: u64 = 64 << 10;
+
+/// An agent, or a launcher that is on its way to one. Dropping it ends the agent.
+pub(super) struct Remote {
+    host: OsString,
+    agent: OsString,
+    process: Process,
+    outbox: Outbox,
+    started: Instant,
+    /// What the launcher writes to standard error is being passed on.
+    released: bool,
+    /// The launcher's exit code, if it ended before the agent answered.
+    exit: Option<i32>,
+    bootstrapped: bool,
+    side: usize,
+    post: Post,
+}
+
+impl Remote {
+    /// Starts the agent on a host. Its messages are posted as those of `side`.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if the launcher cannot be started.
+    pub(super) fn start(
+        launcher: &Launcher,
+        host: &OsStr,
+        agent: &OsStr,
+        side: usize,
+        post: Post,
+    ) -> Result<Self, Failure> {
+        let launched = launch(launcher, host, &agent_command(agent))?;
+        let (process, outbox) = attend(launched, side, post.clone())?;
+        Ok(Self {
+            host: host.to_owned(),
+            agent: agent.to_owned(),
+            process,
+            outbox,
+            started: Instant::now(),
+            released: false,
+            exit: None,
+            bootstrapped: false,
+            side,
+            post,
+        })
+    }
+
+    pub(super) fn send(&self, message: Message) {
+        self.outbox.send(message);
+    }
+
+    /// When something must have been heard.
+    pub(super) fn hello_due(&self) -> Instant {
+        self.started + if self.released { HELLO_MAX } else { HOLD_MAX }
+    }
+
+    /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 when that is used up.
+    pub(super) fn late(&mut self) -> Result<(), Failure> {
+        if self.released {
+            let seconds = HELLO_MAX.as_secs();
+            return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
+        }
+        self.released = true;
+        self.process.release();
+        Ok(())
+    }
+
+    /// The agent has said who it is; it is told who we are.
+    ///
+    /// # Errors
+    ///
+    /// Exit 9 where the two do not understand each other.
+    pub(super) fn greeted(&mut self, hello: &Hello) -> Result<(), Failure> {
+        self.process.release();
+        if hello.major != MAJOR {
+            let theirs = escaped(OsStr::new(&hello.program));
+            return Err(Failure::new(
+                Exit::Protocol,
+                format!(
+                    "{} has rdma-pipe {theirs} (control protocol {}.{}), this host {} ({MAJOR}.{MINOR}), and the two do \
+                     not understand each other; install the same release, or choose another with --agent",
+                    self.label(),
+                    hello.major,
+                    hello.minor,
+                    env!("CARGO_PKG_VERSION"),
+                ),
+            ));
+        }
+        self.outbox.send(Message::Hello(Hello::ours()));
+        Ok(())
+    }
+
+    /// The launcher has ended, or what it runs is no agent.
+    pub(super) fn not_begun(&mut self, launcher: &Launcher) -> Failure {
+        self.exit = self.process.wait(EXIT_MAX);
+        // The last words may still be in the pipe.
+        let until = Instant::now() + Duration::from_millis(50);
+        let mut complaint = self.process.last_complaint();
+        while complaint.is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+            complaint = self.process.last_complaint();
+        }
+        let (label, launcher) = (self.label(), escaped(launcher.name()));
+        let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
+        let message = match self.exit {
+            Some(126 | 127) => format!(
+                "{label} has no {}; install rdma-pipe there, name the program with --agent, or add --bootstrap to copy it",
+                escaped(&self.agent)
+            ),
+            Some(255) => format!("cannot reach {label} by {launcher}{because}"),
+            Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
+            None => format!("what answers on {label} is no rdma-pipe agent{because}"),
+        };
+        Failure::new(Exit::Connect, message)
+    }
+
+    /// The launcher came to the host, and the agent is not there.
+    pub(super) fn lacks_agent(&self) -> bool {
+        matches!(self.exit, Some(126 | 127))
+    }
+
+    /// The agent has been copied to the host.
+    pub(super) fn is_bootstrapped(&self) -> bool {
+        self.bootstrapped
+    }
+
+    /// Copies this program's own agent to the host, into a directory named by its hash, and starts it there.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if the host is another kind of system, or the copy fails.
+    pub(super) fn bootstrap(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+        let label = self.label();
+        let failed =
+            |reason: String| Failure::new(Exit::Connect, format!("cannot copy the agent to {label}: {reason}"));
+        let own = std::env::current_exe().map(|path| path.with_file_name(AGENT));
+        let program = own.and_then(std::fs::read).map_err(|error| failed(format!("{AGENT} here: {error}")))?;
+        let hash = blake3::hash(&program).to_hex();
+        let hash = &hash[..32];
+        let mut launched = launch(launcher, &self.host, OsStr::new(&upload_command(hash, program.len())))?;
+        let (done, outcome) = bounded(1);
+        let (stdin, stdout) = (launched.stdin, launched.stdout);
+        std::thread::Builder::new()
+            .name("bootstrap".to_owned())
+            .spawn(move || drop(done.send(upload(&program, stdin, stdout))))
+            .map_err(|error| failed(error.to_string()))?;
+        match outcome.recv_timeout(BOOTSTRAP_MAX) {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => {
+                launched.process.wait(EXIT_MAX);
+                let complaint =
+                    launched.process.last_complaint().map(|line| format!(" ({})", escaped(OsStr::new(&line))));
+                return Err(failed(format!("{reason}{}", complaint.unwrap_or_default())));
+            }
+            Err(_) => return Err(failed("it takes too long".to_owned())),
+        }
+        self.agent = OsString::from(format!("{}/{AGENT}", cache_directory(hash)));
+        let command = format!("sh -c 'exec \"{}/{AGENT}\"'", cache_directory(hash));
+        let launched = launch(launcher, &self.host, OsStr::new(&command))?;
+        let (process, outbox) = attend(launched, self.side, self.post.clone())?;
+        (self.process, self.outbox) = (process, outbox);
+        (self.started, self.released, self.exit, self.bootstrapped) = (Instant::now(), false, None, true);
+        Ok(())
+    }
+
+    fn label(&self) -> String {
+        escaped(&self.host)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // The agent ends as its standard input does, and the launcher with it.
+        self.outbox.close();
+        self.process.wait(EXIT_MAX);
+    }
+}
+
+fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
+    launcher.start(host, command).map_err(|error| {
+        let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.name())))
+    })
+}
+
+/// Reads what an agent says, in a thread of its own.
+fn attend(launched: Launched, side: usize, post: Post) -> Result<(Process, Outbox), Failure> {
+    let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+    let Launched { stdin, stdout, process } = launched;
+    let outbox = Outbox::start(stdin, b"").map_err(failed)?;
+    let read = move || {
+        let mut stdout = BufReader::with_capacity(128 << 10, stdout);
+        if skip_to_magic(&mut stdout).is_ok() {
+            while let Ok(message) = receive(&mut stdout) {
+                if post.send((side, News::Message(message))).is_err() {
+                    return;
+                }
+            }
+        }
+        let _ = post.send((side, News::Gone));
+    };
+    std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
+    Ok((process, outbox))
+}
+
+/// Where the agent with this hash is kept, for a shell.
+fn cache_directory(hash: &str) -> String {
+    format!("$HOME/.cache/rdma-pipe/{hash}")
+}
+
+/// The command that takes the agent on its standard input. Nothing in it but the hash and the length varies, and it has
+/// no single quote, so that any login shell hands it to `sh` as it is.
+fn upload_command(hash: &str, length: usize) -> String {
+    let directory = cache_directory(hash);
+    format!(
+        "sh -c 'd=\"{directory}\"; if [ -x \"$d/{AGENT}\" ]; then echo {BOOTSTRAP_MARK}have; exit 0; fi; \
+         l=other; getconf GNU_LIBC_VERSION >/dev/null 2>&1 && l=gnu; \
+         echo \"{BOOTSTRAP_MARK}want $(uname -s) $(uname -m) $l\"; \
+         umask 077; mkdir -p \"$d\" && cat >\"$d/.new.$$\" && [ $(wc -c <\"$d/.new.$$\") -eq {length} ] && \
+         chmod 700 \"$d/.new.$$\" && mv \"$d/.new.$$\" \"$d/{AGENT}\" && echo {BOOTSTRAP_MARK}done; \
+         rm -f \"$d/.new.$$\"; rmdir \"$d\" 2>/dev/null; :'"
+    )
+}
+
+fn upload(program: &[u8], mut stdin: ChildStdin, stdout: ChildStdout) -> Result<(), String> {
+    let mut lines = BufReader::new(stdout.take(BOOTSTRAP_LINES_MAX));
+    let mut next = || -> Result<String, String> {
+        loop {
+            let mut line = Vec::new();
+            match lines.read_until(b'\n', &mut line) {
+                Ok(1..) => {}
+                _ => return Err("the host does not answer".to_owned()),
+            }
+            let line = String::from_utf8_lossy(&line);
+            if let Some(answer) = line.trim_end().strip_prefix(BOOTSTRAP_MARK) {
+                return Ok(answer.to_owned());
+            }
+        }
+    };
+    let answer = next()?;
+    if answer == "have" {
+        return Ok(());
+    }
+    let ours = Hello::ours();
+    let theirs: Vec<&str> = answer.split(' ').collect();
+    // A program linked with musl brings its library with it.
+    let fits = matches!(theirs[..], ["want", system, machine, libc]
+        if system == ours.system && machine == ours.machine && (libc == ours.libc || ours.libc == "musl"));
+    if !fits {
+        let theirs = escaped(OsStr::new(answer.trim_start_matches("want ")));
+        return Err(format!("it is {theirs}, this host {} {} {}", ours.system, ours.machine, ours.libc));
+    }
+    stdin.write_all(program).map_err(|error| error.to_string())?;
+    drop(stdin);
+    if next()? == "done" { Ok(()) } else { Err("it was not taken".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_upload_is_one_word_for_any_shell() {
+        let command = upload_command(&"0".repeat(32), 7);
+        let inner = command.strip_prefix("sh -c '").and_then(|rest| rest.strip_suffix('\'')).expect("quoted");
+        assert!(!inner.contains('\''), "{inner}");
+    }
+}

@@ -1,0 +1,250 @@
+//! Where the files of a copy are and will come to lie, as `cp -a` has it. Looks, and makes nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rd_proto::control::IoFact;
+use rustix::io::Errno;
+
+use super::exit::{Exit, escaped};
+use crate::control::frames::{Fault, Found, Kind, Place, Placed};
+use crate::control::names;
+use crate::fs::io_fact;
+
+/// What the paths and patterns stand for. `links`: symbolic links are copied, not followed. `expand`: `~` and patterns
+/// stand for names.
+///
+/// # Errors
+///
+/// The first path that cannot be found.
+pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> Result<Vec<Found>, IoFact> {
+    let mut found = Vec::new();
+    for pattern in patterns {
+        let paths = if expand { names::expanded(pattern) } else { vec![PathBuf::from(OsStr::from_bytes(pattern))] };
+        for path in paths {
+            // `host:` is the login's home.
+            let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+            let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
+            let metadata = looked.map_err(|error| fact(&path, &error))?;
+            found.push(Found {
+                name: last_name(&path),
+                kind: kind(&metadata),
+                size_bytes: if metadata.is_file() { metadata.len() } else { 0 },
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                path: path.into_os_string().into_vec(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The last component, without slashes behind it; empty for `/`, `.` and `..`, whose contents are meant.
+fn last_name(path: &Path) -> Vec<u8> {
+    let bytes = path.as_os_str().as_bytes();
+    let trimmed = bytes.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &bytes[..=end]);
+    let last = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    if last == b"." || last == b".." { Vec::new() } else { last.to_vec() }
+}
+
+fn kind(metadata: &Metadata) -> Kind {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => Kind::Directory,
+        () if kind.is_file() => Kind::File,
+        () if kind.is_symlink() => Kind::Symlink,
+        () => Kind::Other,
+    }
+}
+
+fn fact(path: &Path, error: &std::io::Error) -> IoFact {
+    io_fact(path.as_os_str(), Errno::from_io_error(error).unwrap_or(Errno::IO))
+}
+
+/// Where what was asked about will come to lie.
+///
+/// # Errors
+///
+/// Why it cannot be written there: exit 6, or 1 where the copy makes no sense.
+pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
+    let path = if expand { names::home_expanded(&asked.path) } else { PathBuf::from(OsStr::from_bytes(&asked.path)) };
+    let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+    let refused =
+        |path: &Path, error| Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), error));
+    let from_error =
+        |path: &Path, error: &std::io::Error| refused(path, Errno::from_io_error(error).unwrap_or(Errno::IO));
+    let placed = match std::fs::metadata(&path) {
+        Ok(metadata) if metadata.is_dir() && !asked.exact => Placed { directory: bytes(&path), as_name: None },
+        Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(refused(&path, Errno::NOTDIR)),
+        Ok(_) => named(&path),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked.directory => {
+            let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
+            if bytes(&path).ends_with(b"/") && !is_directory {
+                return Err(refused(&path, Errno::NOTDIR));
+            }
+            let placed = named(&path);
+            let parent = Path::new(OsStr::from_bytes(&placed.directory));
+            match std::fs::metadata(parent) {
+                Ok(metadata) if metadata.is_dir() => placed,
+                Ok(_) => return Err(refused(parent, Errno::NOTDIR)),
+                Err(error) => return Err(from_error(parent, &error)),
+            }
+        }
+        Err(error) => return Err(from_error(&path, &error)),
+    };
+    check_targets(asked, &placed)?;
+    Ok(placed)
+}
+
+/// A path as a directory and a name in it.
+fn named(path: &Path) -> Placed {
+    let name = last_name(path);
+    let text = bytes(path);
+    let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
+    if name.is_empty() {
+        return Placed { directory: text, as_name: None };
+    }
+    let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
+    Placed { directory, as_name: Some(name) }
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+/// The path of one source at the destination.
+pub(super) fn target(placed: &Placed, source: &Found) -> PathBuf {
+    let name = placed.as_name.as_ref().unwrap_or(&source.name);
+    let directory = PathBuf::from(OsString::from_vec(placed.directory.clone()));
+    if name.is_empty() { directory } else { directory.join(OsStr::from_bytes(name)) }
+}
+
+fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
+    let usage = |detail: String| Fault::plain(Exit::Usage.code(), detail);
+    for source in &asked.sources {
+        let target = target(placed, source);
+        if asked.same_kernel && source.kind == Kind::Directory && lies_within(&target, source) {
+            let path = escaped(OsStr::from_bytes(&source.path));
+            return Err(usage(format!("cannot copy the directory {path} into itself")));
+        }
+        let Ok(there) = std::fs::metadata(&target) else { continue };
+        if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
+            let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
+            return Err(usage(format!("{from} and {to} are the same file")));
+        }
+        let clash = match (source.kind == Kind::Directory, there.is_dir()) {
+            (true, false) => Errno::NOTDIR,
+            (false, true) => Errno::ISDIR,
+            _ => continue,
+        };
+        return Err(Fault::io(Exit::Destination.code(), "cannot write", &io_fact(target.as_os_str(), clash)));
+    }
+    Ok(())
+}
+
+/// Whether the directory that a target will be made in is the source or below it.
+fn lies_within(target: &Path, source: &Found) -> bool {
+    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(real) = std::fs::canonicalize(parent) else { return false };
+    real.ancestors().any(|above| {
+        std::fs::metadata(above).is_ok_and(|found| (found.dev(), found.ino()) == (source.device, source.inode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rd-place-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("dir/below")).expect("a directory");
+            std::fs::write(path.join("file"), b"1").expect("a file");
+            std::fs::write(path.join("other"), b"22").expect("a file");
+            Self(path)
+        }
+
+        fn find(&self, name: &str) -> Found {
+            let path = self.0.join(name);
+            find(&[path.as_os_str().as_bytes()], true, false).expect("it is there").remove(0)
+        }
+
+        /// Where the sources come to lie, below the scratch directory.
+        fn place(&self, sources: &[&str], to: &str, directory: bool, exact: bool) -> Result<String, (u8, i32)> {
+            let asked = Place {
+                path: format!("{}/{to}", self.0.display()).into_bytes(),
+                directory,
+                exact,
+                sources: sources.iter().map(|name| self.find(name)).collect(),
+                same_kernel: true,
+            };
+            let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
+            let target = target(&placed, &asked.sources[0]);
+            Ok(target.strip_prefix(&self.0).expect("below").display().to_string())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn names_are_the_last_component() {
+        for (path, name) in [
+            ("a", "a"),
+            ("a/b/", "b"),
+            ("/x//", "x"),
+            ("..", ""),
+            ("a/.", ""),
+            ("a/..", ""),
+            ("/", ""),
+            (".hidden", ".hidden"),
+        ] {
+            assert_eq!(last_name(Path::new(path)), name.as_bytes(), "{path}");
+        }
+    }
+
+    #[test]
+    fn placement_is_as_with_cp() {
+        let scratch = Scratch::new("cp");
+        let placed = |sources: &[&str], to, directory, exact| scratch.place(sources, to, directory, exact);
+        assert_eq!(placed(&["file"], "dir", false, false), Ok("dir/file".into()));
+        assert_eq!(placed(&["file"], "new", false, false), Ok("new".into()));
+        assert_eq!(placed(&["file"], "dir/new", false, false), Ok("dir/new".into()));
+        assert_eq!(placed(&["file"], "other", false, false), Ok("other".into()));
+        assert_eq!(placed(&["dir"], "new", false, false), Ok("new".into()));
+        assert_eq!(placed(&["dir"], "new/", false, false), Ok("new".into()));
+        assert_eq!(placed(&["file", "other"], "dir", true, false), Ok("dir/file".into()));
+        let (noent, notdir, isdir) = (2, 20, 21);
+        assert_eq!(placed(&["file"], "new/", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file"], "none/new", false, false), Err((6, noent)));
+        assert_eq!(placed(&["file"], "other/new", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file", "other"], "new", true, false), Err((6, noent)));
+        assert_eq!(placed(&["file", "other"], "file", true, false), Err((6, notdir)));
+        assert_eq!(placed(&["dir"], "file", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file"], "dir", false, true), Err((6, isdir)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let scratch = Scratch::new("nonsense");
+        for (sources, to) in [
+            (&["file"][..], "file"),
+            (&["file"], "dir/../file"),
+            (&["file"], ""),
+            (&["dir"], "dir/below"),
+            (&["dir"], "dir/new"),
+            (&["dir"], "dir"),
+        ] {
+            assert_eq!(scratch.place(sources, to, false, false), Err((1, 0)), "{sources:?} {to:?}");
+        }
+    }
+}

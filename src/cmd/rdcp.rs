@@ -1,0 +1,157 @@
+//! `rdcp`: copies files between any two hosts.
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use super::copy::{Copy, Plan, Spec};
+use super::exit::{Exit, Failure};
+use super::options::{ReportOptions, TransferOptions};
+use super::stream::reported;
+use crate::control::launch::{AGENT, Launcher};
+
+/// The launcher where `--rsh` names none.
+const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
+
+/// Copy files between hosts
+///
+/// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or [ADDRESS]:PATH on another, which is reached
+/// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp; several SRC need a directory.
+/// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
+/// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
+/// ./NAME. Exits with 0 only when the receiver has answered for every byte.
+#[derive(Parser, Debug)]
+#[command(name = "rdcp", version, override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...", after_help = EXIT_CODES)]
+pub struct CopyArguments {
+    /// What is copied, and where to
+    #[arg(value_name = "SRC... DST", required = true)]
+    paths: Vec<OsString>,
+    /// Copy directories with everything in them
+    #[arg(short, long)]
+    recursive: bool,
+    /// Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC
+    #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
+    target_directory: Option<OsString>,
+    /// DST is the name of the copy, also where a directory of that name is
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// Say what would be copied where, and copy nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    hosts: HostOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// Options of how hosts are reached.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Hosts")]
+pub struct HostOptions {
+    /// The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too
+    #[arg(long, value_name = "COMMAND")]
+    rsh: Option<OsString>,
+    /// ssh's port
+    #[arg(short, value_name = "PORT")]
+    port: Option<OsString>,
+    /// ssh's key; may be repeated
+    #[arg(short, value_name = "FILE")]
+    identity: Vec<OsString>,
+    /// The host that ssh goes through
+    #[arg(short = 'J', value_name = "HOST")]
+    jump: Option<OsString>,
+    /// ssh's configuration
+    #[arg(short = 'F', value_name = "FILE")]
+    configuration: Option<OsString>,
+    /// An option of ssh's, such as Compression=no; may be repeated
+    #[arg(short = 'o', value_name = "OPTION")]
+    option: Vec<OsString>,
+    /// The agent's program on other hosts [default: rdma-pipe-agent]
+    #[arg(long, value_name = "PATH")]
+    agent: Option<OsString>,
+    /// Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it
+    #[arg(long)]
+    bootstrap: bool,
+    /// The address or interface, of either end, that the data is to go by
+    #[arg(long, value_name = "ADDRESS|INTERFACE")]
+    via: Option<OsString>,
+    /// Send the data through the connections that ssh has made, by way of this host
+    #[arg(long, conflicts_with = "via")]
+    relay: bool,
+}
+
+impl HostOptions {
+    fn launcher(&self) -> Result<Launcher, Failure> {
+        let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
+            (Some(command), _) => (command.clone(), "--rsh"),
+            (None, Some(command)) if !command.is_empty() => (command, LAUNCHER_VARIABLE),
+            _ => (OsString::from("ssh"), "--rsh"),
+        };
+        let mut options = Vec::new();
+        let mut add = |name: &str, values: &mut dyn Iterator<Item = &OsString>| {
+            for value in values {
+                options.push(OsString::from(name));
+                options.push(value.clone());
+            }
+        };
+        add("-p", &mut self.port.iter());
+        add("-i", &mut self.identity.iter());
+        add("-J", &mut self.jump.iter());
+        add("-F", &mut self.configuration.iter());
+        add("-o", &mut self.option.iter());
+        Launcher::new(&command, options)
+            .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
+    }
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 authentication between the ends; \
+    3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
+    9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::run("rdcp", || match CopyArguments::try_parse() {
+        Ok(arguments) => copy(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn copy(arguments: CopyArguments) -> Result<(), Failure> {
+    let usage = |message: &str| super::usage(&CopyArguments::command(), message);
+    let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
+    let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
+    let destination = match &arguments.target_directory {
+        Some(directory) => parse(directory)?,
+        None => sources.pop().expect("clap asks for one"),
+    };
+    if sources.is_empty() {
+        return Err(usage("SRC and DST are needed"));
+    }
+    if sources.len() > 1 && arguments.no_target_directory {
+        return Err(usage("-T takes one SRC"));
+    }
+    if sources.contains(&Spec::Standard) && sources.len() > 1 {
+        return Err(usage("standard input (-) cannot be one of several SRC"));
+    }
+    let agent = arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned());
+    let plan = Plan {
+        sources,
+        destination,
+        directory: arguments.target_directory.is_some(),
+        exact: arguments.no_target_directory,
+        recursive: arguments.recursive,
+        dry_run: arguments.dry_run,
+        relay: arguments.hosts.relay,
+        via: arguments.hosts.via.clone(),
+        launcher: arguments.hosts.launcher()?,
+        agent,
+        bootstrap: arguments.hosts.bootstrap,
+        transfer: &arguments.transfer,
+        report: &arguments.report,
+    };
+    reported(&arguments.report, |reporter| Copy::new(&plan, reporter)?.run())
+}

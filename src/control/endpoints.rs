@@ -1,0 +1,143 @@
+//! Where an end can be reached, and which of these places the other end tries first.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+
+use super::frames::Endpoint;
+use crate::transport::rdma::{InterfaceAddress, interface_addresses};
+
+/// Endpoints that an end tells, and tries, at most.
+pub const ENDPOINTS_MAX: usize = 32;
+
+impl Endpoint {
+    /// Its address, if the bytes are one.
+    pub fn socket_address(&self) -> Option<SocketAddr> {
+        let ip = match self.address.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(&self.address[..]).ok()?),
+            16 => IpAddr::from(<[u8; 16]>::try_from(&self.address[..]).ok()?),
+            _ => return None,
+        };
+        Some(SocketAddr::new(ip, self.port))
+    }
+
+    fn new(address: IpAddr, port: u16, prefix_bits: u8, rate_mbps: u32, is_via: bool) -> Self {
+        Self { address: octets(address), port, prefix_bits, rate_mbps, is_via }
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// Where this host can be reached at `port`: every address of an interface that is up, with its link's speed.
+/// `via`: an address or an interface's name; what it names is marked.
+pub fn own(port: u16, via: &[u8]) -> Vec<Endpoint> {
+    let all = interface_addresses().unwrap_or_default();
+    let told = all.iter().map(|known| {
+        Endpoint::new(known.address, port, known.prefix_bits, rate_mbps(&known.interface), names(via, known))
+    });
+    told.take(ENDPOINTS_MAX).collect()
+}
+
+/// This host's loopback addresses, for an end on the same kernel.
+pub fn loopback(port: u16) -> [Endpoint; 2] {
+    let local = |address| Endpoint::new(address, port, 0, 0, false);
+    [local(Ipv4Addr::LOCALHOST.into()), local(Ipv6Addr::LOCALHOST.into())]
+}
+
+fn names(via: &[u8], known: &InterfaceAddress) -> bool {
+    known.interface.as_bytes() == via || std::str::from_utf8(via).is_ok_and(|via| via.parse() == Ok(known.address))
+}
+
+/// The link's speed. Virtual interfaces have none, or one that says nothing.
+fn rate_mbps(interface: &str) -> u32 {
+    let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
+}
+
+/// The offered endpoints in the order in which they are to be tried: those on a subnet of ours first, then by the speed
+/// of the slower link. With `via`, only those on a subnet of what it names here.
+pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Vec<SocketAddr> {
+    let here = interface_addresses().unwrap_or_default();
+    rank(offered, &here, via, rate_mbps)
+}
+
+fn rank(
+    offered: &[Endpoint],
+    here: &[InterfaceAddress],
+    via: &[u8],
+    rate_mbps: impl Fn(&str) -> u32,
+) -> Vec<SocketAddr> {
+    let mut found: Vec<(bool, u32, SocketAddr)> = Vec::new();
+    for endpoint in offered.iter().take(ENDPOINTS_MAX) {
+        let Some(address) = endpoint.socket_address() else { continue };
+        let near = here.iter().filter(|own| (via.is_empty() || names(via, own)) && shares_subnet(own, endpoint));
+        let near = near.map(|own| rate_mbps(&own.interface)).max();
+        if near.is_none() && !via.is_empty() {
+            continue;
+        }
+        let rate = near.map_or(endpoint.rate_mbps, |ours| ours.min(endpoint.rate_mbps));
+        found.push((near.is_some(), rate, address));
+    }
+    // Stable: ends tell their addresses in their own order.
+    found.sort_by_key(|&(near, rate, _)| std::cmp::Reverse((near, rate)));
+    found.into_iter().map(|(_, _, address)| address).collect()
+}
+
+fn shares_subnet(own: &InterfaceAddress, endpoint: &Endpoint) -> bool {
+    let ours = octets(own.address);
+    let bits = usize::from(own.prefix_bits);
+    let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    own.prefix_bits == endpoint.prefix_bits
+        && ours.len() == endpoint.address.len()
+        && bits <= ours.len() * 8
+        && (0..bits).all(|at| bit(&ours, at) == bit(&endpoint.address, at))
+}
+
+/// The address by which ssh was reached here, as sshd says it.
+pub fn ssh_address() -> Option<IpAddr> {
+    let connection = std::env::var_os("SSH_CONNECTION")?;
+    std::str::from_utf8(connection.as_bytes()).ok()?.split(' ').nth(2)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here(interface: &str, address: &str, prefix_bits: u8) -> InterfaceAddress {
+        InterfaceAddress { interface: interface.to_owned(), address: address.parse().expect("an address"), prefix_bits }
+    }
+
+    fn offered(address: &str, prefix_bits: u8, rate_mbps: u32) -> Endpoint {
+        Endpoint::new(address.parse().expect("an address"), 7000, prefix_bits, rate_mbps, false)
+    }
+
+    #[test]
+    fn near_and_fast_comes_first() {
+        let ours = [here("eth0", "10.1.0.1", 16), here("ib0", "192.168.7.1", 24), here("ib0", "fd00::1", 64)];
+        let rates = |name: &str| if name == "ib0" { 100_000 } else { 1000 };
+        let theirs = [
+            offered("172.16.0.2", 24, 400_000), // fast, but not on a network of ours
+            offered("10.1.2.2", 16, 25_000),
+            offered("192.168.7.2", 24, 56_000),
+            offered("fd00::2", 64, 200_000),
+            Endpoint { address: vec![1, 2, 3], ..offered("10.0.0.1", 8, 1) },
+        ];
+        let order: Vec<String> = rank(&theirs, &ours, b"", rates).iter().map(|it| it.ip().to_string()).collect();
+        assert_eq!(order, ["fd00::2", "192.168.7.2", "10.1.2.2", "172.16.0.2"]);
+        let only: Vec<String> = rank(&theirs, &ours, b"eth0", rates).iter().map(|it| it.ip().to_string()).collect();
+        assert_eq!(only, ["10.1.2.2"]);
+        assert_eq!(rank(&theirs, &ours, b"192.168.7.1", rates).len(), 1);
+        assert!(rank(&theirs, &ours, b"eth9", rates).is_empty());
+    }
+
+    #[test]
+    fn a_prefix_that_is_too_long_matches_nothing() {
+        let own = here("x", "10.0.0.1", 200);
+        assert!(!shares_subnet(&own, &offered("10.0.0.1", 200, 1)));
+    }
+}

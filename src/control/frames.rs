@@ -1,0 +1,687 @@
+//! The messages between the caller and an agent, and their bytes.
+//!
+//! The agent writes [`MAGIC`] at once and HELLO behind it; the caller answers with its own HELLO. From then on either
+//! end sends messages as it has something to say. A message is its length (u32, little endian, at most
+//! [`MESSAGE_BYTES_MAX`]) and one CBOR item: the array `[number, [fields]]`. Paths are byte strings.
+//!
+//! # Versions
+//!
+//! HELLO can be read by every version: its fields keep their places and new ones are added behind them. Ends of one
+//! major understand each other; fields that one does not know are skipped, and so are messages whose number is
+//! [`OPTIONAL_FROM`] or above.
+
+use std::fmt;
+
+use minicbor::{Decode, Decoder, Encode};
+use rd_proto::control::IoFact;
+use zeroize::Zeroize;
+
+/// What the agent writes first. Whatever a login script has printed before it is skipped.
+pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
+
+/// Noise that is skipped before [`MAGIC`], in bytes.
+pub const NOISE_BYTES_MAX: usize = 64 << 10;
+
+/// The longest message, in bytes, without its length.
+pub const MESSAGE_BYTES_MAX: usize = 256 << 10;
+
+/// Bytes of a message's length.
+pub const LENGTH_BYTES: usize = 4;
+
+/// Messages from this number on may be skipped by an end that does not know them.
+pub const OPTIONAL_FROM: u64 = 1000;
+
+/// Ends of the same major understand each other.
+pub const MAJOR: u32 = 1;
+
+/// Grows with what is added.
+pub const MINOR: u32 = 0;
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// Longer than [`MESSAGE_BYTES_MAX`].
+    #[error("a message of {0} bytes")]
+    TooLong(usize),
+    /// Not CBOR, or not a message of this version.
+    #[error("a message that cannot be read")]
+    Malformed,
+}
+
+/// Who is there.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Hello {
+    /// See [`MAJOR`].
+    #[n(0)]
+    pub major: u32,
+    /// See [`MINOR`].
+    #[n(1)]
+    pub minor: u32,
+    /// The program's version.
+    #[n(2)]
+    pub program: String,
+    /// The operating system, as `uname -s` says it.
+    #[n(3)]
+    pub system: String,
+    /// The machine, as `uname -m` says it.
+    #[n(4)]
+    pub machine: String,
+    /// The C library that the program is linked to.
+    #[n(5)]
+    pub libc: String,
+    /// Names the running kernel, so that two ends can tell that they are on one.
+    #[cbor(n(6), with = "minicbor::bytes")]
+    pub kernel_id: Vec<u8>,
+    /// The host's own name.
+    #[cbor(n(7), with = "minicbor::bytes")]
+    pub host: Vec<u8>,
+}
+
+impl Hello {
+    /// This program, here.
+    pub fn ours() -> Self {
+        let uname = rustix::system::uname();
+        let libc = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
+        Self {
+            major: MAJOR,
+            minor: MINOR,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            system: uname.sysname().to_string_lossy().into_owned(),
+            machine: uname.machine().to_string_lossy().into_owned(),
+            libc: libc.to_owned(),
+            kernel_id: std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+            host: uname.nodename().to_bytes().to_vec(),
+        }
+    }
+}
+
+/// What a name in a file system is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Kind {
+    /// A regular file.
+    #[n(0)]
+    File,
+    /// A directory.
+    #[n(1)]
+    Directory,
+    /// A symbolic link that is to be copied as such.
+    #[n(2)]
+    Symlink,
+    /// Anything else.
+    #[n(3)]
+    Other,
+}
+
+/// One source.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Found {
+    /// Where it is on its host.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// Its name at the destination; empty where its contents are meant (`dir/.`).
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub name: Vec<u8>,
+    /// What it is.
+    #[n(2)]
+    pub kind: Kind,
+    /// Its size in bytes.
+    #[n(3)]
+    pub size_bytes: u64,
+    /// Its device number.
+    #[n(4)]
+    pub device: u64,
+    /// Its inode number.
+    #[n(5)]
+    pub inode: u64,
+}
+
+/// Asks where at the destination things will come to lie.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Place {
+    /// DST as it was given.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// DST must be a directory: `-t`, or several sources.
+    #[n(1)]
+    pub directory: bool,
+    /// DST is the name itself, never a directory to copy into: `-T`.
+    #[n(2)]
+    pub exact: bool,
+    /// What will be copied.
+    #[n(3)]
+    pub sources: Vec<Found>,
+    /// Source and destination are on one kernel, so that device and inode numbers can be compared.
+    #[n(4)]
+    pub same_kernel: bool,
+}
+
+/// The answer to [`Place`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Placed {
+    /// The directory in which things will come to lie.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub directory: Vec<u8>,
+    /// The name of the only source there; without it each source keeps its own.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub as_name: Option<Vec<u8>>,
+}
+
+/// What one end of a session moves.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Job {
+    /// Sends one file.
+    #[n(0)]
+    SendFile {
+        /// The file.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+    },
+    /// Receives one file.
+    #[n(1)]
+    ReceiveFile {
+        /// The file.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+    },
+    /// Sends standard input. Never asked of an agent: its standard input has the messages.
+    #[n(2)]
+    SendStandard,
+    /// Receives to standard output. Never asked of an agent.
+    #[n(3)]
+    ReceiveStandard,
+}
+
+/// The transfer's options. Numbers of a choice are its place in the list that the help shows.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Settings {
+    /// `--transport`.
+    #[n(0)]
+    pub transport: u8,
+    /// `--encrypt`.
+    #[n(1)]
+    pub encrypt: u8,
+    /// `--compress`.
+    #[n(2)]
+    pub compress: u8,
+    /// `--lanes`.
+    #[n(3)]
+    pub lanes: Option<u8>,
+    /// `--buffer`, in bytes.
+    #[n(4)]
+    pub buffer_bytes: u64,
+    /// `--port-range`, first and last.
+    #[n(5)]
+    pub ports: Option<(u16, u16)>,
+    /// `--reconnect`, in seconds.
+    #[n(6)]
+    pub reconnect_s: u32,
+    /// `--bwlimit`, in bytes a second.
+    #[n(7)]
+    pub bwlimit: Option<u64>,
+}
+
+/// The key of one session: 256 random bits, wiped when dropped, never shown.
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+pub struct SessionKey(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 32]);
+
+impl fmt::Debug for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionKey(redacted)")
+    }
+}
+
+impl Drop for SessionKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+/// Begins one end of a session; LISTEN or DIAL says how it finds the other.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Begin {
+    /// What both ends have in common.
+    #[n(0)]
+    pub key: SessionKey,
+    /// What is moved.
+    #[n(1)]
+    pub job: Job,
+    /// How.
+    #[n(2)]
+    pub settings: Settings,
+    /// The caller is the other end of the session: without a word from it, the session's own lanes tell whether it lives.
+    #[n(3)]
+    pub caller_is_peer: bool,
+    /// The other end, as the user named it.
+    #[cbor(n(4), with = "minicbor::bytes")]
+    pub peer: Vec<u8>,
+}
+
+/// A place where an end listens.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Endpoint {
+    /// An IP address, in 4 or 16 bytes.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub address: Vec<u8>,
+    /// TCP port.
+    #[n(1)]
+    pub port: u16,
+    /// Leading bits of the address that name its subnet.
+    #[n(2)]
+    pub prefix_bits: u8,
+    /// The link's speed in Mbit/s; 0 where it is unknown.
+    #[n(3)]
+    pub rate_mbps: u32,
+    /// It is what `--via` names.
+    #[n(4)]
+    pub is_via: bool,
+}
+
+/// Something that went wrong, as facts for a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Fault {
+    /// The exit code that it leads to.
+    #[n(0)]
+    pub exit: u8,
+    /// What was tried with a file, such as "cannot read". Empty where the failure is about no file.
+    #[n(1)]
+    pub what: String,
+    /// The file, on the host of the end that tells.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// The error's number, 0 if it has none.
+    #[n(3)]
+    pub errno: i32,
+    /// More, for a person; all there is to say where the failure is about no file.
+    #[n(4)]
+    pub detail: String,
+    /// It happened at this end; else this end was told by the other.
+    #[n(5)]
+    pub own: bool,
+}
+
+impl Fault {
+    /// A failure about a file of this host.
+    pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
+        let detail = String::from_utf8_lossy(&fact.detail).into_owned();
+        Self { exit, what: what.to_owned(), path: fact.path.clone(), errno: fact.errno, detail, own: true }
+    }
+
+    /// A failure about no file, as a sentence.
+    pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
+        Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
+    }
+}
+
+/// How an end's session ended.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct Report {
+    /// What went wrong, if anything.
+    #[n(0)]
+    pub fault: Option<Fault>,
+    /// Payload bytes that the receiver has answered for.
+    #[n(1)]
+    pub bytes: u64,
+    /// From the first lane to the end, in microseconds.
+    #[n(2)]
+    pub micros: u64,
+    /// The media that payload went by, as the reports name them.
+    #[n(3)]
+    pub media: Vec<String>,
+    /// The lane that payload began on, for a person.
+    #[n(4)]
+    pub route: String,
+    /// The most lanes that carried payload at once.
+    #[n(5)]
+    pub lanes: u32,
+    /// Any payload was encrypted.
+    #[n(6)]
+    pub encrypted: bool,
+    /// Lost lanes.
+    #[n(7)]
+    pub retries: u64,
+    /// Chunks sent again.
+    #[n(8)]
+    pub replayed: u64,
+    /// Chunks that arrived damaged.
+    #[n(9)]
+    pub corrupt: u64,
+    /// Where the time went, in microseconds: source, CPU, credits, wire, sink.
+    #[n(10)]
+    pub waits: Vec<u64>,
+}
+
+/// One message. The numbers are part of the format.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum Message {
+    /// Who is there. The first message in both directions.
+    #[n(0)]
+    Hello(#[n(0)] Hello),
+    /// Asks for sources: paths and patterns as they were given.
+    #[n(1)]
+    Find {
+        /// Paths and patterns.
+        #[n(0)]
+        patterns: Vec<minicbor::bytes::ByteVec>,
+        /// A symbolic link is copied as such, not followed: `-r`.
+        #[n(1)]
+        links: bool,
+    },
+    /// Sources, some of them; FOUND_ALL follows.
+    #[n(2)]
+    Found(#[n(0)] Vec<Found>),
+    /// All sources have been told.
+    #[n(3)]
+    FoundAll,
+    /// Asks where things will come to lie. Nothing is made.
+    #[n(4)]
+    Place(#[n(0)] Place),
+    /// Where.
+    #[n(5)]
+    Placed(#[n(0)] Placed),
+    /// A question could not be answered, or a session not begun.
+    #[n(6)]
+    Failed(#[n(0)] Fault),
+    /// Begins one end of a session.
+    #[n(7)]
+    Begin(#[n(0)] Box<Begin>),
+    /// Listen for the other end. `via`: an interface or address; endpoints that it names are marked.
+    #[n(8)]
+    Listen {
+        /// An address or an interface's name.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        via: Vec<u8>,
+    },
+    /// Where this end listens.
+    #[n(9)]
+    Listening(#[n(0)] Vec<Endpoint>),
+    /// Connect to the best of these that is the other end.
+    #[n(10)]
+    Dial {
+        /// Where the other end listens.
+        #[n(0)]
+        endpoints: Vec<Endpoint>,
+        /// An address or an interface's name to go out by.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        via: Vec<u8>,
+    },
+    /// Connect through the channel.
+    #[n(11)]
+    DialTunnel,
+    /// This end has connected and authenticated.
+    #[n(12)]
+    Dialed,
+    /// None of them could be connected to; why the last one could not.
+    #[n(13)]
+    DialFailed(#[n(0)] String),
+    /// A line for the user.
+    #[n(14)]
+    Say(#[n(0)] String),
+    /// How far the session has come, in bytes.
+    #[n(15)]
+    Progress(#[n(0)] u64),
+    /// What became of the session's lanes: see `cmd::end`.
+    #[n(16)]
+    Notice {
+        /// Which notice.
+        #[n(0)]
+        code: u8,
+        /// The lane's index.
+        #[n(1)]
+        index: u16,
+        /// The lane's generation.
+        #[n(2)]
+        generation: u32,
+        /// Why.
+        #[n(3)]
+        reason: Option<String>,
+    },
+    /// The session has ended.
+    #[n(17)]
+    Ended(#[n(0)] Box<Report>),
+    /// The user wants it to end: a signal's number. The session's other end is told.
+    #[n(18)]
+    Signal(#[n(0)] u8),
+    /// Copies a file to another place of the same host.
+    #[n(19)]
+    Copy {
+        /// The file.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        from: Vec<u8>,
+        /// Its copy.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        to: Vec<u8>,
+    },
+    /// A connection through the channel begins.
+    #[n(20)]
+    TunnelOpen(#[n(0)] u32),
+    /// Its bytes.
+    #[n(21)]
+    TunnelData {
+        /// The connection.
+        #[n(0)]
+        id: u32,
+        /// At most [`super::tunnel::DATA_BYTES_MAX`].
+        #[cbor(n(1), with = "minicbor::bytes")]
+        bytes: Vec<u8>,
+    },
+    /// So many more bytes may be sent.
+    #[n(22)]
+    TunnelCredit {
+        /// The connection.
+        #[n(0)]
+        id: u32,
+        /// Bytes.
+        #[n(1)]
+        bytes: u32,
+    },
+    /// It has ended.
+    #[n(23)]
+    TunnelClose(#[n(0)] u32),
+}
+
+impl Message {
+    /// Appends the message to `out`, with its length.
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError::TooLong`]; `out` is then as it was.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), MessageError> {
+        let start = out.len();
+        out.extend([0; LENGTH_BYTES]);
+        minicbor::encode(self, &mut *out).expect("a vector takes everything");
+        let length = out.len() - start - LENGTH_BYTES;
+        if length > MESSAGE_BYTES_MAX {
+            out[start..].zeroize();
+            out.truncate(start);
+            return Err(MessageError::TooLong(length));
+        }
+        out[start..start + LENGTH_BYTES].copy_from_slice(&(length as u32).to_le_bytes());
+        Ok(())
+    }
+
+    /// Reads a message without its length. `None`: one that this version does not know and may skip.
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError`].
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, MessageError> {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(MessageError::TooLong(bytes.len()));
+        }
+        let mut decoder = Decoder::new(bytes);
+        match decoder.decode() {
+            Ok(message) if decoder.position() == bytes.len() => Ok(Some(message)),
+            Err(error) if error.is_unknown_variant() && may_skip(bytes) => Ok(None),
+            _ => Err(MessageError::Malformed),
+        }
+    }
+
+    /// Whether this belongs to a connection through the channel.
+    pub fn is_tunnel(&self) -> bool {
+        matches!(self, Self::TunnelOpen(_) | Self::TunnelData { .. } | Self::TunnelCredit { .. } | Self::TunnelClose(_))
+    }
+}
+
+fn may_skip(bytes: &[u8]) -> bool {
+    let mut decoder = Decoder::new(bytes);
+    matches!(decoder.array(), Ok(Some(2))) && decoder.u64().is_ok_and(|number| number >= OPTIONAL_FROM)
+}
+
+/// The length in front of a message.
+///
+/// # Errors
+///
+/// [`MessageError::TooLong`].
+pub fn decode_length(bytes: [u8; LENGTH_BYTES]) -> Result<usize, MessageError> {
+    let length = u32::from_le_bytes(bytes) as usize;
+    if length > MESSAGE_BYTES_MAX { Err(MessageError::TooLong(length)) } else { Ok(length) }
+}
+
+/// Fuzz body: no input may panic, and what decodes says what was encoded.
+pub fn fuzz_message(bytes: &[u8]) {
+    let Ok(Some(message)) = Message::decode(bytes) else { return };
+    let mut again = Vec::new();
+    // A message may be longer in our own encoding than the bytes that it was read from.
+    if message.encode(&mut again).is_ok() {
+        assert_eq!(Message::decode(&again[LENGTH_BYTES..]), Ok(Some(message)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Message> {
+        let found = Found {
+            path: b"/a/\xff\n".to_vec(),
+            name: b"-x$(y)".to_vec(),
+            kind: Kind::Directory,
+            size_bytes: 1 << 40,
+            device: 3,
+            inode: u64::MAX,
+        };
+        let fault = Fault::io(6, "cannot write", &IoFact { errno: 28, path: b"/x".to_vec(), detail: b"d".to_vec() });
+        let settings = Settings {
+            transport: 1,
+            encrypt: 2,
+            compress: 3,
+            lanes: Some(4),
+            buffer_bytes: 32 << 20,
+            ports: Some((7000, 7009)),
+            reconnect_s: 30,
+            bwlimit: None,
+        };
+        vec![
+            Message::Hello(Hello::ours()),
+            Message::Find { patterns: vec![b"*.\xfe".to_vec().into()], links: true },
+            Message::Found(vec![found.clone()]),
+            Message::FoundAll,
+            Message::Place(Place {
+                path: Vec::new(),
+                directory: true,
+                exact: false,
+                sources: vec![found],
+                same_kernel: true,
+            }),
+            Message::Placed(Placed { directory: b".".to_vec(), as_name: Some(b"n".to_vec()) }),
+            Message::Placed(Placed { directory: b".".to_vec(), as_name: None }),
+            Message::Failed(fault.clone()),
+            Message::Begin(Box::new(Begin {
+                key: SessionKey([7; 32]),
+                job: Job::ReceiveFile { path: b"/to".to_vec() },
+                settings,
+                caller_is_peer: true,
+                peer: b"h1".to_vec(),
+            })),
+            Message::Listen { via: b"ib0".to_vec() },
+            Message::Listening(vec![Endpoint {
+                address: vec![10, 0, 0, 1],
+                port: 7000,
+                prefix_bits: 24,
+                rate_mbps: 100_000,
+                is_via: true,
+            }]),
+            Message::Dial { endpoints: Vec::new(), via: Vec::new() },
+            Message::DialTunnel,
+            Message::Ended(Box::new(Report { fault: Some(fault), bytes: 9, ..Report::default() })),
+            Message::Notice { code: 1, index: 16, generation: 3, reason: None },
+            Message::TunnelData { id: 1, bytes: vec![0; 100] },
+        ]
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        for message in samples() {
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes).expect("short");
+            let (length, rest) = bytes.split_first_chunk::<LENGTH_BYTES>().expect("a length");
+            assert_eq!(decode_length(*length), Ok(rest.len()));
+            assert_eq!(Message::decode(rest), Ok(Some(message)));
+            for cut in 0..rest.len() {
+                assert!(Message::decode(&rest[..cut]).is_err(), "cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_messages_do_no_harm() {
+        for message in samples() {
+            let mut bytes = Vec::new();
+            message.encode(&mut bytes).expect("short");
+            for at in LENGTH_BYTES..bytes.len() {
+                for value in [0, 0x18, 0x5b, 0x7f, 0x9f, 0xbf, 0xff, bytes[at].wrapping_add(1)] {
+                    let mut damaged = bytes[LENGTH_BYTES..].to_vec();
+                    damaged[at - LENGTH_BYTES] = value;
+                    fuzz_message(&damaged);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_that_is_not_there_allocates_nothing() {
+        // An array, then a byte string, of 2⁶⁰ elements each.
+        for claim in [0x9b, 0x5b] {
+            let mut bytes = vec![0x82, 0x02, 0x81, claim];
+            bytes.extend((1_u64 << 60).to_be_bytes());
+            assert_eq!(Message::decode(&bytes), Err(MessageError::Malformed));
+        }
+    }
+
+    #[test]
+    fn what_is_optional_is_skipped_and_what_is_not_is_refused() {
+        let unknown = |number: u16| [&[0x82, 0x19][..], &number.to_be_bytes(), &[0x81, 0x01]].concat();
+        assert_eq!(Message::decode(&unknown(1000)), Ok(None));
+        assert_eq!(Message::decode(&unknown(999)), Err(MessageError::Malformed));
+    }
+
+    #[test]
+    fn hello_is_read_although_it_has_grown() {
+        // [0, [[2, 5, "9.1", "L", "m", "c", h'', h'', "more"]]]
+        let bytes = b"\x82\x00\x81\x89\x02\x05\x639.1\x61L\x61m\x61c\x40\x40\x64more";
+        let Ok(Some(Message::Hello(hello))) = Message::decode(bytes) else { panic!("no hello") };
+        assert_eq!((hello.major, hello.minor, hello.program.as_str()), (2, 5, "9.1"));
+    }
+
+    #[test]
+    fn too_long_is_refused_at_both_ends() {
+        let mut out = b"before".to_vec();
+        let long = Message::TunnelData { id: 0, bytes: vec![0; MESSAGE_BYTES_MAX] };
+        assert!(matches!(long.encode(&mut out), Err(MessageError::TooLong(_))));
+        assert_eq!(out, b"before");
+        assert!(decode_length(u32::MAX.to_le_bytes()).is_err());
+    }
+
+    #[test]
+    fn keys_are_not_shown() {
+        assert!(!format!("{:?}", samples()[8]).contains("7, 7"));
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let mut bytes = Vec::new();
+        Message::Signal(2).encode(&mut bytes).expect("short");
+        assert_eq!(bytes, b"\x04\0\0\0\x82\x12\x81\x02");
+    }
+}

@@ -1,0 +1,236 @@
+//! The launcher: ssh, or another command, that runs the agent on a host.
+//!
+//! What it is told to run never has a path, a key or any other argument of the copy in it: those travel as messages on
+//! the agent's standard input. It stays in our process group, so that it can ask for a password on the terminal.
+//!
+//! What it writes to standard error is held back until the agent answers, so that a failure to start can be told in one
+//! line with the launcher's own reason in it; from then on, or after [`HOLD_MAX`], it is passed on as it comes. Nobody
+//! waits for that stream to end: with ssh's ControlPersist a process in the background keeps it open.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The program that is run on the other host where nobody names another.
+pub const AGENT: &str = "rdma-pipe-agent";
+
+/// How long the launcher's standard error is held back: a banner, or a reason to fail, which the failure's line has.
+pub const HOLD_MAX: Duration = Duration::from_millis(700);
+
+/// Bytes of it that are held back at most.
+const HELD_BYTES_MAX: usize = 16 << 10;
+
+/// What a launcher is run with.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The command and its first arguments.
+    words: Vec<OsString>,
+    /// ssh's options, as the user gave them.
+    options: Vec<OsString>,
+}
+
+impl Launcher {
+    /// `command`: split into words as a shell would, with its quotes. `options`: what goes between it and the host.
+    ///
+    /// # Errors
+    ///
+    /// A sentence, if a quote is not closed or there is no word.
+    pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
+        let text = command.to_str().ok_or("is not UTF-8")?;
+        let words = shell_words::split(text).map_err(|_| "has a quote that is not closed".to_owned())?;
+        if words.is_empty() {
+            return Err("is empty".to_owned());
+        }
+        Ok(Self { words: words.into_iter().map(OsString::from).collect(), options })
+    }
+
+    /// The launcher's own name, for messages.
+    pub fn name(&self) -> &OsStr {
+        std::path::Path::new(&self.words[0]).file_name().unwrap_or(&self.words[0])
+    }
+
+    /// Starts `command` on `host`.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered to starting the launcher.
+    pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
+        let mut child = Command::new(&self.words[0])
+            .args(&self.words[1..])
+            .args(&self.options)
+            .arg(host)
+            .arg(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
+        Ok(Launched { stdin, stdout, process: Process { child, complaints: Complaints::collect(stderr)? } })
+    }
+}
+
+/// The command line for an agent at `path`. The shell of the other host reads it, so what is special to one is quoted;
+/// `~/` in front is left to that shell.
+pub fn agent_command(path: &OsStr) -> OsString {
+    let bytes = path.as_bytes();
+    let (home, rest) = match bytes.strip_prefix(b"~/") {
+        Some(rest) => (&b"~/"[..], rest),
+        None => (&b""[..], bytes),
+    };
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_./+,:@%".contains(byte);
+    if rest.iter().all(plain) {
+        return path.to_owned();
+    }
+    let mut quoted = home.to_vec();
+    quoted.push(b'\'');
+    for &byte in rest {
+        match byte {
+            b'\'' => quoted.extend(b"'\\''"),
+            _ => quoted.push(byte),
+        }
+    }
+    quoted.push(b'\'');
+    OsString::from_vec(quoted)
+}
+
+/// A launcher that runs.
+pub struct Launched {
+    /// The agent's standard input.
+    pub stdin: ChildStdin,
+    /// The agent's standard output.
+    pub stdout: ChildStdout,
+    /// The launcher's process.
+    pub process: Process,
+}
+
+/// The launcher's process. Dropping it ends it.
+pub struct Process {
+    child: Child,
+    complaints: Complaints,
+}
+
+impl Process {
+    /// Waits for its end until `limit` has passed: its exit code, 128 + n where a signal ended it.
+    pub fn wait(&mut self, limit: Duration) -> Option<i32> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// From now on its standard error is passed on.
+    pub fn release(&self) {
+        self.complaints.release();
+    }
+
+    /// What it has complained of and nobody has been shown: the last line of it.
+    pub fn last_complaint(&self) -> Option<String> {
+        self.complaints.take_last_line()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A launcher's standard error, held back at first.
+struct Complaints(Arc<Mutex<Held>>);
+
+struct Held {
+    bytes: Vec<u8>,
+    /// It is passed on.
+    open: bool,
+}
+
+impl Complaints {
+    fn collect(mut stream: ChildStderr) -> std::io::Result<Self> {
+        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), open: false }));
+        let into = Arc::clone(&held);
+        std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut piece) {
+                let mut held = into.lock().expect("no panic with it locked");
+                held.bytes.extend(&piece[..count]);
+                if held.open || held.bytes.len() > HELD_BYTES_MAX {
+                    held.pass_on();
+                }
+            }
+        })?;
+        Ok(Self(held))
+    }
+
+    fn release(&self) {
+        self.0.lock().expect("no panic with it locked").pass_on();
+    }
+
+    fn take_last_line(&self) -> Option<String> {
+        let mut held = self.0.lock().expect("no panic with it locked");
+        let bytes = std::mem::take(&mut held.bytes);
+        let text = String::from_utf8_lossy(&bytes);
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    }
+}
+
+impl Held {
+    fn pass_on(&mut self) {
+        self.open = true;
+        // Where our own standard error is closed nobody is listening.
+        let _ = std::io::stderr().write_all(&self.bytes);
+        self.bytes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_is_split_as_a_shell_would() {
+        let launcher = Launcher::new(OsStr::new("/opt/my\\ ssh -o 'A b' \"c d\""), Vec::new()).expect("words");
+        assert_eq!(launcher.words, ["/opt/my ssh", "-o", "A b", "c d"]);
+        assert_eq!(launcher.name(), "my ssh");
+        assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
+        assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_path_to_the_agent_is_one_word() {
+        for (path, command) in [
+            ("rdma-pipe-agent", "rdma-pipe-agent"),
+            ("~/bin/agent", "~/bin/agent"),
+            ("/a b/$(c)", "'/a b/$(c)'"),
+            ("~/it's", "~/'it'\\''s'"),
+        ] {
+            assert_eq!(agent_command(OsStr::new(path)), command);
+        }
+    }
+
+    #[test]
+    fn what_a_launcher_says_as_it_fails_is_at_hand() {
+        let launcher =
+            Launcher::new(OsStr::new("sh -c 'echo banner >&2; echo no such host >&2; exit 255' x"), Vec::new())
+                .expect("words");
+        let mut launched = launcher.start(OsStr::new("h"), OsStr::new("agent")).expect("sh");
+        assert_eq!(launched.process.wait(Duration::from_secs(20)), Some(255));
+        let until = Instant::now() + Duration::from_secs(20);
+        let mut said = None;
+        while said.is_none() && Instant::now() < until {
+            said = launched.process.last_complaint();
+        }
+        assert_eq!(said.as_deref(), Some("no such host"));
+    }
+}

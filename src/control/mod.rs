@@ -1,0 +1,17 @@
+//! Control: the remote agent is started, told what to do, and reports.
+//!
+//! * `frames`: the messages, and their bytes.
+//! * `launch`: the launcher (ssh, or another command) as a child process.
+//! * `channel`: messages over a pair of byte streams, at both ends.
+//! * `endpoints`: where an end can be reached, and which of these places to try first.
+//! * `tunnel`: connections through the channel, for hosts that can be reached in no other way.
+//! * `names`: what a path from a command line means on this host: `~`, patterns.
+//!
+//! What the messages ask for is done in `cmd::end`, by the agent and by the caller for its own end alike.
+
+pub mod channel;
+pub mod endpoints;
+pub mod frames;
+pub mod launch;
+pub mod names;
+pub mod tunnel;

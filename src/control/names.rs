@@ -1,0 +1,174 @@
+//! What a path from a command line means on this host: `~`, `~user` and patterns, which the agent expands since no
+//! shell does. Names are bytes.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// Names that a pattern may stand for at most.
+pub const MATCHES_MAX: usize = 1 << 20;
+
+/// The path with `~` or `~user` at its beginning replaced by that user's home. What names no user stays as it is.
+pub fn home_expanded(path: &[u8]) -> PathBuf {
+    let as_it_is = || PathBuf::from(OsStr::from_bytes(path));
+    let Some(rest) = path.strip_prefix(b"~") else { return as_it_is() };
+    let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+    let (user, below) = rest.split_at(end);
+    let home = if user.is_empty() { own_home() } else { home_of(user) };
+    match home {
+        Some(home) => PathBuf::from(OsString::from_vec([home.as_bytes(), below].concat())),
+        None => as_it_is(),
+    }
+}
+
+/// The home of whoever runs this.
+pub fn own_home() -> Option<OsString> {
+    let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    told.or_else(|| {
+        password_entry(|entry, buffer, found| {
+            // SAFETY: all three point to live memory of the stated length; the entry's strings lie in the buffer.
+            unsafe { libc::getpwuid_r(libc::geteuid(), entry, buffer.as_mut_ptr().cast(), buffer.len(), found) }
+        })
+    })
+}
+
+fn home_of(user: &[u8]) -> Option<OsString> {
+    let user = CString::new(user).ok()?;
+    password_entry(|entry, buffer, found| {
+        // SAFETY: as above; the name is a C string.
+        unsafe { libc::getpwnam_r(user.as_ptr(), entry, buffer.as_mut_ptr().cast(), buffer.len(), found) }
+    })
+}
+
+/// The home in the entry that `look_up` finds.
+fn password_entry(
+    look_up: impl FnOnce(*mut libc::passwd, &mut [u8], *mut *mut libc::passwd) -> libc::c_int,
+) -> Option<OsString> {
+    // An entry longer than that is not found.
+    let mut buffer = vec![0; 16 << 10];
+    let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
+    let mut found = std::ptr::null_mut();
+    if look_up(entry.as_mut_ptr(), &mut buffer, &mut found) != 0 || found.is_null() {
+        return None;
+    }
+    // SAFETY: the call has filled the entry, to which `found` points; its home is a C string in the buffer.
+    let home = unsafe { std::ffi::CStr::from_ptr((*found).pw_dir) };
+    Some(OsString::from_vec(home.to_bytes().to_vec()))
+}
+
+/// The paths that `pattern` stands for, sorted. A path that exists stands for itself, whatever is in its name; one
+/// that matches nothing does too, so that its absence is reported under its own name.
+pub fn expanded(pattern: &[u8]) -> Vec<PathBuf> {
+    let path = home_expanded(pattern);
+    if std::fs::symlink_metadata(&path).is_ok() || !is_pattern(path.as_os_str().as_bytes()) {
+        return vec![path];
+    }
+    let bytes = path.as_os_str().as_bytes();
+    let start = if bytes.starts_with(b"/") { PathBuf::from("/") } else { PathBuf::new() };
+    let mut found = vec![start];
+    for component in bytes.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
+        found = found.iter().flat_map(|directory| matches(directory, component)).take(MATCHES_MAX).collect();
+    }
+    if bytes.ends_with(b"/") {
+        found.retain(|path| path.is_dir());
+    }
+    if found.is_empty() { vec![path] } else { found }
+}
+
+fn is_pattern(bytes: &[u8]) -> bool {
+    bytes.iter().any(|byte| b"*?[".contains(byte))
+}
+
+/// What one component of a pattern stands for in a directory, sorted.
+fn matches(directory: &Path, component: &[u8]) -> Vec<PathBuf> {
+    if !is_pattern(component) {
+        let path = directory.join(OsStr::from_bytes(&unescaped(component)));
+        return if std::fs::symlink_metadata(&path).is_ok() { vec![path] } else { Vec::new() };
+    }
+    let Ok(pattern) = CString::new(component) else { return Vec::new() };
+    let listed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let Ok(entries) = std::fs::read_dir(listed) else { return Vec::new() };
+    let mut names: Vec<OsString> = entries
+        .flatten()
+        .map(|entry| entry.file_name())
+        .filter(|name| CString::new(name.as_bytes()).is_ok_and(|name| fits(&pattern, &name)))
+        .take(MATCHES_MAX)
+        .collect();
+    names.sort();
+    names.into_iter().map(|name| directory.join(name)).collect()
+}
+
+fn fits(pattern: &CString, name: &CString) -> bool {
+    // SAFETY: both are C strings.
+    unsafe { libc::fnmatch(pattern.as_ptr(), name.as_ptr(), libc::FNM_PERIOD) == 0 }
+}
+
+/// A component without the backslashes that keep characters of it from being a pattern.
+fn unescaped(component: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(component.len());
+    let mut rest = component.iter();
+    while let Some(&byte) = rest.next() {
+        bytes.push(if byte == b'\\' { *rest.next().unwrap_or(&byte) } else { byte });
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str, files: &[&[u8]]) -> Self {
+            let path = std::env::temp_dir().join(format!("rd-names-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("sub")).expect("a directory");
+            for file in files {
+                std::fs::write(path.join(OsStr::from_bytes(file)), b"").expect("a file");
+            }
+            Self(path)
+        }
+
+        fn expand(&self, pattern: &[u8]) -> Vec<Vec<u8>> {
+            let base = self.0.as_os_str().as_bytes();
+            let found = expanded(&[base, b"/", pattern].concat());
+            found.iter().map(|path| path.as_os_str().as_bytes()[base.len() + 1..].to_vec()).collect()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn patterns_are_bytes() {
+        let scratch = Scratch::new("bytes", &[b"a.txt", b"b.txt", b"\xff.txt", b".hidden.txt", b"sub/c.txt"]);
+        assert_eq!(scratch.expand(b"*.txt"), [&b"a.txt"[..], b"b.txt", b"\xff.txt"]);
+        assert_eq!(scratch.expand(b"[ab].txt"), [b"a.txt", b"b.txt"]);
+        assert_eq!(scratch.expand(b"*/?.txt"), [b"sub/c.txt"]);
+        assert_eq!(scratch.expand(b".h*"), [b".hidden.txt"]);
+        assert_eq!(scratch.expand(b"s*/"), [b"sub"]);
+        assert_eq!(scratch.expand(b"*.none"), [b"*.none"]);
+    }
+
+    #[test]
+    fn what_exists_stands_for_itself() {
+        let scratch = Scratch::new("itself", &[b"*", b"[x]", b"a b$(c)\n", b"x"]);
+        for name in [&b"*"[..], b"[x]", b"a b$(c)\n"] {
+            assert_eq!(scratch.expand(name), [name]);
+        }
+    }
+
+    #[test]
+    fn homes() {
+        let home = own_home().expect("somebody runs this");
+        assert_eq!(home_expanded(b"~"), Path::new(&home));
+        assert_eq!(home_expanded(b"~/x y"), Path::new(&home).join("x y"));
+        assert_eq!(home_expanded(b"~root/x"), home_of(b"root").map(|root| Path::new(&root).join("x")).expect("root"));
+        assert_eq!(home_expanded(b"~no-such-user/x"), Path::new("~no-such-user/x"));
+        assert_eq!(home_expanded(b"./~"), Path::new("./~"));
+    }
+}

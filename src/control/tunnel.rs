@@ -1,0 +1,291 @@
+//! TCP connections through the control channel, for hosts of which only the launcher's port can be reached.
+//!
+//! The connecting end listens on loopback and opens a connection at the other end for each that it accepts there; the
+//! other end connects to its own listener. What runs inside is a session's lane as any other, authenticated between
+//! the ends, so that a stranger who finds the port on loopback gets no further than at a listener.
+//!
+//! # Flow control
+//!
+//! Each direction of each connection may have [`WINDOW_BYTES`] on its way; credit is given back as the other socket has
+//! taken bytes. So what waits anywhere is bounded, and a caller that passes messages on between two agents need not
+//! look at them.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use flume::{Receiver, Sender, unbounded};
+
+use super::frames::Message;
+
+/// Bytes of one connection that may be on their way in one direction.
+pub const WINDOW_BYTES: u32 = 2 << 20;
+
+/// Bytes in one message at most.
+pub const DATA_BYTES_MAX: usize = 64 << 10;
+
+/// Connections at a time: a session has fewer lanes.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long connecting to this host's own listener may take.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// Where messages for the other end go.
+pub type Emit = Arc<dyn Fn(Message) + Send + Sync>;
+
+/// One end of the connections through a channel.
+pub struct Tunnel {
+    emit: Emit,
+    state: Mutex<State>,
+    next_id: AtomicU32,
+}
+
+#[derive(Default)]
+struct State {
+    /// The listener of this host that connections from the other end lead to.
+    target: Option<u16>,
+    connections: HashMap<u32, Connection>,
+}
+
+/// What is known of one connection. It is forgotten when both directions have ended.
+struct Connection {
+    inbound: Option<Sender<Vec<u8>>>,
+    credit: Arc<Credit>,
+    /// Bytes that have come in and not been written yet.
+    waiting_bytes: u32,
+    reading: bool,
+}
+
+/// Bytes that may still be sent.
+struct Credit {
+    bytes: Mutex<u32>,
+    more: Condvar,
+}
+
+impl Tunnel {
+    /// `emit`: takes messages for the other end; must not wait for this one.
+    pub fn new(emit: Emit) -> Arc<Self> {
+        Arc::new(Self { emit, state: Mutex::default(), next_id: AtomicU32::new(0) })
+    }
+
+    /// Lets the other end connect to this port of this host.
+    pub fn serve(&self, port: u16) {
+        self.state().target = Some(port);
+    }
+
+    /// Listens on loopback: a connection there comes out at the other end's listener.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub fn listen(self: &Arc<Self>) -> std::io::Result<SocketAddr> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let tunnel = Arc::clone(self);
+        std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
+                (tunnel.emit)(Message::TunnelOpen(id));
+                tunnel.begin(id, stream);
+            }
+        })?;
+        Ok(address)
+    }
+
+    /// Takes a message of the other end; others are ignored. Does not wait.
+    pub fn handle(self: &Arc<Self>, message: Message) {
+        match message {
+            Message::TunnelOpen(id) => self.open(id),
+            Message::TunnelData { id, bytes } => {
+                let mut state = self.state();
+                let Some(connection) = state.connections.get_mut(&id) else { return };
+                connection.waiting_bytes = connection.waiting_bytes.saturating_add(bytes.len() as u32);
+                if connection.waiting_bytes > WINDOW_BYTES {
+                    // More than was granted: not our program. The connection ends; the session makes another.
+                    connection.inbound = None;
+                } else if let Some(inbound) = &connection.inbound {
+                    let _ = inbound.send(bytes);
+                }
+            }
+            Message::TunnelCredit { id, bytes } => {
+                let credit = self.state().connections.get(&id).map(|connection| Arc::clone(&connection.credit));
+                let Some(credit) = credit else { return };
+                let mut left = credit.bytes.lock().expect("no panic with it locked");
+                *left = left.saturating_add(bytes).min(WINDOW_BYTES);
+                credit.more.notify_one();
+            }
+            Message::TunnelClose(id) => {
+                if let Some(connection) = self.state().connections.get_mut(&id) {
+                    connection.inbound = None;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn open(self: &Arc<Self>, id: u32) {
+        let target = {
+            let state = self.state();
+            state.target.filter(|_| state.connections.len() < CONNECTIONS_MAX && !state.connections.contains_key(&id))
+        };
+        let address = target.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        // Loopback: it is answered at once, or refused at once.
+        match address.map(|address| TcpStream::connect_timeout(&address, CONNECT_MAX)) {
+            Some(Ok(stream)) => self.begin(id, stream),
+            _ => (self.emit)(Message::TunnelClose(id)),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, id: u32, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let (inbound, queue) = unbounded();
+        let credit = Arc::new(Credit { bytes: Mutex::new(WINDOW_BYTES), more: Condvar::new() });
+        let connection =
+            Connection { inbound: Some(inbound), credit: Arc::clone(&credit), waiting_bytes: 0, reading: true };
+        let Ok(output) = stream.try_clone() else { return (self.emit)(Message::TunnelClose(id)) };
+        self.state().connections.insert(id, connection);
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).stack_size(192 << 10).spawn(run)
+        };
+        let (reading, writing) = (Arc::clone(self), Arc::clone(self));
+        let read = start("tunnel-read", Box::new(move || reading.read(id, stream, &credit)));
+        let write = start("tunnel-write", Box::new(move || writing.write(id, output, &queue)));
+        if read.is_err() || write.is_err() {
+            self.state().connections.remove(&id);
+            (self.emit)(Message::TunnelClose(id));
+        }
+    }
+
+    /// From the socket to the other end.
+    fn read(&self, id: u32, mut stream: TcpStream, credit: &Credit) {
+        let mut piece = vec![0; DATA_BYTES_MAX];
+        loop {
+            let most = {
+                let left = credit.bytes.lock().expect("no panic with it locked");
+                let left = credit.more.wait_while(left, |left| *left == 0).expect("no panic with it locked");
+                piece.len().min(*left as usize)
+            };
+            match stream.read(&mut piece[..most]) {
+                Ok(count @ 1..) => {
+                    *credit.bytes.lock().expect("no panic with it locked") -= count as u32;
+                    (self.emit)(Message::TunnelData { id, bytes: piece[..count].to_vec() });
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => break,
+            }
+        }
+        (self.emit)(Message::TunnelClose(id));
+        let mut state = self.state();
+        if let Some(connection) = state.connections.get_mut(&id) {
+            connection.reading = false;
+            if connection.inbound.is_none() {
+                state.connections.remove(&id);
+            }
+        }
+    }
+
+    /// From the other end to the socket.
+    fn write(&self, id: u32, mut stream: TcpStream, queue: &Receiver<Vec<u8>>) {
+        let mut broken = false;
+        while let Ok(bytes) = queue.recv() {
+            if !broken && stream.write_all(&bytes).is_err() {
+                // The reader ends too, and says so; until the other end has heard it, its bytes are dropped.
+                broken = true;
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            if let Some(connection) = self.state().connections.get_mut(&id) {
+                connection.waiting_bytes = connection.waiting_bytes.saturating_sub(bytes.len() as u32);
+            }
+            (self.emit)(Message::TunnelCredit { id, bytes: bytes.len() as u32 });
+        }
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut state = self.state();
+        if state.connections.get(&id).is_some_and(|connection| !connection.reading) {
+            state.connections.remove(&id);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic with it locked")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ends with a queue each way, as a channel is.
+    fn pair() -> (Arc<Tunnel>, Arc<Tunnel>) {
+        let link = |to: Receiver<Message>, end: &Arc<Tunnel>| {
+            let end = Arc::clone(end);
+            std::thread::spawn(move || to.iter().for_each(|message| end.handle(message)));
+        };
+        let (to_b, from_a) = unbounded();
+        let (to_a, from_b) = unbounded();
+        let a = Tunnel::new(Arc::new(move |message| drop(to_b.send(message))));
+        let b = Tunnel::new(Arc::new(move |message| drop(to_a.send(message))));
+        link(from_a, &b);
+        link(from_b, &a);
+        (a, b)
+    }
+
+    #[test]
+    fn bytes_go_both_ways_and_each_way_ends_by_itself() {
+        let (a, b) = pair();
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        b.serve(server.local_addr().expect("bound").port());
+        let mut client = TcpStream::connect(a.listen().expect("a port")).expect("loopback");
+        let (mut served, _) = server.accept().expect("a connection");
+        let sent: Vec<u8> = (0..3 * WINDOW_BYTES).map(|at| (at % 251) as u8).collect();
+        let expected = sent.clone();
+        let mut writer = client.try_clone().expect("a descriptor");
+        let feeding = std::thread::spawn(move || {
+            writer.write_all(&sent).expect("taken");
+            writer.shutdown(Shutdown::Write).expect("open");
+        });
+        let mut got = Vec::new();
+        served.read_to_end(&mut got).expect("to its end");
+        assert!(got == expected, "{} bytes for {}", got.len(), expected.len());
+        feeding.join().expect("no panic");
+        served.write_all(b"and back").expect("still open");
+        drop(served);
+        let mut back = Vec::new();
+        client.read_to_end(&mut back).expect("to its end");
+        assert_eq!(back, b"and back");
+        drop(client);
+        let settled = |end: &Tunnel| end.state().connections.is_empty();
+        for _ in 0..500 {
+            if settled(&a) && settled(&b) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("connections are left");
+    }
+
+    #[test]
+    fn what_nobody_serves_is_closed() {
+        let (a, _b) = pair();
+        let mut client = TcpStream::connect(a.listen().expect("a port")).expect("loopback");
+        assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
+    }
+
+    #[test]
+    fn a_flood_past_the_window_ends_the_connection() {
+        let (to, messages) = unbounded();
+        let end = Tunnel::new(Arc::new(move |message| drop(to.send(message))));
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        end.serve(server.local_addr().expect("bound").port());
+        end.handle(Message::TunnelOpen(7));
+        let (served, _) = server.accept().expect("a connection");
+        // Nobody reads: what the socket does not take waits.
+        for _ in 0..4096 {
+            end.handle(Message::TunnelData { id: 7, bytes: vec![0; DATA_BYTES_MAX] });
+        }
+        assert!(end.state().connections[&7].inbound.is_none(), "ended");
+        drop((served, messages));
+    }
+}

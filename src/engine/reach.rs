@@ -1,0 +1,135 @@
+//! Connecting to the best of several addresses that are, or may be, the same peer.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use flume::{RecvTimeoutError, bounded};
+use rd_proto::handshake::{Established, Key, SessionId, connect_first};
+
+use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng};
+use crate::transport::tcp;
+
+/// How long a better address may take longer to answer than a worse one.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Connects one first lane and authenticates it.
+///
+/// # Errors
+///
+/// Any [`LinkError`] but those of offers, by `deadline` at the latest.
+pub fn reach(address: SocketAddr, key: &Key, deadline: Instant) -> Result<(TcpStream, Established), LinkError> {
+    prove(connect(address, deadline)?, key)
+}
+
+fn prove(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, Established), LinkError> {
+    tcp::tune(&stream).map_err(|error| LinkError::os("socket", &error))?;
+    let hello = connect_first(key, SessionId::random(&mut rng()), &mut rng());
+    let established = authenticate(&mut stream, hello, Instant::now() + AUTHENTICATE_MAX)?;
+    Ok((stream, established))
+}
+
+/// Connects to all of `addresses` at once and takes the first of them, in their order, that answers and proves the key.
+/// One that answers late is waited for [`HEAD_START`] longer than for those behind it.
+///
+/// # Errors
+///
+/// Why the last one failed, by `deadline` and the time to authenticate at the latest.
+pub fn reach_best(
+    addresses: &[SocketAddr],
+    key: &Key,
+    deadline: Instant,
+) -> Result<(TcpStream, Established), LinkError> {
+    let (post, attempts) = bounded(addresses.len());
+    for (rank, &address) in addresses.iter().enumerate() {
+        let post = post.clone();
+        let attempt = move || drop(post.send((rank, connect(address, deadline))));
+        std::thread::Builder::new()
+            .name("dial".to_owned())
+            .stack_size(64 << 10)
+            .spawn(attempt)
+            .map_err(|error| LinkError::os("thread", &error))?;
+    }
+    drop(post);
+    let mut connected: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
+    let mut pending: Vec<bool> = vec![true; addresses.len()];
+    let mut failure = LinkError::TimedOut;
+    let mut since: Option<Instant> = None;
+    loop {
+        let best = connected.iter().position(Option::is_some);
+        let patient = since.is_some_and(|since| since.elapsed() < HEAD_START);
+        if let Some(best) = best
+            && (!patient || !pending[..best].contains(&true))
+        {
+            match prove(connected[best].take().expect("just found"), key) {
+                Ok(proved) => return Ok(proved),
+                Err(error) => failure = error,
+            }
+            continue;
+        }
+        if best.is_none() && !pending.contains(&true) {
+            return Err(failure);
+        }
+        let wait = match since {
+            Some(since) if best.is_some() => HEAD_START.saturating_sub(since.elapsed()),
+            _ => deadline.saturating_duration_since(Instant::now()),
+        };
+        match attempts.recv_timeout(wait) {
+            Ok((rank, attempt)) => {
+                pending[rank] = false;
+                match attempt {
+                    Ok(stream) => {
+                        connected[rank] = Some(stream);
+                        since.get_or_insert_with(Instant::now);
+                    }
+                    Err(error) => failure = error,
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if best.is_some() => {}
+            Err(_) => return Err(failure),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+    use crate::engine::channel;
+    use crate::engine::listen::Listener;
+
+    fn key(byte: u8) -> Key {
+        Key::from_random([byte; 32])
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn the_first_that_proves_the_key_is_taken() {
+        let (post, _events) = channel();
+        let stranger = Listener::start(0, None, key(1), post.clone()).expect("a port");
+        let peer = Listener::start(0, None, key(2), post).expect("a port");
+        let dead = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let refused = dead.local_addr().expect("bound");
+        drop(dead);
+        let at = |listener: &Listener| SocketAddr::from((Ipv4Addr::LOCALHOST, listener.port()));
+        let addresses = [refused, at(&stranger), at(&peer)];
+        let (stream, _) = reach_best(&addresses, &key(2), soon()).expect("the third");
+        assert_eq!(stream.peer_addr().expect("connected"), at(&peer));
+        assert!(reach_best(&addresses[..2], &key(2), soon()).is_err());
+        assert!(reach_best(&[], &key(2), soon()).is_err());
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_costs_a_moment() {
+        let (post, _events) = channel();
+        let peer = Listener::start(0, None, key(2), post).expect("a port");
+        // Reserved for documentation: dropped, refused, or unreachable.
+        let addresses = [([192, 0, 2, 1], 9).into(), (Ipv4Addr::LOCALHOST, peer.port()).into()];
+        let start = Instant::now();
+        reach_best(&addresses, &key(2), soon()).expect("the second");
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    }
+}

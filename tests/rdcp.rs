@@ -1,0 +1,574 @@
+//! `rdcp` with a launcher that runs the agent on this host: what is copied where, what goes wrong, and what is left.
+//! `tests/rdcp_hosts.rs` has real hosts and sshd.
+
+mod rig;
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::*;
+use rustix::process::Signal;
+
+/// The longest for all processes to end after one of them was killed.
+const GONE: Duration = Duration::from_secs(5);
+
+/// A scratch directory with a launcher in it that notes what it is told to run, and the process that it becomes.
+struct Lab(Scratch);
+
+impl Lab {
+    fn new() -> Self {
+        let lab = Self(Scratch::new());
+        fs::create_dir(lab.join("home")).expect("a directory");
+        lab.script("rsh", "exec sh -c \"exec $2\"");
+        lab
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A launcher that does this. `$1` is the host, `$2` the command.
+    fn script(&self, name: &str, body: &str) -> PathBuf {
+        let noted = self.join("noted");
+        let text =
+            format!("#!/bin/sh\nprintf '%s|%s|%s|%s\\n' \"$$\" \"$1\" \"$2\" \"$#\" >>'{}'\n{body}\n", noted.display());
+        let path = self.0.file(name, text.as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        path
+    }
+
+    /// rdcp with the launcher of this name.
+    fn rdcp_by(&self, launcher: &str) -> Command {
+        self.rdcp_with(launcher, AGENT)
+    }
+
+    fn rdcp_with(&self, launcher: &str, agent: &str) -> Command {
+        let mut command = rdcp();
+        command.arg("--rsh").arg(self.join(launcher)).args(["--agent", agent]);
+        command.current_dir(self.0.path()).env("HOME", self.join("home"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+
+    fn rdcp<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
+        Process::spawn(self.rdcp_by("rsh").args(arguments)).wait()
+    }
+
+    /// HOST:PATH of a path in this directory.
+    fn there(&self, host: &str, name: &str) -> OsString {
+        let mut text = OsString::from(format!("{host}:"));
+        text.push(self.join(name));
+        text
+    }
+
+    /// Each launch: its process id, its host, its command.
+    fn launches(&self) -> Vec<(u32, String, String)> {
+        let text = fs::read_to_string(self.join("noted")).unwrap_or_default();
+        text.lines()
+            .map(|line| {
+                let words: Vec<&str> = line.split('|').collect();
+                assert_eq!((words.len(), words[3]), (4, "2"), "a host and a command: {line}");
+                (words[0].parse().expect("a number"), words[1].to_owned(), words[2].to_owned())
+            })
+            .collect()
+    }
+
+    /// Waits until no launched process is left.
+    #[track_caller]
+    fn all_gone(&self, within: Duration) {
+        let until = Instant::now() + within;
+        let launches = self.launches();
+        assert!(!launches.is_empty(), "something was launched");
+        for (pid, host, _) in launches {
+            while is_alive(pid) {
+                assert!(Instant::now() < until, "the agent on {host} is still there");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Names that are neither the launcher's nor the test's own.
+    fn made(&self, known: &[&str]) -> Vec<String> {
+        let names = self.0.names().into_iter();
+        names
+            .filter(|name| !["home", "rsh", "noted"].contains(&name.as_str()) && !known.contains(&name.as_str()))
+            .collect()
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // One that nobody has waited for is no process any more.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[track_caller]
+fn holds(path: &Path, bytes: &[u8]) {
+    same(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())), bytes);
+}
+
+#[test]
+fn any_two_sides() {
+    let lab = Lab::new();
+    let bytes = noise(3 * CHUNK + 17);
+    let here = lab.0.file("source", &bytes);
+    let there = lab.there("h1", "source");
+    for (number, from) in [here.as_os_str(), &there].into_iter().enumerate() {
+        for to in ["", "h1:", "h2:"] {
+            let name = format!("copy{number}{}", to.trim_end_matches(':'));
+            let target = if to.is_empty() { lab.join(&name).into() } else { lab.there(&to[..2], &name) };
+            lab.rdcp(&[from, &target]).expect(0);
+            holds(&lab.join(&name), &bytes);
+        }
+    }
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn no_bytes_one_byte_and_a_chunk() {
+    let lab = Lab::new();
+    for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1] {
+        let bytes = noise(length);
+        lab.0.file("source", &bytes);
+        lab.rdcp(&["source".into(), lab.there("h", "there")]).expect(0);
+        holds(&lab.join("there"), &bytes);
+        lab.rdcp(&[lab.there("h", "there"), "here".into()]).expect(0);
+        holds(&lab.join("here"), &bytes);
+    }
+}
+
+#[test]
+fn names_arrive_byte_for_byte() {
+    let lab = Lab::new();
+    let names: &[&[u8]] = &[
+        b"a b",
+        b"-rf",
+        b"it's \"x\"",
+        b"$(touch pwned)`touch pwned`;touch pwned",
+        b"line\nbreak",
+        b"\xff\xfe",
+        b"*[x]?",
+        b"a:b",
+        b"~",
+    ];
+    fs::create_dir(lab.join("home/to")).expect("a directory");
+    for (number, name) in names.iter().enumerate() {
+        let bytes = noise(1000 + number);
+        let name = OsStr::from_bytes(name);
+        let mut local = OsString::from("./");
+        local.push(name);
+        fs::write(lab.0.path().join(&local), &bytes).expect("a file");
+        let mut there = OsString::from("h:to/");
+        there.push(name);
+        // Relative to the login's home, by its whole name and into a directory.
+        lab.rdcp(&[&local, &there]).expect(0);
+        holds(&lab.join("home/to").join(name), &bytes);
+        fs::remove_file(lab.join("home/to").join(name)).expect("it is there");
+        lab.rdcp(&[&local, &OsString::from("h:to")]).expect(0);
+        let back = lab.join(&format!("back{number}"));
+        lab.rdcp(&[there.as_os_str(), back.as_os_str()]).expect(0);
+        holds(&back, &bytes);
+    }
+    assert!(!lab.join("pwned").exists() && !lab.join("home/pwned").exists(), "no shell saw a name");
+    for (_, host, command) in lab.launches() {
+        assert_eq!((host.as_str(), command.as_str()), ("h", AGENT), "nothing of the copy is in the command");
+    }
+}
+
+#[test]
+fn patterns_and_homes_are_expanded_there() {
+    let lab = Lab::new();
+    for name in ["a.txt", "b.txt", "c.dat", ".d.txt"] {
+        fs::write(lab.join("home").join(name), name).expect("a file");
+    }
+    fs::create_dir(lab.join("into")).expect("a directory");
+    lab.rdcp(&["h:*.txt", "h:~/c.*", "into"]).expect(0);
+    let mut names: Vec<_> =
+        fs::read_dir(lab.join("into")).expect("it").map(|entry| entry.expect("it").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.txt", "b.txt", "c.dat"]);
+    holds(&lab.join("into/b.txt"), b"b.txt");
+    lab.rdcp(&["h:*.none", "into"]).expect(5).one_line("rdcp", &["h:*.none", "errno 2"]);
+    // On this host that is the shell's part.
+    lab.rdcp(&["*.txt", "h:x"]).expect(5).one_line("rdcp", &["*.txt", "errno 2"]);
+}
+
+#[test]
+fn placed_as_cp_does() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.0.file("other", b"2");
+    lab.0.file("old", b"old");
+    fs::create_dir(lab.join("dir")).expect("a directory");
+    fs::set_permissions(lab.join("old"), fs::Permissions::from_mode(0o640)).expect("ours");
+    let there = |name: &str| lab.there("h", name);
+    lab.rdcp(&["source".into(), there("dir")]).expect(0);
+    holds(&lab.join("dir/source"), b"1");
+    lab.rdcp(&["source".into(), there("old")]).expect(0);
+    holds(&lab.join("old"), b"1");
+    assert_eq!(fs::metadata(lab.join("old")).expect("it").mode() & 0o777, 0o640, "an old file keeps its mode");
+    lab.rdcp(&["-t".into(), there("dir"), "other".into(), "old".into()]).expect(0);
+    holds(&lab.join("dir/other"), b"2");
+    holds(&lab.join("dir/old"), b"1");
+    lab.rdcp(&["-T".into(), "source".into(), there("dir")]).expect(6).one_line("rdcp", &["h:", "dir", "errno 21"]);
+    assert!(lab.made(&["source", "other", "old", "dir"]).is_empty());
+}
+
+#[test]
+fn standard_input_and_output() {
+    let lab = Lab::new();
+    let bytes = noise(2 * CHUNK + 5);
+    let mut command = lab.rdcp_by("rsh");
+    let mut process = Process::spawn(command.arg("-").arg(lab.there("h", "out")).stdin(Stdio::piped()));
+    feed(process.stdin(), bytes.clone());
+    process.wait().expect(0);
+    holds(&lab.join("out"), &bytes);
+    let mut process = Process::spawn(lab.rdcp_by("rsh").arg(lab.there("h", "out")).arg("-"));
+    let output = drain(process.stdout());
+    process.wait().expect(0);
+    same(&output.join().expect("no panic"), &bytes);
+    // A reader that goes away.
+    let mut command = lab.rdcp_by("rsh");
+    let mut process = Process::spawn(command.args(["h:/dev/zero", "-"]));
+    process.stdout().read_exact(&mut [0; 1000]).expect("some of it");
+    let ended = process.wait();
+    assert_eq!((ended.code, ended.stderr.as_str()), (141, ""));
+    lab.all_gone(GONE);
+}
+
+#[test]
+fn bad_input_changes_nothing() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    fs::create_dir_all(lab.join("dir/below")).expect("a directory");
+    fs::set_permissions(lab.join("source"), fs::Permissions::from_mode(0o644)).expect("ours");
+    let path = |name: &str| lab.join(name).into_os_string();
+    let there = |name: &str| lab.there("h1", name);
+    let there_too = |name: &str| lab.there("h2", name);
+    let cases: Vec<(Vec<OsString>, i32, Vec<&str>)> = vec![
+        (vec![there("none"), path("x")], 5, vec!["h1:", "none", "errno 2"]),
+        (vec![path("none"), there("x")], 5, vec!["none", "errno 2"]),
+        (vec![there("source/x"), path("x")], 5, vec!["h1:", "errno 20"]),
+        (vec![path("source"), there("none/x")], 6, vec!["h1:", "none", "errno 2"]),
+        (vec![path("source"), path("none/x")], 6, vec!["none", "errno 2"]),
+        (vec![there("source"), there_too("source/x")], 6, vec!["h2:", "errno 20"]),
+        (vec![path("dir"), there("x")], 1, vec!["dir", "is a directory", "-r"]),
+        (vec![there("dir"), path("x")], 1, vec!["h1:", "dir", "is a directory", "-r"]),
+        (vec![path("source"), path("source")], 1, vec!["same file"]),
+        (vec![path("source"), there("source")], 1, vec!["same file"]),
+        (vec![there("source"), there_too("dir/../source")], 1, vec!["same file"]),
+        (vec!["-r".into(), there("dir"), there("dir/below")], 1, vec!["into itself"]),
+        (vec![path("source"), there("source"), there("dir")], 1, vec!["two sources"]),
+        (vec![path("source"), path("noted"), there("x")], 6, vec!["h1:", "errno 2"]),
+        (vec![path("source"), ":x".into()], 1, vec!["no host"]),
+        (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
+    ];
+    fs::write(lab.join("noted"), "").expect("a file");
+    for (arguments, code, parts) in cases {
+        let arguments: Vec<OsString> =
+            if arguments.iter().any(|it| it == "-r") { arguments } else { [vec!["--".into()], arguments].concat() };
+        let ended = lab.rdcp(&arguments);
+        assert_eq!(ended.code, code, "{arguments:?}: {}", ended.stderr);
+        ended.one_line("rdcp", &parts).within(SOON);
+        assert_eq!(lab.made(&["source", "dir"]), Vec::<String>::new(), "{arguments:?}");
+    }
+    holds(&lab.join("source"), b"1");
+    assert_eq!(fs::read_dir(lab.join("dir/below")).expect("it").count(), 0);
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.0.file("old", b"old");
+    let before = fs::metadata(lab.join("old")).expect("it");
+    let ended = lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "old")]);
+    ended.expect(0).one_line("rdcp", &["would copy source to h:", "old"]);
+    lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "new")]).expect(0);
+    lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "none/new")]).expect(6);
+    let after = fs::metadata(lab.join("old")).expect("it");
+    assert_eq!((before.ino(), before.ctime_nsec()), (after.ino(), after.ctime_nsec()));
+    assert!(lab.made(&["source", "old"]).is_empty());
+}
+
+#[test]
+fn an_agent_that_is_not_there() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    let mut command = lab.rdcp_with("rsh", "/nonexistent/agent");
+    command.arg("source").arg(lab.there("h", "x"));
+    let ended = Process::spawn(&mut command).wait();
+    ended.expect(3).one_line("rdcp", &["h has no", "install", "--bootstrap"]).within(SOON);
+    assert!(lab.made(&["source"]).is_empty());
+}
+
+#[test]
+fn launchers_that_fail() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    lab.script("refuses", "echo banner >&2; echo 'no route to h' >&2; exit 255");
+    lab.script("fails", "echo odd >&2; exit 3");
+    lab.script("babbles", "yes | head -c 200000; sleep 20");
+    for (launcher, parts) in [
+        ("refuses", &["cannot reach h by refuses", "no route to h"][..]),
+        ("fails", &["no agent", "h", "3", "odd"]),
+        ("babbles", &["no rdma-pipe agent"]),
+        ("none", &["cannot run none", "errno 2", "--rsh"]),
+    ] {
+        let ended = Process::spawn(lab.rdcp_by(launcher).arg("source").arg(lab.there("h", "x"))).wait();
+        ended.expect(3).one_line("rdcp", parts).within(SOON + SOON);
+    }
+    assert!(!lab.join("x").exists());
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn what_login_scripts_print_does_no_harm() {
+    let lab = Lab::new();
+    lab.0.file("source", b"12345");
+    lab.script("motd", "head -c 60000 /dev/urandom; printf '\\0rdma-pipe agent'; exec sh -c \"exec $2\"");
+    let ended = Process::spawn(lab.rdcp_by("motd").arg("source").arg(lab.there("h", "x"))).wait();
+    ended.expect(0);
+    holds(&lab.join("x"), b"12345");
+}
+
+#[test]
+fn another_major_is_refused_by_name() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    // The magic, then HELLO of major 2, minor 7, program 9.9, with a field that is not known here.
+    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\0039.9\141L\141m\141c\100\100\144more";
+    let hello = hello.replace(r"\0039.9", r"\1439.9");
+    lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
+    let ended = Process::spawn(lab.rdcp_by("newer").arg("source").arg(lab.there("h", "x"))).wait();
+    ended.expect(9).one_line("rdcp", &["h has rdma-pipe 9.9", "2.7", env!("CARGO_PKG_VERSION"), "1.0"]).within(SOON);
+    assert!(!lab.join("x").exists());
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn what_no_agent_may_say_is_refused() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    // A length past all bounds, and a message that is none, both behind a HELLO.
+    for (name, rest) in [("long", r"\377\377\377\377"), ("garbage", r"\004\0\0\0abcd")] {
+        let hello = r"\0rdma-pipe agent\0\n\022\0\0\0\202\0\201\210\001\0\1430.1\141L\141m\141c\100\100";
+        lab.script(name, &format!("printf '{hello}{rest}'; exec cat >/dev/null"));
+        let ended = Process::spawn(lab.rdcp_by(name).arg("source").arg(lab.there("h", "x"))).wait();
+        assert!([3, 4, 9].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
+        ended.one_line("rdcp", &["h"]).within(SOON);
+    }
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn a_destination_that_cannot_be_written() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(CHUNK));
+    let ended = lab.rdcp(&["source", "h:/dev/full"]);
+    ended.expect(6).one_line("rdcp", &["h:/dev/full", "errno 28"]).within(SOON);
+    let ended = lab.rdcp(&["h:/proc/self/mem", "x"]);
+    ended.expect(5).one_line("rdcp", &["h:/proc/self/mem", "errno 5"]).within(SOON);
+    // Between two agents, which tell each other and the caller.
+    let ended = lab.rdcp(&[lab.there("h1", "source"), "h2:/dev/full".into()]);
+    ended.expect(6).one_line("rdcp", &["h2:/dev/full", "errno 28"]).within(SOON);
+    let ended = lab.rdcp(&["h1:/proc/self/mem".into(), lab.there("h2", "x")]);
+    ended.expect(5).one_line("rdcp", &["h1:/proc/self/mem", "errno 5"]).within(SOON);
+    assert!(lab.made(&["source"]).is_empty());
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn the_report_is_lines_of_json_with_an_end() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(CHUNK));
+    lab.rdcp(&["--json=report".into(), "--bwlimit".into(), "600K".into(), "source".into(), lab.there("h", "x")])
+        .expect(0);
+    let text = fs::read_to_string(lab.join("report")).expect("a report");
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(lines.iter().any(|line| line["event"] == "progress"), "{text}");
+    let file = lines.iter().find(|line| line["event"] == "file").expect("the file");
+    assert_eq!((file["bytes"].as_u64(), file["exit"].as_u64()), (Some(CHUNK as u64), Some(0)));
+    let last = lines.last().expect("an end");
+    assert_eq!(
+        (last["event"].as_str(), last["bytes"].as_u64(), last["exit"].as_u64()),
+        (Some("end"), Some(CHUNK as u64), Some(0))
+    );
+    assert_eq!(last["transport"], "tcp");
+}
+
+#[test]
+fn through_the_channel_when_asked() {
+    let lab = Lab::new();
+    let bytes = noise(5 * CHUNK + 3);
+    lab.0.file("source", &bytes);
+    for (name, from, to) in [
+        ("up", "source".into(), lab.there("h", "up")),
+        ("down", lab.there("h", "source"), "down".into()),
+        ("between", lab.there("h1", "source"), lab.there("h2", "between")),
+    ] {
+        let ended = lab.rdcp(&["--relay".into(), "-v".into(), from, to]);
+        assert!(ended.expect(0).stderr.contains(", through rsh"), "{}", ended.stderr);
+        holds(&lab.join(name), &bytes);
+    }
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn by_an_address_that_is_named() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    let ended = lab.rdcp(&["--via".into(), "no-such-interface".into(), "source".into(), lab.there("h", "x")]);
+    ended.expect(3).one_line("rdcp", &["--via"]).within(GONE);
+    assert!(!lab.join("x").exists());
+}
+
+#[test]
+fn the_agent_is_copied_where_it_is_not() {
+    let lab = Lab::new();
+    lab.0.file("source", b"12345");
+    lab.script("bare", "PATH=/usr/bin:/bin; exec sh -c \"exec $2\"");
+    let run = || {
+        let mut command = rdcp();
+        command.arg("--rsh").arg(lab.join("bare")).args(["--bootstrap", "source"]).arg(lab.there("h", "x"));
+        command.current_dir(lab.0.path()).env("HOME", lab.join("home")).stdin(Stdio::null());
+        Process::spawn(&mut command).wait()
+    };
+    run().expect(0);
+    holds(&lab.join("x"), b"12345");
+    let cached: Vec<PathBuf> = fs::read_dir(lab.join("home/.cache/rdma-pipe"))
+        .expect("a cache")
+        .map(|entry| entry.expect("an entry").path().join("rdma-pipe-agent"))
+        .collect();
+    assert_eq!(cached.len(), 1);
+    assert!(fs::read(&cached[0]).expect("the agent") == fs::read(AGENT).expect("the agent"), "the same program");
+    let first = fs::metadata(&cached[0]).expect("it");
+    run().expect(0);
+    let second = fs::metadata(&cached[0]).expect("it");
+    assert_eq!((first.ino(), first.mtime_nsec()), (second.ino(), second.mtime_nsec()), "it is copied once");
+    lab.all_gone(SOON);
+}
+
+/// A copy that takes long, from or to these sides, some of which has arrived.
+fn slow(lab: &Lab, from: &str, to: &str) -> Process {
+    let mut command = lab.rdcp_by("rsh");
+    command.args(["--bwlimit", "8M", "--progress"]);
+    for (side, name) in [(from, "source"), (to, "target")] {
+        match side {
+            "" => command.arg(lab.join(name)),
+            host => command.arg(lab.there(host, name)),
+        };
+    }
+    let process = Process::spawn(&mut command);
+    let until = Instant::now() + PATIENCE;
+    let arrived = || {
+        let partials = lab.0.names().into_iter().filter(|name| name.ends_with(".rd-part"));
+        partials.filter_map(|name| fs::metadata(lab.join(&name)).ok()).any(|partial| partial.len() > CHUNK as u64)
+    };
+    while !arrived() {
+        assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process
+}
+
+fn slow_lab() -> Lab {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(64 * CHUNK));
+    lab.0.file("target", b"old");
+    lab
+}
+
+const PAIRS: [(&str, &str); 3] = [("", "h1"), ("h1", ""), ("h1", "h2")];
+
+#[test]
+fn signals_end_all_ends() {
+    for (from, to) in PAIRS {
+        for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let lab = slow_lab();
+            let mut process = slow(&lab, from, to);
+            let start = Instant::now();
+            process.signal(signal);
+            let ended = process.wait();
+            assert_eq!(ended.code, code, "{from:?} {to:?}: {}", ended.stderr);
+            assert!(start.elapsed() < GONE);
+            lab.all_gone(GONE.saturating_sub(start.elapsed()));
+            holds(&lab.join("target"), b"old");
+        }
+    }
+}
+
+#[test]
+fn a_killed_caller_leaves_nothing() {
+    for (from, to) in PAIRS {
+        let lab = slow_lab();
+        let mut process = slow(&lab, from, to);
+        let start = Instant::now();
+        process.signal(Signal::KILL);
+        process.wait();
+        lab.all_gone(GONE.saturating_sub(start.elapsed()));
+        holds(&lab.join("target"), b"old");
+    }
+}
+
+#[test]
+fn a_killed_agent_leaves_nothing() {
+    for (from, to) in PAIRS {
+        for victim in 0..usize::from(!from.is_empty()) + usize::from(!to.is_empty()) {
+            let lab = slow_lab();
+            let mut process = slow(&lab, from, to);
+            let start = Instant::now();
+            let pid = rustix::process::Pid::from_raw(lab.launches()[victim].0 as i32).expect("not 0");
+            rustix::process::kill_process(pid, Signal::KILL).expect("an agent");
+            let ended = process.wait_for(GONE);
+            assert_eq!(ended.code, 4, "{from:?} {to:?}: {}", ended.stderr);
+            lab.all_gone(GONE.saturating_sub(start.elapsed()));
+            holds(&lab.join("target"), b"old");
+        }
+    }
+}
+
+#[test]
+fn an_agent_that_is_stopped_by_hand_tells_so() {
+    let lab = slow_lab();
+    let mut process = slow(&lab, "", "h1");
+    let pid = rustix::process::Pid::from_raw(lab.launches()[0].0 as i32).expect("not 0");
+    rustix::process::kill_process(pid, Signal::TERM).expect("an agent");
+    process.wait_for(GONE).expect(4);
+    assert!(process.stderr().contains("signal 15"), "{}", process.stderr());
+    lab.all_gone(GONE);
+}
+
+#[test]
+fn the_agent_has_no_use_by_hand_and_tells_its_version() {
+    let ended = Process::spawn(Command::new(AGENT).arg("--version").stdin(Stdio::null()).stdout(Stdio::piped())).wait();
+    ended.expect(0);
+    // Somebody who says nothing, and somebody who says something else.
+    let mut process = Process::spawn(Command::new(AGENT).stdin(Stdio::null()).stdout(Stdio::null()));
+    process.wait_for(SOON).expect(0);
+    let mut process = Process::spawn(Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::null()));
+    process.stdin().write_all(b"GET / HTTP/1.1\r\n\r\n").expect("a pipe");
+    process.wait_for(SOON).expect(0);
+}
+
+#[test]
+fn secrets_stay_out_of_sight() {
+    let lab = slow_lab();
+    let process = slow(&lab, "", "h1");
+    let agent = lab.launches()[0].0;
+    for pid in [agent, process.pid()] {
+        for file in ["cmdline", "environ"] {
+            let shown = OsString::from_vec(fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default());
+            let long_hex = shown.as_bytes().split(|byte| !byte.is_ascii_hexdigit()).any(|word| word.len() >= 64);
+            assert!(!long_hex, "no key in {file}");
+        }
+    }
+    let told = fs::read(format!("/proc/{agent}/cmdline")).expect("an agent");
+    assert!(!told.windows(4).any(|some| some == b"e2e-"), "no path in the agent's arguments");
+}

@@ -1,0 +1,406 @@
+//! `rdcp` between hosts with sshd: which way the data goes, hosts that cannot be reached, ssh that is cut. `tests/run`
+//! makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+
+mod rig;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::hosts::*;
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The longest for all processes to end after one of them was killed.
+const GONE: Duration = Duration::from_secs(5);
+
+/// Hosts 1 to this one have an sshd.
+const HOSTS: u32 = 4;
+
+/// An sshd on each host, with keys of their own, and the configuration by which ssh finds them.
+struct Network {
+    scratch: Scratch,
+    servers: Vec<Process>,
+}
+
+impl Network {
+    fn start() -> Self {
+        let scratch = Scratch::new();
+        fs::create_dir_all("/run/sshd").expect("root");
+        for name in ["host_key", "user_key"] {
+            let mut keygen = Command::new("ssh-keygen");
+            keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(scratch.join(name));
+            assert!(keygen.status().expect("ssh-keygen").success());
+        }
+        let path = |name: &str| scratch.join(name).display().to_string();
+        let server = format!(
+            "Port 22\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n\
+             PidFile none\nMaxStartups 100\nPrintMotd no\n",
+            path("host_key"),
+            path("user_key.pub")
+        );
+        scratch.file("sshd_config", server.as_bytes());
+        let mut client = String::new();
+        for host in 1..=HOSTS {
+            client += &format!("Host h{host}\n  HostName {}\n", address(host));
+        }
+        client += &format!(
+            "Host *\n  User root\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile /dev/null\n  \
+             StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
+            path("user_key")
+        );
+        scratch.file("ssh_config", client.as_bytes());
+        let mut command = Command::new("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f", &path("sshd_config")]);
+        let servers: Vec<Process> = (1..=HOSTS)
+            .map(|host| Process::spawn(on(host, &command).stdin(Stdio::null()).stdout(Stdio::null())))
+            .collect();
+        for server in &servers {
+            server.line_with("listening on 0.0.0.0");
+        }
+        Self { scratch, servers }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// HOST:PATH of a file here; the hosts share their file systems.
+    fn at(&self, host: &str, name: &str) -> OsString {
+        format!("{host}:{}", self.path(name).display()).into()
+    }
+
+    /// rdcp as it runs on host 1.
+    fn start_rdcp(&self, arguments: &[OsString]) -> Process {
+        let mut command = rdcp();
+        command.arg("-F").arg(self.path("ssh_config")).args(["--agent", AGENT]).args(arguments);
+        Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn rdcp(&self, arguments: &[OsString]) -> Ended {
+        self.start_rdcp(arguments).wait()
+    }
+
+    #[track_caller]
+    fn holds(&self, name: &str, bytes: &[u8]) {
+        same(&fs::read(self.path(name)).expect("a copy"), bytes);
+    }
+
+    /// A copy that takes long, of which some has arrived.
+    #[track_caller]
+    fn slow(&self, options: &[&str], from: OsString, to: OsString) -> Process {
+        // What a killed copy has left would pass for something that has arrived.
+        for partial in self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part")) {
+            fs::remove_file(self.path(&partial)).expect("ours");
+        }
+        let mut arguments: Vec<OsString> = vec!["--bwlimit".into(), "8M".into()];
+        arguments.extend(options.iter().map(OsString::from));
+        arguments.extend([from, to]);
+        let process = self.start_rdcp(&arguments);
+        let until = Instant::now() + PATIENCE;
+        let arrived = || {
+            let mut partials = self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part"));
+            partials.any(|name| fs::metadata(self.path(&name)).is_ok_and(|partial| partial.len() > 2 * CHUNK as u64))
+        };
+        while !arrived() {
+            assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        process
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Their children too, which are what a test may have left.
+        for server in &self.servers {
+            server.signal(Signal::TERM);
+        }
+    }
+}
+
+/// The processes that run one of our programs, on any host.
+fn ours() -> Vec<u32> {
+    let programs = [Path::new(AGENT), Path::new(env!("CARGO_BIN_EXE_rdcp"))];
+    let entries = fs::read_dir("/proc").expect("proc").flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers
+        .filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| programs.contains(&exe.as_path())))
+        .collect()
+}
+
+#[track_caller]
+fn all_gone(within: Duration) {
+    let until = Instant::now() + within;
+    loop {
+        let left = ours();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "still there: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Bytes that have crossed a host's interface, both ways.
+fn crossed(host: u32) -> u64 {
+    let count = |name: &str| {
+        // Not from /sys: what is mounted there is the machine's.
+        let output = on(host, Command::new("ip").args(["-s", "-j", "link", "show", "e0"])).output().expect("ip");
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        json[0]["stats64"][name]["bytes"].as_u64().expect("a number")
+    };
+    count("rx") + count("tx")
+}
+
+/// The launchers that a process has started.
+fn children(pid: u32) -> Vec<Pid> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a process");
+    text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("a number")).expect("not 0")).collect()
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn both_ways_and_encrypted() {
+    let network = Network::start();
+    let bytes = noise(4 * CHUNK + 1);
+    network.scratch.file("source", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    let up = network.rdcp(&["-v".into(), here("source"), network.at("h2", "up")]);
+    assert!(up.expect(0).stderr.contains("data: tcp 10.9.0.1:") && up.stderr.contains(", encrypted"), "{}", up.stderr);
+    network.holds("up", &bytes);
+    let down = network.rdcp(&["-v".into(), network.at("h2", "source"), here("down")]);
+    assert!(down.expect(0).stderr.contains("10.9.0.2:") && down.stderr.contains(", encrypted"), "{}", down.stderr);
+    network.holds("down", &bytes);
+    // By an IPv6 address, in brackets.
+    let to = format!("root@[fd00:9::3]:{}", network.path("six").display());
+    network.rdcp(&[here("source"), to.into()]).expect(0);
+    network.holds("six", &bytes);
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn between_two_others_the_data_does_not_pass_here() {
+    let network = Network::start();
+    let bytes = noise(48 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let before = crossed(1);
+    let ended = network.rdcp(&["-v".into(), network.at("h2", "source"), network.at("h3", "copy")]);
+    let passed = crossed(1) - before;
+    assert!(ended.expect(0).stderr.contains("10.9.0.2:") && ended.stderr.contains("10.9.0.3:"), "{}", ended.stderr);
+    network.holds("copy", &bytes);
+    assert!(passed < 2 << 20, "{passed} bytes passed the caller's host");
+    // Unless it is asked for; which shows that the count counts.
+    let before = crossed(1);
+    network.rdcp(&["--relay".into(), network.at("h2", "source"), network.at("h3", "relayed")]).expect(0);
+    network.holds("relayed", &bytes);
+    assert!(crossed(1) - before > 2 * bytes.len() as u64);
+    // One host is both: nothing of the data is on the network.
+    let before = crossed(2);
+    network.rdcp(&[network.at("h2", "source"), network.at("h2", "again")]).expect(0);
+    network.holds("again", &bytes);
+    assert!(crossed(2) - before < 2 << 20);
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn from_several_hosts_to_another() {
+    let network = Network::start();
+    for name in ["one", "two", "three"] {
+        network.scratch.file(name, name.as_bytes());
+    }
+    fs::create_dir(network.path("into")).expect("a directory");
+    let here = network.path("one").into_os_string();
+    let ended = network.rdcp(&[here, network.at("h2", "two"), network.at("h3", "three"), network.at("h4", "into")]);
+    ended.expect(0);
+    for name in ["one", "two", "three"] {
+        network.holds(&format!("into/{name}"), name.as_bytes());
+    }
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn hosts_that_ssh_does_not_reach() {
+    let network = Network::start();
+    network.scratch.file("source", b"1");
+    let here = network.path("source").into_os_string();
+    let to = network.at("no-such-host.invalid", "x");
+    network.rdcp(&[here.clone(), to]).expect(3).one_line("rdcp", &["no-such-host.invalid", "resolve"]);
+    let to = network.at("h2", "x");
+    let ended = network.rdcp(&["-p".into(), "23".into(), here.clone(), to.clone()]);
+    ended.expect(3).one_line("rdcp", &["h2", "refused"]).within(GONE);
+    // A key that is not known there.
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(network.path("other_key"));
+    assert!(keygen.status().expect("ssh-keygen").success());
+    let config = fs::read_to_string(network.path("ssh_config")).expect("it");
+    let other = config.replace("user_key", "other_key");
+    network.scratch.file("ssh_config", other.as_bytes());
+    network.rdcp(&[here.clone(), to.clone()]).expect(3).one_line("rdcp", &["h2", "denied"]).within(GONE);
+    network.scratch.file("ssh_config", config.as_bytes());
+    let mut command = rdcp();
+    command.arg("-F").arg(network.path("ssh_config")).args(["--agent", "/nonexistent/agent"]).args([&here, &to]);
+    let ended = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(3).one_line("rdcp", &["h2 has no", "--bootstrap"]).within(GONE);
+    assert!(!network.path("x").exists());
+    all_gone(SOON);
+}
+
+/// Two hosts without a way to each other.
+struct NoWay(u32, u32);
+
+impl NoWay {
+    fn between(one: u32, other: u32) -> Self {
+        let way = Self(one, other);
+        way.routes("add");
+        way
+    }
+
+    fn routes(&self, verb: &str) {
+        for (at, to) in [(self.0, self.1), (self.1, self.0)] {
+            for target in [address(to), format!("fd00:9::{to}")] {
+                let status = on(at, Command::new("ip").args(["route", verb, "blackhole", &target])).status();
+                assert!(status.expect("ip").success() || verb == "del");
+            }
+        }
+    }
+}
+
+impl Drop for NoWay {
+    fn drop(&mut self) {
+        self.routes("del");
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn where_only_ssh_gets_through() {
+    let network = Network::start();
+    let bytes = noise(6 * CHUNK + 11);
+    network.scratch.file("source", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    let _no_way = NoWay::between(1, 3);
+    for (name, from, to) in
+        [("up", here("source"), network.at("h3", "up")), ("down", network.at("h3", "source"), here("down"))]
+    {
+        let ended = network.rdcp(&["-J".into(), "h2".into(), "-v".into(), from, to]);
+        ended.expect(0);
+        assert_eq!(ended.stderr.matches("cannot reach a port").count(), 1, "{}", ended.stderr);
+        assert!(ended.stderr.contains(", through ssh"), "{}", ended.stderr);
+        network.holds(name, &bytes);
+    }
+    drop(_no_way);
+    // Two that see this host but not each other.
+    let _no_way = NoWay::between(2, 3);
+    let ended = network.rdcp(&[network.at("h2", "source"), network.at("h3", "between")]);
+    ended.expect(0).one_line("rdcp", &["h2", "h3", "through ssh"]);
+    network.holds("between", &bytes);
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn ssh_that_is_cut_does_not_cut_the_copy() {
+    let network = Network::start();
+    let bytes = noise(32 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    for (name, from, to) in
+        [("up", here("source"), network.at("h2", "up")), ("down", network.at("h2", "source"), here("down"))]
+    {
+        let mut process = network.slow(&[], from, to);
+        let launchers = children(process.pid());
+        assert_eq!(launchers.len(), 1);
+        kill_process(launchers[0], Signal::KILL).expect("ssh");
+        process.wait().expect(0);
+        network.holds(name, &bytes);
+        all_gone(GONE);
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn killed_processes_leave_none() {
+    let network = Network::start();
+    network.scratch.file("source", &noise(64 * CHUNK));
+    network.scratch.file("target", b"old");
+    let here = |name: &str| network.path(name).into_os_string();
+    for (from, to) in [
+        (here("source"), network.at("h2", "target")),
+        (network.at("h2", "source"), here("target")),
+        (network.at("h2", "source"), network.at("h3", "target")),
+    ] {
+        let mut process = network.slow(&[], from.clone(), to.clone());
+        let start = Instant::now();
+        process.signal(Signal::KILL);
+        process.wait();
+        all_gone(GONE.saturating_sub(start.elapsed()));
+        // Any of the agents.
+        let agents = ours_after(&network, &from, &to);
+        for victim in 0..agents {
+            let mut process = network.slow(&[], from.clone(), to.clone());
+            let agents: Vec<u32> = ours().into_iter().filter(|&pid| pid != process.pid()).collect();
+            let start = Instant::now();
+            kill_process(Pid::from_raw(agents[victim] as i32).expect("not 0"), Signal::KILL).expect("an agent");
+            process.wait_for(GONE).expect(4);
+            all_gone(GONE.saturating_sub(start.elapsed()));
+        }
+        network.holds("target", b"old");
+    }
+}
+
+/// The number of agents that such a copy has.
+fn ours_after(network: &Network, from: &OsString, to: &OsString) -> usize {
+    let local = network.path("");
+    [from, to].into_iter().filter(|side| !Path::new(side).starts_with(&local)).count()
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_partition_past_the_window_ends_all() {
+    let network = Network::start();
+    network.scratch.file("source", &noise(64 * CHUNK));
+    let mut process =
+        network.slow(&["--reconnect", "2"], network.path("source").into_os_string(), network.at("h2", "target"));
+    let _partition = Partition::start(2, "silent");
+    let start = Instant::now();
+    let ended = process.wait();
+    assert!(ended.expect(4).stderr.contains("could not reconnect"), "{}", ended.stderr);
+    assert!((5.0..12.0).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
+    // 5 s until the lanes are dead, then the window, then as after any end.
+    all_gone(Duration::from_secs(5 + 2 + 5).saturating_sub(start.elapsed()));
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_short_partition_is_survived() {
+    let network = Network::start();
+    let bytes = noise(24 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let mut process = network.slow(&[], network.path("source").into_os_string(), network.at("h2", "target"));
+    let partition = Partition::start(2, "silent");
+    std::thread::sleep(Duration::from_secs(8));
+    drop(partition);
+    process.wait().expect(0);
+    network.holds("target", &bytes);
+    all_gone(GONE);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn the_hosts_are_what_the_other_tests_take_them_for() {
+    let network = Network::start();
+    let mut ssh = Command::new("ssh");
+    ssh.arg("-F").arg(network.path("ssh_config")).args(["h3", "hostname"]);
+    let mut child = on(1, &ssh).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("ssh");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), "h3");
+    child.wait().expect("ssh");
+}

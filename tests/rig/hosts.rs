@@ -1,0 +1,39 @@
+//! Hosts that are network namespaces on one switch, as `tests/testbed/host` makes them.
+
+use std::process::Command;
+
+/// The testbed's own command line, `tests/testbed/host`.
+pub fn testbed(arguments: &[&str]) -> Command {
+    let host = std::env::var_os("RD_HOST").expect("RD_HOST is not set: run tests/run, or tests/testbed/host with 4 …");
+    let mut command = Command::new(host);
+    command.args(arguments);
+    command
+}
+
+/// `command` as it runs on a host.
+pub fn on(host: u32, command: &Command) -> Command {
+    let mut wrapped = testbed(&["exec", &host.to_string()]);
+    wrapped.arg(command.get_program()).args(command.get_args()).env_remove("RD_KEY");
+    wrapped
+}
+
+pub fn address(host: u32) -> String {
+    format!("10.9.0.{host}")
+}
+
+/// A host cut off from the switch, without FIN or RST, for as long as this lives.
+pub struct Partition(u32);
+
+impl Partition {
+    pub fn start(host: u32, how: &str) -> Self {
+        let status = testbed(&["partition", &host.to_string(), how]).status().expect("the testbed");
+        assert!(status.success());
+        Self(host)
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let _ = testbed(&["heal", &self.0.to_string()]).status();
+    }
+}

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, unbounded};
+use minicbor::bytes::ByteVec;
 use rd_proto::session::Counters;
 use serde_json::json;
 
@@ -20,20 +21,19 @@ use super::launching::Remote;
 use super::options::{ReportOptions, TransferOptions};
 use super::place::target;
 use super::report::{Reporter, Terminal};
+use super::spec::Spec;
 use super::stream::{Ended, forward_signals};
-use crate::control::endpoints;
 use crate::control::frames::{
-    Begin, Endpoint, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, SessionKey,
+    Begin, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey, TreeSettings,
 };
 use crate::control::launch::Launcher;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
+mod meet;
+
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-
-/// How long an end may take to listen, or to try all endpoints of the other.
-const CONNECT_MAX: Duration = Duration::from_secs(15);
 
 /// How long the second end may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
@@ -47,61 +47,6 @@ const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
-/// One side of a command line: `path`, `host:path`, `-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Spec {
-    /// A path on this host.
-    Here(OsString),
-    /// Standard input or output.
-    Standard,
-    /// A path on the host that the launcher is given.
-    There(OsString, OsString),
-}
-
-impl Spec {
-    /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
-    ///
-    /// # Errors
-    ///
-    /// A sentence.
-    pub(super) fn parse(text: &OsStr) -> Result<Self, String> {
-        let bytes = text.as_bytes();
-        if bytes == b"-" {
-            return Ok(Self::Standard);
-        }
-        if bytes.is_empty() {
-            return Err("an empty path".to_owned());
-        }
-        let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
-        let (host, path) = if bytes[at..].starts_with(b"[") {
-            // An address: ssh takes it without the brackets.
-            let Some(end) = bytes.windows(2).position(|two| two == b"]:") else {
-                return Ok(Self::Here(text.to_owned()));
-            };
-            ([&bytes[..at], &bytes[at + 1..end]].concat(), &bytes[end + 2..])
-        } else {
-            let colon = bytes.iter().position(|&byte| byte == b':' || byte == b'/');
-            let Some(colon) = colon.filter(|&at| bytes[at] == b':') else { return Ok(Self::Here(text.to_owned())) };
-            (bytes[..colon].to_vec(), &bytes[colon + 1..])
-        };
-        if host.is_empty() || host.ends_with(b"@") {
-            return Err(format!("no host in {}; a local name with a colon is written ./NAME", escaped(text)));
-        }
-        // It would be an option of the launcher's.
-        if host.starts_with(b"-") {
-            return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
-        }
-        Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
-    }
-
-    fn path(&self) -> &OsStr {
-        match self {
-            Self::Here(path) | Self::There(_, path) => path,
-            Self::Standard => OsStr::new("-"),
-        }
-    }
-}
-
 /// What is to be copied, and how.
 pub(super) struct Plan<'a> {
     pub(super) sources: Vec<Spec>,
@@ -111,6 +56,7 @@ pub(super) struct Plan<'a> {
     /// The destination is never a directory to copy into.
     pub(super) exact: bool,
     pub(super) recursive: bool,
+    pub(super) tree: TreeSettings,
     pub(super) dry_run: bool,
     pub(super) relay: bool,
     pub(super) via: Option<OsString>,
@@ -206,6 +152,9 @@ pub(super) struct Copy<'a> {
     /// The session's data goes through the channels.
     tunneled: bool,
     total: Summary,
+    /// Entries that could not be copied, and the exit code of the first of them.
+    failed: u64,
+    first_failed: Option<Exit>,
     told: Instant,
 }
 
@@ -230,6 +179,8 @@ impl<'a> Copy<'a> {
             session: None,
             tunneled: false,
             total: Summary::default(),
+            failed: 0,
+            first_failed: None,
             told: Instant::now(),
         })
     }
@@ -252,10 +203,9 @@ impl<'a> Copy<'a> {
         let size_bytes = found.iter().map(|(_, found)| found.size_bytes).sum();
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
         self.watch(&sources, destination, known.then_some(size_bytes));
-        let failure =
-            found.iter().try_for_each(|(from, found)| self.copy_one(*from, found, destination, placed.as_ref()));
+        let failure = self.copy_all(&found, destination, placed.as_ref());
         self.terminal = None;
-        let failure = failure.err();
+        let failure = failure.err().or_else(|| self.partial(&found));
         Ok(Ended { summary: self.total, failure })
     }
 
@@ -579,43 +529,120 @@ impl<'a> Copy<'a> {
         self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, size_bytes, may_draw));
     }
 
-    /// Copies one source, and adds what came of it to the sum.
-    fn copy_one(&mut self, from: usize, found: &Found, to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
-        if matches!(found.kind, Kind::Directory | Kind::Symlink) {
-            let name = self.sides[from].name(&found.path);
-            return Err(Failure::new(Exit::Usage, format!("{name} is no file; copying trees is not there yet")));
+    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message.
+    fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
+        let mut rest = found;
+        while let Some((from, first)) = rest.first() {
+            let standard = *from == HERE && first.path == b"-" && self.plan.sources.contains(&Spec::Standard);
+            let is_stream = standard || placed.is_none() || placed.is_some_and(|placed| placed.is_special);
+            // Without -r it is read, as cp does, and not made anew.
+            let is_stream = is_stream || (first.kind == Kind::Other && !self.plan.recursive);
+            let mut bytes = 0;
+            let some = rest.iter().take_while(|(side, found)| {
+                bytes += found.path.len() + found.name.len() + 64;
+                side == from && bytes <= BATCH_BYTES_MAX
+            });
+            let count = if is_stream { 1 } else { some.count().max(1) };
+            let (some, others) = rest.split_at(count);
+            rest = others;
+            let ended = match placed {
+                Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed),
+                placed => self.copy_stream(*from, first, standard, to, placed),
+            };
+            self.session = None;
+            let (summary, failure) = ended?;
+            self.add(&summary);
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
         }
-        let standard = found.path == b"-" && self.plan.sources.contains(&Spec::Standard);
-        let target = placed.map(|placed| target(placed, found).into_os_string().into_vec());
-        let ended = match (from == to, target) {
-            (true, Some(target)) if !standard => {
-                self.session = Some((from, to));
-                self.teller = from;
-                self.send(from, Message::Copy { from: found.path.clone(), to: target });
-                self.outcomes(from, to)
+        Ok(())
+    }
+
+    /// Copies the contents of one source from or to something that is no regular file.
+    fn copy_stream(
+        &mut self,
+        from: usize,
+        found: &Found,
+        standard: bool,
+        to: usize,
+        placed: Option<&Placed>,
+    ) -> Result<Outcomes, Failure> {
+        if from == to {
+            let message = "both sides are on one host, and one of them is no file; cat does that";
+            return Err(Failure::new(Exit::Usage, message));
+        }
+        if found.kind == Kind::Directory {
+            let name = self.sides[from].name(&found.path);
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{name} is a directory, and what it is to become is no file"),
+            ));
+        }
+        let send = if standard { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
+        let receive = placed.map_or(Job::ReceiveStandard, |placed| Job::ReceiveFile {
+            path: target(placed, found).into_os_string().into_vec(),
+        });
+        self.session(from, send, to, receive)
+    }
+
+    /// Copies files and trees of one side.
+    fn copy_tree(
+        &mut self,
+        from: usize,
+        found: &[(usize, Found)],
+        to: usize,
+        placed: &Placed,
+    ) -> Result<Outcomes, Failure> {
+        let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
+        let roots: Vec<Root> = found
+            .iter()
+            .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
+            .collect();
+        let names: Vec<ByteVec> =
+            found.iter().map(|(_, found)| placed.as_name.clone().unwrap_or_else(|| own_name(found)).into()).collect();
+        let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
+        if from == to {
+            self.session = Some((from, to));
+            self.teller = from;
+            self.send(from, Message::Copy { roots, directory, names, settings });
+            return self.outcomes(from, to);
+        }
+        let send = Job::SendTree { roots, settings: settings.clone() };
+        self.session(from, send, to, Job::ReceiveTree { directory, names, settings })
+    }
+
+    /// The failure of a copy that has left entries out.
+    fn partial(&self, found: &[(usize, Found)]) -> Option<Failure> {
+        let exit = self.first_failed?;
+        // A single file that was named is all there was.
+        let single = matches!(found, [(_, found)] if found.kind != Kind::Directory);
+        if single {
+            return Some(Failure { exit, message: None });
+        }
+        let count = if self.failed == 1 { "1 entry was".to_owned() } else { format!("{} entries were", self.failed) };
+        Some(Failure::new(Exit::Partial, format!("{count} not copied in full; the others are there")))
+    }
+
+    /// Tells of single entries that an end could not read or write.
+    fn tell_failures(&mut self, side: usize, report: &Report) {
+        self.failed += report.failed;
+        for fault in &report.failures {
+            let failure = self.sides[side].failure(fault);
+            self.first_failed.get_or_insert(failure.exit);
+            let line = failure.message.unwrap_or_default();
+            self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
+            // Also with --quiet: it is an error.
+            match &self.terminal {
+                Some(terminal) => terminal.say(&line),
+                None => super::say(&format!("rdcp: {line}")),
             }
-            (true, _) => {
-                return Err(Failure::new(
-                    Exit::Usage,
-                    "both sides are on this host, one of them standard; cat does that",
-                ));
-            }
-            (false, target) => {
-                let send = if standard { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
-                let receive = target.map_or(Job::ReceiveStandard, |path| Job::ReceiveFile { path });
-                self.session(from, send, to, receive)
-            }
-        };
-        self.session = None;
-        let outcome = ended?;
-        self.add(&outcome.0);
-        self.reporter.event(&json!({
-            "event": "file",
-            "path": self.sides[from].name(&found.path),
-            "bytes": outcome.0.counters.bytes,
-            "exit": outcome.1.as_ref().map_or(0, |failure| failure.exit.code()),
-        }));
-        outcome.1.map_or(Ok(()), Err)
+        }
+        let untold = report.failed.saturating_sub(report.failures.len() as u64);
+        if untold > 0 {
+            self.first_failed.get_or_insert(Exit::Partial);
+            self.say(&format!("and {untold} more on {}", self.sides[side].label()));
+        }
     }
 
     /// Runs one session between two sides.
@@ -645,108 +672,6 @@ impl<'a> Copy<'a> {
         self.outcomes(from, to)
     }
 
-    /// Has two ends meet: one listens and the other connects, then the other way round, then through the channels. An
-    /// end that fails for another reason is left for [`Self::outcomes`] to be told of.
-    fn connect(&mut self, listener: usize, dialer: usize) -> Result<(), Failure> {
-        let mut listening = None;
-        let mut reason = String::new();
-        for (listener, dialer) in [(listener, dialer), (dialer, listener)] {
-            match self.meet(listener, dialer)? {
-                Met::Yes => return Ok(()),
-                Met::No(why) => {
-                    listening.get_or_insert((listener, dialer));
-                    reason = why;
-                }
-                Met::NotListening(failure) if listening.is_none() => reason = failure,
-                Met::NotListening(_) => {}
-            }
-        }
-        let Some((listener, dialer)) = listening else {
-            return Err(Failure::new(Exit::Connect, reason));
-        };
-        if self.plan.via.is_some() {
-            return Err(Failure::new(Exit::Connect, format!("no connection by --via: {reason}")));
-        }
-        if !self.plan.relay {
-            let (one, other) = (self.sides[listener].label(), self.sides[dialer].label());
-            let launcher = self.launcher_name();
-            self.say(&format!(
-                "{one} and {other} cannot reach a port of each other ({reason}); the data goes through {launcher}, slower"
-            ));
-        }
-        self.tunneled = true;
-        self.send(dialer, Message::DialTunnel);
-        match self.told_of_meeting(dialer)? {
-            Met::Yes => Ok(()),
-            Met::No(why) | Met::NotListening(why) => {
-                Err(Failure::new(Exit::Connect, format!("no connection through {}: {why}", self.launcher_name())))
-            }
-        }
-    }
-
-    fn meet(&mut self, listener: usize, dialer: usize) -> Result<Met, Failure> {
-        let via = self.plan.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
-        self.send(listener, Message::Listen { via: via.clone() });
-        let endpoints = match self.answer(listener, CONNECT_MAX)? {
-            Message::Listening(endpoints) => endpoints,
-            Message::Failed(fault) => {
-                return Ok(Met::NotListening(self.sides[listener].failure(&fault).message.unwrap_or_default()));
-            }
-            ended @ Message::Ended(_) => {
-                self.later.push_back((listener, ended));
-                return Ok(Met::Yes);
-            }
-            _ => return Err(self.unexpected(listener)),
-        };
-        if self.plan.relay {
-            return Ok(Met::No("--relay".to_owned()));
-        }
-        let (endpoints, via) = self.offered(endpoints, via, listener, dialer);
-        self.send(dialer, Message::Dial { endpoints, via });
-        self.told_of_meeting(dialer)
-    }
-
-    /// The endpoints to try, and what restricts the end that tries them.
-    fn offered(
-        &self,
-        mut endpoints: Vec<Endpoint>,
-        via: Vec<u8>,
-        listener: usize,
-        dialer: usize,
-    ) -> (Vec<Endpoint>, Vec<u8>) {
-        endpoints.truncate(endpoints::ENDPOINTS_MAX);
-        if endpoints.iter().any(|endpoint| endpoint.is_via) {
-            endpoints.retain(|endpoint| endpoint.is_via);
-            return (endpoints, Vec::new());
-        }
-        if via.is_empty()
-            && self.same_kernel(listener, dialer)
-            && let Some(port) = endpoints.first().map(|endpoint| endpoint.port)
-        {
-            endpoints.extend(endpoints::loopback(port));
-        }
-        (endpoints, via)
-    }
-
-    fn told_of_meeting(&mut self, dialer: usize) -> Result<Met, Failure> {
-        let deadline = Instant::now() + CONNECT_MAX;
-        loop {
-            match self.next(deadline)? {
-                Some((side, Message::Dialed)) if side == dialer => return Ok(Met::Yes),
-                Some((side, Message::DialFailed(why))) if side == dialer => {
-                    return Ok(Met::No(escaped(OsStr::new(&why))));
-                }
-                // An end that cannot do its part says so, before it meets the other.
-                Some((side, ended @ Message::Ended(_))) => {
-                    self.later.push_back((side, ended));
-                    return Ok(Met::Yes);
-                }
-                Some(_) => {}
-                None => return Err(Failure::new(Exit::Connect, "the two ends did not meet in time")),
-            }
-        }
-    }
-
     /// Waits until the ends have told how it ended.
     fn outcomes(&mut self, from: usize, to: usize) -> Result<Outcomes, Failure> {
         let mut reports: Vec<(usize, Report)> = Vec::new();
@@ -773,6 +698,9 @@ impl<'a> Copy<'a> {
                 None if deadline.is_some() => break,
                 None => {}
             }
+        }
+        for (side, report) in &reports {
+            self.tell_failures(*side, report);
         }
         // The sender's word counts where there is one: it is told last.
         let sent = reports.iter().find(|(side, _)| *side == from).or(reports.first());
@@ -826,16 +754,6 @@ impl<'a> Copy<'a> {
 /// What one transfer came to.
 type Outcomes = (Summary, Option<Failure>);
 
-/// Whether two ends have met.
-enum Met {
-    /// Yes, or one of them has failed and says so itself.
-    Yes,
-    /// They cannot reach each other that way.
-    No(String),
-    /// The one that was to listen cannot.
-    NotListening(String),
-}
-
 /// The way that the data took, on one line.
 fn route(report: &Report, through: Option<&str>) -> String {
     let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
@@ -856,34 +774,4 @@ fn random_key() -> [u8; 32] {
     let mut bytes = [0; 32];
     rng().fill_bytes(&mut bytes);
     bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sides_of_a_command_line() {
-        let there = |host: &str, path: &str| Ok(Spec::There(host.into(), path.into()));
-        let here = |path: &str| Ok(Spec::Here(path.into()));
-        for (text, spec) in [
-            ("file", here("file")),
-            ("./a:b", here("./a:b")),
-            ("/a:b", here("/a:b")),
-            ("dir/a:b", here("dir/a:b")),
-            ("-", Ok(Spec::Standard)),
-            ("h:f", there("h", "f")),
-            ("h:", there("h", "")),
-            ("u@h:/x:y", there("u@h", "/x:y")),
-            ("h:-x", there("h", "-x")),
-            ("[fd00::1]:/x", there("fd00::1", "/x")),
-            ("u@[fe80::1%e0]:x", there("u@fe80::1%e0", "x")),
-            ("[x", here("[x")),
-        ] {
-            assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
-        }
-        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y"] {
-            assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
-        }
-    }
 }

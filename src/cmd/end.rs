@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
+use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
 use rd_proto::session::{Counters, Notice, Outcome};
@@ -22,8 +23,9 @@ use super::options::TransferOptions;
 use super::place;
 use super::report::{medium_from_name, medium_name};
 use super::stream::{Ended, FirstLane, NotBegun, Session, Teller};
+use super::tree;
 use crate::control::endpoints;
-use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, SessionKey};
+use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Monitor, Summary, Waits, Work, channel, reach};
@@ -85,7 +87,7 @@ impl End {
                 Err(fault) => Message::Failed(fault),
             }),
             Message::Begin(begin) => self.begin(*begin),
-            Message::Copy { from, to } => self.copy(from, to),
+            Message::Copy { roots, directory, names, settings } => self.copy(roots, directory, names, settings),
             Message::Listen { via } => match self.listen(&via) {
                 Ok(endpoints) => self.say(Message::Listening(endpoints)),
                 Err(fault) => self.say(Message::Failed(fault)),
@@ -192,21 +194,14 @@ impl End {
         }
     }
 
-    /// Copies a file on this host.
-    fn copy(&mut self, from: Vec<u8>, to: Vec<u8>) {
+    /// Copies on this host.
+    fn copy(&mut self, roots: Vec<Root>, directory: Vec<u8>, names: Vec<ByteVec>, settings: TreeSettings) {
         let (emit, stop) = (Arc::clone(&self.emit), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         let ended = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&ended);
         let run = move || {
-            let start = Instant::now();
-            let copied = copy_file(&path_of(from), &path_of(to), || !stopped.load(Ordering::Relaxed));
-            let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
-            match copied {
-                Ok(bytes) => report.bytes = bytes,
-                Err(fault) => report.fault = Some(fault),
-            }
-            report.micros = start.elapsed().as_micros() as u64;
+            let report = tree::copy_here(&roots, &directory, &names, &settings, &stopped, &emit);
             over.store(true, Ordering::Relaxed);
             emit(Message::Ended(Box::new(report)));
         };
@@ -298,24 +293,6 @@ fn write_fault(fact: &IoFact) -> Fault {
     Fault::io(Exit::Destination.code(), "cannot write", fact)
 }
 
-fn copy_file(from: &Path, to: &Path, go_on: impl Fn() -> bool) -> Result<u64, Fault> {
-    let source = Source::open(from).map_err(|fact| read_fault(&fact))?;
-    let sink = match Sink::prepare(to).map_err(|fact| write_fault(&fact))? {
-        Target::File(path) => FileSink::create(&path).map_err(|fact| write_fault(&fact))?,
-        Target::Special(path) => {
-            let stream = File::options().write(true).open(&path);
-            let mut stream = stream.map_err(|error| write_fault(&std_fact(&path, &error)))?;
-            return std::io::copy(&mut &source, &mut stream).map_err(|error| write_fault(&std_fact(&path, &error)));
-        }
-    };
-    let bytes = sink.copy_from(&source, &go_on).map_err(|fact| write_fault(&fact))?;
-    if !go_on() {
-        return Err(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
-    }
-    sink.publish().map_err(|fact| write_fault(&fact))?;
-    Ok(bytes)
-}
-
 fn std_fact(path: &Path, error: &std::io::Error) -> IoFact {
     crate::fs::io_fact(path.as_os_str(), Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
@@ -337,6 +314,8 @@ struct Run {
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     Receive(Option<Target>),
+    SendTree(Vec<Root>, TreeSettings),
+    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
 }
 
 impl Run {
@@ -372,11 +351,20 @@ impl Run {
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::Receive(_) => (Role::Receiver, None),
+            Prepared::SendTree(..) => (Role::Sender, None),
+            Prepared::Receive(_) | Prepared::ReceiveTree(..) => (Role::Receiver, None),
         };
         // The one place where it is decided what a session reads from or writes to.
         let make_work = |chunk_bytes| match prepared {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
+            Prepared::SendTree(roots, settings) => {
+                let source = tree::source(&roots, &settings, chunk_bytes)?;
+                Ok(Work::Send(Source::Tree(Box::new(source))))
+            }
+            Prepared::ReceiveTree(directory, names, settings) => {
+                let sink = tree::sink(&directory, &names, &settings, &self.post)?;
+                Ok(Work::ReceiveTree(Box::new(sink)))
+            }
             Prepared::Receive(Some(Target::File(path))) => FileSink::create(&path).map(Work::ReceiveFile),
             Prepared::Receive(Some(Target::Special(path))) => {
                 Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
@@ -413,6 +401,10 @@ impl Run {
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),
+            Job::SendTree { roots, settings } => Ok(Prepared::SendTree(roots.clone(), settings.clone())),
+            Job::ReceiveTree { directory, names, settings } => {
+                Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
+            }
         }
     }
 
@@ -507,7 +499,7 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
     let micros = |seconds: f64| (seconds * 1e6) as u64;
     let waits = &summary.waits;
     let route = summary.media.first().and_then(|first| lanes.iter().find(|(medium, _)| medium == first));
-    Report {
+    let mut report = Report {
         fault,
         bytes: summary.counters.bytes,
         micros: micros(summary.seconds),
@@ -519,7 +511,10 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         replayed: summary.counters.replayed,
         corrupt: summary.counters.corrupt,
         waits: [waits.source, waits.cpu, waits.credits, waits.wire, waits.sink].map(micros).to_vec(),
-    }
+        ..Report::default()
+    };
+    tree::add_to(&mut report, summary);
+    report
 }
 
 /// What an end has reported, as the summary of a session here.

@@ -14,7 +14,9 @@ pub mod rdcp;
 pub mod recv;
 pub mod report;
 pub mod send;
+mod spec;
 mod stream;
+pub mod tree;
 
 use exit::Failure;
 

@@ -77,9 +77,14 @@ pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     let from_error =
         |path: &Path, error: &std::io::Error| refused(path, Errno::from_io_error(error).unwrap_or(Errno::IO));
     let placed = match std::fs::metadata(&path) {
-        Ok(metadata) if metadata.is_dir() && !asked.exact => Placed { directory: bytes(&path), as_name: None },
+        Ok(metadata) if metadata.is_dir() && !asked.exact => merged(&path, asked),
         Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(refused(&path, Errno::NOTDIR)),
-        Ok(_) => named(&path),
+        Ok(metadata) => {
+            let is_special = !metadata.is_file() && !metadata.is_dir();
+            // A link is followed once; what it leads to is what is replaced.
+            let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
+            Placed { is_special, ..named(if is_special { &path } else { &real }) }
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked.directory => {
             let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
             if bytes(&path).ends_with(b"/") && !is_directory {
@@ -99,16 +104,25 @@ pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     Ok(placed)
 }
 
+/// Sources that come to lie in a directory that is there; the contents of `dir/.` become contents of it.
+fn merged(path: &Path, asked: &Place) -> Placed {
+    let is_contents = matches!(&asked.sources[..], [source] if source.name.is_empty());
+    match std::fs::canonicalize(path) {
+        Ok(real) if is_contents => named(&real),
+        _ => Placed { directory: bytes(path), as_name: None, is_special: false },
+    }
+}
+
 /// A path as a directory and a name in it.
 fn named(path: &Path) -> Placed {
     let name = last_name(path);
     let text = bytes(path);
     let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
     if name.is_empty() {
-        return Placed { directory: text, as_name: None };
+        return Placed { directory: text, as_name: None, is_special: false };
     }
     let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
-    Placed { directory, as_name: Some(name) }
+    Placed { directory, as_name: Some(name), is_special: false }
 }
 
 fn bytes(path: &Path) -> Vec<u8> {

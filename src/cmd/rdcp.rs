@@ -3,12 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
-use super::copy::{Copy, Plan, Spec};
+use super::copy::{Copy, Plan};
 use super::exit::{Exit, Failure};
 use super::options::{ReportOptions, TransferOptions};
+use super::spec::Spec;
 use super::stream::reported;
+use super::tree::TreeOptions;
 use crate::control::launch::{AGENT, Launcher};
 
 /// The launcher where `--rsh` names none.
@@ -39,6 +41,8 @@ pub struct CopyArguments {
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    tree: TreeOptions,
     #[command(flatten)]
     hosts: HostOptions,
     #[command(flatten)]
@@ -114,13 +118,16 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
-    super::run("rdcp", || match CopyArguments::try_parse() {
-        Ok(arguments) => copy(arguments),
-        Err(error) => super::parse_failure(&error),
+    super::run("rdcp", || {
+        let parsed = CopyArguments::command().try_get_matches();
+        match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
+            Ok((arguments, matches)) => copy(arguments, &matches),
+            Err(error) => super::parse_failure(&error),
+        }
     })
 }
 
-fn copy(arguments: CopyArguments) -> Result<(), Failure> {
+fn copy(arguments: CopyArguments, matches: &ArgMatches) -> Result<(), Failure> {
     let usage = |message: &str| super::usage(&CopyArguments::command(), message);
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
@@ -137,6 +144,7 @@ fn copy(arguments: CopyArguments) -> Result<(), Failure> {
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
     }
+    let sieve = arguments.tree.sieve(matches)?;
     let agent = arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned());
     let plan = Plan {
         sources,
@@ -144,6 +152,7 @@ fn copy(arguments: CopyArguments) -> Result<(), Failure> {
         directory: arguments.target_directory.is_some(),
         exact: arguments.no_target_directory,
         recursive: arguments.recursive,
+        tree: arguments.tree.settings(arguments.recursive, sieve),
         dry_run: arguments.dry_run,
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),

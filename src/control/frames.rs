@@ -165,19 +165,22 @@ pub struct Placed {
     /// The name of the only source there; without it each source keeps its own.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub as_name: Option<Vec<u8>>,
+    /// It is a device or a FIFO that is there, to be written as it is.
+    #[n(2)]
+    pub is_special: bool,
 }
 
 /// What one end of a session moves.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Job {
-    /// Sends one file.
+    /// Sends the contents of one file, device or FIFO.
     #[n(0)]
     SendFile {
         /// The file.
         #[cbor(n(0), with = "minicbor::bytes")]
         path: Vec<u8>,
     },
-    /// Receives one file.
+    /// Receives the contents of one file, device or FIFO.
     #[n(1)]
     ReceiveFile {
         /// The file.
@@ -190,7 +193,93 @@ pub enum Job {
     /// Receives to standard output. Never asked of an agent.
     #[n(3)]
     ReceiveStandard,
+    /// Sends files and trees.
+    #[n(4)]
+    SendTree {
+        /// What.
+        #[n(0)]
+        roots: Vec<Root>,
+        /// How.
+        #[n(1)]
+        settings: TreeSettings,
+    },
+    /// Receives files and trees.
+    #[n(5)]
+    ReceiveTree {
+        /// Where they are to lie.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        directory: Vec<u8>,
+        /// The names that they get there, and no others. A single one is that of the only root, whatever its own is.
+        #[n(1)]
+        names: Vec<minicbor::bytes::ByteVec>,
+        /// How.
+        #[n(2)]
+        settings: TreeSettings,
+    },
 }
+
+/// A file or tree to send.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Root {
+    /// Where it is.
+    #[n(0)]
+    pub path: minicbor::bytes::ByteVec,
+    /// Its name on the way.
+    #[n(1)]
+    pub name: minicbor::bytes::ByteVec,
+}
+
+/// A pattern that leaves names out, or does not.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Sieve {
+    /// As a line of a `.gitignore`.
+    #[n(0)]
+    pub pattern: minicbor::bytes::ByteVec,
+    /// What matches is not left out.
+    #[n(1)]
+    pub is_include: bool,
+}
+
+/// What of a tree is copied, and how it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TreeSettings {
+    /// `-r`. Without it, a symbolic link as root is followed.
+    #[n(0)]
+    pub recursive: bool,
+    /// Modes are kept.
+    #[n(1)]
+    pub mode: bool,
+    /// Owners are kept, by root.
+    #[n(2)]
+    pub owner: bool,
+    /// Times are kept.
+    #[n(3)]
+    pub times: bool,
+    /// Extended attributes and ACLs are kept.
+    #[n(4)]
+    pub xattrs: bool,
+    /// Several names of one file stay so.
+    #[n(5)]
+    pub hard_links: bool,
+    /// Holes stay holes.
+    #[n(6)]
+    pub sparse: bool,
+    /// FIFOs, sockets and devices are copied.
+    #[n(7)]
+    pub specials: bool,
+    /// `--in-place`.
+    #[n(8)]
+    pub in_place: bool,
+    /// `--fsync`.
+    #[n(9)]
+    pub fsync: bool,
+    /// `--exclude` and `--include`; the last that matches decides.
+    #[n(10)]
+    pub sieve: Vec<Sieve>,
+}
+
+/// Failures of single entries that a report has room for.
+pub const FAULTS_MAX: usize = 40;
 
 /// The transfer's options. Numbers of a choice are its place in the list that the help shows.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -349,6 +438,24 @@ pub struct Report {
     /// Where the time went, in microseconds: source, CPU, credits, wire, sink.
     #[n(10)]
     pub waits: Vec<u64>,
+    /// Entries of trees: files, directories, links and others.
+    #[n(11)]
+    pub entries: u64,
+    /// Data of files, as it was read or written.
+    #[n(12)]
+    pub data_bytes: u64,
+    /// Data that was not sent, since an earlier copy had left it at the destination.
+    #[n(13)]
+    pub kept_bytes: u64,
+    /// Entries that this end could not read or write.
+    #[n(14)]
+    pub failed: u64,
+    /// The first of them, at most [`FAULTS_MAX`].
+    #[n(15)]
+    pub failures: Vec<Fault>,
+    /// All that was published is on stable storage.
+    #[n(16)]
+    pub is_synced: bool,
 }
 
 /// One message. The numbers are part of the format.
@@ -442,15 +549,21 @@ pub enum Message {
     /// The user wants it to end: a signal's number. The session's other end is told.
     #[n(18)]
     Signal(#[n(0)] u8),
-    /// Copies a file to another place of the same host.
+    /// Copies files and trees to another place of the same host.
     #[n(19)]
     Copy {
-        /// The file.
-        #[cbor(n(0), with = "minicbor::bytes")]
-        from: Vec<u8>,
-        /// Its copy.
+        /// What.
+        #[n(0)]
+        roots: Vec<Root>,
+        /// Where the copies are to lie.
         #[cbor(n(1), with = "minicbor::bytes")]
-        to: Vec<u8>,
+        directory: Vec<u8>,
+        /// The name of each copy.
+        #[n(2)]
+        names: Vec<minicbor::bytes::ByteVec>,
+        /// How.
+        #[n(3)]
+        settings: TreeSettings,
     },
     /// A connection through the channel begins.
     #[n(20)]
@@ -584,8 +697,8 @@ mod tests {
                 sources: vec![found],
                 same_kernel: true,
             }),
-            Message::Placed(Placed { directory: b".".to_vec(), as_name: Some(b"n".to_vec()) }),
-            Message::Placed(Placed { directory: b".".to_vec(), as_name: None }),
+            Message::Placed(Placed { directory: b".".to_vec(), as_name: Some(b"n".to_vec()), is_special: true }),
+            Message::Placed(Placed { directory: b".".to_vec(), as_name: None, is_special: false }),
             Message::Failed(fault.clone()),
             Message::Begin(Box::new(Begin {
                 key: SessionKey([7; 32]),

@@ -17,7 +17,7 @@ mod entry;
 mod tests;
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::BuildHasher;
 use std::os::fd::AsFd;
@@ -73,6 +73,8 @@ pub struct Options {
     pub in_place: bool,
     /// The single entry at the top gets this name instead of its own.
     pub rename_root: Option<OsString>,
+    /// The names that may appear at the top; any, if none is said. The sender is not trusted to keep to them.
+    pub names: Option<BTreeSet<Vec<u8>>>,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
 }
@@ -395,6 +397,12 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             let offset = bytes.len() - rest.len();
             let Some(record) = Record::decode(&mut rest)? else { break };
             self.order.check(&record)?;
+            if self.levels.len() == 1
+                && let (Some(name), Some(names)) = (record.name(), &self.shared.options.names)
+                && !names.contains(name)
+            {
+                return Err(Refused::Data("an entry at the top that was not asked for"));
+            }
             if self.levels.len() == 1
                 && self.shared.rename_root.is_some()
                 && let Some(name) = record.name()

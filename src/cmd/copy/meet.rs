@@ -1,0 +1,127 @@
+//! How the two ends of a copy find each other: one listens and the other connects, or through the channels.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use super::Copy;
+use crate::cmd::exit::{Exit, Failure, escaped};
+use crate::control::endpoints;
+use crate::control::frames::{Endpoint, Message};
+
+/// How long an end may take to listen, or to try all endpoints of the other.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// Whether two ends have met.
+enum Met {
+    /// Yes, or one of them has failed and says so itself.
+    Yes,
+    /// They cannot reach each other that way.
+    No(String),
+    /// The one that was to listen cannot.
+    NotListening(String),
+}
+
+impl Copy<'_> {
+    /// Has two ends meet: one listens and the other connects, then the other way round, then through the channels. An
+    /// end that fails for another reason is left for [`Self::outcomes`] to be told of.
+    pub(super) fn connect(&mut self, listener: usize, dialer: usize) -> Result<(), Failure> {
+        let mut listening = None;
+        let mut reason = String::new();
+        for (listener, dialer) in [(listener, dialer), (dialer, listener)] {
+            match self.meet(listener, dialer)? {
+                Met::Yes => return Ok(()),
+                Met::No(why) => {
+                    listening.get_or_insert((listener, dialer));
+                    reason = why;
+                }
+                Met::NotListening(failure) if listening.is_none() => reason = failure,
+                Met::NotListening(_) => {}
+            }
+        }
+        let Some((listener, dialer)) = listening else {
+            return Err(Failure::new(Exit::Connect, reason));
+        };
+        if self.plan.via.is_some() {
+            return Err(Failure::new(Exit::Connect, format!("no connection by --via: {reason}")));
+        }
+        if !self.plan.relay {
+            let (one, other) = (self.sides[listener].label(), self.sides[dialer].label());
+            let launcher = self.launcher_name();
+            self.say(&format!(
+                "{one} and {other} cannot reach a port of each other ({reason}); the data goes through {launcher}, slower"
+            ));
+        }
+        self.tunneled = true;
+        self.send(dialer, Message::DialTunnel);
+        match self.told_of_meeting(dialer)? {
+            Met::Yes => Ok(()),
+            Met::No(why) | Met::NotListening(why) => {
+                Err(Failure::new(Exit::Connect, format!("no connection through {}: {why}", self.launcher_name())))
+            }
+        }
+    }
+
+    fn meet(&mut self, listener: usize, dialer: usize) -> Result<Met, Failure> {
+        let via = self.plan.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
+        self.send(listener, Message::Listen { via: via.clone() });
+        let endpoints = match self.answer(listener, CONNECT_MAX)? {
+            Message::Listening(endpoints) => endpoints,
+            Message::Failed(fault) => {
+                return Ok(Met::NotListening(self.sides[listener].failure(&fault).message.unwrap_or_default()));
+            }
+            ended @ Message::Ended(_) => {
+                self.later.push_back((listener, ended));
+                return Ok(Met::Yes);
+            }
+            _ => return Err(self.unexpected(listener)),
+        };
+        if self.plan.relay {
+            return Ok(Met::No("--relay".to_owned()));
+        }
+        let (endpoints, via) = self.offered(endpoints, via, listener, dialer);
+        self.send(dialer, Message::Dial { endpoints, via });
+        self.told_of_meeting(dialer)
+    }
+
+    /// The endpoints to try, and what restricts the end that tries them.
+    fn offered(
+        &self,
+        mut endpoints: Vec<Endpoint>,
+        via: Vec<u8>,
+        listener: usize,
+        dialer: usize,
+    ) -> (Vec<Endpoint>, Vec<u8>) {
+        endpoints.truncate(endpoints::ENDPOINTS_MAX);
+        if endpoints.iter().any(|endpoint| endpoint.is_via) {
+            endpoints.retain(|endpoint| endpoint.is_via);
+            return (endpoints, Vec::new());
+        }
+        if via.is_empty()
+            && self.same_kernel(listener, dialer)
+            && let Some(port) = endpoints.first().map(|endpoint| endpoint.port)
+        {
+            endpoints.extend(endpoints::loopback(port));
+        }
+        (endpoints, via)
+    }
+
+    fn told_of_meeting(&mut self, dialer: usize) -> Result<Met, Failure> {
+        let deadline = Instant::now() + CONNECT_MAX;
+        loop {
+            match self.next(deadline)? {
+                Some((side, Message::Dialed)) if side == dialer => return Ok(Met::Yes),
+                Some((side, Message::DialFailed(why))) if side == dialer => {
+                    return Ok(Met::No(escaped(OsStr::new(&why))));
+                }
+                // An end that cannot do its part says so, before it meets the other.
+                Some((side, ended @ Message::Ended(_))) => {
+                    self.later.push_back((side, ended));
+                    return Ok(Met::Yes);
+                }
+                Some(_) => {}
+                None => return Err(Failure::new(Exit::Connect, "the two ends did not meet in time")),
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! What of a tree is copied: the options of `rdcp`, as messages carry them and as the ends take them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use flume::Sender;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use minicbor::bytes::ByteVec;
+use rd_proto::control::IoFact;
+
+use super::exit::{Exit, Failure};
+use crate::control::frames::{FAULTS_MAX, Fault, Message, Report, Root, Sieve, TreeSettings};
+use crate::control::tunnel::Emit;
+use crate::engine::tree::{Chunk, answer};
+use crate::engine::{Event, Summary};
+use crate::fs::copy;
+use crate::fs::metadata::Keep;
+use crate::fs::tree_sink::{self, TreeSink};
+use crate::fs::tree_source::TreeSource;
+use crate::fs::walk;
+
+/// How often a copy on one host tells how far it has come.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// Options of what is copied and how it is written.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Files")]
+pub struct TreeOptions {
+    /// Leave out what matches PATTERN, as in a .gitignore; of several patterns the last that matches decides
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<OsString>,
+    /// Do not leave out what matches PATTERN, although an --exclude before it does
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<OsString>,
+    /// Give copies the mode of new files, not that of their source
+    #[arg(long)]
+    no_mode: bool,
+    /// Do not keep owner and group, which only root can
+    #[arg(long)]
+    no_owner: bool,
+    /// Do not keep the times of last change and access
+    #[arg(long)]
+    no_times: bool,
+    /// Do not keep extended attributes and ACLs
+    #[arg(long)]
+    no_xattrs: bool,
+    /// Copy a file with several names once for each of them
+    #[arg(long)]
+    no_hard_links: bool,
+    /// Write out the holes of files that have some
+    #[arg(long)]
+    no_sparse: bool,
+    /// Pass over FIFOs, sockets and devices
+    #[arg(long)]
+    no_specials: bool,
+    /// Write into files that are there instead of replacing them when all has arrived
+    #[arg(long)]
+    in_place: bool,
+    /// Have each file, then its directory, on stable storage before the end
+    #[arg(long)]
+    fsync: bool,
+}
+
+impl TreeOptions {
+    /// As messages carry them. `sieve`: includes and excludes in the order of the command line.
+    pub(super) fn settings(&self, recursive: bool, sieve: Vec<Sieve>) -> TreeSettings {
+        TreeSettings {
+            recursive,
+            mode: !self.no_mode,
+            owner: !self.no_owner,
+            times: !self.no_times,
+            xattrs: !self.no_xattrs,
+            hard_links: !self.no_hard_links,
+            sparse: !self.no_sparse,
+            specials: !self.no_specials,
+            in_place: self.in_place,
+            fsync: self.fsync,
+            sieve,
+        }
+    }
+
+    /// The patterns, in the order in which they were given.
+    ///
+    /// # Errors
+    ///
+    /// A usage failure for a pattern that is none.
+    pub(super) fn sieve(&self, matches: &clap::ArgMatches) -> Result<Vec<Sieve>, Failure> {
+        let mut all: Vec<(usize, Sieve)> = Vec::new();
+        for (name, patterns, is_include) in [("exclude", &self.exclude, false), ("include", &self.include, true)] {
+            let places = matches.indices_of(name).into_iter().flatten();
+            for (place, pattern) in places.zip(patterns) {
+                all.push((place, Sieve { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include }));
+            }
+        }
+        all.sort_by_key(|(place, _)| *place);
+        let sieve: Vec<Sieve> = all.into_iter().map(|(_, sieve)| sieve).collect();
+        matcher(&sieve).map_err(|detail| Failure::new(Exit::Usage, detail))?;
+        Ok(sieve)
+    }
+}
+
+/// What the patterns leave out; `None` if there are none.
+fn matcher(sieve: &[Sieve]) -> Result<Option<Gitignore>, String> {
+    if sieve.is_empty() {
+        return Ok(None);
+    }
+    let mut builder = GitignoreBuilder::new("");
+    for Sieve { pattern, is_include } in sieve {
+        let pattern = String::from_utf8_lossy(pattern);
+        let line = if *is_include { format!("!{pattern}") } else { pattern.clone().into_owned() };
+        builder.add_line(None, &line).map_err(|error| format!("the pattern {pattern}: {error}"))?;
+    }
+    builder.build().map(Some).map_err(|error| format!("the patterns: {error}"))
+}
+
+/// The path below the source; the source itself goes by its name.
+fn below_root(path: &Path) -> &Path {
+    let mut components = path.components();
+    components.next();
+    let below = components.as_path();
+    if below.as_os_str().is_empty() { path } else { below }
+}
+
+fn path_of(bytes: &[u8]) -> PathBuf {
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+/// The sending end of a tree.
+pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize) -> Result<TreeSource, IoFact> {
+    let matcher = matcher(&settings.sieve).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
+    let filter = matcher.map(|matcher| -> walk::Filter {
+        Box::new(move |path, is_directory| !matcher.matched(below_root(path), is_directory).is_ignore())
+    });
+    let options = walk::Options {
+        xattrs: settings.xattrs,
+        hard_links: settings.hard_links,
+        specials: settings.specials,
+        sparse: settings.sparse,
+        recursive: settings.recursive,
+        follow_roots: !settings.recursive,
+        filter,
+    };
+    let roots = roots
+        .iter()
+        .map(|root| walk::Root { path: path_of(&root.path), name: OsString::from_vec(root.name.to_vec()) })
+        .collect();
+    TreeSource::new(roots, chunk_bytes, options)
+}
+
+/// The receiving end of a tree. `names`: what may appear in the directory; one name is given to the only root, whatever
+/// the sender calls it.
+pub(super) fn sink(
+    directory: &[u8],
+    names: &[ByteVec],
+    settings: &TreeSettings,
+    post: &Sender<Event>,
+) -> Result<TreeSink<Chunk>, IoFact> {
+    let keep = Keep {
+        mode: settings.mode,
+        owner: settings.owner,
+        times: settings.times,
+        xattrs: settings.xattrs,
+        specials: settings.specials,
+    };
+    let names: Vec<OsString> = names.iter().map(|name| OsString::from_vec(name.to_vec())).collect();
+    let mut options =
+        tree_sink::Options { keep, fsync: settings.fsync, in_place: settings.in_place, ..Default::default() };
+    match <[OsString; 1]>::try_from(names) {
+        Ok([name]) => options.rename_root = Some(name),
+        Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),
+    }
+    TreeSink::new(&path_of(directory), options, answer(post.clone()))
+}
+
+/// Adds what became of a tree to an end's report.
+pub(super) fn add_to(report: &mut Report, summary: &Summary) {
+    if let Some(sent) = &summary.sent_tree {
+        report.entries = sent.counts.entries;
+        report.data_bytes = sent.counts.bytes;
+        report.kept_bytes = sent.counts.kept_bytes;
+        report.failed = sent.counts.failures;
+        report.failures = faults(&sent.failures, Exit::Source, "cannot read");
+    }
+    if let Some(received) = &summary.received_tree {
+        report.entries = received.files + received.directories + received.others;
+        report.data_bytes = received.bytes;
+        report.failed = received.failed;
+        report.failures = faults(&received.failures, Exit::Destination, "cannot write");
+        report.is_synced = received.is_synced;
+    }
+}
+
+fn faults(facts: &[IoFact], exit: Exit, what: &str) -> Vec<Fault> {
+    facts.iter().take(FAULTS_MAX).map(|fact| Fault::io(exit.code(), what, fact)).collect()
+}
+
+/// Copies on this host. `stop`: set by somebody else, it ends the copy.
+pub(super) fn copy_here(
+    roots: &[Root],
+    directory: &[u8],
+    names: &[ByteVec],
+    settings: &TreeSettings,
+    stop: &AtomicBool,
+    emit: &Emit,
+) -> Report {
+    let start = Instant::now();
+    let mut report = Report { media: vec!["local".to_owned()], is_synced: settings.fsync, ..Report::default() };
+    let ignore = match matcher(&settings.sieve) {
+        Ok(ignore) => ignore,
+        Err(detail) => {
+            report.fault = Some(Fault::plain(Exit::Usage.code(), detail));
+            return report;
+        }
+    };
+    let preserve = copy::metadata::Preserve {
+        mode: settings.mode,
+        times: settings.times,
+        owner: settings.owner,
+        xattrs: settings.xattrs,
+        acls: settings.xattrs,
+        symlinks: true,
+        hard_links: settings.hard_links,
+        sparse: settings.sparse,
+        specials: settings.specials,
+    };
+    let items: Vec<copy::Item> = roots
+        .iter()
+        .zip(names)
+        .map(|(root, name)| {
+            let mut source = path_of(&root.path);
+            if !settings.recursive {
+                // A link is followed, as cp does.
+                source = std::fs::canonicalize(&source).unwrap_or(source);
+            }
+            copy::Item { source, directory: path_of(directory), name: OsString::from_vec(name.to_vec()) }
+        })
+        .collect();
+    let options = copy::Options {
+        recursive: settings.recursive,
+        preserve,
+        in_place: settings.in_place,
+        fsync: settings.fsync,
+        ignore,
+        cancel: stop,
+        threads: None,
+    };
+    let watch = Watch { emit, bytes: AtomicU64::new(0), told: Mutex::new(start), faults: Mutex::default() };
+    let copied = copy::copy(&items, &options, &watch);
+    report.bytes = copied.bytes;
+    report.data_bytes = copied.bytes;
+    report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
+    report.failed = copied.failed;
+    report.failures = watch.faults.into_inner().expect("no panic with it locked");
+    report.fault = copied.stopped.map(|stop| match stop {
+        copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
+        copy::Stop::Fatal(failure) => fault(&failure),
+    });
+    report.micros = start.elapsed().as_micros() as u64;
+    report
+}
+
+/// Passes on what a copy on this host tells.
+struct Watch<'a> {
+    emit: &'a Emit,
+    bytes: AtomicU64,
+    told: Mutex<Instant>,
+    faults: Mutex<Vec<Fault>>,
+}
+
+impl copy::Events for Watch<'_> {
+    fn progress(&self, bytes: u64) {
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        // One thread tells; the others have better things to do than to wait for it.
+        if let Ok(mut told) = self.told.try_lock()
+            && told.elapsed() >= PROGRESS_EVERY
+        {
+            *told = Instant::now();
+            (self.emit)(Message::Progress(bytes));
+        }
+    }
+
+    fn failed(&self, failure: &copy::Failure) {
+        let mut faults = self.faults.lock().expect("no panic with it locked");
+        if faults.len() < FAULTS_MAX {
+            faults.push(fault(failure));
+        }
+    }
+}
+
+fn fault(failure: &copy::Failure) -> Fault {
+    let (exit, what) = match failure.side {
+        copy::Side::Source => (Exit::Source, "cannot read"),
+        copy::Side::Destination => (Exit::Destination, "cannot write"),
+    };
+    let path = failure.path.as_os_str();
+    let fact = match failure.problem {
+        copy::Problem::Os(error) => crate::fs::io_fact(path, error),
+        other => crate::fs::plain_fact(path, &other.to_string()),
+    };
+    Fault::io(exit.code(), what, &fact)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_pattern_that_matches_decides() {
+        let sieve =
+            |pattern: &str, is_include| Sieve { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include };
+        let matcher =
+            matcher(&[sieve("*.o", false), sieve("keep.o", true), sieve("/top", false), sieve("dir/", false)])
+                .expect("patterns")
+                .expect("some");
+        let left_out = |path: &str, is_dir| matcher.matched(below_root(Path::new(path)), is_dir).is_ignore();
+        assert!(left_out("copy/a/b.o", false) && left_out("b.o", false));
+        assert!(!left_out("copy/a/keep.o", false));
+        assert!(left_out("copy/top", false) && !left_out("copy/a/top", false));
+        assert!(left_out("copy/a/dir", true) && !left_out("copy/a/dir", false));
+    }
+}

@@ -17,15 +17,14 @@ use serde_json::json;
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped, os};
 use super::launching::Remote;
-use super::options::{ReportOptions, TransferOptions};
 use super::place::target;
+use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
 use crate::control::endpoints;
 use crate::control::frames::{
     Begin, Endpoint, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, SessionKey,
 };
-use crate::control::launch::Launcher;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
@@ -46,80 +45,6 @@ const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
 
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
-
-/// One side of a command line: `path`, `host:path`, `-`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Spec {
-    /// A path on this host.
-    Here(OsString),
-    /// Standard input or output.
-    Standard,
-    /// A path on the host that the launcher is given.
-    There(OsString, OsString),
-}
-
-impl Spec {
-    /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
-    ///
-    /// # Errors
-    ///
-    /// A sentence.
-    pub(super) fn parse(text: &OsStr) -> Result<Self, String> {
-        let bytes = text.as_bytes();
-        if bytes == b"-" {
-            return Ok(Self::Standard);
-        }
-        if bytes.is_empty() {
-            return Err("an empty path".to_owned());
-        }
-        let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
-        let (host, path) = if bytes[at..].starts_with(b"[") {
-            // An address: ssh takes it without the brackets.
-            let Some(end) = bytes.windows(2).position(|two| two == b"]:") else {
-                return Ok(Self::Here(text.to_owned()));
-            };
-            ([&bytes[..at], &bytes[at + 1..end]].concat(), &bytes[end + 2..])
-        } else {
-            let colon = bytes.iter().position(|&byte| byte == b':' || byte == b'/');
-            let Some(colon) = colon.filter(|&at| bytes[at] == b':') else { return Ok(Self::Here(text.to_owned())) };
-            (bytes[..colon].to_vec(), &bytes[colon + 1..])
-        };
-        if host.is_empty() || host.ends_with(b"@") {
-            return Err(format!("no host in {}; a local name with a colon is written ./NAME", escaped(text)));
-        }
-        // It would be an option of the launcher's.
-        if host.starts_with(b"-") {
-            return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
-        }
-        Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
-    }
-
-    fn path(&self) -> &OsStr {
-        match self {
-            Self::Here(path) | Self::There(_, path) => path,
-            Self::Standard => OsStr::new("-"),
-        }
-    }
-}
-
-/// What is to be copied, and how.
-pub(super) struct Plan<'a> {
-    pub(super) sources: Vec<Spec>,
-    pub(super) destination: Spec,
-    /// The destination must be a directory.
-    pub(super) directory: bool,
-    /// The destination is never a directory to copy into.
-    pub(super) exact: bool,
-    pub(super) recursive: bool,
-    pub(super) dry_run: bool,
-    pub(super) relay: bool,
-    pub(super) via: Option<OsString>,
-    pub(super) launcher: Launcher,
-    pub(super) agent: OsString,
-    pub(super) bootstrap: bool,
-    pub(super) transfer: &'a TransferOptions,
-    pub(super) report: &'a ReportOptions,
-}
 
 /// What comes from the sides.
 pub(super) enum News {
@@ -856,34 +781,4 @@ fn random_key() -> [u8; 32] {
     let mut bytes = [0; 32];
     rng().fill_bytes(&mut bytes);
     bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sides_of_a_command_line() {
-        let there = |host: &str, path: &str| Ok(Spec::There(host.into(), path.into()));
-        let here = |path: &str| Ok(Spec::Here(path.into()));
-        for (text, spec) in [
-            ("file", here("file")),
-            ("./a:b", here("./a:b")),
-            ("/a:b", here("/a:b")),
-            ("dir/a:b", here("dir/a:b")),
-            ("-", Ok(Spec::Standard)),
-            ("h:f", there("h", "f")),
-            ("h:", there("h", "")),
-            ("u@h:/x:y", there("u@h", "/x:y")),
-            ("h:-x", there("h", "-x")),
-            ("[fd00::1]:/x", there("fd00::1", "/x")),
-            ("u@[fe80::1%e0]:x", there("u@fe80::1%e0", "x")),
-            ("[x", here("[x")),
-        ] {
-            assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
-        }
-        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y"] {
-            assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
-        }
-    }
 }

@@ -10,6 +10,7 @@ pub mod key;
 mod launching;
 pub mod options;
 mod place;
+mod plan;
 pub mod rdcp;
 pub mod recv;
 pub mod report;

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use super::copy::{Copy, Plan, Spec};
+use super::copy::Copy;
 use super::exit::{Exit, Failure};
 use super::options::{ReportOptions, TransferOptions};
+use super::plan::{Plan, Spec};
 use super::stream::reported;
 use crate::control::launch::{AGENT, Launcher};
 

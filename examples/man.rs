@@ -10,6 +10,8 @@ use clap::{Command, CommandFactory, ValueHint};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
+use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
 
@@ -17,19 +19,46 @@ use rdma_pipe::cmd::send::SendArguments;
 struct Page {
     command: Command,
     other: &'static str,
+    environment: &'static [(&'static str, &'static str)],
     examples: &'static [(&'static str, &'static str)],
 }
 
-const ENVIRONMENT: &[(&str, &str)] = &[
+const NO_COLOR: (&str, &str) = ("NO_COLOR", "Help is printed without colours if this is set.");
+
+const KEY: &[(&str, &str)] = &[
     ("RD_KEY", "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY."),
-    ("NO_COLOR", "Help is printed without colours if this is set."),
+    NO_COLOR,
 ];
 
-fn pages() -> [Page; 2] {
+fn pages() -> [Page; 4] {
     [
+        Page {
+            command: CopyArguments::command(),
+            other: "rdma-pipe-agent",
+            environment: &[
+                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
+                NO_COLOR,
+            ],
+            examples: &[
+                ("rdcp image.raw backup:", "A file, to the login's home on another host."),
+                (
+                    "rdcp -v backup:'snapshots/*.zst' .",
+                    "All files of that pattern, which is expanded on the other host.",
+                ),
+                ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
+                ("rdcp --bootstrap -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
+            ],
+        },
+        Page {
+            command: AgentArguments::command(),
+            other: "rdcp",
+            environment: &[("HOME", "Where relative paths start.")],
+            examples: &[("rdcp --agent /opt/rdma-pipe/bin/rdma-pipe-agent image.raw backup:", "How it is used.")],
+        },
         Page {
             command: SendArguments::command(),
             other: "rdrecv",
+            environment: KEY,
             examples: &[
                 ("zfs send pool/data@monday | rdsend backup 7000 -", "A snapshot, with KEY in RD_KEY."),
                 ("tar -c tree | rdsend --key-file key backup 7000", "A tree, with KEY in a file."),
@@ -39,6 +68,7 @@ fn pages() -> [Page; 2] {
         Page {
             command: RecvArguments::command(),
             other: "rdsend",
+            environment: KEY,
             examples: &[
                 (
                     "rdrecv",
@@ -72,7 +102,14 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
 
 /// The command as shells are to know it: its positional arguments have no names, and the last may be a file.
 fn completed(command: Command) -> Command {
-    command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
+    let has = |name| command.get_arguments().any(|argument| argument.get_id() == name);
+    if has("paths") {
+        command.mut_arg("paths", |paths| paths.value_name("PATH").value_hint(ValueHint::AnyPath))
+    } else if has("positionals") {
+        command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
+    } else {
+        command
+    }
 }
 
 fn manual(page: &Page) -> io::Result<Vec<u8>> {
@@ -91,7 +128,7 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
         define(&mut roff, code, meaning);
     }
     roff.control("SH", ["ENVIRONMENT"]);
-    for (name, meaning) in ENVIRONMENT {
+    for (name, meaning) in page.environment {
         define(&mut roff, name, meaning);
     }
     roff.control("SH", ["EXAMPLES"]);

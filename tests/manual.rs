@@ -7,6 +7,8 @@ use std::path::Path;
 
 use clap::{Arg, Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
+use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
 
@@ -26,8 +28,8 @@ fn manual_pages_and_completions_are_those_of_the_definitions() {
     }
 }
 
-fn commands() -> [Command; 2] {
-    [SendArguments::command(), RecvArguments::command()]
+fn commands() -> [Command; 4] {
+    [SendArguments::command(), RecvArguments::command(), CopyArguments::command(), AgentArguments::command()]
 }
 
 /// The first cells of the rows of the README's tables that begin with a code span.
@@ -45,14 +47,20 @@ fn the_readme_has_every_option_with_its_default_and_no_other() {
     let mut known = BTreeSet::new();
     for command in commands() {
         for option in command.get_arguments().filter(|option| !option.is_positional()) {
-            let long = option.get_long().expect("every option has a long form");
-            known.insert(long.to_owned());
-            let names = |first: &str| first.split([' ', '[', '=', ',']).any(|word| word == format!("--{long}"));
+            // ssh's own options have its short forms alone.
+            let name = match (option.get_long(), option.get_short()) {
+                (Some(long), _) => {
+                    known.insert(long.to_owned());
+                    format!("--{long}")
+                }
+                (None, short) => format!("-{}", short.expect("one of the two")),
+            };
+            let names = |first: &str| first.split([' ', '[', '=', ',']).any(|word| word == name);
             let (_, row) = rows(&readme)
                 .find(|(first, _)| names(first))
-                .unwrap_or_else(|| panic!("README.md has no row for --{long} of {}", command.get_name()));
+                .unwrap_or_else(|| panic!("README.md has no row for {name} of {}", command.get_name()));
             for default in defaults(option) {
-                assert!(row.contains(&format!("`{default}`")), "README.md: --{long} has the default {default}: {row}");
+                assert!(row.contains(&format!("`{default}`")), "README.md: {name} has the default {default}: {row}");
             }
         }
     }

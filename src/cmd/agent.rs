@@ -47,8 +47,11 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 /// Started by rdcp, through ssh, on the hosts that it copies from or to. It takes what is to be done from its standard
 /// input and has no use by hand.
 #[derive(Parser, Debug)]
-#[command(name = "rdma-pipe-agent", version)]
+#[command(name = "rdma-pipe-agent", version, after_help = EXIT_CODES)]
 pub struct AgentArguments {}
+
+/// The exit codes, for the help. How a copy went is told in messages.
+const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start";
 
 /// The whole command.
 pub fn main() -> ExitCode {

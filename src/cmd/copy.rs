@@ -18,15 +18,11 @@ use serde_json::json;
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped, os};
 use super::launching::Remote;
-use super::options::{ReportOptions, TransferOptions};
 use super::place::target;
+use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
-use super::spec::Spec;
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{
-    Begin, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey, TreeSettings,
-};
-use crate::control::launch::Launcher;
+use crate::control::frames::{Begin, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
@@ -46,26 +42,6 @@ const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
 
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
-
-/// What is to be copied, and how.
-pub(super) struct Plan<'a> {
-    pub(super) sources: Vec<Spec>,
-    pub(super) destination: Spec,
-    /// The destination must be a directory.
-    pub(super) directory: bool,
-    /// The destination is never a directory to copy into.
-    pub(super) exact: bool,
-    pub(super) recursive: bool,
-    pub(super) tree: TreeSettings,
-    pub(super) dry_run: bool,
-    pub(super) relay: bool,
-    pub(super) via: Option<OsString>,
-    pub(super) launcher: Launcher,
-    pub(super) agent: OsString,
-    pub(super) bootstrap: bool,
-    pub(super) transfer: &'a TransferOptions,
-    pub(super) report: &'a ReportOptions,
-}
 
 /// What comes from the sides.
 pub(super) enum News {

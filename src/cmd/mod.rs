@@ -10,11 +10,11 @@ pub mod key;
 mod launching;
 pub mod options;
 mod place;
+mod plan;
 pub mod rdcp;
 pub mod recv;
 pub mod report;
 pub mod send;
-mod spec;
 mod stream;
 pub mod tree;
 

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
-use super::copy::{Copy, Plan};
+use super::copy::Copy;
 use super::exit::{Exit, Failure};
 use super::options::{ReportOptions, TransferOptions};
-use super::spec::Spec;
+use super::plan::{Plan, Spec};
 use super::stream::reported;
 use super::tree::TreeOptions;
 use crate::control::launch::{AGENT, Launcher};
@@ -18,7 +18,7 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 
 /// Copy files between hosts
 ///
-/// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or [ADDRESS]:PATH on another, which is reached
+/// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on another, which is reached
 /// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp; several SRC need a directory.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written

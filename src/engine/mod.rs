@@ -98,7 +98,7 @@ pub enum Event {
     Committed(Result<Box<TreeReport>, Refused>),
     /// A signal to this process.
     Signal(i32),
-    /// Whoever this end works for can be heard only by its lanes from now on: without one for [`ORPHAN_MAX`] it ends.
+    /// Whoever this end works for can be heard only by its lanes from now on: two seconds without one end it.
     Orphaned,
 }
 

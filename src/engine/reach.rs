@@ -29,7 +29,7 @@ fn prove(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, Established), L
 }
 
 /// Connects to all of `addresses` at once and takes the first of them, in their order, that answers and proves the key.
-/// One that answers late is waited for [`HEAD_START`] longer than for those behind it.
+/// One that answers late is waited for a quarter of a second longer than for those behind it.
 ///
 /// # Errors
 ///

@@ -1,9 +1,12 @@
-//! One side of a command line of `rdcp`: a path here or on another host.
+//! What a command line of `rdcp` asks for.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::exit::escaped;
+use super::options::{ReportOptions, TransferOptions};
+use crate::control::frames::TreeSettings;
+use crate::control::launch::Launcher;
 
 /// One side of a command line: `path`, `host:path`, `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,13 +55,32 @@ impl Spec {
         Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
     }
 
-    /// The path as it was given.
     pub(super) fn path(&self) -> &OsStr {
         match self {
             Self::Here(path) | Self::There(_, path) => path,
             Self::Standard => OsStr::new("-"),
         }
     }
+}
+
+/// What is to be copied, and how.
+pub(super) struct Plan<'a> {
+    pub(super) sources: Vec<Spec>,
+    pub(super) destination: Spec,
+    /// The destination must be a directory.
+    pub(super) directory: bool,
+    /// The destination is never a directory to copy into.
+    pub(super) exact: bool,
+    pub(super) recursive: bool,
+    pub(super) tree: TreeSettings,
+    pub(super) dry_run: bool,
+    pub(super) relay: bool,
+    pub(super) via: Option<OsString>,
+    pub(super) launcher: Launcher,
+    pub(super) agent: OsString,
+    pub(super) bootstrap: bool,
+    pub(super) transfer: &'a TransferOptions,
+    pub(super) report: &'a ReportOptions,
 }
 
 #[cfg(test)]

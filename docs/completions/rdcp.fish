@@ -1,0 +1,47 @@
+complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
+complete -c rdcp -l exclude -d 'Leave out what matches PATTERN, as in a .gitignore; of several patterns the last that matches decides' -r
+complete -c rdcp -l include -d 'Do not leave out what matches PATTERN, although an --exclude before it does' -r
+complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdcp -s p -d 'ssh\'s port' -r
+complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
+complete -c rdcp -s J -d 'The host that ssh goes through' -r
+complete -c rdcp -s F -d 'ssh\'s configuration' -r
+complete -c rdcp -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
+complete -c rdcp -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
+complete -c rdcp -l via -d 'The address or interface, of either end, that the data is to go by' -r
+complete -c rdcp -l transport -d 'Which transport carries the data' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
+rdma\t'RDMA only; fail where there is none'
+prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
+tcp\t'TCP only'"
+complete -c rdcp -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'On TCP between different hosts; not on RDMA'
+always\t'On every transport'
+never\t'On none; data is still checked against accidents'"
+complete -c rdcp -l compress -d 'How rdsend compresses the data. Without effect on rdrecv' -r -f -a "off\t'Send data as it is'
+auto\t'LZ4 while the link is the bottleneck and the data shrinks'
+lz4\t'LZ4'
+zstd\t'Zstandard, level 1'"
+complete -c rdcp -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
+complete -c rdcp -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
+complete -c rdcp -l port-range -d 'Ports that rdrecv may listen on: for RDMA, and for TCP where PORT is 0. Without effect on rdsend' -r
+complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
+complete -c rdcp -l bwlimit -d 'Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv' -r
+complete -c rdcp -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
+complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
+complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
+complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
+complete -c rdcp -l no-mode -d 'Give copies the mode of new files, not that of their source'
+complete -c rdcp -l no-owner -d 'Do not keep owner and group, which only root can'
+complete -c rdcp -l no-times -d 'Do not keep the times of last change and access'
+complete -c rdcp -l no-xattrs -d 'Do not keep extended attributes and ACLs'
+complete -c rdcp -l no-hard-links -d 'Copy a file with several names once for each of them'
+complete -c rdcp -l no-sparse -d 'Write out the holes of files that have some'
+complete -c rdcp -l no-specials -d 'Pass over FIFOs, sockets and devices'
+complete -c rdcp -l in-place -d 'Write into files that are there instead of replacing them when all has arrived'
+complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable storage before the end'
+complete -c rdcp -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
+complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
+complete -c rdcp -s v -l verbose -d 'Print each connection as it is made, and the bandwidth at the end'
+complete -c rdcp -s q -l quiet -d 'Print errors only'
+complete -c rdcp -l progress -d 'Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds'
+complete -c rdcp -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c rdcp -s V -l version -d 'Print version'

@@ -1,0 +1,241 @@
+//! Places in the destination: temporary names, taking over what a killed run left, publishing.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, flock, fstat, ftruncate, mkdirat, openat,
+    renameat, renameat_with, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+/// How often a temporary name is taken over from a run that was killed. More often than once means that another run is
+/// busy with it.
+const TAKEOVERS_MAX: u32 = 3;
+
+/// Directories that lie in each other, in what a killed run left: more are not removed.
+const REMOVE_DEPTH_MAX: u32 = 1024;
+
+/// Bytes of directory entries read at once.
+pub(super) const LISTING_BYTES: usize = 32 << 10;
+
+/// The name under which `name` is made: hashed, so that it is never too long.
+pub(super) fn temporary(name: &CStr) -> CString {
+    let hash = blake3::hash(name.to_bytes()).to_hex();
+    CString::new(format!(".{}.rd-part", &hash[..32])).expect("no zero in it")
+}
+
+/// Opens a directory that is not a symbolic link, to list it and reach what is in it.
+pub(super) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(parent, name, flags, Mode::empty()) {
+        Err(Errno::LOOP) => Err(Errno::NOTDIR),
+        other => other,
+    }
+}
+
+/// Makes a file of mode 0600 under a temporary name and locks it, so that another run leaves it alone.
+pub(super) fn create_temporary(directory: impl AsFd, temporary: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..TAKEOVERS_MAX {
+        match openat(&directory, temporary, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => {
+                lock(directory.as_fd(), temporary, &file)?;
+                return Ok(file);
+            }
+            Err(Errno::EXIST) => make_way(directory.as_fd(), temporary)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Makes a directory of mode 0700 under a temporary name and locks it.
+pub(super) fn create_temporary_directory(directory: impl AsFd, temporary: &CStr) -> Result<OwnedFd, Errno> {
+    for _ in 0..TAKEOVERS_MAX {
+        match mkdirat(&directory, temporary, Mode::RWXU) {
+            Ok(()) => {
+                let made = open_directory(&directory, temporary).map_err(|_| Errno::BUSY)?;
+                lock(directory.as_fd(), temporary, &made)?;
+                return Ok(made);
+            }
+            Err(Errno::EXIST) => make_way(directory.as_fd(), temporary)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Locks what has just been made, and makes sure that nobody took it for abandoned in between.
+fn lock(directory: BorrowedFd<'_>, name: &CStr, made: &OwnedFd) -> Result<(), Errno> {
+    match flock(made, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => return Err(Errno::BUSY),
+        // A file system without locks: nobody can take the name over from us then, see `make_way`.
+        Err(_) => return Ok(()),
+    }
+    let (here, named) = (fstat(made)?, statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| Errno::BUSY)?);
+    if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino) { Ok(()) } else { Err(Errno::BUSY) }
+}
+
+/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
+fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => FileType::from_raw_mode(found.st_mode),
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    match found {
+        FileType::Directory => {
+            let left = open_directory(directory, name)?;
+            flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
+            remove_contents(&left, 0)?;
+            unlinkat(directory, name, AtFlags::REMOVEDIR)
+        }
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            match openat(directory, name, flags, Mode::empty()) {
+                Ok(left) => flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?,
+                // Killed just before it was published, it may have a mode that keeps us from reading it.
+                Err(Errno::ACCESS) => {}
+                Err(error) => return Err(error),
+            }
+            unlinkat(directory, name, AtFlags::empty())
+        }
+        // A link on its way to its name.
+        _ => unlinkat(directory, name, AtFlags::empty()),
+    }
+}
+
+/// Removes everything in a directory, by descriptors: no link leads out of it.
+pub(super) fn remove_contents(directory: &OwnedFd, depth: u32) -> Result<(), Errno> {
+    if depth > REMOVE_DEPTH_MAX {
+        return Err(Errno::NAMETOOLONG);
+    }
+    // A mode that had been set already, as 0555, would keep us from it.
+    let _ = rustix::fs::fchmod(directory, Mode::RWXU);
+    let mut space = Vec::with_capacity(LISTING_BYTES);
+    let mut entries = RawDir::new(directory, space.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let removed = match unlinkat(directory, name, AtFlags::empty()) {
+            Err(Errno::ISDIR | Errno::PERM) => {
+                remove_contents(&open_directory(directory, name)?, depth + 1)?;
+                unlinkat(directory, name, AtFlags::REMOVEDIR)
+            }
+            other => other,
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) file: OwnedFd,
+    naming: Naming,
+    /// The file that is replaced, or written into.
+    pub(super) old: Option<rustix::fs::Stat>,
+    /// The mode it was made with; `None` if it was there.
+    pub(super) made_mode: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Naming {
+    /// Under its final name, in a directory that is not published yet; or there before.
+    Final {
+        is_ours: bool,
+    },
+    Temporary(CString),
+}
+
+impl Output {
+    /// Makes a file under its final name, in a directory that nobody else sees. `mode` may be its final one.
+    pub(super) fn unseen(directory: impl AsFd, name: &CStr, mode: u32, umask: u32) -> Result<Self, Errno> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = mode & 0o777;
+        let file = openat(directory, name, flags, Mode::from_raw_mode(mode))?;
+        Ok(Self { file, naming: Naming::Final { is_ours: true }, old: None, made_mode: Some(mode & !umask) })
+    }
+
+    /// Makes a file beside its final name.
+    pub(super) fn beside(directory: impl AsFd, name: &CStr, old: Option<rustix::fs::Stat>) -> Result<Self, Errno> {
+        let temporary = temporary(name);
+        let file = create_temporary(directory, &temporary)?;
+        Ok(Self { file, naming: Naming::Temporary(temporary), old, made_mode: None })
+    }
+
+    /// Opens the file that is there, or makes it, to write into it as it stands.
+    pub(super) fn in_place(directory: impl AsFd, name: &CStr, old: Option<rustix::fs::Stat>) -> Result<Self, Errno> {
+        let make = if old.is_none() { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
+        let flags = make | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
+        if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
+            return Err(Errno::EXIST);
+        }
+        ftruncate(&file, 0)?;
+        Ok(Self { file, naming: Naming::Final { is_ours: old.is_none() }, old, made_mode: None })
+    }
+
+    /// Gives the file its name.
+    pub(super) fn publish(self, directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
+        match &self.naming {
+            Naming::Final { .. } => Ok(()),
+            Naming::Temporary(temporary) => renameat(&directory, temporary, &directory, name).inspect_err(|_| {
+                let _ = unlinkat(&directory, temporary, AtFlags::empty());
+            }),
+        }
+    }
+
+    /// Removes what has been written, unless it was there before.
+    pub(super) fn discard(self, directory: impl AsFd, name: &CStr) {
+        let _ = match &self.naming {
+            Naming::Final { is_ours: false } => Ok(()),
+            Naming::Final { is_ours: true } => unlinkat(directory, name, AtFlags::empty()),
+            Naming::Temporary(temporary) => unlinkat(directory, temporary, AtFlags::empty()),
+        };
+    }
+}
+
+/// Makes an object that comes whole (a link, a FIFO) by `make`, which gets the name to make it under; replaces what is
+/// there, unless that is a directory.
+pub(super) fn replace(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    make: impl Fn(&CStr) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    match make(name) {
+        Err(Errno::EXIST) => {}
+        other => return other,
+    }
+    let temporary = temporary(name);
+    for _ in 0..TAKEOVERS_MAX {
+        match make(&temporary) {
+            Err(Errno::EXIST) => make_way(directory, &temporary)?,
+            Err(error) => return Err(error),
+            Ok(()) => {
+                let renamed = renameat(directory, &temporary, directory, name);
+                // Where both names are one file already, rename does nothing and leaves both.
+                let _ = unlinkat(directory, &temporary, AtFlags::empty());
+                return renamed;
+            }
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Gives a finished directory its name. It replaces nothing but an empty directory.
+pub(super) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
+    match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
+        other => other,
+    }
+}

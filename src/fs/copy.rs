@@ -47,7 +47,9 @@ pub struct Item {
     pub source: PathBuf,
     /// The directory that the copy is put into. It must be there; links on the way to it are followed.
     pub directory: PathBuf,
-    /// The name that the copy gets there: one component. `.` merges a directory into `directory` itself.
+    /// The name that the copy gets there: one component. `.` merges a directory into `directory` itself. What is there
+    /// under that name is replaced, or merged with if both are directories; a symbolic link is never followed, so who
+    /// wants to write through one resolves it first.
     pub name: OsString,
 }
 

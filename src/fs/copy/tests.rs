@@ -292,6 +292,35 @@ fn into_an_existing_tree() {
     assert_eq!(names(&destination), ["directory", "link", "over-a-directory", "sub"]);
 }
 
+/// A default ACL in the destination goes to what is made there only if ACLs are not copied.
+#[test]
+fn default_acls_of_the_destination() {
+    for acls in [true, false] {
+        let base = TempDir::new().expect("made");
+        let (source, destination) = (base.path().join("s"), base.path().join("d"));
+        fs::create_dir_all(source.join("sub/sub")).expect("made");
+        fs::create_dir(&destination).expect("made");
+        for file in ["file", "sub/sub/file"] {
+            fs::write(source.join(file), "text").expect("written");
+            fs::set_permissions(source.join(file), Permissions::from_mode(0o664)).expect("set");
+        }
+        let set = Command::new("setfacl").args(["-dm", "u:1234:rwx,g::-"]).arg(&destination).status();
+        assert!(set.expect("acl is installed (tests/testbed/deps)").success());
+        let options = Options { preserve: Preserve { acls, ..Preserve::ALL }, ..Options::archive(&NEVER) };
+        let items = ["file", "sub"].map(|name| item(&source.join(name), &destination.join(name)));
+        assert_whole(&copy(&items, &options, &()));
+        for name in ["file", "sub", "sub/sub/file"] {
+            let path = destination.join(name);
+            let acl = rustix::fs::getxattr(&path, c"system.posix_acl_access", &mut [0; 512][..]);
+            assert_eq!(acl.is_ok(), !acls, "{name}");
+            assert_eq!(
+                fs::metadata(&path).expect("there").mode(),
+                fs::metadata(source.join(name)).expect("there").mode()
+            );
+        }
+    }
+}
+
 #[test]
 fn in_place_keeps_the_file() {
     let base = TempDir::new().expect("made");

@@ -395,6 +395,21 @@ fn what_a_killed_copy_left_is_taken_over() {
 }
 
 #[test]
+fn items_of_one_name_are_merged_in_their_order() {
+    let base = TempDir::new().expect("made");
+    let path = |name: &str| base.path().join(name);
+    for root in ["a", "b"] {
+        fs::create_dir_all(path(root).join("x")).expect("made");
+        fs::write(path(root).join("x/both"), root).expect("written");
+        fs::write(path(root).join("x").join(root), root).expect("written");
+    }
+    let items = ["a/x", "b/x"].map(|source| item(&path(source), &path("x")));
+    assert_whole(&copy(&items, &Options::archive(&NEVER), &()));
+    assert_eq!(names(&path("x")), ["a", "b", "both"]);
+    assert_eq!(fs::read(path("x/both")).expect("there"), b"b");
+}
+
+#[test]
 fn patterns_leave_out() {
     let base = TempDir::new().expect("made");
     let (source, destination) = (base.path().join("s"), base.path().join("d"));

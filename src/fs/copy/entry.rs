@@ -129,7 +129,9 @@ impl<'e> Worker<'e, '_> {
             return copy(self, None);
         }
         let id = (stat.st_dev, stat.st_ino);
-        match self.crew.links.claim(id, stat.st_nlink, directory, entry) {
+        #[allow(clippy::unnecessary_cast)] // its type differs between architectures
+        let names = stat.st_nlink as u64;
+        match self.crew.links.claim(id, names, directory, entry) {
             Claim::Copy => {}
             Claim::Waits => return Ok(()),
             Claim::Link(original) => match self.link(directory, entry, stat, &original) {
@@ -242,8 +244,8 @@ impl<'e> Worker<'e, '_> {
             let source = opened(&directory.source, &entry.source).source()?;
             attributes = metadata::read_attributes(Object::of_path(&source), preserve).source()?;
         }
-        if kind == FileType::Symlink && attributes.is_empty() {
-            // What nearly every symbolic link needs, without opening it.
+        if kind == FileType::Symlink && attributes.is_empty() && directory.is_unseen {
+            // What nearly every symbolic link needs, without opening it: nobody can have swapped it here.
             let (name, flags) = (entry.name(), AtFlags::SYMLINK_NOFOLLOW);
             let owner = (stat.st_uid, stat.st_gid);
             if preserve.owner && !(directory.is_ours && owner == engine.us) {

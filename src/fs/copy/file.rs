@@ -134,7 +134,9 @@ fn make_output(
     if directory.is_unseen {
         // An attribute can be set only while the owner may write.
         let mode = if attributes.is_empty() { stat.st_mode } else { 0o600 };
-        return Output::unseen(parent, name, mode, engine.umask);
+        let mut output = Output::unseen(parent, name, mode, engine.umask)?;
+        output.made_mode = output.made_mode.filter(|_| !directory.gives_acls);
+        return Ok(output);
     }
     let is_file = old.is_some_and(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile);
     if engine.options.in_place && (is_file || old.is_none()) {
@@ -168,9 +170,8 @@ fn dress(engine: &Engine<'_>, directory: &Directory<'_>, entry: &Entry, transfer
     }
     let preserve = &engine.options.preserve;
     let file = output.file.as_fd();
-    if directory.gives_acls {
-        metadata::remove_acls(file);
-    } else if output.old.is_some() && output.made_mode.is_none() && engine.options.in_place && preserve.acls {
+    let may_have_acls = directory.gives_acls || engine.options.in_place && output.old.is_some();
+    if may_have_acls && preserve.acls {
         metadata::remove_other_acls(file, attributes);
     }
     let mut metadata = Metadata::from(stat);

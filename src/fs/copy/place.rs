@@ -144,7 +144,7 @@ pub(super) struct Output {
     naming: Naming,
     /// The file that is replaced, or written into.
     pub(super) old: Option<rustix::fs::Stat>,
-    /// The mode it was made with; `None` if it was there.
+    /// The mode that it has, if that may be the final one.
     pub(super) made_mode: Option<u32>,
 }
 

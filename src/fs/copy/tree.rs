@@ -117,7 +117,7 @@ pub(super) struct Directory<'e> {
     pub(super) is_unseen: bool,
     /// New files in it belong to us, and to our group.
     pub(super) is_ours: bool,
-    /// New files in it inherit an ACL, which has to go.
+    /// New files in it inherit an ACL, and with it another mode than they were made with. Where ACLs are kept it has to go.
     pub(super) gives_acls: bool,
     /// Device and inode of the topmost directory of this item's copy: it must not be met in the source.
     top: Option<(u64, u64)>,
@@ -338,11 +338,15 @@ impl<'e> Worker<'e, '_> {
         if (made.st_dev, made.st_ino) == (stat.st_dev, stat.st_ino) {
             return Err((Side::Source, Problem::SameFile));
         }
-        if is_new && parent.gives_acls {
-            metadata::remove_acls(&destination);
-        }
-        let gives_acls = !is_new && metadata::has_default_acl(&destination);
         let preserve = &engine.options.preserve;
+        let gives_acls = if !is_new {
+            metadata::has_default_acl(&destination)
+        } else if parent.gives_acls && preserve.acls {
+            metadata::remove_acls(&destination);
+            false
+        } else {
+            parent.gives_acls
+        };
         let mode = match (preserve.mode, is_new) {
             (true, _) => Some(stat.st_mode & 0o7777),
             (false, true) => Some(metadata::masked(stat.st_mode, engine.umask)),

@@ -212,7 +212,11 @@ fn placed_as_cp_does() {
     holds(&lab.join("dir/source"), b"1");
     lab.rdcp(&["source".into(), there("old")]).expect(0);
     holds(&lab.join("old"), b"1");
-    assert_eq!(fs::metadata(lab.join("old")).expect("it").mode() & 0o777, 0o640, "an old file keeps its mode");
+    let mode = |name: &str| fs::metadata(lab.join(name)).expect("it").mode() & 0o777;
+    assert_eq!(mode("old"), mode("source"), "as with cp -a");
+    fs::set_permissions(lab.join("old"), fs::Permissions::from_mode(0o640)).expect("ours");
+    lab.rdcp(&["--no-mode".into(), "source".into(), there("old")]).expect(0);
+    assert_eq!(mode("old"), 0o640, "an old file keeps its mode");
     lab.rdcp(&["-t".into(), there("dir"), "other".into(), "old".into()]).expect(0);
     holds(&lab.join("dir/other"), b"2");
     holds(&lab.join("dir/old"), b"1");
@@ -393,8 +397,9 @@ fn the_report_is_lines_of_json_with_an_end() {
     let text = fs::read_to_string(lab.join("report")).expect("a report");
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert!(lines.iter().any(|line| line["event"] == "progress"), "{text}");
-    let file = lines.iter().find(|line| line["event"] == "file").expect("the file");
-    assert_eq!((file["bytes"].as_u64(), file["exit"].as_u64()), (Some(CHUNK as u64), Some(0)));
+    let file = lines.iter().find(|line| line["event"] == "copied").expect("the file");
+    assert_eq!((file["bytes"].as_u64(), file["entries"].as_u64()), (Some(CHUNK as u64), Some(1)));
+    assert_eq!(file["level"], "written");
     let last = lines.last().expect("an end");
     assert_eq!(
         (last["event"].as_str(), last["bytes"].as_u64(), last["exit"].as_u64()),

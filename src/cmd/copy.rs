@@ -687,6 +687,26 @@ impl<'a> Copy<'a> {
             let launcher = self.launcher_name();
             self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
         }
+        // Only the receiver knows what it has made of it, only the sender what it did not send.
+        let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
+        if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
+            let level = if received.is_synced { "synced" } else { "written" };
+            let kept = sent.kept_bytes;
+            self.reporter.event(&json!({
+                "event": "copied",
+                "from": self.sides[from].label(),
+                "entries": received.entries,
+                "bytes": received.data_bytes,
+                "kept_bytes": kept,
+                "failed": sent.failed + if from == to { 0 } else { received.failed },
+                "level": level,
+            }));
+            if self.plan.report.verbose {
+                let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
+                let (entries, bytes) = (received.entries, received.data_bytes);
+                self.say(&format!("{level}: {entries} entries, {bytes} bytes{there}"));
+            }
+        }
         let well = sent.is_some_and(|(_, report)| report.fault.is_none());
         let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
         let told = faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next());

@@ -522,7 +522,8 @@ pub(super) fn summary(report: &Report) -> Summary {
     let wait = |at: usize| report.waits.get(at).map_or(0.0, |&micros| micros as f64 / 1e6);
     Summary {
         counters: Counters {
-            bytes: report.bytes,
+            // Of a tree, what is in its files counts, not what tells about them.
+            bytes: if report.entries > 0 { report.data_bytes } else { report.bytes },
             retries: report.retries,
             replayed: report.replayed,
             corrupt: report.corrupt,

@@ -224,6 +224,88 @@ fn placed_as_cp_does() {
     assert!(lab.made(&["source", "other", "old", "dir"]).is_empty());
 }
 
+/// Two trees are alike: names, kinds, contents, modes, times, links.
+#[track_caller]
+fn alike(one: &Path, other: &Path) {
+    let listed = |top: &Path| {
+        let mut find = Command::new("find");
+        find.current_dir(top).args([".", "-printf", "%P %y %m %s %T@ %n %l\\n"]);
+        // The size of a directory is its file system's.
+        let text = String::from_utf8_lossy(&find.output().expect("find").stdout).into_owned();
+        let mut lines: Vec<String> = text
+            .lines()
+            .map(|line| {
+                let mut words: Vec<&str> = line.split(' ').collect();
+                if words.len() > 3 && words[1] == "d" {
+                    words[3] = "";
+                }
+                words.join(" ")
+            })
+            .collect();
+        lines.sort();
+        lines
+    };
+    let (left, right) = (listed(one), listed(other));
+    assert!(left.len() > 5, "something to compare");
+    assert_eq!(left, right);
+    let diff = Command::new("diff").args(["-r", "--no-dereference"]).args([one, other]).output().expect("diff");
+    assert!(diff.status.success(), "{}", String::from_utf8_lossy(&diff.stdout));
+}
+
+/// A tree with some of everything.
+fn tree(lab: &Lab, name: &str) -> PathBuf {
+    let top = lab.join(name);
+    fs::create_dir_all(top.join("sub/empty")).expect("a directory");
+    for number in 0..300 {
+        fs::write(top.join(format!("sub/file{number}")), noise(number * 37)).expect("a file");
+    }
+    fs::write(top.join("large"), noise(3 * CHUNK + 5)).expect("a file");
+    fs::write(top.join(OsStr::from_bytes(b"\xff \x01")), b"odd").expect("a file");
+    fs::hard_link(top.join("large"), top.join("sub/linked")).expect("a link");
+    std::os::unix::fs::symlink("../nowhere", top.join("sub/symbolic")).expect("a link");
+    fs::set_permissions(top.join("sub/file7"), fs::Permissions::from_mode(0o4711)).expect("ours");
+    fs::set_permissions(top.join("sub"), fs::Permissions::from_mode(0o750)).expect("ours");
+    top
+}
+
+#[test]
+fn trees_between_any_two_sides() {
+    let lab = Lab::new();
+    let source = tree(&lab, "tree");
+    for (number, (from, to)) in [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1"), ("", "")].into_iter().enumerate() {
+        let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
+        let name = format!("copy{number}");
+        lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]).expect(0);
+        alike(&source, &lab.join(&name));
+        // Into a directory that is there, and its contents into another.
+        fs::create_dir(lab.join(&format!("into{number}"))).expect("a directory");
+        lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &format!("into{number}"))]).expect(0);
+        alike(&source, &lab.join(&format!("into{number}/tree")));
+        lab.rdcp(&["-r".into(), side(from, "tree/."), side(to, &name)]).expect(0);
+        alike(&source, &lab.join(&name));
+    }
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn one_entry_that_fails_does_not_keep_the_others() {
+    let lab = Lab::new();
+    tree(&lab, "tree");
+    for (number, (from, to)) in [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1")].into_iter().enumerate() {
+        let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
+        let name = format!("copy{number}");
+        // A directory that is not empty, where a file is to go.
+        fs::create_dir_all(lab.join(&name).join("tree/sub/file5/x")).expect("a directory");
+        let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
+        ended.expect(8);
+        let lines: Vec<&str> = ended.stderr.lines().collect();
+        assert!(lines.len() == 2 && lines[0].contains("sub/file5") && lines[1].contains("1 entry"), "{lines:?}");
+        assert!(to.is_empty() || lines[0].contains(&format!("{to}:")), "{lines:?}");
+        holds(&lab.join(&name).join("tree/sub/file6"), &noise(6 * 37));
+    }
+    lab.all_gone(SOON);
+}
+
 #[test]
 fn standard_input_and_output() {
     let lab = Lab::new();

@@ -13,7 +13,7 @@ pub trait Monitor {
     fn notice(&mut self, notice: Notice, reason: Option<&str>);
     /// A lane is there.
     fn lane_up(&mut self, medium: Medium, description: &str);
-    /// How far it has come; at most every [`TICK`].
+    /// How far it has come; at most every [`rd_proto::session::TICK`].
     fn progress(&mut self, counters: &Counters);
 }
 

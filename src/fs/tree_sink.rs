@@ -9,7 +9,7 @@
 //! * Nothing outside the destination changes. Every call takes a directory's descriptor and one name, and follows no
 //!   link; metadata is set through descriptors. So it does not matter what other processes do to the names meanwhile.
 //! * Under a final name stands either what was there before, or the whole new entry (but with `--in-place`).
-//! * What is open is bounded: the directories of one path, those of the jobs that wait, and [`SLOTS_MAX`] large files.
+//! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
 
 mod directory;
 mod entry;

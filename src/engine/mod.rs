@@ -26,6 +26,7 @@ use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Pool, Report};
 
 pub mod link;
 pub mod listen;
+mod orphan;
 pub mod pace;
 pub mod rdma;
 pub mod reach;
@@ -35,6 +36,7 @@ pub mod work;
 
 use link::LinkError;
 use listen::Incoming;
+use orphan::Orphan;
 use pace::Pace;
 pub use summary::{Monitor, SentTree, Summary, Waits};
 use work::{CompressMode, Job, Parts, Shared};
@@ -47,10 +49,6 @@ const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
-
-/// How long an end without a lane goes on that has lost its control channel too. A new lane may be on its way; but an end
-/// whose other end has been killed must not stay for the whole reconnect window.
-const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
@@ -221,10 +219,7 @@ struct Engine {
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
-    /// Nothing but its lanes tells whether this end is still wanted; since when there has been none.
-    orphaned: bool,
-    bare_since: Option<Duration>,
-    published: bool,
+    orphan: Orphan,
     ended: Option<Outcome>,
 }
 
@@ -340,9 +335,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         haves: VecDeque::new(),
         endpoints: None,
         reason: None,
-        orphaned: false,
-        bare_since: None,
-        published: false,
+        orphan: Orphan::default(),
         ended: None,
     };
     match &mut engine.half {
@@ -402,11 +395,8 @@ impl Engine {
             self.half.machine().handle_heard(id, heard);
         }
         self.half.machine().handle_timeout(now);
-        self.bare_since = if self.lanes.is_empty() { self.bare_since.or(Some(now)) } else { None };
-        if self.orphaned && self.bare_since.is_some_and(|since| now >= since + ORPHAN_MAX) {
-            let lost = Outcome::LinkLost { unanswered: false };
-            self.ended.get_or_insert(if self.published { Outcome::Done } else { lost });
-        }
+        let over = self.orphan.over(self.lanes.is_empty(), now);
+        self.ended = self.ended.take().or(over);
         let counters = self.half.machine_ref().counters();
         self.monitor.progress(&counters);
     }
@@ -529,14 +519,14 @@ impl Engine {
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.summary.received_tree = Some(*report);
-                self.published = true;
+                self.orphan.has_published = true;
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_committed(now);
                 }
             }
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
-            Event::Orphaned => self.orphaned = true,
+            Event::Orphaned => self.orphan.is_one = true,
         }
     }
 
@@ -761,7 +751,7 @@ impl Engine {
         }
         let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
         let Half::Receive { machine, .. } = &mut self.half else { return };
-        self.published = published.is_ok();
+        self.orphan.has_published = published.is_ok();
         match published {
             Ok(()) => machine.handle_committed(now),
             Err(fact) => machine.abort(Cause::Sink(fact), now),

@@ -1,0 +1,49 @@
+//! An end whose control channel is gone: only its lanes tell whether it is still wanted.
+
+use std::time::Duration;
+
+use rd_proto::session::Outcome;
+
+/// How long such an end goes on without a lane. A new one may be on its way; but an end whose other end has been killed
+/// must not stay for the whole reconnect window.
+const BARE_MAX: Duration = Duration::from_secs(2);
+
+/// Whether an end is an orphan, and since when it has had no lane.
+#[derive(Debug, Default)]
+pub struct Orphan {
+    /// The control channel is gone.
+    pub is_one: bool,
+    /// What has been received is under its name: losing the other end is no failure any more.
+    pub has_published: bool,
+    bare_since: Option<Duration>,
+}
+
+impl Orphan {
+    /// How it ends, once it has gone on for long enough. To be asked now and then, orphan or not.
+    pub fn over(&mut self, is_bare: bool, now: Duration) -> Option<Outcome> {
+        self.bare_since = if is_bare { self.bare_since.or(Some(now)) } else { None };
+        let is_over = self.is_one && self.bare_since.is_some_and(|since| now >= since + BARE_MAX);
+        let outcome = if self.has_published { Outcome::Done } else { Outcome::LinkLost { unanswered: false } };
+        is_over.then_some(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_orphan_without_lanes_is_over_and_not_at_once() {
+        let at = Duration::from_secs;
+        let mut end = Orphan::default();
+        let over = |end: &mut Orphan, is_bare, seconds| end.over(is_bare, at(seconds));
+        let lost = Some(Outcome::LinkLost { unanswered: false });
+        assert_eq!((over(&mut end, true, 0), over(&mut end, true, 100)), (None, None));
+        end.is_one = true;
+        assert_eq!(over(&mut end, true, 101), lost, "without one for long before");
+        assert_eq!((over(&mut end, false, 102), over(&mut end, true, 103)), (None, None));
+        assert_eq!((over(&mut end, true, 104), over(&mut end, true, 105)), (None, lost));
+        end.has_published = true;
+        assert_eq!(over(&mut end, true, 106), Some(Outcome::Done));
+    }
+}

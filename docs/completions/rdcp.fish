@@ -16,15 +16,15 @@ tcp\t'TCP only'"
 complete -c rdcp -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'On TCP between different hosts; not on RDMA'
 always\t'On every transport'
 never\t'On none; data is still checked against accidents'"
-complete -c rdcp -l compress -d 'How rdsend compresses the data. Without effect on rdrecv' -r -f -a "off\t'Send data as it is'
+complete -c rdcp -l compress -d 'How the sender compresses the data; without effect at a receiver' -r -f -a "off\t'Send data as it is'
 auto\t'LZ4 while the link is the bottleneck and the data shrinks'
 lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
 complete -c rdcp -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
 complete -c rdcp -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
-complete -c rdcp -l port-range -d 'Ports that rdrecv may listen on: for RDMA, and for TCP where PORT is 0. Without effect on rdsend' -r
+complete -c rdcp -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
-complete -c rdcp -l bwlimit -d 'Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv' -r
+complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdcp -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'

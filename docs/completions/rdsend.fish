@@ -8,15 +8,15 @@ tcp\t'TCP only'"
 complete -c rdsend -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'On TCP between different hosts; not on RDMA'
 always\t'On every transport'
 never\t'On none; data is still checked against accidents'"
-complete -c rdsend -l compress -d 'How rdsend compresses the data. Without effect on rdrecv' -r -f -a "off\t'Send data as it is'
+complete -c rdsend -l compress -d 'How the sender compresses the data; without effect at a receiver' -r -f -a "off\t'Send data as it is'
 auto\t'LZ4 while the link is the bottleneck and the data shrinks'
 lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
 complete -c rdsend -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
 complete -c rdsend -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
-complete -c rdsend -l port-range -d 'Ports that rdrecv may listen on: for RDMA, and for TCP where PORT is 0. Without effect on rdsend' -r
+complete -c rdsend -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdsend -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
-complete -c rdsend -l bwlimit -d 'Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv' -r
+complete -c rdsend -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdsend -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
 complete -c rdsend -s v -l verbose -d 'Print each connection as it is made, and the bandwidth at the end'
 complete -c rdsend -s q -l quiet -d 'Print errors only'

@@ -71,7 +71,7 @@ pub struct TransferOptions {
     /// Whether the data is encrypted
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub encrypt: Encryption,
-    /// How rdsend compresses the data. Without effect on rdrecv
+    /// How the sender compresses the data; without effect at a receiver
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pub compress: Compress,
     /// Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]
@@ -80,13 +80,13 @@ pub struct TransferOptions {
     /// Memory for data on its way at this end; more of it smooths a source or sink that works in bursts
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "32M")]
     pub buffer: u64,
-    /// Ports that rdrecv may listen on: for RDMA, and for TCP where PORT is 0. Without effect on rdsend
+    /// Ports that the listening end may take: for RDMA, and for TCP where none is given
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     pub port_range: Option<RangeInclusive<u16>>,
     /// Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts
     #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true)]
     pub reconnect: u32,
-    /// Most bytes a second that rdsend reads, such as 200M. Without effect on rdrecv
+    /// Most bytes a second that the sender reads, such as 200M; without effect at a receiver
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     pub bwlimit: Option<u64>,
 }

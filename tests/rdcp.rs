@@ -306,6 +306,77 @@ fn one_entry_that_fails_does_not_keep_the_others() {
     lab.all_gone(SOON);
 }
 
+/// The level that the report in `report` says was reached.
+fn level(lab: &Lab) -> String {
+    let text = fs::read_to_string(lab.join("report")).expect("a report");
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let copied = lines.filter(|line| line["event"] == "copied").last().expect("a copy");
+    copied["level"].as_str().expect("a level").to_owned()
+}
+
+#[test]
+fn what_is_kept_and_left_out_is_chosen() {
+    let lab = Lab::new();
+    let top = tree(&lab, "tree");
+    for name in ["a.o", "keep.o", "sub/b.o", "sub/empty/c"] {
+        fs::write(top.join(name), b"x").expect("a file");
+    }
+    let names = |name: &str| {
+        let mut find = Command::new("find");
+        let output = find.current_dir(lab.join(name)).args([".", "-name", "*.o", "-o", "-name", "c"]).output();
+        let mut names: Vec<String> =
+            String::from_utf8_lossy(&output.expect("find").stdout).lines().map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    for (number, (from, to)) in [("", "h"), ("h", ""), ("", "")].into_iter().enumerate() {
+        let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
+        let (some, bare) = (format!("some{number}"), format!("bare{number}"));
+        let sieve = ["--exclude=*.o", "--include=keep.o", "--exclude=sub/empty/"].map(OsString::from);
+        let mut arguments = vec!["-r".into()];
+        arguments.extend(sieve);
+        arguments.extend([side(from, "tree"), side(to, &some)]);
+        lab.rdcp(&arguments).expect(0);
+        assert_eq!(names(&some), ["./keep.o"]);
+        let mut arguments: Vec<OsString> =
+            ["-r", "--no-mode", "--no-times", "--no-hard-links"].map(OsString::from).into();
+        arguments.extend([side(from, "tree"), side(to, &bare)]);
+        lab.rdcp(&arguments).expect(0);
+        let (was, is) = (top.join("sub/file7"), lab.join(&bare).join("sub/file7"));
+        let (was, is) = (fs::metadata(was).expect("it"), fs::metadata(is).expect("it"));
+        assert_eq!(is.mode() & 0o7000, 0, "no setuid without mode");
+        assert_ne!((was.mtime(), was.mtime_nsec()), (is.mtime(), is.mtime_nsec()));
+        assert_eq!(fs::metadata(lab.join(&bare).join("large")).expect("it").nlink(), 1);
+    }
+    let refused = lab.rdcp(&["--exclude=[z-a]".into(), "tree/a.o".into(), lab.there("h", "x")]);
+    refused.expect(1).one_line("rdcp", &["[z-a]"]);
+    lab.all_gone(SOON);
+}
+
+#[test]
+fn the_level_that_was_asked_for_is_reached_and_told() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(2 * CHUNK + 1));
+    lab.0.file("small", b"small");
+    for (option, reached) in [("-q", "written"), ("--fsync", "synced"), ("--verify=disk", "re-read")] {
+        for name in ["source", "small"] {
+            let to = lab.there("h", &format!("{name}-{reached}"));
+            lab.rdcp(&["--json=report".into(), option.into(), name.into(), to]).expect(0);
+            assert_eq!(level(&lab), reached);
+            holds(&lab.join(&format!("{name}-{reached}")), &fs::read(lab.join(name)).expect("it"));
+        }
+    }
+    let here = lab.rdcp(&["--verify=disk", "source", "x"]);
+    here.expect(1).one_line("rdcp", &["--verify=disk"]);
+    // In place: the same file, with other contents.
+    lab.0.file("old", &noise(3 * CHUNK));
+    let inode = fs::metadata(lab.join("old")).expect("it").ino();
+    lab.rdcp(&["--in-place".into(), "source".into(), lab.there("h", "old")]).expect(0);
+    holds(&lab.join("old"), &noise(2 * CHUNK + 1));
+    assert_eq!(fs::metadata(lab.join("old")).expect("it").ino(), inode);
+    lab.all_gone(SOON);
+}
+
 #[test]
 fn standard_input_and_output() {
     let lab = Lab::new();

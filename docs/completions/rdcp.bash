@@ -23,7 +23,7 @@ _rdcp() {
 
     case "${cmd}" in
         rdcp)
-            opts="-r -t -T -n -p -i -J -F -o -v -q -h -V --recursive --target-directory --no-target-directory --dry-run --exclude --include --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-specials --in-place --fsync --rsh --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --port-range --reconnect --bwlimit --verbose --quiet --progress --json --help --version"
+            opts="-r -t -T -n -p -i -J -F -o -v -q -h -V --recursive --target-directory --no-target-directory --dry-run --exclude --include --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-specials --in-place --fsync --verify --rsh --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --port-range --reconnect --bwlimit --verbose --quiet --progress --json --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -43,6 +43,10 @@ _rdcp() {
                     ;;
                 --include)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --verify)
+                    COMPREPLY=($(compgen -W "disk" -- "${cur}"))
                     return 0
                     ;;
                 --rsh)

@@ -578,6 +578,9 @@ impl<'a> Copy<'a> {
         let names: Vec<ByteVec> =
             found.iter().map(|(_, found)| placed.as_name.clone().unwrap_or_else(|| own_name(found)).into()).collect();
         let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
+        if from == to && settings.read_back {
+            return Err(Failure::new(Exit::Usage, "--verify=disk is for copies between hosts"));
+        }
         if from == to {
             self.session = Some((from, to));
             self.teller = from;
@@ -690,7 +693,11 @@ impl<'a> Copy<'a> {
         // Only the receiver knows what it has made of it, only the sender what it did not send.
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
-            let level = if received.is_synced { "synced" } else { "written" };
+            let level = match (received.is_read_back, received.is_synced) {
+                (true, _) => "re-read",
+                (false, true) => "synced",
+                (false, false) => "written",
+            };
             let kept = sent.kept_bytes;
             self.reporter.event(&json!({
                 "event": "copied",

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use flume::Sender;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use minicbor::bytes::ByteVec;
@@ -64,6 +64,16 @@ pub struct TreeOptions {
     /// Have each file, then its directory, on stable storage before the end
     #[arg(long)]
     fsync: bool,
+    /// Read all data back from the disk and compare it before its file appears; not for copies on one host
+    #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
+    verify: Option<Verify>,
+}
+
+/// `--verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Verify {
+    /// What the disk has stored
+    Disk,
 }
 
 impl TreeOptions {
@@ -79,7 +89,8 @@ impl TreeOptions {
             sparse: !self.no_sparse,
             specials: !self.no_specials,
             in_place: self.in_place,
-            fsync: self.fsync,
+            fsync: self.fsync || self.verify.is_some(),
+            read_back: self.verify.is_some(),
             sieve,
         }
     }
@@ -168,8 +179,13 @@ pub(super) fn sink(
         specials: settings.specials,
     };
     let names: Vec<OsString> = names.iter().map(|name| OsString::from_vec(name.to_vec())).collect();
-    let mut options =
-        tree_sink::Options { keep, fsync: settings.fsync, in_place: settings.in_place, ..Default::default() };
+    let mut options = tree_sink::Options {
+        keep,
+        fsync: settings.fsync,
+        read_back: settings.read_back,
+        in_place: settings.in_place,
+        ..Default::default()
+    };
     match <[OsString; 1]>::try_from(names) {
         Ok([name]) => options.rename_root = Some(name),
         Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),
@@ -192,6 +208,7 @@ pub(super) fn add_to(report: &mut Report, summary: &Summary) {
         report.failed = received.failed;
         report.failures = faults(&received.failures, Exit::Destination, "cannot write");
         report.is_synced = received.is_synced;
+        report.is_read_back = received.is_read_back;
     }
 }
 

@@ -276,6 +276,9 @@ pub struct TreeSettings {
     /// `--exclude` and `--include`; the last that matches decides.
     #[n(10)]
     pub sieve: Vec<Sieve>,
+    /// `--verify=disk`.
+    #[n(11)]
+    pub read_back: bool,
 }
 
 /// Failures of single entries that a report has room for.
@@ -456,6 +459,9 @@ pub struct Report {
     /// All that was published is on stable storage.
     #[n(16)]
     pub is_synced: bool,
+    /// And has been read back from there.
+    #[n(17)]
+    pub is_read_back: bool,
 }
 
 /// One message. The numbers are part of the format.

@@ -69,6 +69,8 @@ pub struct Options {
     pub keep: Keep,
     /// Each file is on stable storage before it is published, each directory after.
     pub fsync: bool,
+    /// All data is read back from the disk and compared before its file is published; asks for `fsync` as well.
+    pub read_back: bool,
     /// Files are written where they stand. A file that stops in the middle is then a broken one.
     pub in_place: bool,
     /// The single entry at the top gets this name instead of its own.
@@ -134,6 +136,8 @@ pub struct Report {
     pub without_xattrs: u64,
     /// All that was published is on stable storage, not with the kernel only.
     pub is_synced: bool,
+    /// And has been read back from there.
+    pub is_read_back: bool,
 }
 
 /// The receiving end of a tree. Dropping it discards what is not published.
@@ -387,6 +391,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             failures: std::mem::take(&mut failures.kept),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.fsync,
+            is_read_back: shared.options.read_back,
         })
     }
 

@@ -4,6 +4,7 @@
 //! when it is whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. Where it cannot be
 //! had, or must outlive us (large files), the file has a partial name meanwhile.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -12,10 +13,10 @@ use std::sync::{Arc, Mutex};
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fchown, flock, fstat, fsync,
-    ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
+    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync,
+    flock, fstat, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
-use rustix::io::{Errno, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
@@ -33,6 +34,9 @@ const GRANULE_BYTES_MIN: u64 = 16 << 20;
 
 /// Granules begin where file systems keep data and holes apart.
 const GRANULE_ALIGN: u64 = 1 << 20;
+
+/// Bytes compared at once.
+const READ_BACK_BYTES: usize = 32 << 10;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 const TRIES_MAX: usize = 3;
@@ -82,10 +86,45 @@ fn make_file(
     data: &[u8],
 ) -> Result<(), Errno> {
     let partial = Partial::create(shared, directory, name)?;
-    write_all(&partial.file, data, 0)
+    store(shared, &partial.file, data, 0)
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
         .inspect_err(|_| partial.remove(directory))
+}
+
+/// Writes to a file, and reads it back from the disk where that was asked for.
+fn store(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
+    write_all(file, data, position)?;
+    if shared.options.read_back { read_back(file, data, position) } else { Ok(()) }
+}
+
+/// Has the disk give back what it was given: the pages are written, dropped from the cache, and read again. Where they
+/// cannot be dropped, since there is no disk behind them or another process holds them, the cache is what is read.
+///
+/// # Errors
+///
+/// EIO if it is something else.
+fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
+    fdatasync(file)?;
+    fadvise(file, position, NonZeroU64::new(data.len() as u64), Advice::DontNeed)?;
+    let mut scratch = [0; READ_BACK_BYTES];
+    for (number, expected) in data.chunks(READ_BACK_BYTES).enumerate() {
+        let read = &mut scratch[..expected.len()];
+        let mut done = 0;
+        while done < read.len() {
+            let at = position + (number * READ_BACK_BYTES + done) as u64;
+            match pread(file, &mut read[done..], at) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if read != expected {
+            return Err(Errno::IO);
+        }
+    }
+    Ok(())
 }
 
 fn write_all(file: &OwnedFd, mut data: &[u8], mut position: u64) -> Result<(), Errno> {
@@ -197,11 +236,11 @@ impl Partial {
     /// A file to be written at once and published.
     fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
         if shared.options.in_place {
-            return Self::in_place(directory, name);
+            return Self::in_place(directory, name, shared.options.read_back);
         }
         let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
         if nameless {
-            let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             match openat(&directory.fd, ".", flags, Mode::RUSR | Mode::WUSR) {
                 // EISDIR is what a kernel says that does not know the flag.
                 Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
@@ -223,7 +262,7 @@ impl Partial {
         may_adopt: bool,
     ) -> Result<(Self, bool), Errno> {
         if shared.options.in_place {
-            return Ok((Self::in_place(directory, name)?, false));
+            return Ok((Self::in_place(directory, name, shared.options.read_back)?, false));
         }
         Self::named(directory, name, may_adopt)
     }
@@ -273,8 +312,9 @@ impl Partial {
         Err(Errno::BUSY)
     }
 
-    fn in_place(directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Errno> {
+        let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let new = OFlags::CREATE | OFlags::EXCL;
         let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
             Err(Errno::EXIST) => (openat(&directory.fd, name, flags, Mode::empty())?, false),
@@ -408,7 +448,7 @@ impl Large {
         if self.has_failed.load(Relaxed) {
             return;
         }
-        match write_all(&self.partial.file, data, position) {
+        match store(&self.shared, &self.partial.file, data, position) {
             Ok(()) => {
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
             }

@@ -145,7 +145,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
     for threads in [1, 4] {
         for fsync in [false, true] {
             let scratch = Scratch::new();
-            let mut sink = scratch.sink(Options { threads, fsync, ..Options::default() });
+            let mut sink = scratch.sink(Options { threads, fsync, read_back: fsync, ..Options::default() });
             let mut xattrs = Vec::new();
             assert!(Xattrs::push(&mut xattrs, b"user.colour", b"blue"));
             let with_xattrs = Metadata { xattrs: Xattrs::new(&xattrs), ..META };

@@ -710,8 +710,9 @@ impl<'a> Copy<'a> {
             }));
             if self.plan.report.verbose {
                 let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
-                let (entries, bytes) = (received.entries, received.data_bytes);
-                self.say(&format!("{level}: {entries} entries, {bytes} bytes{there}"));
+                let entries =
+                    if received.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", received.entries) };
+                self.say(&format!("{level}: {entries}, {} bytes{there}", received.data_bytes));
             }
         }
         let well = sent.is_some_and(|(_, report)| report.fault.is_none());

@@ -310,7 +310,8 @@ fn one_entry_that_fails_does_not_keep_the_others() {
 fn level(lab: &Lab) -> String {
     let text = fs::read_to_string(lab.join("report")).expect("a report");
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
-    let copied = lines.filter(|line| line["event"] == "copied").last().expect("a copy");
+    let mut copied = lines.filter(|line| line["event"] == "copied");
+    let copied = copied.next_back().expect("a copy");
     copied["level"].as_str().expect("a level").to_owned()
 }
 

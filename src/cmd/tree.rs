@@ -170,6 +170,7 @@ pub(super) fn sink(
     let names: Vec<OsString> = names.iter().map(|name| OsString::from_vec(name.to_vec())).collect();
     let mut options =
         tree_sink::Options { keep, fsync: settings.fsync, in_place: settings.in_place, ..Default::default() };
+    options.files_only = !settings.recursive;
     match <[OsString; 1]>::try_from(names) {
         Ok([name]) => options.rename_root = Some(name),
         Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),

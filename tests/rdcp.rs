@@ -401,6 +401,21 @@ fn standard_input_and_output() {
 }
 
 #[test]
+fn a_fifo_behind_a_file_is_read_and_not_made_anew() {
+    let lab = Lab::new();
+    lab.0.file("source", b"a file");
+    fs::create_dir(lab.join("dir")).expect("a directory");
+    assert!(Command::new("mkfifo").arg(lab.join("fifo")).status().expect("mkfifo").success());
+    let fifo = lab.join("fifo");
+    let writer = std::thread::spawn(move || fs::write(fifo, b"from a fifo"));
+    lab.rdcp(&["source".into(), "fifo".into(), lab.there("h", "dir")]).expect(0);
+    writer.join().expect("no panic").expect("it was read");
+    holds(&lab.join("dir/source"), b"a file");
+    holds(&lab.join("dir/fifo"), b"from a fifo");
+    assert!(fs::symlink_metadata(lab.join("dir/fifo")).expect("it").is_file());
+}
+
+#[test]
 fn bad_input_changes_nothing() {
     let lab = Lab::new();
     lab.0.file("source", b"1");

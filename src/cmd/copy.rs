@@ -23,6 +23,7 @@ use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
 use crate::control::frames::{Begin, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
+use crate::control::names;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
@@ -176,7 +177,7 @@ impl<'a> Copy<'a> {
             self.tell_plan(&found, destination, placed.as_ref());
             return Ok(Ended { summary: self.total, failure: None });
         }
-        let size_bytes = found.iter().map(|(_, found)| found.size_bytes).sum();
+        let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
         self.watch(&sources, destination, known.then_some(size_bytes));
         let failure = self.copy_all(&found, destination, placed.as_ref());
@@ -418,10 +419,18 @@ impl<'a> Copy<'a> {
                 bytes += specs[at].path().len();
                 at += 1;
             }
+            let asked = patterns.clone();
             self.send(side, Message::Find { patterns, links: self.plan.recursive });
+            let before = all.len();
             loop {
                 match self.answer(side, ANSWER_MAX)? {
-                    Message::Found(found) => all.extend(found.into_iter().map(|found| (side, found))),
+                    Message::Found(found) => {
+                        self.check_found(side, &asked, &found)?;
+                        all.extend(found.into_iter().map(|found| (side, found)));
+                        if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
+                            return Err(self.unexpected(side));
+                        }
+                    }
                     Message::FoundAll => break,
                     Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
                     _ => return Err(self.unexpected(side)),
@@ -433,13 +442,24 @@ impl<'a> Copy<'a> {
             let name = self.sides[*side].name(&found.path);
             return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
         }
-        let mut names: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
-        names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
+        let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
+        own.sort_unstable();
+        if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
             let name = escaped(OsStr::from_bytes(twice[0]));
             return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
         }
         Ok(all)
+    }
+
+    /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
+    /// would be written to.
+    fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
+        let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
+        // This side's shell has expanded its patterns; what is found then is what was given.
+        let Some(other) = found.iter().find(|found| side != HERE && !is_asked(&found.name)) else { return Ok(()) };
+        let label = self.sides[side].label();
+        let name = escaped(OsStr::from_bytes(&other.name));
+        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
     }
 
     /// Where they come to lie; `None` for standard output.
@@ -516,7 +536,8 @@ impl<'a> Copy<'a> {
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
                 bytes += found.path.len() + found.name.len() + 64;
-                side == from && bytes <= BATCH_BYTES_MAX
+                let is_other = found.kind == Kind::Other && !self.plan.recursive;
+                side == from && bytes <= BATCH_BYTES_MAX && !is_other
             });
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);

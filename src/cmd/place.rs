@@ -42,12 +42,9 @@ pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> Result<Vec<
     Ok(found)
 }
 
-/// The last component, without slashes behind it; empty for `/`, `.` and `..`, whose contents are meant.
+/// What the copy of a path is called.
 fn last_name(path: &Path) -> Vec<u8> {
-    let bytes = path.as_os_str().as_bytes();
-    let trimmed = bytes.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &bytes[..=end]);
-    let last = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    if last == b"." || last == b".." { Vec::new() } else { last.to_vec() }
+    names::last_name(path.as_os_str().as_bytes()).to_vec()
 }
 
 fn kind(metadata: &Metadata) -> Kind {

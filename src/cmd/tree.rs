@@ -184,6 +184,7 @@ pub(super) fn sink(
         fsync: settings.fsync,
         read_back: settings.read_back,
         in_place: settings.in_place,
+        files_only: !settings.recursive,
         ..Default::default()
     };
     match <[OsString; 1]>::try_from(names) {

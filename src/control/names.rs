@@ -5,6 +5,8 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rd_proto::tree::is_name;
+
 /// Names that a pattern may stand for at most.
 pub const MATCHES_MAX: usize = 1 << 20;
 
@@ -98,6 +100,36 @@ fn matches(directory: &Path, component: &[u8]) -> Vec<PathBuf> {
     names.into_iter().map(|name| directory.join(name)).collect()
 }
 
+/// The last component of a path, without slashes behind it; empty for `/`, `.` and `..`, whose contents are meant.
+pub fn last_name(path: &[u8]) -> &[u8] {
+    let trimmed = path.iter().rposition(|&byte| byte != b'/').map_or(&[][..], |end| &path[..=end]);
+    let last = trimmed.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    if last == b"." || last == b".." { &[] } else { last }
+}
+
+/// Whether something that `pattern` stands for can have this name, which another host tells. An empty one means the
+/// contents of a directory.
+pub fn may_be_named(pattern: &[u8], name: &[u8]) -> bool {
+    if !name.is_empty() && !is_name(name) {
+        return false;
+    }
+    // Somebody's home, which has any name.
+    if pattern.starts_with(b"~") && !pattern.iter().rev().skip_while(|&&byte| byte == b'/').any(|&byte| byte == b'/') {
+        return true;
+    }
+    let last = last_name(pattern);
+    if name == last {
+        return true;
+    }
+    if name.is_empty() || !is_pattern(pattern) {
+        return false;
+    }
+    let c_string = |bytes: &[u8]| CString::new(bytes);
+    let matches =
+        || is_pattern(last) && matches!((c_string(last), c_string(name)), (Ok(last), Ok(name)) if fits(&last, &name));
+    matches() || name == unescaped(last)
+}
+
 fn fits(pattern: &CString, name: &CString) -> bool {
     // SAFETY: both are C strings.
     unsafe { libc::fnmatch(pattern.as_ptr(), name.as_ptr(), libc::FNM_PERIOD) == 0 }
@@ -159,6 +191,48 @@ mod tests {
         let scratch = Scratch::new("itself", &[b"*", b"[x]", b"a b$(c)\n", b"x"]);
         for name in [&b"*"[..], b"[x]", b"a b$(c)\n"] {
             assert_eq!(scratch.expand(name), [name]);
+        }
+    }
+
+    #[test]
+    fn only_names_that_were_asked_for() {
+        for (pattern, name) in [
+            (&b"dir/x"[..], &b"x"[..]),
+            (b"x/", b"x"),
+            (b"*.txt", b"a.txt"),
+            (b"*.txt", b"*.txt"),
+            (b"*/a\\b", b"ab"),
+            (b"[*]", b"*"),
+            (b".*", b".x"),
+            (b"~", b"root"),
+            (b"~user/", b"home"),
+            (b"~", b""),
+            (b"~/x", b"x"),
+            (b"", b""),
+            (b"/", b""),
+            (b"a/..", b""),
+            (b"*/.", b""),
+        ] {
+            assert!(may_be_named(pattern, name), "{pattern:?} {name:?}");
+        }
+        for (pattern, name) in [
+            (&b"x"[..], &b"y"[..]),
+            (b"x", b""),
+            (b"x", b"x/"),
+            (b"x/y", b"x"),
+            (b"x/.", b"x"),
+            (b"*", b""),
+            (b"*", b".."),
+            (b"*", b"../x"),
+            (b"*", b".x"),
+            (b"*", b"a\0"),
+            (b"*.txt", b"a.text"),
+            (b"*/x", b"y"),
+            (b"~", b"../x"),
+            (b"~/x", b"y"),
+            (b"~//x", b"y"),
+        ] {
+            assert!(!may_be_named(pattern, name), "{pattern:?} {name:?}");
         }
     }
 

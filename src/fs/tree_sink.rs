@@ -77,6 +77,8 @@ pub struct Options {
     pub rename_root: Option<OsString>,
     /// The names that may appear at the top; any, if none is said. The sender is not trusted to keep to them.
     pub names: Option<BTreeSet<Vec<u8>>>,
+    /// Nothing but regular files may appear, and no directories: the sender was asked for the files that links lead to.
+    pub files_only: bool,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
 }
@@ -407,6 +409,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                 && !names.contains(name)
             {
                 return Err(Refused::Data("an entry at the top that was not asked for"));
+            }
+            if self.shared.options.files_only
+                && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
+            {
+                return Err(Refused::Data("something else than a file, where files were asked for"));
             }
             if self.levels.len() == 1
                 && self.shared.rename_root.is_some()

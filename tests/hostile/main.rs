@@ -1,0 +1,461 @@
+//! A hostile peer: `rdcp` copies from an agent that answers with names that were not asked for, and sends trees that are
+//! none. Nothing outside the destination may change, and what is printed is printable.
+//!
+//! The peer is this program too: as a launcher of `rdcp` it runs the real agent and edits what the two tell each other.
+//! To send records of its choice it has the agent send the bytes of a file where a tree was asked for, over the real
+//! session; on the way the two look alike.
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::BufReader;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+use rd_proto::tree::{Metadata, Record, Special};
+use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
+use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message};
+use rig::*;
+
+/// What the peer does, in the environment of the launcher.
+const RECORDS: &str = "RD_HOSTILE_RECORDS";
+const NAMES: &str = "RD_HOSTILE_NAMES";
+const KIND: &str = "RD_HOSTILE_KIND";
+const SAYS: &str = "RD_HOSTILE_SAYS";
+
+fn main() -> ExitCode {
+    if std::env::var_os("RD_HOSTILE").is_some() {
+        return be_hostile();
+    }
+    let arguments = Arguments::from_args();
+    let trials = CASES.iter().map(|&(name, case)| {
+        Trial::test(name, move || {
+            case();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
+
+// --- the peer ----------------------------------------------------------------------------------------------------
+
+/// Stands between the caller and a real agent.
+fn be_hostile() -> ExitCode {
+    let mut agent = Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the agent");
+    let to_agent = Outbox::start(agent.stdin.take().expect("piped"), b"").expect("a thread");
+    let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
+    let mut from_agent = BufReader::new(agent.stdout.take().expect("piped"));
+    let answers = to_caller.clone();
+    std::thread::spawn(move || {
+        skip_to_magic(&mut from_agent).expect("the agent");
+        while let Ok(message) = receive(&mut from_agent) {
+            answers.send(message);
+        }
+        answers.flush(Duration::from_secs(2));
+        std::process::exit(0);
+    });
+    let mut from_caller = BufReader::new(std::io::stdin());
+    while let Ok(message) = receive(&mut from_caller) {
+        match message {
+            Message::Find { patterns, links } => match std::env::var_os(NAMES) {
+                Some(names) => answer(&to_caller, &names),
+                None => to_agent.send(Message::Find { patterns, links }),
+            },
+            Message::Begin(mut begin) => {
+                if let (Job::SendTree { .. }, Some(path)) = (&begin.job, std::env::var_os(RECORDS)) {
+                    begin.job = Job::SendFile { path: path.into_vec() };
+                }
+                if let Ok(text) = std::env::var(SAYS) {
+                    to_caller.send(Message::Say(text));
+                }
+                to_agent.send(Message::Begin(begin));
+            }
+            other => to_agent.send(other),
+        }
+    }
+    to_agent.close();
+    let _ = agent.wait();
+    ExitCode::SUCCESS
+}
+
+/// Says that these were found, with a line for each name.
+fn answer(to_caller: &Outbox, names: &OsStr) {
+    let kind = match std::env::var(KIND).as_deref() {
+        Ok("directory") => Kind::Directory,
+        Ok("other") => Kind::Other,
+        _ => Kind::File,
+    };
+    let found = names.as_bytes().split(|&byte| byte == b'\n').map(|name| {
+        let path = std::env::var_os(RECORDS).expect("bytes to send").into_vec();
+        Found { path, name: name.to_vec(), kind, size_bytes: u64::MAX, device: 0, inode: 0 }
+    });
+    to_caller.send(Message::Found(found.collect()));
+    to_caller.send(Message::FoundAll);
+}
+
+// --- the tests ---------------------------------------------------------------------------------------------------
+
+type Case = (&'static str, fn());
+
+const CASES: &[Case] = &[
+    ("the_peer_can_send_a_tree", the_peer_can_send_a_tree),
+    ("records_that_are_no_walk", records_that_are_no_walk),
+    ("names_that_lead_elsewhere", names_that_lead_elsewhere),
+    ("through_a_link_that_it_made", through_a_link_that_it_made),
+    ("through_a_link_that_was_there", through_a_link_that_was_there),
+    ("lengths_that_are_lies", lengths_that_are_lies),
+    ("names_that_were_not_asked_for", names_that_were_not_asked_for),
+    ("no_more_than_a_file_without_r", no_more_than_a_file_without_r),
+    ("what_is_printed_is_printable", what_is_printed_is_printable),
+];
+
+/// A directory `dst`, and things beside it that must stay as they are.
+struct Lab {
+    scratch: Scratch,
+    before: BTreeMap<OsString, String>,
+}
+
+/// Everything below a directory but `dst` and the peer's own: kind, mode, owner, times, inode, contents.
+fn outside(top: &Path) -> BTreeMap<OsString, String> {
+    let mut all = BTreeMap::new();
+    let mut waiting = vec![top.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let stat = fs::symlink_metadata(&path).expect("it is there");
+        let contents = if stat.is_file() { fs::read(&path).expect("readable") } else { Vec::new() };
+        let link = fs::read_link(&path).unwrap_or_default();
+        // `dst` is itself an entry of the top, of which only what else is there counts.
+        let times = if path == top { (0, 0) } else { (stat.mtime(), stat.mtime_nsec()) };
+        let text = format!(
+            "{:o} {} {} {} {times:?} {link:?} {contents:?}",
+            stat.mode(),
+            stat.uid(),
+            stat.ino(),
+            if stat.is_file() { stat.nlink() } else { 0 }
+        );
+        all.insert(path.clone().into_os_string(), text);
+        if stat.is_dir() {
+            let entries = fs::read_dir(&path).expect("readable").map(|entry| entry.expect("an entry").path());
+            waiting.extend(entries.filter(|path| *path != top.join("dst") && *path != top.join("records")));
+        }
+    }
+    all
+}
+
+impl Lab {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        for directory in ["dst", "outside/below"] {
+            fs::create_dir_all(scratch.join(directory)).expect("a directory");
+        }
+        scratch.file("outside/file", b"precious");
+        scratch.file("outside/below/file", b"precious too");
+        scratch.file("x", b"beside");
+        scratch.file("records", b"");
+        let before = outside(scratch.path());
+        Self { scratch, before }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = rdcp();
+        command.arg("--rsh").arg(std::env::current_exe().expect("this program"));
+        command.env("RD_HOSTILE", "1").env(RECORDS, self.scratch.join("records"));
+        command.current_dir(self.scratch.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    /// Copies `evil:x`, for which the peer sends these bytes, into `dst`. Checks what must hold in any case.
+    #[track_caller]
+    fn copy(&self, records: &[u8], edit: impl FnOnce(&mut Command)) -> Ended {
+        self.scratch.file("records", records);
+        let mut command = self.command();
+        edit(&mut command);
+        let ended = Process::spawn(&mut command).wait();
+        let after = outside(self.scratch.path());
+        for (path, was) in &self.before {
+            assert!(after.get(path) == Some(was), "{path:?} was {was}, is {:?}; {}", after.get(path), ended.stderr);
+        }
+        assert_eq!(after.len(), self.before.len(), "made outside: {:?}", after.keys());
+        let printable = |byte: u8| byte == b'\n' || (b' '..0x7f).contains(&byte) || byte >= 0x80;
+        assert!(ended.stderr.bytes().all(printable), "{:?}", ended.stderr);
+        ended
+    }
+
+    /// With `-r` and into `dst`.
+    #[track_caller]
+    fn tree(&self, records: &[u8]) -> Ended {
+        self.copy(records, |command| {
+            command.args(["-r", "evil:x", "dst"]).env(NAMES, "x").env(KIND, "directory");
+        })
+    }
+
+    /// Such a tree is refused as one that breaks the protocol.
+    #[track_caller]
+    fn is_refused(&self, what: &str, records: &[u8]) {
+        fs::remove_dir_all(self.scratch.join("dst")).expect("ours");
+        fs::create_dir(self.scratch.join("dst")).expect("ours");
+        let ended = self.tree(records);
+        assert_eq!(ended.code, 9, "{what}: {}", ended.stderr);
+        ended.one_line("rdcp", &["evil"]);
+    }
+
+    fn made(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.scratch.join("dst")).expect("a directory");
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+const OURS: Metadata<'static> = Metadata {
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    modified: rd_proto::tree::Time { seconds: 1, nanoseconds: 0 },
+    accessed: rd_proto::tree::Time { seconds: 1, nanoseconds: 0 },
+    xattrs: rd_proto::tree::Xattrs::new(&[]),
+};
+
+fn file(name: &[u8]) -> Record<'_> {
+    Record::File { name, metadata: OURS, data: b"evil" }
+}
+
+fn directory(name: &[u8]) -> Record<'_> {
+    Record::Directory { name, metadata: OURS }
+}
+
+fn link<'a>(name: &'a [u8], target: &'a [u8]) -> Record<'a> {
+    Record::Symlink { name, metadata: OURS, target }
+}
+
+const LEAVE: Record<'static> = Record::Leave;
+const END: Record<'static> = Record::End { failures: 0 };
+
+fn encoded(records: &[Record<'_>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for record in records {
+        let at = bytes.len();
+        bytes.resize(at + record.encoded_bytes(), 0);
+        record.encode(&mut bytes[at..]).expect("room");
+    }
+    bytes
+}
+
+/// These records, in which each `before` has become `after`, of the same length.
+fn edited(records: &[Record<'_>], before: &[u8], after: &[u8]) -> Vec<u8> {
+    let mut bytes = encoded(records);
+    assert_eq!(before.len(), after.len());
+    let places: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(before)).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at..at + after.len()].copy_from_slice(after);
+    }
+    bytes
+}
+
+/// What the other tests rest on: records that are a walk arrive as one.
+fn the_peer_can_send_a_tree() {
+    let lab = Lab::new();
+    lab.tree(&encoded(&[directory(b"x"), file(b"a"), link(b"b", b"../../x"), LEAVE, END])).expect(0);
+    assert_eq!(fs::read(lab.scratch.join("dst/x/a")).expect("it arrived"), b"evil");
+    assert_eq!(fs::read_link(lab.scratch.join("dst/x/b")).expect("it arrived"), Path::new("../../x"));
+}
+
+fn records_that_are_no_walk() {
+    let lab = Lab::new();
+    let special = |name| Record::Special { name, metadata: OURS, kind: Special::Fifo, device: (0, 0) };
+    for (what, records) in [
+        ("a name twice", vec![directory(b"x"), file(b"a"), file(b"a"), LEAVE, END]),
+        (
+            "a directory, then a link of its name",
+            vec![directory(b"x"), directory(b"a"), LEAVE, link(b"a", b"/"), LEAVE, END],
+        ),
+        ("siblings that do not ascend", vec![directory(b"x"), file(b"b"), special(b"a"), LEAVE, END]),
+        ("a second root", vec![file(b"x"), file(b"y"), END]),
+        ("out of the top", vec![directory(b"x"), LEAVE, LEAVE, file(b"y"), END]),
+        ("more after the end", vec![file(b"x"), END, file(b"y")]),
+        ("no end", vec![file(b"x")]),
+        ("a directory that is not left", vec![directory(b"x"), END]),
+        (
+            "a hard link to what comes later",
+            vec![directory(b"x"), Record::HardLink { name: b"a", first: b"x/b" }, file(b"b"), LEAVE, END],
+        ),
+        (
+            "a hard link out of the tree",
+            vec![directory(b"x"), Record::HardLink { name: b"a", first: b"outside/file" }, LEAVE, END],
+        ),
+    ] {
+        lab.is_refused(what, &encoded(&records));
+    }
+    lab.is_refused("no record at all", &[0xff; 40]);
+    let depth = vec![directory(b"x"); 600];
+    lab.is_refused("deeper than any tree", &encoded(&depth));
+}
+
+fn names_that_lead_elsewhere() {
+    let lab = Lab::new();
+    for (what, name) in [("up", &b"../x"[..]), ("up and down", b"a/../"), ("absolute", b"/tmp"), ("a zero", b"a\0bc")] {
+        let plain = vec![b'q'; name.len()];
+        for records in [
+            vec![file(&plain), END],
+            vec![directory(&plain), file(b"a"), LEAVE, END],
+            vec![directory(b"x"), file(&plain), LEAVE, END],
+            vec![directory(b"x"), link(&plain, b"/"), LEAVE, END],
+        ] {
+            lab.is_refused(what, &edited(&records, &plain, name));
+        }
+    }
+    for name in [&b".."[..], b"."] {
+        let plain = vec![b'q'; name.len()];
+        let records = [directory(b"x"), directory(&plain), file(b"evil"), LEAVE, LEAVE, END];
+        // Together with the byte of its length, so that nothing else is hit.
+        let with_length = |name: &[u8]| [&[name.len() as u8], name].concat();
+        lab.is_refused("a dot name", &edited(&records, &with_length(&plain), &with_length(name)));
+    }
+    let first =
+        [directory(b"x"), file(b"a"), Record::HardLink { name: b"b", first: b"x/qq/qq/outside/file" }, LEAVE, END];
+    lab.is_refused("a hard link by dots", &edited(&first, b"x/qq/qq/", b"x/../../"));
+}
+
+fn through_a_link_that_it_made() {
+    let lab = Lab::new();
+    let outside = lab.scratch.join("outside");
+    let to = outside.as_os_str().as_bytes();
+    // The link's own name cannot come twice, so it is made by one copy and used by the next.
+    lab.tree(&encoded(&[directory(b"x"), link(b"l", to), link(b"m", b"../../outside/file"), LEAVE, END])).expect(0);
+    assert_eq!(fs::read_link(lab.scratch.join("dst/x/l")).expect("a link"), outside);
+    let into = lab.tree(&encoded(&[directory(b"x"), directory(b"l"), file(b"file"), LEAVE, LEAVE, END]));
+    into.expect(8);
+    let over = lab.tree(&encoded(&[directory(b"x"), file(b"m"), LEAVE, END]));
+    over.expect(0);
+    assert!(fs::symlink_metadata(lab.scratch.join("dst/x/m")).expect("it").is_file(), "the link itself is replaced");
+    // A hard link whose first name leads through the link.
+    let hard =
+        [directory(b"x"), directory(b"k"), LEAVE, Record::HardLink { name: b"z", first: b"x/l/file" }, LEAVE, END];
+    lab.tree(&encoded(&hard)).expect(8);
+    assert!(fs::symlink_metadata(lab.scratch.join("dst/x/z")).is_err());
+    // In one copy: a link, then a hard link through it, and one to the link itself.
+    let hard = [
+        directory(b"x"),
+        link(b"p", to),
+        Record::HardLink { name: b"q", first: b"x/p" },
+        Record::HardLink { name: b"r", first: b"x/p/file" },
+        LEAVE,
+        END,
+    ];
+    let ended = lab.tree(&encoded(&hard));
+    assert!([8, 9].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
+    assert!(fs::symlink_metadata(lab.scratch.join("dst/x/r")).is_err());
+}
+
+fn through_a_link_that_was_there() {
+    let lab = Lab::new();
+    symlink(lab.scratch.join("outside"), lab.scratch.join("dst/x")).expect("a link");
+    let ended = lab.tree(&encoded(&[directory(b"x"), file(b"file"), directory(b"new"), LEAVE, LEAVE, END]));
+    assert!([6, 8].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
+}
+
+fn lengths_that_are_lies() {
+    let lab = Lab::new();
+    let large = |size| Record::Large { name: b"x", metadata: OURS, item: 1, size, is_sparse: false };
+    let closed = |data_bytes| Record::Closed { item: 1, data_bytes, is_intact: true };
+    lab.is_refused("more than announced", &encoded(&[large(10), closed(11), END]));
+    lab.is_refused("never closed", &encoded(&[large(10), END]));
+    lab.is_refused("announced and not sent", &encoded(&[large(10), closed(10), END]));
+    lab.is_refused(
+        "another's number",
+        &encoded(&[large(10), Record::Closed { item: 2, data_bytes: 10, is_intact: true }, END]),
+    );
+    // A length of data that goes on behind the chunk.
+    let mut records = encoded(&[file(b"x"), END]);
+    let at = records.windows(4).position(|four| four == b"evil").expect("its data");
+    records[at - 4..at].copy_from_slice(&u32::MAX.to_le_bytes());
+    lab.is_refused("longer than its chunk", &records);
+    assert!(lab.made().is_empty(), "{:?}", lab.made());
+}
+
+/// What an agent says that it has found is held to what was asked for.
+fn names_that_were_not_asked_for() {
+    let lab = Lab::new();
+    let one = encoded(&[file(b"x"), END]);
+    for kind in ["file", "directory", "other"] {
+        for (asked, names) in [
+            ("evil:x", "../x"),
+            ("evil:x", "../outside/file"),
+            ("evil:x", "/etc/x"),
+            ("evil:x", ".."),
+            ("evil:x", ""),
+            ("evil:x", ".bashrc"),
+            ("evil:dir/x", "dir"),
+            ("evil:dir/x", "x\ny"),
+            ("evil:*.txt", "../x.txt"),
+            ("evil:*.txt", "x"),
+            ("evil:*.txt", ".x.txt"),
+            ("evil:*.txt", "a.txt\n../../x.txt"),
+            ("evil:[ab]/*", "x/../../outside/file"),
+            ("evil:~/x", "y"),
+            ("evil:~", "../x"),
+            ("evil:x/.", "x"),
+        ] {
+            for recursive in [true, false] {
+                let ended = lab.copy(&one, |command| {
+                    command.args(recursive.then_some("-r")).args([asked, "dst"]).env(NAMES, names).env(KIND, kind);
+                });
+                assert_eq!(ended.code, 9, "{kind} {asked} {names:?}: {}", ended.stderr);
+                ended.one_line("rdcp", &["evil"]);
+                assert!(lab.made().is_empty(), "{kind} {asked} {names:?}: {:?}", lab.made());
+            }
+        }
+    }
+    // And what was asked for is taken.
+    for (asked, name) in [("evil:dir/x", "x"), ("evil:[xy]", "x"), ("evil:*/x/", "x"), ("evil:~", "x")] {
+        let ended = lab.copy(&one, |command| {
+            command.args(["-r", asked, "dst"]).env(NAMES, name);
+        });
+        ended.expect(0);
+        fs::remove_file(lab.scratch.join("dst/x")).expect("it arrived");
+    }
+}
+
+fn no_more_than_a_file_without_r() {
+    let lab = Lab::new();
+    let special = Record::Special { name: b"x", metadata: OURS, kind: Special::Fifo, device: (0, 0) };
+    for records in
+        [vec![link(b"x", b"/etc/passwd"), END], vec![directory(b"x"), file(b"a"), LEAVE, END], vec![special, END]]
+    {
+        let ended = lab.copy(&encoded(&records), |command| {
+            command.args(["evil:x", "dst"]).env(NAMES, "x");
+        });
+        ended.expect(9).one_line("rdcp", &["evil"]);
+        assert!(lab.made().is_empty(), "{:?}", lab.made());
+    }
+    lab.copy(&encoded(&[file(b"x"), END]), |command| {
+        command.args(["evil:x", "dst"]).env(NAMES, "x");
+    })
+    .expect(0);
+}
+
+fn what_is_printed_is_printable() {
+    let lab = Lab::new();
+    let name = b"\x1b]0;owned\x07\x1b[2J\r\x9b";
+    // A directory that is not empty stands where a file of that name is to go, so that the name is told.
+    fs::create_dir_all(lab.scratch.join("dst/x").join(OsStr::from_bytes(name)).join("y")).expect("a directory");
+    let records = encoded(&[directory(b"x"), file(name), LEAVE, END]);
+    let ended = lab.tree(&records);
+    assert!(ended.expect(8).stderr.contains("owned"), "{}", ended.stderr);
+    let ended = lab.copy(&records, |command| {
+        command
+            .args(["-v", "-r", "evil:x", "dst"])
+            .env(NAMES, "x")
+            .env(KIND, "directory")
+            .env(SAYS, "said \x1b[31m\r\n\x07 line");
+    });
+    assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
+}

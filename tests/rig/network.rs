@@ -1,0 +1,160 @@
+//! Hosts with an sshd on each, and what of ours runs on them.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use super::hosts::{address, on};
+use super::{AGENT, CHUNK, Ended, PATIENCE, Process, Scratch, rdcp, same};
+
+/// The longest for all processes to end after one of them was killed.
+pub const GONE: Duration = Duration::from_secs(5);
+
+/// Hosts 1 to this one have an sshd.
+pub const HOSTS: u32 = 4;
+
+/// An sshd on each host, with keys of their own, and the configuration by which ssh finds them.
+pub struct Network {
+    pub scratch: Scratch,
+    servers: Vec<Process>,
+}
+
+impl Network {
+    pub fn start() -> Self {
+        let scratch = Scratch::new();
+        fs::create_dir_all("/run/sshd").expect("root");
+        for name in ["host_key", "user_key"] {
+            let mut keygen = Command::new("ssh-keygen");
+            keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(scratch.join(name));
+            assert!(keygen.status().expect("ssh-keygen").success());
+        }
+        let path = |name: &str| scratch.join(name).display().to_string();
+        let server = format!(
+            "Port 22\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n\
+             PidFile none\nMaxStartups 100\nPrintMotd no\n",
+            path("host_key"),
+            path("user_key.pub")
+        );
+        scratch.file("sshd_config", server.as_bytes());
+        let mut client = String::new();
+        for host in 1..=HOSTS {
+            client += &format!("Host h{host}\n  HostName {}\n", address(host));
+        }
+        client += &format!(
+            "Host *\n  User root\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile /dev/null\n  \
+             StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
+            path("user_key")
+        );
+        scratch.file("ssh_config", client.as_bytes());
+        let mut command = Command::new("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f", &path("sshd_config")]);
+        let servers: Vec<Process> = (1..=HOSTS)
+            .map(|host| Process::spawn(on(host, &command).stdin(Stdio::null()).stdout(Stdio::null())))
+            .collect();
+        for server in &servers {
+            server.line_with("listening on 0.0.0.0");
+        }
+        Self { scratch, servers }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// HOST:PATH of a file here; the hosts share their file systems.
+    pub fn at(&self, host: &str, name: &str) -> OsString {
+        format!("{host}:{}", self.path(name).display()).into()
+    }
+
+    /// rdcp as it runs on host 1.
+    pub fn start_rdcp(&self, arguments: &[OsString]) -> Process {
+        let mut command = rdcp();
+        command.arg("-F").arg(self.path("ssh_config")).args(["--agent", AGENT]).args(arguments);
+        Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    pub fn rdcp(&self, arguments: &[OsString]) -> Ended {
+        self.start_rdcp(arguments).wait()
+    }
+
+    #[track_caller]
+    pub fn holds(&self, name: &str, bytes: &[u8]) {
+        same(&fs::read(self.path(name)).expect("a copy"), bytes);
+    }
+
+    /// A copy that takes long, of which some has arrived.
+    #[track_caller]
+    pub fn slow(&self, options: &[&str], from: OsString, to: OsString) -> Process {
+        // What a killed copy has left would pass for something that has arrived.
+        for partial in self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part")) {
+            fs::remove_file(self.path(&partial)).expect("ours");
+        }
+        let mut arguments: Vec<OsString> = vec!["--bwlimit".into(), "8M".into()];
+        arguments.extend(options.iter().map(OsString::from));
+        arguments.extend([from, to]);
+        let process = self.start_rdcp(&arguments);
+        let until = Instant::now() + PATIENCE;
+        let arrived = || {
+            let mut partials = self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part"));
+            partials.any(|name| fs::metadata(self.path(&name)).is_ok_and(|partial| partial.len() > 2 * CHUNK as u64))
+        };
+        while !arrived() {
+            assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        process
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Their children too, which are what a test may have left.
+        for server in &self.servers {
+            server.signal(Signal::TERM);
+        }
+    }
+}
+
+/// The processes that run one of our programs, on any host.
+pub fn ours() -> Vec<u32> {
+    let programs = [Path::new(AGENT), Path::new(env!("CARGO_BIN_EXE_rdcp"))];
+    let entries = fs::read_dir("/proc").expect("proc").flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers
+        .filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| programs.contains(&exe.as_path())))
+        .collect()
+}
+
+#[track_caller]
+pub fn all_gone(within: Duration) {
+    let until = Instant::now() + within;
+    loop {
+        let left = ours();
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "still there: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Bytes that have crossed a host's interface, both ways.
+pub fn crossed(host: u32) -> u64 {
+    let count = |name: &str| {
+        // Not from /sys: what is mounted there is the machine's.
+        let output = on(host, Command::new("ip").args(["-s", "-j", "link", "show", "e0"])).output().expect("ip");
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        json[0]["stats64"][name]["bytes"].as_u64().expect("a number")
+    };
+    count("rx") + count("tx")
+}
+
+/// The launchers that a process has started.
+pub fn children(pid: u32) -> Vec<Pid> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a process");
+    text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("a number")).expect("not 0")).collect()
+}

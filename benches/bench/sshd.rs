@@ -1,0 +1,90 @@
+//! An sshd of our own.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::*;
+
+/// What ssh's configuration calls the server.
+pub const HOST: &str = "bench";
+
+/// An sshd of our own, on a port and with keys of its own.
+pub struct Sshd {
+    directory: PathBuf,
+    server: Child,
+}
+
+impl Sshd {
+    pub fn start(scratch: &Path) -> Result<Self> {
+        let directory = scratch.join("ssh");
+        fs::create_dir(&directory).map_err(text)?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).map_err(text)?;
+        for key in ["host", "user"] {
+            let mut make = Command::new("ssh-keygen");
+            make.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(directory.join(key));
+            Running::start(&mut make)?.success()?;
+        }
+        let port = free_port()?;
+        let root = fs::metadata("/proc/self").map_err(text)?.uid_is_root();
+        if root {
+            fs::create_dir_all("/run/sshd").map_err(text)?;
+        }
+        let sftp = "/usr/lib/openssh/sftp-server";
+        let sftp = if Path::new(sftp).exists() { sftp } else { "internal-sftp" };
+        let path = ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| Path::new(path).exists());
+        let log = File::create(directory.join("log")).map_err(text)?;
+        let server = Command::new(path.ok_or("no sshd here")?) // it wants to be called by its whole path
+            .args(["-D", "-e", "-f", "/dev/null", "-p", &port.to_string(), "-h"])
+            .arg(directory.join("host"))
+            .args(["-o", "ListenAddress=127.0.0.1", "-o", "StrictModes=no", "-o", "PidFile=none"])
+            // Where root's password is locked, PAM lets its key in all the same.
+            .args(["-o", if root { "UsePAM=yes" } else { "UsePAM=no" }, "-o", "PermitRootLogin=yes"])
+            .args(["-o", &format!("AuthorizedKeysFile={}", directory.join("user.pub").display())])
+            .args(["-o", &format!("Subsystem=sftp {sftp}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(text)?;
+        let sshd = Sshd { directory, server };
+        let config = format!(
+            "Host {HOST}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {}\n  IdentitiesOnly yes\n  \
+             UserKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
+            sshd.directory.join("user").display()
+        );
+        fs::write(sshd.config(), config).map_err(text)?;
+        wait_listening(port)?;
+        Ok(sshd)
+    }
+
+    /// The configuration by which ssh reaches it, as `HOST`.
+    pub fn config(&self) -> PathBuf {
+        self.directory.join("config")
+    }
+
+    /// ssh or scp, as it reaches this server.
+    pub fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.arg("-F").arg(self.config());
+        command
+    }
+}
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+trait Owner {
+    fn uid_is_root(&self) -> bool;
+}
+
+impl Owner for fs::Metadata {
+    fn uid_is_root(&self) -> bool {
+        std::os::unix::fs::MetadataExt::uid(self) == 0
+    }
+}

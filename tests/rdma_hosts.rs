@@ -4,6 +4,7 @@
 mod rig;
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -321,6 +322,68 @@ fn siw_a_host_without_rdma() {
     send.wait().expect(0).one_line("rdsend", &["no RDMA device", "using TCP"]);
     recv.wait().expect(0);
     same(&output.join().expect("no panic"), &input);
+}
+
+/// rdcp on host 1, to hosts that the testbed's own tool reaches.
+fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
+    let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
+    std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    let mut command = on(SENDER, env!("CARGO_BIN_EXE_rdcp"));
+    command.arg("--rsh").arg(launcher).args(["--agent", rig::AGENT]).args(arguments);
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+/// A tree below the scratch directory, and whether a copy of it is like it.
+fn plant_tree(scratch: &Scratch) -> PathBuf {
+    let top = scratch.join("tree");
+    std::fs::create_dir_all(top.join("sub")).expect("a directory");
+    for number in 0..100 {
+        std::fs::write(top.join(format!("sub/small{number}")), noise(number * 41)).expect("room");
+    }
+    std::fs::write(top.join("large"), noise(12 << 20)).expect("room");
+    top
+}
+
+#[track_caller]
+fn is_copied(tree: &PathBuf, copy: &PathBuf) {
+    let status = Command::new("diff").arg("-r").args([tree, copy]).status().expect("diff");
+    assert!(status.success(), "{} is not {}", copy.display(), tree.display());
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_rdcp_copies_a_tree_over_rdma() {
+    await_devices();
+    let scratch = Scratch::new();
+    let tree = plant_tree(&scratch);
+    let path = |name: &str| scratch.join(name).display().to_string();
+    for (number, (from, to)) in [("", "2:"), ("2:", ""), ("2:", "3:")].into_iter().enumerate() {
+        let name = format!("copy{number}");
+        let (from, to) = (format!("{from}{}", path("tree")), format!("{to}{}", path(&name)));
+        let policy = if number == 1 { "rdma" } else { "prefer-rdma" };
+        let mut process = rdcp_on_first(&scratch, &["-v", "--json", "-r", "--transport", policy, &from, &to]);
+        let ended = process.wait_for(LONG);
+        ended.expect(0);
+        let last = ended.stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
+        assert!(last.contains("\"rdma-software"), "{from} {to}: {}", ended.stderr);
+        is_copied(&tree, &scratch.join(&name));
+    }
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_rdcp_to_a_host_without_rdma() {
+    await_devices();
+    let scratch = Scratch::new();
+    let tree = plant_tree(&scratch);
+    let path = |name: &str| scratch.join(name).display().to_string();
+    let to = format!("4:{}", path("copy"));
+    let ended = rdcp_on_first(&scratch, &["-r", "--transport", "rdma", &path("tree"), &to]).wait_for(LONG);
+    ended.expect(3).one_line("rdcp", &["no transport"]).within(Duration::from_secs(15));
+    assert!(!scratch.join("copy").exists());
+    let ended = rdcp_on_first(&scratch, &["-r", "--transport", "prefer-rdma", &path("tree"), &to]).wait_for(LONG);
+    ended.expect(0).one_line("rdcp", &["no RDMA device at 4", "using TCP"]);
+    is_copied(&tree, &scratch.join("copy"));
 }
 
 #[test]

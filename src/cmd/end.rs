@@ -174,6 +174,7 @@ impl End {
         let (key, ports, caller_is_peer) = (begin.key.clone(), options.port_range.clone(), begin.caller_is_peer);
         let run = Run {
             emit: Arc::clone(&self.emit),
+            is_agent: self.is_agent,
             options,
             begin,
             post: post.clone(),
@@ -300,6 +301,7 @@ fn std_fact(path: &Path, error: &std::io::Error) -> IoFact {
 /// The thread that runs one session.
 struct Run {
     emit: Emit,
+    is_agent: bool,
     options: TransferOptions,
     begin: Begin,
     post: Sender<Event>,
@@ -348,6 +350,11 @@ impl Run {
             events: self.events.clone(),
             teller: &teller,
             heeds_signals: false,
+            tells_for_both: if self.begin.caller_is_peer {
+                !self.is_agent
+            } else {
+                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. })
+            },
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),

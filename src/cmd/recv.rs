@@ -120,7 +120,14 @@ fn transfer(
     let deadline = wait.map(|wait| Instant::now() + wait);
     let may_draw = file.is_some() || !std::io::stdout().is_terminal();
     let console = Console { name: "rdrecv", report: &arguments.report, may_draw };
-    let session = Session { transfer: &arguments.transfer, post, events, teller: &console, heeds_signals: true };
+    let session = Session {
+        transfer: &arguments.transfer,
+        post,
+        events,
+        teller: &console,
+        heeds_signals: true,
+        tells_for_both: true,
+    };
     loop {
         let first = next_sender(&session.events, deadline, arguments.report.verbose)?;
         let make_work = |_chunk_bytes| open(target.as_ref());

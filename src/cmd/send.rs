@@ -116,7 +116,14 @@ fn transfer(
     let first = reach(host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
     let (post, events) = channel();
     let console = Console { name: "rdsend", report: &arguments.report, may_draw: true };
-    let session = Session { transfer: &arguments.transfer, post, events, teller: &console, heeds_signals: true };
+    let session = Session {
+        transfer: &arguments.transfer,
+        post,
+        events,
+        teller: &console,
+        heeds_signals: true,
+        tells_for_both: true,
+    };
     let make_work = |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send);
     session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
         NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,

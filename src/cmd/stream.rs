@@ -55,6 +55,8 @@ pub(super) struct Session<'a> {
     pub(super) teller: &'a dyn Teller,
     /// Signals to this process are the session's; else somebody else posts them.
     pub(super) heeds_signals: bool,
+    /// This end says what both know: where two ends have one reader, it would be said twice.
+    pub(super) tells_for_both: bool,
 }
 
 /// Told what a session has to say: a terminal here, or the caller of an agent.
@@ -156,7 +158,7 @@ impl Session<'_> {
         let here = |failure| NotBegun::Here(failure);
         let system =
             |what: &str, error: std::io::Error| NotBegun::Here(Failure::new(Exit::Connect, format!("{what}: {error}")));
-        if agreed.policy == Policy::PreferRdma && !agreed.try_rdma {
+        if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.tells_for_both {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.teller.say(&format!("no RDMA device at {lacking}; using TCP"));
         }

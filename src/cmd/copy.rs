@@ -16,18 +16,21 @@ use rd_proto::session::Counters;
 use serde_json::json;
 
 use super::end::{self, End};
-use super::exit::{Exit, Failure, escaped, os};
+use super::exit::{Exit, Failure, escaped};
 use super::launching::Remote;
 use super::place::target;
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Fault, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
+use crate::control::frames::{Begin, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
 use crate::control::names;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
 mod meet;
+mod side;
+
+use side::{Side, Voice};
 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -59,58 +62,6 @@ pub(super) type Post = Sender<(usize, News)>;
 
 /// The side that this process itself is. It has the first number.
 const HERE: usize = 0;
-
-enum Voice {
-    Here(End),
-    There(Box<Remote>),
-}
-
-struct Side {
-    host: OsString,
-    voice: Voice,
-    hello: Option<Hello>,
-    gone: bool,
-}
-
-impl Side {
-    /// A path of this side's, for a person.
-    fn name(&self, path: &[u8]) -> String {
-        let path = escaped(OsStr::from_bytes(path));
-        if self.host.is_empty() { path } else { format!("{}:{path}", escaped(&self.host)) }
-    }
-
-    /// The side, for a person.
-    fn label(&self) -> String {
-        if self.host.is_empty() { "this host".to_owned() } else { escaped(&self.host) }
-    }
-
-    fn failure(&self, fault: &Fault) -> Failure {
-        let mut exit = Exit::from_code(fault.exit);
-        if let (Exit::Signal(number), false) = (exit, self.host.is_empty()) {
-            return Failure::new(Exit::LinkLost, format!("{} was ended by signal {number}", self.label()));
-        }
-        if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
-            return Failure { exit, message: None };
-        }
-        if fault.exit == 0 {
-            exit = Exit::Protocol;
-        }
-        let detail = escaped(OsStr::new(&fault.detail));
-        if fault.what.is_empty() {
-            let told_by =
-                if self.host.is_empty() || !fault.own { String::new() } else { format!("{}: ", self.label()) };
-            return Failure::new(exit, format!("{told_by}{detail}"));
-        }
-        let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), self.name(&fault.path));
-        if fault.errno != 0 {
-            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
-        }
-        if !detail.is_empty() {
-            line += &format!(": {detail}");
-        }
-        Failure::new(exit, line)
-    }
-}
 
 /// A copy that is being made.
 pub(super) struct Copy<'a> {

@@ -1,0 +1,67 @@
+//! The hosts of a copy, as the caller knows them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::cmd::end::End;
+use crate::cmd::exit::{Exit, Failure, escaped, os};
+use crate::cmd::launching::Remote;
+use crate::control::frames::{Fault, Hello};
+
+/// How a side is spoken to.
+pub(super) enum Voice {
+    Here(End),
+    There(Box<Remote>),
+}
+
+/// One host of a copy.
+pub(super) struct Side {
+    /// As the launcher is given it; empty for this host.
+    pub(super) host: OsString,
+    pub(super) voice: Voice,
+    /// What its agent has said of itself.
+    pub(super) hello: Option<Hello>,
+    /// Its agent is not heard any more.
+    pub(super) gone: bool,
+}
+
+impl Side {
+    /// A path of this side's, for a person.
+    pub(super) fn name(&self, path: &[u8]) -> String {
+        let path = escaped(OsStr::from_bytes(path));
+        if self.host.is_empty() { path } else { format!("{}:{path}", escaped(&self.host)) }
+    }
+
+    /// The side, for a person.
+    pub(super) fn label(&self) -> String {
+        if self.host.is_empty() { "this host".to_owned() } else { escaped(&self.host) }
+    }
+
+    /// What went wrong there, for a person.
+    pub(super) fn failure(&self, fault: &Fault) -> Failure {
+        let mut exit = Exit::from_code(fault.exit);
+        if let (Exit::Signal(number), false) = (exit, self.host.is_empty()) {
+            return Failure::new(Exit::LinkLost, format!("{} was ended by signal {number}", self.label()));
+        }
+        if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
+            return Failure { exit, message: None };
+        }
+        if fault.exit == 0 {
+            exit = Exit::Protocol;
+        }
+        let detail = escaped(OsStr::new(&fault.detail));
+        if fault.what.is_empty() {
+            let told_by =
+                if self.host.is_empty() || !fault.own { String::new() } else { format!("{}: ", self.label()) };
+            return Failure::new(exit, format!("{told_by}{detail}"));
+        }
+        let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), self.name(&fault.path));
+        if fault.errno != 0 {
+            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+        }
+        if !detail.is_empty() {
+            line += &format!(": {detail}");
+        }
+        Failure::new(exit, line)
+    }
+}

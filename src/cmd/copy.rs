@@ -257,11 +257,21 @@ impl<'a> Copy<'a> {
 
     fn say(&self, line: &str) {
         if !self.plan.report.quiet {
-            match &self.terminal {
-                Some(terminal) => terminal.say(line),
-                None => super::say(&format!("rdcp: {line}")),
-            }
+            self.say_always(line);
         }
+    }
+
+    /// Says an error, also with `--quiet`.
+    fn say_always(&self, line: &str) {
+        match &self.terminal {
+            Some(terminal) => terminal.say(line),
+            None => super::say(&format!("rdcp: {line}")),
+        }
+    }
+
+    /// Whether a source is standard input.
+    fn is_standard(&self, from: usize, found: &Found) -> bool {
+        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
     }
 
     /// An agent is not heard any more. Where this process is the other end of its session, the session goes on as long as
@@ -436,7 +446,7 @@ impl<'a> Copy<'a> {
             let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
             let (some, others) = rest.split_at(count);
             rest = others;
-            let standard = from == HERE && some[0].1.path == b"-" && self.plan.sources.contains(&Spec::Standard);
+            let standard = self.is_standard(from, &some[0].1);
             let asked = Place {
                 path: self.plan.destination.path().as_bytes().to_vec(),
                 directory: self.plan.directory || several,
@@ -480,15 +490,14 @@ impl<'a> Copy<'a> {
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
-            let standard = *from == HERE && first.path == b"-" && self.plan.sources.contains(&Spec::Standard);
-            let is_stream = standard || placed.is_none() || placed.is_some_and(|placed| placed.is_special);
+            let standard = self.is_standard(*from, first);
             // Without -r it is read, as cp does, and not made anew.
-            let is_stream = is_stream || (first.kind == Kind::Other && !self.plan.recursive);
+            let is_read = |found: &Found| found.kind == Kind::Other && !self.plan.recursive;
+            let is_stream = standard || placed.is_none_or(|placed| placed.is_special) || is_read(first);
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
                 bytes += found.path.len() + found.name.len() + 64;
-                let is_other = found.kind == Kind::Other && !self.plan.recursive;
-                side == from && bytes <= BATCH_BYTES_MAX && !is_other
+                side == from && bytes <= BATCH_BYTES_MAX && !is_read(found)
             });
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);
@@ -583,16 +592,38 @@ impl<'a> Copy<'a> {
             self.first_failed.get_or_insert(failure.exit);
             let line = failure.message.unwrap_or_default();
             self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
-            // Also with --quiet: it is an error.
-            match &self.terminal {
-                Some(terminal) => terminal.say(&line),
-                None => super::say(&format!("rdcp: {line}")),
-            }
+            self.say_always(&line);
         }
         let untold = report.failed.saturating_sub(report.failures.len() as u64);
         if untold > 0 {
             self.first_failed.get_or_insert(Exit::Partial);
             self.say(&format!("and {untold} more on {}", self.sides[side].label()));
+        }
+    }
+
+    /// Tells what has become of a tree. Only the receiver knows what it has made of it, only the sender what it did not
+    /// send; within one host they are one.
+    fn tell_copied(&self, from: usize, sent: &Report, received: &Report, is_one: bool) {
+        let level = match (received.is_read_back, received.is_synced) {
+            (true, _) => "re-read",
+            (false, true) => "synced",
+            (false, false) => "written",
+        };
+        let kept = sent.kept_bytes;
+        self.reporter.event(&json!({
+            "event": "copied",
+            "from": self.sides[from].label(),
+            "entries": received.entries,
+            "bytes": received.data_bytes,
+            "kept_bytes": kept,
+            "failed": sent.failed + if is_one { 0 } else { received.failed },
+            "level": level,
+        }));
+        if self.plan.report.verbose {
+            let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
+            let entries =
+                if received.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", received.entries) };
+            self.say(&format!("{level}: {entries}, {} bytes{there}", received.data_bytes));
         }
     }
 
@@ -662,30 +693,9 @@ impl<'a> Copy<'a> {
             let launcher = self.launcher_name();
             self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
         }
-        // Only the receiver knows what it has made of it, only the sender what it did not send.
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
-            let level = match (received.is_read_back, received.is_synced) {
-                (true, _) => "re-read",
-                (false, true) => "synced",
-                (false, false) => "written",
-            };
-            let kept = sent.kept_bytes;
-            self.reporter.event(&json!({
-                "event": "copied",
-                "from": self.sides[from].label(),
-                "entries": received.entries,
-                "bytes": received.data_bytes,
-                "kept_bytes": kept,
-                "failed": sent.failed + if from == to { 0 } else { received.failed },
-                "level": level,
-            }));
-            if self.plan.report.verbose {
-                let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
-                let entries =
-                    if received.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", received.entries) };
-                self.say(&format!("{level}: {entries}, {} bytes{there}", received.data_bytes));
-            }
+            self.tell_copied(from, sent, received, from == to);
         }
         let well = sent.is_some_and(|(_, report)| report.fault.is_none());
         let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -31,6 +31,7 @@ use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Monitor, Summary, Waits, Work, channel, reach};
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
+use crate::fs::std_fact;
 use crate::transport::Medium;
 
 /// The longest that trying all the endpoints of the other end may take.
@@ -294,10 +295,6 @@ fn write_fault(fact: &IoFact) -> Fault {
     Fault::io(Exit::Destination.code(), "cannot write", fact)
 }
 
-fn std_fact(path: &Path, error: &std::io::Error) -> IoFact {
-    crate::fs::io_fact(path.as_os_str(), Errno::from_io_error(error).unwrap_or(Errno::IO))
-}
-
 /// The thread that runs one session.
 struct Run {
     emit: Emit,
@@ -379,7 +376,7 @@ impl Run {
             Prepared::Receive(None) => {
                 let name = OsStr::new("standard output");
                 let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-                let output = output.map_err(|error| std_fact(Path::new(name), &error))?;
+                let output = output.map_err(|error| std_fact(name, &error))?;
                 Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
             }
         };
@@ -400,7 +397,7 @@ impl Run {
             Job::SendStandard => {
                 let name = std::ffi::OsString::from("standard input");
                 let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
-                let input = input.map_err(|error| read_fault(&std_fact(Path::new(&name), &error)))?;
+                let input = input.map_err(|error| read_fault(&std_fact(&name, &error)))?;
                 Self::sized(input, name)
             }
             Job::ReceiveFile { path } => {
@@ -416,7 +413,7 @@ impl Run {
     }
 
     fn sized(file: File, name: std::ffi::OsString) -> Result<Prepared, Fault> {
-        let again = file.try_clone().map_err(|error| read_fault(&std_fact(Path::new(&name), &error)))?;
+        let again = file.try_clone().map_err(|error| read_fault(&std_fact(&name, &error)))?;
         let source = Source::new(again, &name, 1 << 20).map_err(|fact| read_fault(&fact))?;
         let size_bytes = source.size_bytes();
         Ok(Prepared::Send(file, name, size_bytes))

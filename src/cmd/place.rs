@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::exit::{Exit, escaped};
 use crate::control::frames::{Fault, Found, Kind, Place, Placed};
 use crate::control::names;
-use crate::fs::io_fact;
+use crate::fs::{io_fact, std_fact};
 
 /// What the paths and patterns stand for. `links`: symbolic links are copied, not followed. `expand`: `~` and patterns
 /// stand for names.
@@ -28,7 +28,7 @@ pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> Result<Vec<
             // `host:` is the login's home.
             let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
             let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
-            let metadata = looked.map_err(|error| fact(&path, &error))?;
+            let metadata = looked.map_err(|error| std_fact(path.as_os_str(), &error))?;
             found.push(Found {
                 name: last_name(&path),
                 kind: kind(&metadata),
@@ -55,10 +55,6 @@ fn kind(metadata: &Metadata) -> Kind {
         () if kind.is_symlink() => Kind::Symlink,
         () => Kind::Other,
     }
-}
-
-fn fact(path: &Path, error: &std::io::Error) -> IoFact {
-    io_fact(path.as_os_str(), Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
 
 /// Where what was asked about will come to lie.

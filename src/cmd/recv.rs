@@ -22,8 +22,8 @@ use super::send::EXIT_CODES;
 use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
-use crate::fs::io_fact;
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
+use crate::fs::std_fact;
 use crate::transport::unmapped;
 
 /// Receive a stream from rdsend on another host
@@ -184,9 +184,7 @@ fn open(target: Option<&Target>) -> Result<Work, IoFact> {
         None => {
             let name = "standard output".as_ref();
             let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-            let output = output.map_err(|error| {
-                io_fact(name, rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
-            })?;
+            let output = output.map_err(|error| std_fact(name, &error))?;
             Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
         }
     }

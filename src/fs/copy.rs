@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::stops_everything;
 use metadata::Preserve;
 
 mod entry;
@@ -137,8 +138,7 @@ pub struct Failure {
 impl Failure {
     /// Whether every further file would fail as well: the destination is full, over its quota, read-only or broken.
     pub fn is_fatal(&self) -> bool {
-        let fatal = [Errno::NOSPC, Errno::DQUOT, Errno::ROFS, Errno::IO];
-        matches!(self.problem, Problem::Os(errno) if self.side == Side::Destination && fatal.contains(&errno))
+        matches!(self.problem, Problem::Os(errno) if self.side == Side::Destination && stops_everything(errno))
     }
 }
 

@@ -13,7 +13,8 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
-use rustix::io::{Errno, pread};
+use rustix::fs::Mode;
+use rustix::io::{Errno, pread, pwrite};
 
 /// An I/O failure as facts.
 pub fn io_fact(path: &OsStr, error: Errno) -> IoFact {
@@ -23,6 +24,55 @@ pub fn io_fact(path: &OsStr, error: Errno) -> IoFact {
 /// A failure that has no error number.
 pub fn plain_fact(path: &OsStr, detail: &str) -> IoFact {
     IoFact { errno: 0, path: path.as_bytes().to_vec(), detail: detail.as_bytes().to_vec() }
+}
+
+/// A failure that the standard library reports.
+pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
+    io_fact(path, Errno::from_io_error(error).unwrap_or(Errno::IO))
+}
+
+/// Whether a failure to write is one that every further file would meet: the destination is full, over its quota,
+/// read-only or broken.
+fn stops_everything(error: Errno) -> bool {
+    matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)
+}
+
+/// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
+const PARTIAL: &str = "rd-part";
+
+/// The name under which `name` is made: hashed, so that it is never too long.
+fn name_beside(name: &[u8], ending: &str) -> String {
+    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..32])
+}
+
+/// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed
+/// by other threads.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or_else(|| {
+        let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
+        rustix::process::umask(mask);
+        mask.bits()
+    })
+}
+
+/// Writes all of `bytes` at a position.
+///
+/// # Errors
+///
+/// What writing answered.
+fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match pwrite(&file, &bytes[done..], position + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Bytes read at once to hash a file.

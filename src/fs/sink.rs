@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,15 +13,12 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, fchmod, fchown, flock, fstat, ftruncate,
     openat, renameat, stat, statat, unlinkat,
 };
-use rustix::io::{Errno, pwrite, write};
+use rustix::io::{Errno, write};
 
-use super::io_fact;
+use super::{PARTIAL, io_fact, name_beside, std_fact, umask, write_at};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
-
-/// Bytes that are copied on one host before anybody is asked again whether to go on.
-const COPY_BYTES: u64 = 16 << 20;
 
 /// Where a stream's bytes go.
 #[derive(Debug)]
@@ -51,8 +48,7 @@ impl Sink {
                 // A link is followed once, as cp does; what it leads to is what is replaced.
                 FileType::RegularFile => {
                     accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
-                    std::fs::canonicalize(path)
-                        .map_err(|error| fact(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?
+                    std::fs::canonicalize(path).map_err(|error| std_fact(path.as_os_str(), &error))?
                 }
                 _ => {
                     accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
@@ -116,8 +112,7 @@ impl FileSink {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
-        let hash = blake3::hash(last.as_bytes()).to_hex();
-        let partial = OsString::from_vec(format!(".{}.rd-part", &hash[..32]).into_bytes());
+        let partial = OsString::from(name_beside(last.as_bytes(), PARTIAL));
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(&directory, &partial, flags, Mode::RUSR | Mode::WUSR).map_err(fact)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| fact(Errno::BUSY))?;
@@ -148,40 +143,7 @@ impl FileSink {
     ///
     /// The path and the error number.
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
-        let mut done = 0;
-        while done < bytes.len() {
-            match pwrite(&self.file, &bytes[done..], position + done as u64) {
-                Ok(0) => return Err(io_fact(self.path.as_os_str(), Errno::IO)),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(io_fact(self.path.as_os_str(), error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Fills the file with all of `source`, by the kernel: shared blocks where the file system has them. Between pieces
-    /// it asks `go_on`. Returns the bytes copied, fewer than all if it was told to stop.
-    ///
-    /// # Errors
-    ///
-    /// The path and the error number.
-    pub fn copy_from(&self, mut source: &File, go_on: impl Fn() -> bool) -> Result<u64, IoFact> {
-        let fact = |error| io_fact(self.path.as_os_str(), error);
-        if rustix::fs::ioctl_ficlone(&self.file, source).is_ok() {
-            return fstat(&self.file).map(|stat| stat.st_size as u64).map_err(fact);
-        }
-        let mut done = 0;
-        while go_on() {
-            // The standard library tries copy_file_range, sendfile and reading in turn.
-            let piece = std::io::copy(&mut std::io::Read::take(&mut source, COPY_BYTES), &mut &self.file)
-                .map_err(|error| fact(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-            if piece == 0 {
-                break;
-            }
-            done += piece;
-        }
-        Ok(done)
+        write_at(&self.file, bytes, position).map_err(|error| io_fact(self.path.as_os_str(), error))
     }
 
     /// Gives the file its mode and its name. A file that was there keeps its mode and, where we may set it, its owner.
@@ -202,7 +164,7 @@ impl FileSink {
                 }
                 fchmod(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(fact)?;
             }
-            _ => fchmod(&self.file, Mode::from_raw_mode(0o666) & !umask()).map_err(fact)?,
+            _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
         renameat(&self.directory, &self.partial, &self.directory, &self.last).map_err(fact)?;
         self.settled.store(true, Ordering::Relaxed);
@@ -222,14 +184,6 @@ impl Drop for FileSink {
     fn drop(&mut self) {
         self.discard();
     }
-}
-
-pub(super) fn umask() -> Mode {
-    // The only way to read it is to set it. Nothing else in the process makes files at this moment: it happens once, as
-    // the transfer ends.
-    let mask = rustix::process::umask(Mode::from_raw_mode(0o077));
-    rustix::process::umask(mask);
-    mask
 }
 
 /// A stream, written in order.

@@ -34,7 +34,7 @@ use rd_proto::tree::{Order, Record, TreeError, is_name};
 use rustix::io::Errno;
 
 use super::metadata::{Applied, Keep, Setter};
-use super::{io_fact, plain_fact};
+use super::{io_fact, plain_fact, stops_everything};
 use directory::{OpenDirectory, find_file};
 use entry::Large;
 
@@ -258,7 +258,7 @@ impl Shared {
 
     fn report(&self, path: &[u8], error: Errno) {
         let mut failures = self.failures();
-        if matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO) {
+        if stops_everything(error) {
             failures.fatal.get_or_insert_with(|| io_fact(OsStr::from_bytes(path), error));
             self.is_stopped.store(true, Release);
             return;
@@ -314,7 +314,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             setter: Setter::new(options.keep),
-            umask: if options.keep.mode { 0 } else { super::sink::umask().bits() },
+            umask: if options.keep.mode { 0 } else { super::umask() },
             options,
             answer,
             is_stopped: AtomicBool::new(false),

@@ -1,14 +1,14 @@
 //! The content of regular files: small ones in one go, large ones in ranges by all threads, sparse ones without their
 //! holes, and none of it where the file system can share the blocks.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{
     FallocateFlags, FileType, SeekFrom, Stat, fallocate, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone, seek,
 };
-use rustix::io::{Errno, pread, pwrite, read, write};
+use rustix::io::{Errno, pread, read, write};
 
 use super::entry::{At, Entry, at_destination, at_source};
 use super::links::FileId;
@@ -17,6 +17,7 @@ use super::tree::{Directory, DirectoryRef};
 use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Object, Present};
+use crate::fs::write_at;
 
 /// Files of at least this size are copied in ranges by several threads.
 const LARGE_BYTES: u64 = 16 << 20;
@@ -363,7 +364,7 @@ fn copy_range(source: &OwnedFd, file: &OwnedFd, range: std::ops::Range<u64>, buf
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(at_source(errno)),
         };
-        write_all_at(file.as_fd(), &buffer[..have], at).destination()?;
+        write_at(file.as_fd(), &buffer[..have], at).destination()?;
         at += have as u64;
     }
     Ok(())
@@ -383,19 +384,6 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
         match write(file, bytes) {
             Ok(0) => return Err(Errno::IO),
             Ok(count) => bytes = &bytes[count..],
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn write_all_at(file: BorrowedFd<'_>, bytes: &[u8], position: u64) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match pwrite(file, &bytes[done..], position + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(count) => done += count,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }

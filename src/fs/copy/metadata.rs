@@ -338,10 +338,3 @@ pub fn apply(
 pub fn masked(mode: u32, umask: u32) -> u32 {
     mode & 0o777 & !umask
 }
-
-/// The process's umask. Read from the kernel's account rather than by setting it, which other threads would notice.
-pub fn umask() -> u32 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or(0o022)
-}

@@ -13,16 +13,17 @@ use rustix::io::Errno;
 /// busy with it.
 const TAKEOVERS_MAX: u32 = 3;
 
+use crate::fs::{PARTIAL, name_beside};
+
 /// Directories that lie in each other, in what a killed run left: more are not removed.
 const REMOVE_DEPTH_MAX: u32 = 1024;
 
 /// Bytes of directory entries read at once.
 pub(super) const LISTING_BYTES: usize = 32 << 10;
 
-/// The name under which `name` is made: hashed, so that it is never too long.
+/// The name under which `name` is made.
 pub(super) fn temporary(name: &CStr) -> CString {
-    let hash = blake3::hash(name.to_bytes()).to_hex();
-    CString::new(format!(".{}.rd-part", &hash[..32])).expect("no zero in it")
+    CString::new(name_beside(name.to_bytes(), PARTIAL)).expect("no zero in it")
 }
 
 /// Opens a directory that is not a symbolic link, to list it and reach what is in it.

@@ -18,7 +18,6 @@ use super::file::Large;
 use super::links::Links;
 use super::tree::{Directory, DirectoryRef, Pending};
 use super::{Events, Failure, Item, Note, Options, Problem, Side, Stop, Totals};
-use crate::fs::copy::metadata;
 
 /// Bytes read and written at once. Twice that fits the second-level cache; larger is slower on tmpfs.
 pub(super) const BUFFER_BYTES: usize = 128 << 10;
@@ -70,7 +69,7 @@ impl<'e> Engine<'e> {
         Self {
             options,
             events,
-            umask: metadata::umask(),
+            umask: crate::fs::umask(),
             us: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             threads,
             totals: Totals::default(),

@@ -16,15 +16,13 @@ use rustix::fs::{
     Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync,
     flock, fstat, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::metadata::{Current, Handle, itself};
-use crate::fs::{HASH_READ_BYTES, hash_range};
+use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
 
-/// Ends the name of a regular file that may not be whole. It is locked as long as somebody writes to it.
-const PARTIAL: &str = "rd-part";
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
 
@@ -40,11 +38,6 @@ const READ_BACK_BYTES: usize = 32 << 10;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 const TRIES_MAX: usize = 3;
-
-/// A name beside the final one: hashed, so that it is never too long.
-fn name_beside(name: &[u8], ending: &str) -> String {
-    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..32])
-}
 
 fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -94,7 +87,7 @@ fn make_file(
 
 /// Writes to a file, and reads it back from the disk where that was asked for.
 fn store(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    write_all(file, data, position)?;
+    write_at(file, data, position)?;
     if shared.options.read_back { read_back(file, data, position) } else { Ok(()) }
 }
 
@@ -122,21 +115,6 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
         }
         if read != expected {
             return Err(Errno::IO);
-        }
-    }
-    Ok(())
-}
-
-fn write_all(file: &OwnedFd, mut data: &[u8], mut position: u64) -> Result<(), Errno> {
-    while !data.is_empty() {
-        match pwrite(file, data, position) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(count) => {
-                data = &data[count..];
-                position += count as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
         }
     }
     Ok(())

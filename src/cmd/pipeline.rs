@@ -629,9 +629,9 @@ impl<'a> Pipeline<'a> {
                 Some(Failure::new(exit, format!("{name} ended with exit code {code}")))
             }
             (None, Some(signal)) => {
-                let name_of = rustix::process::Signal::from_named_raw(signal).map(|signal| format!(" ({signal:?})"));
                 let exit = Exit::Stage(128_u8.saturating_add(signal as u8));
-                Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", name_of.unwrap_or_default())))
+                let named = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})"));
+                Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
             }
             (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} ended, and nobody says how"))),
         }

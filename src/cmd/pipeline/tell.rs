@@ -214,10 +214,12 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
 pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     const SOURCE: usize = 0;
     const SINK: usize = 4;
+    let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
+    // Of the time in which anything moved: a hop that carries a last line is not held up by it.
+    let micros = reports.map(|report| report.micros).max()?.max(1);
     let share = |report: &Option<Report>, waits: &[usize]| {
-        let report = report.as_ref()?;
-        let waited: u64 = waits.iter().filter_map(|&at| report.waits.get(at)).sum();
-        Some(waited as f64 / report.micros.max(1) as f64)
+        let waited: u64 = waits.iter().filter_map(|&at| report.as_ref()?.waits.get(at)).sum();
+        report.as_ref().map(|_| waited as f64 / micros as f64)
     };
     let mut found: Vec<(String, f64)> = Vec::new();
     for (number, stage) in stages.iter().enumerate() {

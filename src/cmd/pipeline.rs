@@ -510,7 +510,7 @@ impl<'a> Pipeline<'a> {
                 let mut failure = told(&host, &fault);
                 let label = self.hops[at].label();
                 failure.message = failure.message.map(|line| format!("{label}: {line}"));
-                self.is_hearsay = !fault.own;
+                self.is_hearsay = !fault.own && exit != Exit::LinkLost;
                 self.fail(failure);
             }
             _ => {}

@@ -4,17 +4,19 @@
 //! when it is whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. Where it cannot be
 //! had, or must outlive us (large files), the file has a partial name meanwhile.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync,
-    flock, fstat, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
+    flock, fstat, fstatfs, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat,
+    unlinkat,
 };
 use rustix::io::{Errno, pread};
 
@@ -366,6 +368,13 @@ impl Partial {
     }
 }
 
+/// File systems in which a write waits until another one to the same file is done: ext4, XFS, Btrfs, tmpfs. A second
+/// thread would burn its processor, or sleep and be woken, for each range.
+const SERIAL: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+
+/// A chunk, or whatever else has the bytes of a range.
+pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// A file whose data comes in ranges.
 ///
 /// Those who still write to it hold it; when the last lets go it is published if it is complete, else removed.
@@ -379,6 +388,10 @@ pub(super) struct Large {
     is_adopted: bool,
     /// A transfer after this one may go on with it.
     is_lasting: bool,
+    /// Ranges of it are written one after the other.
+    is_serial: bool,
+    /// Ranges for the thread that is writing to it; none if no thread is.
+    waiting: Mutex<Option<VecDeque<(Range, u64)>>>,
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
     has_failed: AtomicBool,
@@ -405,9 +418,14 @@ impl Large {
             partial.remove(directory);
             return Err(error);
         }
+        // Reading back waits for the disk, and that at least can be done for several ranges at once.
+        let is_serial = !shared.options.read_back
+            && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as i64 & 0xffff_ffff)));
         Ok(Self {
             partial,
             size,
+            is_serial,
+            waiting: Mutex::default(),
             is_adopted,
             is_lasting: awaits_have,
             name: name.to_vec(),
@@ -421,8 +439,49 @@ impl Large {
         })
     }
 
-    /// Writes a range; the caller has checked that it is within the size.
-    pub fn write(&self, data: &[u8], position: u64) {
+    /// Leaves a range to the thread that is writing to the file, which has more to do then before it lets go of it. Gives
+    /// it back where there is none, or several may write at once.
+    pub fn leave(&self, range: Range, position: u64) -> Option<Range> {
+        match &mut *self.waiting() {
+            Some(waiting) => {
+                waiting.push_back((range, position));
+                None
+            }
+            None => Some(range),
+        }
+    }
+
+    /// Writes a range, and those that are left to this thread meanwhile. The caller has checked that they are within the
+    /// size.
+    pub fn take(&self, range: Range, position: u64) {
+        if !self.is_serial {
+            return self.write((*range).as_ref(), position);
+        }
+        let mut next = Some((range, position));
+        {
+            let mut waiting = self.waiting();
+            match &mut *waiting {
+                Some(waiting) => return waiting.extend(next),
+                nobody => *nobody = Some(VecDeque::new()),
+            }
+        }
+        while let Some((range, position)) = next {
+            self.write((*range).as_ref(), position);
+            // The chunk goes back at once.
+            drop(range);
+            let mut waiting = self.waiting();
+            next = waiting.as_mut().and_then(VecDeque::pop_front);
+            if next.is_none() {
+                *waiting = None;
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<VecDeque<(Range, u64)>>> {
+        self.waiting.lock().expect("no panics under it")
+    }
+
+    fn write(&self, data: &[u8], position: u64) {
         if self.has_failed.load(Relaxed) {
             return;
         }

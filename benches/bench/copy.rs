@@ -38,7 +38,7 @@ fn small() -> Result<Vec<Row>> {
     println!(
         "\n{FILES} files of {FILE_BYTES} bytes in {DIRECTORIES} directories, to a remote host; 1 + {rounds} rounds"
     );
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&["-r"], &tree)?);
     let cp = "cp -a, then ssh host true";
     let mut copies = vec![
         site.copy("rdcp -r", |site, to| timed(site.rdcp(&["-r"]).arg(&tree).arg(remote(to)))),
@@ -87,7 +87,7 @@ fn big() -> Result<Vec<Row>> {
     let rounds = runs();
     println!("\n1 file of {:.2} GiB, to a remote host; 1 + {rounds} rounds", gib(bytes));
     for encrypt in ["never", "always"] {
-        println!("rdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt])?);
+        println!("rdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt], &file)?);
     }
     let rdcp = |encrypt: &'static str| {
         let file = file.clone();
@@ -116,7 +116,7 @@ fn byte() -> Result<Vec<Row>> {
     let file = site.scratch.random_file(1)?;
     let rounds = runs().max(21);
     println!("\n1 file of 1 byte, to a remote host; 1 + {rounds} rounds");
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&[], &file)?);
     let rdcp = site.copy("rdcp", |site, to| timed(site.rdcp(&[]).arg(&file).arg(remote(to))));
     let contestants: [Contestant<'_>; 2] =
         [("rdcp".into(), Box::new(|| rdcp.run(&file))), ("ssh host true".into(), Box::new(|| site.nothing()))];
@@ -157,7 +157,7 @@ fn memory() -> Result<Vec<Row>> {
     let site = Site::start(1 << 30, MANY[0] + 2 * most + 1000)?;
     let trees = [site.tree("fewer", MANY[0], 1000, 0)?, site.tree("more", MANY[1], 1000, 0)?];
     println!("\nempty files, 1000 in a directory, to a remote host; 1 + {ROUNDS_FEW} rounds");
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&["-r"], &trees[0])?);
     let agent = site.watched_agent()?;
     let mut rates = [Vec::new(), Vec::new()];
     let mut highest = [0.0_f64; 2];
@@ -220,7 +220,7 @@ fn resume() -> Result<Vec<Row>> {
     let agent = site.watched_agent()?;
     println!("\n1 file of {:.2} GiB, to a remote host, killed after three quarters, then run again", gib(bytes));
     println!("bytes by the loopback interface's own counter, so with those of all else here; {ROUNDS_FEW} rounds");
-    let way = site.lanes(&[])?;
+    let way = site.lanes(&[], &file)?;
     println!("rdcp: {way}");
     if way.contains("through ssh") {
         return Err("the data goes through ssh, and over the loopback interface several times".to_owned());
@@ -462,11 +462,10 @@ impl Site {
         command
     }
 
-    /// Which way rdcp takes, in its own words.
-    fn lanes(&self, options: &[&str]) -> Result<String> {
-        let file = self.scratch.0.join("way");
-        fs::write(&file, "1").map_err(text)?;
-        let said = Running::start(self.rdcp(options).arg("-v").arg(&file).arg(remote(&self.fresh()?)))?.success()?;
+    /// Which way rdcp takes, in its own words, when it copies what is measured: a copy of a byte is over before it has all
+    /// its lanes.
+    fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
+        let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
         let line = said.lines().find_map(|line| line.split_once("data: "));
         Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
     }

@@ -370,7 +370,7 @@ impl Partial {
 
 /// File systems in which a write waits until another one to the same file is done: ext4, XFS, Btrfs, tmpfs. A second
 /// thread would burn its processor, or sleep and be woken, for each range.
-const SERIAL: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+const SERIAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
 /// A chunk, or whatever else has the bytes of a range.
 pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -420,7 +420,7 @@ impl Large {
         }
         // Reading back waits for the disk, and that at least can be done for several ranges at once.
         let is_serial = !shared.options.read_back
-            && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as i64 & 0xffff_ffff)));
+            && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as u32)));
         Ok(Self {
             partial,
             size,

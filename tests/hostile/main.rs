@@ -5,6 +5,7 @@
 //! To send records of its choice it has the agent send the bytes of a file where a tree was asked for, over the real
 //! session; on the way the two look alike.
 
+mod receiver;
 #[path = "../rig/mod.rs"]
 mod rig;
 
@@ -30,6 +31,9 @@ const NAMES: &str = "RD_HOSTILE_NAMES";
 const KIND: &str = "RD_HOSTILE_KIND";
 const SAYS: &str = "RD_HOSTILE_SAYS";
 
+/// It is a receiver, and lies like this.
+const RECEIVER: &str = "RD_HOSTILE_RECEIVER";
+
 fn main() -> ExitCode {
     if std::env::var_os("RD_HOSTILE").is_some() {
         return be_hostile();
@@ -48,6 +52,9 @@ fn main() -> ExitCode {
 
 /// Stands between the caller and a real agent.
 fn be_hostile() -> ExitCode {
+    if let Ok(name) = std::env::var(RECEIVER) {
+        return receiver::be_receiver(&name);
+    }
     let mut agent = Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the agent");
     let to_agent = Outbox::start(agent.stdin.take().expect("piped"), b"").expect("a thread");
     let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
@@ -114,6 +121,9 @@ const CASES: &[Case] = &[
     ("names_that_were_not_asked_for", names_that_were_not_asked_for),
     ("no_more_than_a_file_without_r", no_more_than_a_file_without_r),
     ("what_is_printed_is_printable", what_is_printed_is_printable),
+    ("the_receiver_can_be_honest", receiver::the_receiver_can_be_honest),
+    ("a_receiver_that_lies_about_what_it_has", receiver::a_receiver_that_lies_about_what_it_has),
+    ("a_receiver_that_lies_about_what_was_there", receiver::a_receiver_that_lies_about_what_was_there),
 ];
 
 /// A directory `dst`, and things beside it that must stay as they are.

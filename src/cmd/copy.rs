@@ -667,7 +667,9 @@ impl<'a> Copy<'a> {
             }
             let wait = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             match self.next(wait)? {
-                Some((side, Message::Ended(report))) => {
+                Some((side, Message::Ended(report)))
+                    if [from, to].contains(&side) && !reports.iter().any(|(told, _)| *told == side) =>
+                {
                     if report.fault.as_ref().is_some_and(|fault| fault.own) && wanted == 2 && reports.is_empty() {
                         // The other end may not have met it, and would wait.
                         let other = if side == from { to } else { from };

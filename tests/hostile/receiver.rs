@@ -32,6 +32,9 @@ const BUFFERS: u32 = 8;
 /// The longest that this receiver lives without being spoken to.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
+/// How long it does not answer: longer than rdcp waits for one end when the other has told its outcome.
+const UNANSWERED: Duration = Duration::from_secs(5);
+
 /// Bytes of a file of which the sender asks what there is already.
 const LARGE_BYTES: usize = rd_proto::tree::RESUME_BYTES_MIN as usize;
 
@@ -109,11 +112,12 @@ pub fn be_receiver(name: &str) -> ExitCode {
                 *listener.lock().expect("no panic") = Some(started);
                 let (name, to_caller, listener) = (name.to_owned(), to_caller.clone(), Arc::clone(&listener));
                 std::thread::spawn(move || {
-                    let report = serve(&name, &post, &events);
+                    let claim = |report: Report| to_caller.send(Message::Ended(Box::new(report)));
+                    let report = serve(&name, &post, &events, &claim);
                     // Nobody is let in again.
                     *listener.lock().expect("no panic") = None;
                     to_caller.send(Message::Progress(report.bytes));
-                    to_caller.send(Message::Ended(Box::new(report)));
+                    claim(report);
                 });
             }
             _ => {}
@@ -123,7 +127,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
 }
 
 /// Receives, and lies. Whatever has happened, it claims to have copied all.
-fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>) -> Report {
+fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, claim: &dyn Fn(Report)) -> Report {
     let claimed =
         Report { bytes: u64::MAX, entries: u64::MAX, data_bytes: u64::MAX, micros: u64::MAX, ..Report::default() };
     let (mut stream, established) = loop {
@@ -208,8 +212,14 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>) -> R
                             "finished with nothing" => Frame::Finished { bytes: 0 },
                             "another digest" => Frame::Abort(Cause::Integrity),
                             "no answer" => {
+                                claim(claimed.clone());
+                                let until = Instant::now() + UNANSWERED;
+                                while Instant::now() < until {
+                                    say(&mut *lane, &mut control, &Frame::Ping);
+                                    std::thread::sleep(Duration::from_millis(200));
+                                }
                                 lane.close();
-                                continue;
+                                return claimed;
                             }
                             _ => Frame::Finished { bytes },
                         };

@@ -107,6 +107,7 @@ impl TreeSource {
     ///
     /// Those of [`Walk::new`].
     pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
+        super::raise_open_files();
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
             standing: Standing::Going,

@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync,
-    flock, fstat, fstatfs, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat,
-    unlinkat,
+    Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync, fstat, fstatfs,
+    fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::metadata::{Current, Handle, itself};
+use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
@@ -37,9 +37,6 @@ const GRANULE_ALIGN: u64 = 1 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
-
-/// Times that a name is tried again when another process makes it at the same moment.
-const TRIES_MAX: usize = 3;
 
 fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -247,49 +244,11 @@ impl Partial {
         Self::named(directory, name, may_adopt)
     }
 
-    /// A file under a partial name, locked, and whether it was there. What stands under that name and is not ours alone
-    /// is removed, never written to: it may be another name of some file.
+    /// A file under a partial name, and whether it was there.
     fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Errno> {
         let beside = name_beside(name, PARTIAL);
-        let fd = &directory.fd;
-        for _ in 0..TRIES_MAX {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            match openat(fd, &beside, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(file) => {
-                    // Another transfer that found it before it was locked has removed it.
-                    let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
-                    if lock.is_err() || fstat(&file)?.st_nlink == 0 {
-                        return Err(Errno::BUSY);
-                    }
-                    return Ok((Self { file, way: Way::Named(beside) }, false));
-                }
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(error),
-            }
-            // For writing, since over NFS only then it can be locked.
-            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            match openat(fd, &beside, flags, Mode::empty()) {
-                Ok(left) => {
-                    flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
-                    let (here, named) = (fstat(&left)?, statat(fd, &beside, AtFlags::SYMLINK_NOFOLLOW));
-                    if named.is_ok_and(|named| (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino)) {
-                        let ours = is_regular(&here)
-                            && here.st_nlink == 1
-                            && here.st_uid == rustix::process::geteuid().as_raw()
-                            && here.st_mode & 0o7777 == 0o600;
-                        if may_adopt && ours {
-                            return Ok((Self { file: left, way: Way::Named(beside) }, true));
-                        }
-                        unlinkat(fd, &beside, AtFlags::empty())?;
-                    }
-                }
-                // Gone meanwhile.
-                Err(Errno::NOENT) => {}
-                // A link, a socket, somebody else's file: not of a transfer that runs.
-                Err(_) => unlinkat(fd, &beside, AtFlags::empty())?,
-            }
-        }
-        Err(Errno::BUSY)
+        let (file, was_there) = partial::open(&directory.fd, &beside, may_adopt)?;
+        Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
     fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Errno> {

@@ -746,3 +746,24 @@ fn secrets_stay_out_of_sight() {
     let told = fs::read(format!("/proc/{agent}/cmdline")).expect("an agent");
     assert!(!told.windows(4).any(|some| some == b"e2e-"), "no path in the agent's arguments");
 }
+
+/// Each level of a tree takes a descriptor at either end. Most systems begin with a limit that is a fraction of the one
+/// that a process may set itself.
+#[test]
+fn a_tree_deeper_than_the_soft_limit_on_open_files() {
+    const LEVELS: usize = 150;
+    let lab = Lab::new();
+    let deepest = ["d"; LEVELS].join("/");
+    fs::create_dir_all(lab.join("from").join(&deepest)).expect("directories");
+    fs::write(lab.join("from").join(&deepest).join("file"), "down there").expect("a file");
+    for (from, to) in
+        [(lab.join("from").into_os_string(), lab.there("h", "up")), (lab.there("h", "up"), lab.join("down").into())]
+    {
+        let mut command = lab.rdcp_by("rsh");
+        command.arg("-r").args([from, to]);
+        let mut limited = in_shell("ulimit -S -n 100; exec \"$@\"", &command);
+        limited.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut limited).wait().expect(0);
+    }
+    assert_eq!(fs::read(lab.join("down").join(&deepest).join("file")).expect("it arrived"), b"down there");
+}

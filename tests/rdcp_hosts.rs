@@ -157,6 +157,71 @@ fn where_only_ssh_gets_through() {
     all_gone(SOON);
 }
 
+/// A second network between hosts 1 and 2, by whose addresses ssh reaches them, and of which nobody knows how fast it is.
+struct Management;
+
+impl Management {
+    fn start(network: &Network) -> Self {
+        let own = |host: u32| format!("10.8.0.{host}");
+        for (host, other) in [(1, 2), (2, 1)] {
+            let link = ["link", "add", "m0", "type", "vxlan", "id", "42", "dstport", "4789"];
+            let ends = ["local", &address(host), "remote", &address(other)];
+            run_on(host, "ip", &[&link[..], &ends].concat());
+            run_on(host, "ip", &["addr", "add", &(own(host) + "/24"), "dev", "m0"]);
+            run_on(host, "ip", &["link", "set", "m0", "up"]);
+        }
+        let config = fs::read_to_string(network.path("ssh_config")).expect("it");
+        let names = format!("Host m2\n  HostName {}\n{config}", own(2));
+        network.scratch.file("ssh_config", names.as_bytes());
+        Self
+    }
+}
+
+impl Drop for Management {
+    fn drop(&mut self) {
+        for host in [1, 2] {
+            let _ = on(host, Command::new("ip").args(["link", "del", "m0"])).status();
+        }
+    }
+}
+
+#[track_caller]
+fn run_on(host: u32, program: &str, arguments: &[&str]) {
+    let status = on(host, Command::new(program).args(arguments)).status().expect(program);
+    assert!(status.success(), "{program} {arguments:?} on h{host}: {status}");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn ssh_by_a_management_name_and_the_data_over_the_fast_network() {
+    let network = Network::start();
+    let management = Management::start(&network);
+    let bytes = noise(32 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    for (name, from, to) in
+        [("up", here("source"), network.at("m2", "up")), ("down", network.at("m2", "source"), here("down"))]
+    {
+        let before = [crossed_on(2, "m0"), crossed_on(2, "e0")];
+        let ended = network.rdcp(&["-v".into(), from.clone(), to.clone()]);
+        let (managed, fast) = (crossed_on(2, "m0") - before[0], crossed_on(2, "e0") - before[1]);
+        assert!(ended.expect(0).stderr.contains("data: tcp 10.9.0."), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("10.8.0."), "{}", ended.stderr);
+        network.holds(name, &bytes);
+        // ssh went by it, and the data did not.
+        assert!((1..2 << 20).contains(&managed) && fast > bytes.len() as u64, "{managed}, {fast}");
+        fs::remove_file(network.path(name)).expect("ours");
+        // Unless it is asked for, which shows that the count counts.
+        let before = crossed_on(2, "m0");
+        let ended = network.rdcp(&["-v".into(), "--via".into(), "m0".into(), from, to]);
+        assert!(ended.expect(0).stderr.contains("data: tcp 10.8.0."), "{}", ended.stderr);
+        assert!(crossed_on(2, "m0") - before > bytes.len() as u64);
+        network.holds(name, &bytes);
+    }
+    drop(management);
+    all_gone(SOON);
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn ssh_that_is_cut_does_not_cut_the_copy() {

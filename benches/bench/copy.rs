@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::harness::*;
+use crate::peers::PEERS;
 use crate::sshd::{HOST, Sshd};
 
 const FILES: u64 = 20_000;
@@ -38,7 +39,7 @@ fn small() -> Result<Vec<Row>> {
     println!(
         "\n{FILES} files of {FILE_BYTES} bytes in {DIRECTORIES} directories, to a remote host; 1 + {rounds} rounds"
     );
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&["-r"], &tree)?);
     let cp = "cp -a, then ssh host true";
     let mut copies = vec![
         site.copy("rdcp -r", |site, to| timed(site.rdcp(&["-r"]).arg(&tree).arg(remote(to)))),
@@ -51,24 +52,8 @@ fn small() -> Result<Vec<Row>> {
         site.copy("tar | socat (by ssh)", |site, to| timed(&mut site.tar_socat(&tree, to)?)),
         site.copy("tar | socat (listening)", |site, to| site.tar_listening(&tree, to)),
     ];
-    let mut rows = Vec::new();
-    for program in ["syq", "rcp"] {
-        let row = format!("copy-small: over {program}");
-        match site.peer(program) {
-            Err(why) => rows.push(Row::absent(&row, &why)),
-            Ok(path) => {
-                let from = tree.clone();
-                let copy = site.copy(program, move |site, to| {
-                    timed(Command::new(&path).env("PATH", site.path_of_peers()).arg(&from).arg(remote(to)))
-                });
-                // How it is called may differ from one release to the next: then it cannot be compared, and nothing else.
-                match copy.run(&tree) {
-                    Err(why) => rows.push(Row::absent(&row, &why)),
-                    Ok(_) => peers.push(copy),
-                }
-            }
-        }
-    }
+    let (found, mut rows) = site.peers("copy-small: over", &tree);
+    peers.extend(found);
     let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
     copies.append(&mut peers);
     let times = contest(&copies, &tree, rounds)?;
@@ -87,27 +72,37 @@ fn big() -> Result<Vec<Row>> {
     let rounds = runs();
     println!("\n1 file of {:.2} GiB, to a remote host; 1 + {rounds} rounds", gib(bytes));
     for encrypt in ["never", "always"] {
-        println!("rdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt])?);
+        println!("rdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt], &file)?);
     }
     let rdcp = |encrypt: &'static str| {
         let file = file.clone();
         move |site: &Site, to: &Path| timed(site.rdcp(&["--encrypt", encrypt]).arg(&file).arg(remote(to)))
     };
-    let copies = [
+    let (peers, mut rows) = site.peers("copy-big: encrypted over", &file);
+    let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
+    let mut copies = vec![
         site.copy("rdcp --encrypt never", rdcp("never")),
         site.copy("rdcp --encrypt always", rdcp("always")),
         site.copy("cp", |_, to| timed(Command::new("cp").args([&file, to]))),
         site.copy("scp", |site, to| timed(site.ssh.client("scp").arg("-q").arg(&file).arg(remote(to)))),
         site.copy("rsync", |site, to| timed(&mut site.rsync(&file.display().to_string(), to))),
     ];
+    copies.extend(peers);
     let times = contest(&copies, &file, rounds)?;
     let encrypted = times.of("rdcp --encrypt always");
-    Ok(vec![
+    rows.extend(
+        names
+            .into_iter()
+            .map(|name| Row::faster(&format!("copy-big: encrypted over {name}"), 1.0, encrypted, times.of(name))),
+    );
+    let mut all = vec![
         Row::at_most("copy-big: plain / cp", 1.5, times.of("rdcp --encrypt never"), times.of("cp")),
         Row::at_most("copy-big: encrypted / cp", 2.0, encrypted, times.of("cp")),
         Row::faster("copy-big: encrypted over scp", 2.0, encrypted, times.of("scp")),
         Row::faster("copy-big: encrypted over rsync", 2.0, encrypted, times.of("rsync")),
-    ])
+    ];
+    all.append(&mut rows);
+    Ok(all)
 }
 
 fn byte() -> Result<Vec<Row>> {
@@ -116,7 +111,7 @@ fn byte() -> Result<Vec<Row>> {
     let file = site.scratch.random_file(1)?;
     let rounds = runs().max(21);
     println!("\n1 file of 1 byte, to a remote host; 1 + {rounds} rounds");
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&[], &file)?);
     let rdcp = site.copy("rdcp", |site, to| timed(site.rdcp(&[]).arg(&file).arg(remote(to))));
     let contestants: [Contestant<'_>; 2] =
         [("rdcp".into(), Box::new(|| rdcp.run(&file))), ("ssh host true".into(), Box::new(|| site.nothing()))];
@@ -157,7 +152,7 @@ fn memory() -> Result<Vec<Row>> {
     let site = Site::start(1 << 30, MANY[0] + 2 * most + 1000)?;
     let trees = [site.tree("fewer", MANY[0], 1000, 0)?, site.tree("more", MANY[1], 1000, 0)?];
     println!("\nempty files, 1000 in a directory, to a remote host; 1 + {ROUNDS_FEW} rounds");
-    println!("rdcp: {}", site.lanes(&[])?);
+    println!("rdcp: {}", site.lanes(&["-r"], &trees[0])?);
     let agent = site.watched_agent()?;
     let mut rates = [Vec::new(), Vec::new()];
     let mut highest = [0.0_f64; 2];
@@ -220,7 +215,7 @@ fn resume() -> Result<Vec<Row>> {
     let agent = site.watched_agent()?;
     println!("\n1 file of {:.2} GiB, to a remote host, killed after three quarters, then run again", gib(bytes));
     println!("bytes by the loopback interface's own counter, so with those of all else here; {ROUNDS_FEW} rounds");
-    let way = site.lanes(&[])?;
+    let way = site.lanes(&[], &file)?;
     println!("rdcp: {way}");
     if way.contains("through ssh") {
         return Err("the data goes through ssh, and over the loopback interface several times".to_owned());
@@ -462,11 +457,10 @@ impl Site {
         command
     }
 
-    /// Which way rdcp takes, in its own words.
-    fn lanes(&self, options: &[&str]) -> Result<String> {
-        let file = self.scratch.0.join("way");
-        fs::write(&file, "1").map_err(text)?;
-        let said = Running::start(self.rdcp(options).arg("-v").arg(&file).arg(remote(&self.fresh()?)))?.success()?;
+    /// Which way rdcp takes, in its own words, when it copies what is measured: a copy of a byte is over before it has all
+    /// its lanes.
+    fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
+        let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
         let line = said.lines().find_map(|line| line.split_once("data: "));
         Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
     }
@@ -512,14 +506,23 @@ impl Site {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// A peer from crates.io: in build/peers/bin, or on the PATH.
-    fn peer(&self, program: &str) -> Result<PathBuf> {
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("build/peers/bin").join(program);
-        let path =
-            if built.exists() { built } else { which(program).map_err(|_| format!("{program} is not installed"))? };
-        // Elsewhere rcp is the oldest of all, or another name of scp.
-        let help = Command::new(&path).arg("--help").stdin(Stdio::null()).output().map_err(text)?;
-        if help.status.success() { Ok(path) } else { Err(format!("{} is another {program}", path.display())) }
+    /// The peers from crates.io, each of which has made a copy of `from`; for those that could not, a row that says why.
+    fn peers<'a>(&'a self, row: &str, from: &Path) -> (Vec<Copy<'a>>, Vec<Row>) {
+        let (mut copies, mut rows) = (Vec::new(), Vec::new());
+        for peer in &PEERS {
+            let tried = peer.installed().and_then(|path| {
+                let source = from.to_owned();
+                let copy = self.copy(peer.program, move |site, to| {
+                    timed(Command::new(&path).env("PATH", site.path_of_peers()).arg(&source).arg(remote(to)))
+                });
+                copy.run(from).map(|_| copy)
+            });
+            match tried {
+                Ok(copy) => copies.push(copy),
+                Err(why) => rows.push(Row::absent(&format!("{row} {}", peer.program), &why)),
+            }
+        }
+        (copies, rows)
     }
 
     /// Where peers find an ssh that knows the host.

@@ -12,6 +12,7 @@
 mod copy;
 mod guest;
 mod harness;
+mod peers;
 mod sshd;
 mod streams;
 

@@ -193,7 +193,7 @@ impl<'a> Copy<'a> {
                 self.say(&line);
             }
             Message::Progress(bytes) if side == self.teller => {
-                let bytes = self.total.counters.bytes + bytes;
+                let bytes = self.total.counters.bytes.saturating_add(bytes);
                 if let Some(terminal) = &mut self.terminal {
                     terminal.progress(&Counters { bytes, ..Counters::default() });
                 }
@@ -626,7 +626,9 @@ impl<'a> Copy<'a> {
             }
             let wait = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             match self.next(wait)? {
-                Some((side, Message::Ended(report))) => {
+                Some((side, Message::Ended(report)))
+                    if [from, to].contains(&side) && !reports.iter().any(|(told, _)| *told == side) =>
+                {
                     if report.fault.as_ref().is_some_and(|fault| fault.own) && wanted == 2 && reports.is_empty() {
                         // The other end may not have met it, and would wait.
                         let other = if side == from { to } else { from };
@@ -636,7 +638,15 @@ impl<'a> Copy<'a> {
                     deadline.get_or_insert_with(|| Instant::now() + SECOND_MAX);
                 }
                 Some(_) => {}
-                None if deadline.is_some() => break,
+                // That all went well is for this end to say where it is one of the two: the other may be lying, and has at
+                // least not told it.
+                None if deadline.is_some() => {
+                    let ours_is_due = (from == HERE || to == HERE) && !reports.iter().any(|(side, _)| *side == HERE);
+                    if !ours_is_due || reports.iter().any(|(_, report)| report.fault.is_some()) {
+                        break;
+                    }
+                    deadline = None;
+                }
                 None => {}
             }
         }
@@ -672,10 +682,15 @@ impl<'a> Copy<'a> {
 
     fn add(&mut self, summary: &Summary) {
         let total = &mut self.total;
-        total.counters.bytes += summary.counters.bytes;
-        total.counters.retries += summary.counters.retries;
-        total.counters.replayed += summary.counters.replayed;
-        total.counters.corrupt += summary.counters.corrupt;
+        // As an agent told them: any number.
+        for (sum, part) in [
+            (&mut total.counters.bytes, summary.counters.bytes),
+            (&mut total.counters.retries, summary.counters.retries),
+            (&mut total.counters.replayed, summary.counters.replayed),
+            (&mut total.counters.corrupt, summary.counters.corrupt),
+        ] {
+            *sum = sum.saturating_add(part);
+        }
         total.seconds += summary.seconds;
         total.lanes = total.lanes.max(summary.lanes);
         total.encrypted |= summary.encrypted;

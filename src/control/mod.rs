@@ -11,6 +11,8 @@
 //! What the messages ask for is done in `cmd::end`, by the agent and by the caller for its own end alike.
 
 pub mod channel;
+#[cfg(test)]
+mod corpus;
 pub mod endpoints;
 pub mod frames;
 pub mod launch;

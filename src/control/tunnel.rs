@@ -88,8 +88,7 @@ impl Tunnel {
         std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
             for stream in listener.incoming().flatten() {
                 let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
-                (tunnel.emit)(Message::TunnelOpen(id));
-                tunnel.begin(id, stream);
+                tunnel.begin(id, stream, Some(Message::TunnelOpen(id)));
             }
         })?;
         Ok(address)
@@ -134,19 +133,28 @@ impl Tunnel {
         let address = target.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         // Loopback: it is answered at once, or refused at once.
         match address.map(|address| TcpStream::connect_timeout(&address, CONNECT_MAX)) {
-            Some(Ok(stream)) => self.begin(id, stream),
+            Some(Ok(stream)) => self.begin(id, stream, None),
             _ => (self.emit)(Message::TunnelClose(id)),
         }
     }
 
-    fn begin(self: &Arc<Self>, id: u32, stream: TcpStream) {
+    /// `first`: said before anything else of the connection, and when it is known here. The answer, which may be that
+    /// the other end has closed it, may come at once and would else be lost.
+    fn begin(self: &Arc<Self>, id: u32, stream: TcpStream, first: Option<Message>) {
         let _ = stream.set_nodelay(true);
         let (inbound, queue) = unbounded();
         let credit = Arc::new(Credit { bytes: Mutex::new(WINDOW_BYTES), more: Condvar::new() });
         let connection =
             Connection { inbound: Some(inbound), credit: Arc::clone(&credit), waiting_bytes: 0, reading: true };
-        let Ok(output) = stream.try_clone() else { return (self.emit)(Message::TunnelClose(id)) };
+        let Ok(output) = stream.try_clone() else {
+            // Where the other end does not know of it yet, there is nobody to tell.
+            if first.is_none() {
+                (self.emit)(Message::TunnelClose(id));
+            }
+            return;
+        };
         self.state().connections.insert(id, connection);
+        first.into_iter().for_each(|first| (self.emit)(first));
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).stack_size(192 << 10).spawn(run)
         };
@@ -270,7 +278,28 @@ mod tests {
     fn what_nobody_serves_is_closed() {
         let (a, _b) = pair();
         let mut client = TcpStream::connect(a.listen().expect("a port")).expect("loopback");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
         assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
+    }
+
+    /// The other end closes it before the call that told of it has returned.
+    #[test]
+    fn an_answer_that_comes_at_once_is_heard() {
+        let end: Arc<Mutex<Option<Arc<Tunnel>>>> = Arc::default();
+        let itself = Arc::clone(&end);
+        let tunnel = Tunnel::new(Arc::new(move |message| {
+            let tunnel = itself.lock().expect("no panic").clone().expect("set below");
+            if let Message::TunnelOpen(id) = message {
+                tunnel.handle(Message::TunnelData { id, bytes: b"bye".to_vec() });
+                tunnel.handle(Message::TunnelClose(id));
+            }
+        }));
+        *end.lock().expect("no panic") = Some(Arc::clone(&tunnel));
+        let mut client = TcpStream::connect(tunnel.listen().expect("a port")).expect("loopback");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).expect("to its end");
+        assert_eq!(got, b"bye");
     }
 
     #[test]

@@ -230,7 +230,7 @@ struct Totals {
 ///
 /// The limit of open files is raised as far as it goes, since each level of a tree needs two.
 pub fn copy(items: &[Item], options: &Options<'_>, events: &dyn Events) -> Report {
-    raise_open_files();
+    super::raise_open_files();
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let threads = options.threads.unwrap_or(cores.clamp(2, THREADS_MAX)).max(1);
     let engine = work::Engine::new(options, events, threads);
@@ -257,13 +257,6 @@ pub fn copy(items: &[Item], options: &Options<'_>, events: &dyn Events) -> Repor
         first_failure,
         stopped,
     }
-}
-
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    // It may be there already, or a container's rules may forbid it; deep trees then fail where the limit is.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// The directory that relative source paths start from.

@@ -2,6 +2,7 @@
 
 pub mod copy;
 pub mod metadata;
+mod partial;
 pub mod sink;
 pub mod source;
 pub mod tree_sink;
@@ -55,6 +56,15 @@ fn umask() -> u32 {
         rustix::process::umask(mask);
         mask.bits()
     })
+}
+
+/// Lets this process open as many files as it may. Deep trees, and many large files at once, take more descriptors than
+/// the 1024 that most systems begin with.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // It may be there already, or a container's rules may forbid it; what takes more then fails where the limit is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// Writes all of `bytes` at a position.

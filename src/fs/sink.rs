@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, fchmod, fchown, flock, fstat, ftruncate,
-    openat, renameat, stat, statat, unlinkat,
+    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fchown, fstat, openat, renameat, stat, statat,
+    unlinkat,
 };
 use rustix::io::{Errno, write};
 
-use super::{PARTIAL, io_fact, name_beside, std_fact, umask, write_at};
+use super::{PARTIAL, io_fact, name_beside, partial, std_fact, umask, write_at};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
@@ -103,7 +103,7 @@ struct Names {
 
 impl FileSink {
     /// Makes the partial file: in the destination's directory, mode 0600, locked, named by a hash so that no name is too
-    /// long. One that a killed transfer left is taken over.
+    /// long. What stands under that name, such as what a killed transfer left, is removed.
     ///
     /// # Errors
     ///
@@ -118,23 +118,10 @@ impl FileSink {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
-        let partial = OsString::from(name_beside(last.as_bytes(), PARTIAL));
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(&directory, &partial, flags, Mode::RUSR | Mode::WUSR).map_err(fact)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| fact(Errno::BUSY))?;
-        // Whoever held the lock before may have published or removed the name that we opened.
-        let here = fstat(&file).map_err(fact)?;
-        let named = statat(&directory, &partial, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| fact(Errno::BUSY))?;
-        if (here.st_dev, here.st_ino) != (named.st_dev, named.st_ino)
-            || FileType::from_raw_mode(here.st_mode) != FileType::RegularFile
-        {
-            return Err(fact(Errno::BUSY));
-        }
-        let names = Some(Names { directory, partial, last });
-        let sink = Self { file: file.into(), names, path: path.to_owned(), settled: AtomicBool::new(false) };
-        ftruncate(&sink.file, 0).map_err(fact)?;
-        fchmod(&sink.file, Mode::RUSR | Mode::WUSR).map_err(fact)?;
-        Ok(sink)
+        let beside = name_beside(last.as_bytes(), PARTIAL);
+        let (file, _) = partial::open(&directory, &beside, false).map_err(fact)?;
+        let names = Some(Names { directory, partial: beside.into(), last });
+        Ok(Self { file: file.into(), names, path: path.to_owned(), settled: AtomicBool::new(false) })
     }
 
     /// A regular file that somebody else has opened, written where it is.

@@ -36,7 +36,7 @@ use rustix::io::Errno;
 use super::metadata::{Applied, Keep, Setter};
 use super::{io_fact, plain_fact, stops_everything};
 use directory::{OpenDirectory, find_file};
-use entry::Large;
+use entry::{Large, Range};
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -180,7 +180,7 @@ struct Batch {
 
 enum Job<C> {
     Make(Arc<C>, Batch),
-    Write(Arc<C>, Arc<Large>, u64),
+    Write(Range, Arc<Large>, u64),
     /// Tell the sender what there is of a large file already.
     Look(Arc<Large>, u32),
     /// Let go of it here, since publishing may take long.
@@ -309,6 +309,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         {
             return Err(io_fact(name, Errno::INVAL));
         }
+        super::raise_open_files();
         let cores = || std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
@@ -511,8 +512,10 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         if !is_within || slot.received_bytes > slot.data_bytes_max {
             return Err(Refused::Data("more data of a file than announced"));
         }
-        if let Some(large) = slot.large.clone() {
-            self.hand_on(Job::Write(chunk, large, position));
+        if let Some(large) = slot.large.clone()
+            && let Some(range) = large.leave(chunk, position)
+        {
+            self.hand_on(Job::Write(range, large, position));
         }
         self.settle(item);
         Ok(())
@@ -643,7 +646,7 @@ fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
     while let Ok(job) = queue.recv() {
         match job {
             Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
-            Job::Write(chunk, large, position) => large.write((*chunk).as_ref(), position),
+            Job::Write(range, large, position) => large.take(range, position),
             Job::Look(large, item) => {
                 let (granule_bytes, hashes) = large.look();
                 (shared.answer)(Have { item, granule_bytes, hashes });

@@ -107,6 +107,7 @@ impl TreeSource {
     ///
     /// Those of [`Walk::new`].
     pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
+        super::raise_open_files();
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
             standing: Standing::Going,
@@ -382,12 +383,15 @@ impl Reading {
         {
             let number = position / granule_bytes;
             let end = (number + 1).saturating_mul(*granule_bytes).min(size);
-            let hash = usize::try_from(number).ok().and_then(|number| hashes.get(number).copied().flatten());
-            if let Some(hash) = hash.filter(|_| position.is_multiple_of(*granule_bytes)) {
+            // Beyond what was told of, granules do not count: the receiver may have made them as small as a byte.
+            let told = usize::try_from(number).ok().and_then(|number| hashes.get(number));
+            if let Some(&Some(hash)) = told.filter(|_| position.is_multiple_of(*granule_bytes)) {
                 self.next = end;
                 return Some(Piece::Compare { range: position..end, hash });
             }
-            length = length.min(end - position);
+            if told.is_some() {
+                length = length.min(end - position);
+            }
         }
         self.next += length;
         Some(Piece::Send { position, length: length as usize })

@@ -1,7 +1,7 @@
 //! The fuzz bodies of the transports, run as tests: over the corpus in `fuzz/corpus`, and over damaged copies of it.
 
 #[path = "../../fuzz/corpus.rs"]
-mod runner;
+pub(crate) mod runner;
 
 use runner::Body;
 

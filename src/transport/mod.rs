@@ -11,7 +11,7 @@ use std::time::Instant;
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
 #[cfg(test)]
-mod corpus;
+pub(crate) mod corpus;
 pub mod mem;
 pub mod pool;
 pub mod rdma;

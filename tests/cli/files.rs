@@ -225,7 +225,7 @@ fn a_destination_that_becomes_too_large() {
 }
 
 #[test]
-fn a_killed_receiver_leaves_the_old_file_and_its_partial_is_taken_over() {
+fn a_killed_receiver_leaves_the_old_file_and_its_partial_is_removed() {
     let scratch = Scratch::new();
     let input = noise(6 << 20);
     let source = scratch.file("source", &input);

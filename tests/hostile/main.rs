@@ -5,6 +5,7 @@
 //! To send records of its choice it has the agent send the bytes of a file where a tree was asked for, over the real
 //! session; on the way the two look alike.
 
+mod receiver;
 #[path = "../rig/mod.rs"]
 mod rig;
 
@@ -16,6 +17,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
@@ -23,12 +26,16 @@ use rd_proto::tree::{Metadata, Record, Special};
 use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
 use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message};
 use rig::*;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 /// What the peer does, in the environment of the launcher.
 const RECORDS: &str = "RD_HOSTILE_RECORDS";
 const NAMES: &str = "RD_HOSTILE_NAMES";
 const KIND: &str = "RD_HOSTILE_KIND";
 const SAYS: &str = "RD_HOSTILE_SAYS";
+
+/// It is a receiver, and lies like this.
+const RECEIVER: &str = "RD_HOSTILE_RECEIVER";
 
 fn main() -> ExitCode {
     if std::env::var_os("RD_HOSTILE").is_some() {
@@ -48,6 +55,9 @@ fn main() -> ExitCode {
 
 /// Stands between the caller and a real agent.
 fn be_hostile() -> ExitCode {
+    if let Ok(name) = std::env::var(RECEIVER) {
+        return receiver::be_receiver(&name);
+    }
     let mut agent = Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the agent");
     let to_agent = Outbox::start(agent.stdin.take().expect("piped"), b"").expect("a thread");
     let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
@@ -110,10 +120,14 @@ const CASES: &[Case] = &[
     ("names_that_lead_elsewhere", names_that_lead_elsewhere),
     ("through_a_link_that_it_made", through_a_link_that_it_made),
     ("through_a_link_that_was_there", through_a_link_that_was_there),
+    ("through_links_that_come_and_go", through_links_that_come_and_go),
     ("lengths_that_are_lies", lengths_that_are_lies),
     ("names_that_were_not_asked_for", names_that_were_not_asked_for),
     ("no_more_than_a_file_without_r", no_more_than_a_file_without_r),
     ("what_is_printed_is_printable", what_is_printed_is_printable),
+    ("the_receiver_can_be_honest", receiver::the_receiver_can_be_honest),
+    ("a_receiver_that_lies_about_what_it_has", receiver::a_receiver_that_lies_about_what_it_has),
+    ("a_receiver_that_lies_about_what_was_there", receiver::a_receiver_that_lies_about_what_was_there),
 ];
 
 /// A directory `dst`, and things beside it that must stay as they are.
@@ -360,6 +374,56 @@ fn through_a_link_that_was_there() {
     symlink(lab.scratch.join("outside"), lab.scratch.join("dst/x")).expect("a link");
     let ended = lab.tree(&encoded(&[directory(b"x"), file(b"file"), directory(b"new"), LEAVE, LEAVE, END]));
     assert!([6, 8].contains(&ended.code), "{}: {}", ended.code, ended.stderr);
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Another process at the destination's host exchanges directories for links while they are being filled.
+fn through_links_that_come_and_go() {
+    const DIRECTORIES: usize = 40;
+    const COPIES: usize = 12;
+    let lab = Lab::new();
+    let names: Vec<String> = (0..DIRECTORIES).map(|number| format!("d{number:02}")).collect();
+    let mut records = vec![directory(b"x")];
+    for name in &names {
+        records.extend([directory(name.as_bytes()), directory(b"below"), file(b"file"), LEAVE]);
+        records.extend([file(b"file"), link(b"link", b"/"), file(b"new"), LEAVE]);
+    }
+    records.extend([LEAVE, END]);
+    let records = encoded(&records);
+    lab.tree(&records).expect(0);
+    let links = lab.scratch.join("dst/links");
+    fs::create_dir(&links).expect("a directory");
+    for name in &names {
+        symlink(lab.scratch.join("outside"), links.join(name)).expect("a link");
+    }
+    let (copied, is_over) = (lab.scratch.join("dst/x"), AtomicBool::new(false));
+    let exchanges = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                for name in &names {
+                    // One of the two may just be opened, but is there.
+                    let flags = RenameFlags::EXCHANGE;
+                    renameat_with(CWD, copied.join(name), CWD, links.join(name), flags).expect("both are there");
+                    exchanges.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        // However this ends.
+        let over = Over(&is_over);
+        let codes: Vec<i32> = (0..COPIES).map(|_| lab.tree(&records).code).collect();
+        drop(over);
+        // A directory that is a link when its turn comes has failed.
+        assert!(codes.iter().all(|code| [0, 8].contains(code)) && codes.contains(&8), "{codes:?}");
+    });
+    assert!(exchanges.into_inner() > COPIES * DIRECTORIES);
 }
 
 fn lengths_that_are_lies() {

@@ -144,9 +144,14 @@ pub fn all_gone(within: Duration) {
 
 /// Bytes that have crossed a host's interface, both ways.
 pub fn crossed(host: u32) -> u64 {
+    crossed_on(host, "e0")
+}
+
+/// The same of another interface.
+pub fn crossed_on(host: u32, interface: &str) -> u64 {
     let count = |name: &str| {
         // Not from /sys: what is mounted there is the machine's.
-        let output = on(host, Command::new("ip").args(["-s", "-j", "link", "show", "e0"])).output().expect("ip");
+        let output = on(host, Command::new("ip").args(["-s", "-j", "link", "show", interface])).output().expect("ip");
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         json[0]["stats64"][name]["bytes"].as_u64().expect("a number")
     };

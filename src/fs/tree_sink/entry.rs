@@ -4,23 +4,25 @@
 //! when it is whole. On tmpfs that takes a sixth less time than making, writing and renaming a file. Where it cannot be
 //! had, or must outlive us (large files), the file has a partial name meanwhile.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync,
-    flock, fstat, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
+    Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync, fstat, fstatfs,
+    fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::metadata::{Current, Handle, itself};
+use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
@@ -35,9 +37,6 @@ const GRANULE_ALIGN: u64 = 1 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
-
-/// Times that a name is tried again when another process makes it at the same moment.
-const TRIES_MAX: usize = 3;
 
 fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -245,49 +244,11 @@ impl Partial {
         Self::named(directory, name, may_adopt)
     }
 
-    /// A file under a partial name, locked, and whether it was there. What stands under that name and is not ours alone
-    /// is removed, never written to: it may be another name of some file.
+    /// A file under a partial name, and whether it was there.
     fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Errno> {
         let beside = name_beside(name, PARTIAL);
-        let fd = &directory.fd;
-        for _ in 0..TRIES_MAX {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            match openat(fd, &beside, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(file) => {
-                    // Another transfer that found it before it was locked has removed it.
-                    let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
-                    if lock.is_err() || fstat(&file)?.st_nlink == 0 {
-                        return Err(Errno::BUSY);
-                    }
-                    return Ok((Self { file, way: Way::Named(beside) }, false));
-                }
-                Err(Errno::EXIST) => {}
-                Err(error) => return Err(error),
-            }
-            // For writing, since over NFS only then it can be locked.
-            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-            match openat(fd, &beside, flags, Mode::empty()) {
-                Ok(left) => {
-                    flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
-                    let (here, named) = (fstat(&left)?, statat(fd, &beside, AtFlags::SYMLINK_NOFOLLOW));
-                    if named.is_ok_and(|named| (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino)) {
-                        let ours = is_regular(&here)
-                            && here.st_nlink == 1
-                            && here.st_uid == rustix::process::geteuid().as_raw()
-                            && here.st_mode & 0o7777 == 0o600;
-                        if may_adopt && ours {
-                            return Ok((Self { file: left, way: Way::Named(beside) }, true));
-                        }
-                        unlinkat(fd, &beside, AtFlags::empty())?;
-                    }
-                }
-                // Gone meanwhile.
-                Err(Errno::NOENT) => {}
-                // A link, a socket, somebody else's file: not of a transfer that runs.
-                Err(_) => unlinkat(fd, &beside, AtFlags::empty())?,
-            }
-        }
-        Err(Errno::BUSY)
+        let (file, was_there) = partial::open(&directory.fd, &beside, may_adopt)?;
+        Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
     fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Errno> {
@@ -366,6 +327,13 @@ impl Partial {
     }
 }
 
+/// File systems in which a write waits until another one to the same file is done: ext4, XFS, Btrfs, tmpfs. A second
+/// thread would burn its processor, or sleep and be woken, for each range.
+const SERIAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+
+/// A chunk, or whatever else has the bytes of a range.
+pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// A file whose data comes in ranges.
 ///
 /// Those who still write to it hold it; when the last lets go it is published if it is complete, else removed.
@@ -379,6 +347,10 @@ pub(super) struct Large {
     is_adopted: bool,
     /// A transfer after this one may go on with it.
     is_lasting: bool,
+    /// Ranges of it are written one after the other.
+    is_serial: bool,
+    /// Ranges for the thread that is writing to it; none if no thread is.
+    waiting: Mutex<Option<VecDeque<(Range, u64)>>>,
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
     has_failed: AtomicBool,
@@ -405,9 +377,14 @@ impl Large {
             partial.remove(directory);
             return Err(error);
         }
+        // Reading back waits for the disk, and that at least can be done for several ranges at once.
+        let is_serial = !shared.options.read_back
+            && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as u32)));
         Ok(Self {
             partial,
             size,
+            is_serial,
+            waiting: Mutex::default(),
             is_adopted,
             is_lasting: awaits_have,
             name: name.to_vec(),
@@ -421,8 +398,49 @@ impl Large {
         })
     }
 
-    /// Writes a range; the caller has checked that it is within the size.
-    pub fn write(&self, data: &[u8], position: u64) {
+    /// Leaves a range to the thread that is writing to the file, which has more to do then before it lets go of it. Gives
+    /// it back where there is none, or several may write at once.
+    pub fn leave(&self, range: Range, position: u64) -> Option<Range> {
+        match &mut *self.waiting() {
+            Some(waiting) => {
+                waiting.push_back((range, position));
+                None
+            }
+            None => Some(range),
+        }
+    }
+
+    /// Writes a range, and those that are left to this thread meanwhile. The caller has checked that they are within the
+    /// size.
+    pub fn take(&self, range: Range, position: u64) {
+        if !self.is_serial {
+            return self.write((*range).as_ref(), position);
+        }
+        let mut next = Some((range, position));
+        {
+            let mut waiting = self.waiting();
+            match &mut *waiting {
+                Some(waiting) => return waiting.extend(next),
+                nobody => *nobody = Some(VecDeque::new()),
+            }
+        }
+        while let Some((range, position)) = next {
+            self.write((*range).as_ref(), position);
+            // The chunk goes back at once.
+            drop(range);
+            let mut waiting = self.waiting();
+            next = waiting.as_mut().and_then(VecDeque::pop_front);
+            if next.is_none() {
+                *waiting = None;
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Option<VecDeque<(Range, u64)>>> {
+        self.waiting.lock().expect("no panics under it")
+    }
+
+    fn write(&self, data: &[u8], position: u64) {
         if self.has_failed.load(Relaxed) {
             return;
         }

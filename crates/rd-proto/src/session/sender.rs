@@ -352,20 +352,22 @@ impl Sender {
             return Err(Violation::Impossible("acknowledgement"));
         }
         for sequence in (self.base..set.below).chain(set.above()) {
-            let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+            let chunk = &self.chunks[sequence as usize % SPAN_MAX];
             if chunk.taken {
                 continue;
             }
-            let buffer = chunk.buffer.take().ok_or(Violation::Impossible("acknowledgement"))?;
-            chunk.taken = true;
+            let buffer = chunk.buffer.ok_or(Violation::Impossible("acknowledgement"))?;
             let state = &mut self.buffers[buffer as usize];
             match state.place {
-                Place::OnLane(_) => state.taken = true,
-                Place::Sent(_) | Place::Arrived => self.release(buffer),
+                // Nothing of it is changed: what a worker has of it comes back as it went.
                 Place::Free | Place::Working | Place::Ready => {
                     return Err(Violation::Impossible("acknowledgement"));
                 }
+                Place::OnLane(_) => state.taken = true,
+                Place::Sent(_) | Place::Arrived => self.release(buffer),
             }
+            let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+            (chunk.buffer, chunk.taken) = (None, true);
         }
         while self.base < self.sealed_end && self.chunks[self.base as usize % SPAN_MAX].taken {
             let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);

@@ -3,30 +3,22 @@
 //!
 //! `bandwidth` prints a line to compare with `ib_send_bw -R -e -s 1048576 -n 300 -t 16 -r 32`.
 
+mod rig;
+
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use rd_proto::handshake::HANDSHAKE_BYTES_MAX;
-use rdma_pipe::transport::rdma::{
-    Adapters, ConnectError, Connection, Endpoint, Hello, Listener, RegisterError, connect, endpoints, listen,
-};
-use rdma_pipe::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Pool, Report};
+use rdma_pipe::transport::rdma::{ConnectError, Endpoint, RegisterError, connect, endpoints};
+use rdma_pipe::transport::{LaneError, LaneEvent, Medium};
+use rig::*;
 
 type Case = fn() -> Result<(), Failed>;
-
-const CHUNK_BYTES: usize = 1 << 20;
-const TICKET: [u8; 16] = *b"sixteen byte tkt";
-const TOKEN: [u8; 16] = *b"sixteen byte tok";
-const HELLO: Hello = Hello { ticket: TICKET, index: 3, generation: 70_000 };
-
-/// Under emulation everything is slow; what must be quick has a time of its own.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var("RD_LANE_CHILD") {
@@ -64,116 +56,6 @@ fn main() -> ExitCode {
     let trials =
         cases.into_iter().map(|(name, case)| Trial::test(name, case).with_ignored_flag(testbed.is_none())).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
-}
-
-/// The testbed's first IPv4 endpoint.
-fn endpoint() -> Endpoint {
-    endpoints().expect("RDMA").into_iter().find(|endpoint| endpoint.address.is_ipv4()).expect("an IPv4 endpoint")
-}
-
-fn soon() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-/// A pool with its adapters and buffers.
-struct Side {
-    adapters: Adapters,
-    buffers: Vec<Buffer>,
-}
-
-impl Side {
-    fn new(count: u32) -> Self {
-        let (pool, buffers) = Pool::new(count, NonZeroUsize::new(CHUNK_BYTES).expect("not 0")).expect("a pool");
-        Self { adapters: Adapters::new(pool), buffers }
-    }
-}
-
-fn listener(side: &Side, endpoint: &Endpoint) -> (Listener, Receiver<(Connection, Hello)>) {
-    let (sender, receiver) = mpsc::channel();
-    let sender = Mutex::new(sender);
-    let on_incoming = Box::new(move |connection, hello| {
-        let _ = sender.lock().expect("not poisoned").send((connection, hello));
-    });
-    let listener = listen(&side.adapters, endpoint, None, TICKET, on_incoming).expect("listens");
-    (listener, receiver)
-}
-
-fn remote(endpoint: &Endpoint, listener: &Listener) -> SocketAddr {
-    SocketAddr::new(endpoint.address, listener.port())
-}
-
-/// One end of a lane.
-struct End {
-    lane: Box<dyn Lane>,
-    events: Receiver<LaneEvent>,
-}
-
-impl End {
-    fn next(&self) -> LaneEvent {
-        self.within(PATIENCE)
-    }
-
-    fn within(&self, time: Duration) -> LaneEvent {
-        self.events.recv_timeout(time).unwrap_or_else(|_| panic!("nothing from {} in {time:?}", self.lane.describe()))
-    }
-
-    fn control(&self) -> Vec<u8> {
-        match self.next() {
-            LaneEvent::Control(frame) => frame,
-            other => panic!("expected a control frame, got {other:?}"),
-        }
-    }
-
-    /// The last event; others before it are dropped with their buffers counted.
-    fn down(&self, time: Duration) -> (LaneError, usize) {
-        let deadline = Instant::now() + time;
-        let mut came_back = 0;
-        loop {
-            match self.within(deadline.saturating_duration_since(Instant::now())) {
-                LaneEvent::Down { reason, buffers } => return (reason, came_back + buffers.len()),
-                LaneEvent::Chunk { .. } | LaneEvent::Sent(_) | LaneEvent::Unsent(_) => came_back += 1,
-                LaneEvent::Control(_) => {}
-            }
-        }
-    }
-}
-
-fn reporter() -> (Report, Receiver<LaneEvent>) {
-    let (sender, events) = mpsc::channel();
-    let sender = Mutex::new(sender);
-    let report: Report = Arc::new(move |event| {
-        let _ = sender.lock().expect("not poisoned").send(event);
-    });
-    (report, events)
-}
-
-fn into_end(connection: Connection) -> Result<End, ConnectError> {
-    let (report, events) = reporter();
-    Ok(End { lane: connection.into_lane(TOKEN, soon(), report)?, events })
-}
-
-/// A lane with both ends here. The listener is not needed any more once it is up.
-fn lane_pair(endpoint: &Endpoint, one: &Side, other: &Side) -> (End, End) {
-    let (listener, incoming) = listener(other, endpoint);
-    let connection = connect(&one.adapters, endpoint, remote(endpoint, &listener), &HELLO, soon()).expect("connects");
-    let (accepted, _) = incoming.recv_timeout(PATIENCE).expect("an incoming connection");
-    let accepting = std::thread::spawn(move || into_end(accepted));
-    let connected = into_end(connection).expect("the connecting end's lane");
-    (connected, accepting.join().expect("no panic").expect("the accepting end's lane"))
-}
-
-fn fill(buffer: &mut Buffer, seed: u8, bytes: usize) {
-    buffer.header_mut().fill(seed);
-    for (at, byte) in buffer.payload_mut()[..bytes].iter_mut().enumerate() {
-        *byte = (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed;
-    }
-}
-
-fn check(buffer: &Buffer, seed: u8, bytes: usize) {
-    assert!(buffer.header().iter().all(|byte| *byte == seed), "header of {bytes} bytes");
-    for (at, byte) in buffer.payload()[..bytes].iter().enumerate() {
-        assert_eq!(*byte, (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed, "byte {at} of {bytes}");
-    }
 }
 
 fn endpoints_name_the_device() -> Result<(), Failed> {

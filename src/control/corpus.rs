@@ -1,0 +1,22 @@
+//! The fuzz body of the agents' messages, run as a test: over the corpus in `fuzz/corpus`, and over damaged copies of it.
+
+use super::frames::fuzz;
+use crate::transport::corpus::runner::{self, Body};
+
+/// The targets of `fuzz/` that begin with `agent_`, and their bodies.
+const TARGETS: &[(&str, Body)] = &[("agent_message", fuzz::message)];
+
+#[test]
+fn every_target_has_a_body_and_a_corpus() {
+    runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| name.starts_with("agent_"));
+}
+
+#[test]
+fn corpus_holds_what_this_version_makes() {
+    runner::corpus_holds(&fuzz::seeds(), |_| true);
+}
+
+#[test]
+fn bodies_survive_the_corpus() {
+    runner::bodies_survive_the_corpus(TARGETS);
+}

@@ -1,0 +1,137 @@
+//! Body of the fuzz target, and the messages that it starts from.
+
+use super::*;
+
+/// No input may panic, and what decodes says what was encoded.
+pub fn message(bytes: &[u8]) {
+    let Ok(Some(message)) = Message::decode(bytes) else { return };
+    let mut again = Vec::new();
+    // A message may be longer in our own encoding than the bytes that it was read from.
+    if message.encode(&mut again).is_ok() {
+        assert_eq!(Message::decode(&again[LENGTH_BYTES..]), Ok(Some(message)));
+    }
+}
+
+/// The corpus that is checked in: target, name and bytes of each seed.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let seed = |(name, message): (&'static str, Message)| {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).expect("short");
+        ("agent_message", name, bytes.split_off(LENGTH_BYTES))
+    };
+    samples().into_iter().map(seed).collect()
+}
+
+/// A message of each kind, in the order of their numbers, and some kinds twice.
+pub fn samples() -> Vec<(&'static str, Message)> {
+    let hello = Hello {
+        major: 1,
+        minor: 0,
+        program: "0.1.0".to_owned(),
+        system: "Linux".to_owned(),
+        machine: "x86_64".to_owned(),
+        libc: "gnu".to_owned(),
+        kernel_id: b"0123-4567".to_vec(),
+        host: b"h1".to_vec(),
+    };
+    let found = Found {
+        path: b"/a/\xff\n".to_vec(),
+        name: b"-x$(y)".to_vec(),
+        kind: Kind::Directory,
+        size_bytes: 1 << 40,
+        device: 3,
+        inode: u64::MAX,
+    };
+    let fault = Fault::io(6, "cannot write", &IoFact { errno: 28, path: b"/x".to_vec(), detail: b"d".to_vec() });
+    let settings = Settings {
+        transport: 1,
+        encrypt: 2,
+        compress: 3,
+        lanes: Some(4),
+        buffer_bytes: 32 << 20,
+        ports: Some((7000, 7009)),
+        reconnect_s: 30,
+        bwlimit: None,
+    };
+    let begin = |job| Begin {
+        key: SessionKey([7; 32]),
+        job,
+        settings: settings.clone(),
+        caller_is_peer: true,
+        peer: b"h1".to_vec(),
+    };
+    let tree = TreeSettings {
+        recursive: true,
+        mode: true,
+        owner: false,
+        times: true,
+        xattrs: true,
+        hard_links: true,
+        sparse: true,
+        specials: false,
+        in_place: false,
+        fsync: false,
+        sieve: vec![Sieve { pattern: b"*.o".to_vec().into(), is_include: false }],
+        read_back: true,
+    };
+    let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into() };
+    let names = vec![b"d".to_vec().into()];
+    let endpoint =
+        Endpoint { address: vec![10, 0, 0, 1], port: 7000, prefix_bits: 24, rate_mbps: 100_000, is_via: true };
+    let report = Report {
+        fault: Some(fault.clone()),
+        bytes: 9,
+        media: vec!["tcp".to_owned()],
+        waits: vec![1, 2, 3, 4, 5],
+        failures: vec![fault.clone()],
+        ..Report::default()
+    };
+    let place =
+        Place { path: Vec::new(), directory: true, exact: false, sources: vec![found.clone()], same_kernel: true };
+    let stage = Stage {
+        number: 2,
+        action: Action::Tee { path: b"~/\xfe".to_vec(), append: true },
+        input: Input::Hop,
+        output: Output::Dropped,
+        shell: vec![b"sh".to_vec().into()],
+    };
+    let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
+    let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
+    vec![
+        ("hello", Message::Hello(hello)),
+        ("find", Message::Find { patterns: vec![b"*.\xfe".to_vec().into()], links: true }),
+        ("found", Message::Found(vec![found])),
+        ("found-all", Message::FoundAll),
+        ("place", Message::Place(place)),
+        ("placed", placed(None)),
+        ("placed-name", placed(Some(b"n".to_vec()))),
+        ("failed", Message::Failed(fault)),
+        ("begin-file", Message::Begin(Box::new(begin(Job::ReceiveFile { path: b"/to".to_vec() })))),
+        ("begin-tree", Message::Begin(Box::new(begin(receive)))),
+        ("listen", Message::Listen { via: b"ib0".to_vec() }),
+        ("listening", Message::Listening(vec![endpoint.clone()])),
+        ("dial", Message::Dial { endpoints: vec![endpoint], via: Vec::new() }),
+        ("dial-tunnel", Message::DialTunnel),
+        ("dialed", Message::Dialed),
+        ("dial-failed", Message::DialFailed("refused".to_owned())),
+        ("say", Message::Say("a line".to_owned())),
+        ("progress", Message::Progress(1 << 40)),
+        ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
+        ("ended", Message::Ended(Box::new(report))),
+        ("signal", Message::Signal(2)),
+        ("copy", Message::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree }),
+        ("tunnel-open", Message::TunnelOpen(1)),
+        ("tunnel-data", Message::TunnelData { id: 1, bytes: vec![0; 100] }),
+        ("tunnel-credit", Message::TunnelCredit { id: 1, bytes: 1 << 20 }),
+        ("tunnel-close", Message::TunnelClose(1)),
+        ("for-end", Message::Listen { via: Vec::new() }.for_end(5).expect("short")),
+        ("stage", Message::Stage(Box::new(stage))),
+        ("start-stages", Message::StartStages),
+        (
+            "stage-ended",
+            Message::StageEnded { stage: 2, report: StageReport { signal: Some(9), ..StageReport::default() } },
+        ),
+        ("stage-stderr", Message::StageStderr { stage: 2, bytes: b"\xff".to_vec() }),
+        ("end-stage", Message::EndStage { stage: 2, signal: 15 }),
+    ]
+}

@@ -18,6 +18,7 @@ use rd_proto::handshake::{Established, Key};
 use rd_proto::session::{Counters, Notice, Outcome};
 use rustix::io::Errno;
 
+use super::examiner::Examiner;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::TransferOptions;
 use super::place;
@@ -46,6 +47,7 @@ pub(super) struct End {
     is_agent: bool,
     tunnel: Arc<Tunnel>,
     live: Option<Live>,
+    examiner: Examiner,
 }
 
 /// A session, or a copy on this host, that has been begun.
@@ -70,7 +72,8 @@ impl End {
     /// `emit` takes what this end says and must not wait. An agent expands `~` and patterns, which for the caller's own
     /// host its shell has done; and it has no standard input and output to move.
     pub(super) fn new(emit: Emit, is_agent: bool) -> Self {
-        Self { tunnel: Tunnel::new(Arc::clone(&emit)), emit, is_agent, live: None }
+        let (tunnel, examiner) = (Tunnel::new(Arc::clone(&emit)), Examiner::new(Arc::clone(&emit)));
+        Self { tunnel, emit, is_agent, live: None, examiner }
     }
 
     /// Does what a message asks for. What may take long, or wait, is done by a thread; then the answer comes later.
@@ -87,7 +90,11 @@ impl End {
                 Ok(placed) => Message::Placed(placed),
                 Err(fault) => Message::Failed(fault),
             }),
-            Message::Begin(begin) => self.begin(*begin),
+            Message::Begin(begin) => {
+                self.examiner.rest();
+                self.begin(*begin);
+            }
+            Message::Examine | Message::OpenDoor { .. } | Message::Knock(_) => self.examiner.handle(message),
             Message::Copy { roots, directory, names, settings } => self.copy(roots, directory, names, settings),
             Message::Listen { via } => match self.listen(&via) {
                 Ok(endpoints) => self.say(Message::Listening(endpoints)),
@@ -312,6 +319,7 @@ struct Run {
 /// What is moved, looked at but not begun.
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
+    SendMemory(Duration),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeSettings),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
@@ -350,17 +358,18 @@ impl Run {
             tells_for_both: if self.begin.caller_is_peer {
                 !self.is_agent
             } else {
-                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. })
+                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. } | Job::SendMemory { .. })
             },
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) => (Role::Sender, None),
+            Prepared::SendTree(..) | Prepared::SendMemory(_) => (Role::Sender, None),
             Prepared::Receive(_) | Prepared::ReceiveTree(..) => (Role::Receiver, None),
         };
         // The one place where it is decided what a session reads from or writes to.
         let make_work = |chunk_bytes| match prepared {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
+            Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
                 let source = tree::source(&roots, &settings, chunk_bytes)?;
                 Ok(Work::Send(Source::Tree(Box::new(source))))
@@ -405,6 +414,7 @@ impl Run {
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),
+            Job::SendMemory { millis } => Ok(Prepared::SendMemory(Duration::from_millis((*millis).into()))),
             Job::SendTree { roots, settings } => Ok(Prepared::SendTree(roots.clone(), settings.clone())),
             Job::ReceiveTree { directory, names, settings } => {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))

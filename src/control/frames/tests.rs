@@ -55,6 +55,10 @@ fn samples() -> Vec<Message> {
         Message::Ended(Box::new(Report { fault: Some(fault), bytes: 9, ..Report::default() })),
         Message::Notice { code: 1, index: 16, generation: 3, reason: None },
         Message::TunnelData { id: 1, bytes: vec![0; 100] },
+        Message::Examine,
+        Message::Examined(vec![0x80]),
+        Message::OpenDoor { ports: Some((7000, 7009)) },
+        Message::Knock(vec![1, 2, 3]),
     ]
 }
 

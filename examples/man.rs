@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::doctor::DoctorArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
@@ -30,7 +31,7 @@ const KEY: &[(&str, &str)] = &[
     NO_COLOR,
 ];
 
-fn pages() -> [Page; 4] {
+fn pages() -> [Page; 5] {
     [
         Page {
             command: CopyArguments::command(),
@@ -47,6 +48,20 @@ fn pages() -> [Page; 4] {
                 ),
                 ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
                 ("rdcp --bootstrap -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
+            ],
+        },
+        Page {
+            command: DoctorArguments::command(),
+            other: "rdcp",
+            environment: &[
+                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
+                ("NO_COLOR", "Nothing is printed with colours if this is set."),
+            ],
+            examples: &[
+                ("rddoctor", "This host."),
+                ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
+                ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to be read and then run as root on both hosts."),
+                ("rddoctor --seconds 0 --json gpu7", "For a program, and without traffic."),
             ],
         },
         Page {
@@ -107,6 +122,8 @@ fn completed(command: Command) -> Command {
         command.mut_arg("paths", |paths| paths.value_name("PATH").value_hint(ValueHint::AnyPath))
     } else if has("positionals") {
         command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
+    } else if has("host") {
+        command.mut_arg("host", |host| host.value_hint(ValueHint::Hostname))
     } else {
         command
     }

@@ -38,7 +38,7 @@ const SECONDS_MAX: i64 = 600;
 #[derive(Parser, Debug)]
 #[command(name = "rddoctor", version, after_help = EXIT_CODES)]
 pub struct DoctorArguments {
-    /// A host to examine as well: [USER@]NAME, or an address
+    /// A host to examine as well: NAME, USER@NAME or an address
     #[arg(value_name = "HOST")]
     host: Option<OsString>,
     /// Print the findings as one JSON object
@@ -98,6 +98,9 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let launcher = arguments.hosts.launcher()?;
     let here = gather::here();
     let mut sections = vec![of_host("this host", "here", &here)];
+    let report = Report::of(arguments);
+    // The other takes some seconds, in which there is something to read.
+    report.section(&sections)?;
     if let Some(host) = &host {
         let transfer = TransferOptions {
             transport: arguments.transport,
@@ -109,7 +112,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             reconnect: 0,
             bwlimit: None,
         };
-        let report = ReportOptions { verbose: false, quiet: true, progress: false, json: None };
+        let quiet = ReportOptions { verbose: false, quiet: true, progress: false, json: None };
         let plan = Plan {
             sources: Vec::new(),
             destination: Spec::There(host.clone(), OsString::new()),
@@ -124,11 +127,13 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             agent: arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned()),
             bootstrap: arguments.hosts.bootstrap,
             transfer: &transfer,
-            report: &report,
+            report: &quiet,
         };
-        sections.extend(of_other(&plan, arguments, host, here)?);
+        let others = of_other(&plan, arguments, host, here)?;
+        report.section(&others)?;
+        sections.extend(others);
     }
-    tell(arguments, host.as_deref(), &sections)
+    report.end(&sections, host.as_deref())
 }
 
 /// A host, as the launcher takes it.
@@ -219,29 +224,57 @@ fn of_other(plan: &Plan<'_>, arguments: &DoctorArguments, host: &OsStr, here: Fa
     }
 }
 
-fn tell(arguments: &DoctorArguments, host: Option<&OsStr>, sections: &[Section]) -> Result<(), Failure> {
-    let worst = sections.iter().flat_map(|section| &section.lines).map(|line| line.level).max();
-    let exit = match worst {
-        Some(Level::Failure) => Some(Exit::Failures),
-        Some(Level::Warning) => Some(Exit::Warnings),
-        Some(Level::Ok) | None => None,
-    };
-    let mut stdout = std::io::stdout();
-    let text = if arguments.json {
-        output::json(sections, exit.map_or(0, Exit::code))
-    } else if arguments.fix_script {
-        output::script(sections)
-    } else {
-        let colour = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        output::text(sections, colour, host)
-    };
-    if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        return Err(match error.kind() {
-            std::io::ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
-            _ => Failure::new(Exit::Destination, format!("cannot write standard output: {error}")),
-        });
+/// In which form the findings are told.
+#[derive(Clone, Copy)]
+enum Report {
+    /// As they come; in colour or not.
+    Text(bool),
+    /// When all are known.
+    Json,
+    Script,
+}
+
+impl Report {
+    fn of(arguments: &DoctorArguments) -> Self {
+        match (arguments.json, arguments.fix_script) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Script,
+            (false, false) => {
+                let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                Self::Text(std::io::stdout().is_terminal() && !plain)
+            }
+        }
     }
-    exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
+
+    fn section(self, sections: &[Section]) -> Result<(), Failure> {
+        match self {
+            Self::Text(colour) => print(&output::text(sections, colour)),
+            Self::Json | Self::Script => Ok(()),
+        }
+    }
+
+    fn end(self, sections: &[Section], host: Option<&OsStr>) -> Result<(), Failure> {
+        let worst = sections.iter().flat_map(|section| &section.lines).map(|line| line.level).max();
+        let exit = match worst {
+            Some(Level::Failure) => Some(Exit::Failures),
+            Some(Level::Warning) => Some(Exit::Warnings),
+            Some(Level::Ok) | None => None,
+        };
+        print(&match self {
+            Self::Text(colour) => output::sum(sections, colour, host),
+            Self::Json => output::json(sections, exit.map_or(0, Exit::code)),
+            Self::Script => output::script(sections),
+        })?;
+        exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
+        _ => Failure::new(Exit::Destination, format!("cannot write standard output: {error}")),
+    })
 }
 
 #[cfg(test)]

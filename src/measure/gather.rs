@@ -40,8 +40,15 @@ pub fn here() -> Facts {
     let mut facts = from_files(&Root::default());
     for known in rdma::interface_addresses().unwrap_or_default() {
         let address = Address::new(known.address, known.prefix_bits);
-        if let Some(interface) = facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
-            interface.addresses.push(address);
+        match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
+            Some(interface) => interface.addresses.push(address),
+            // In a container /sys may be that of another network namespace.
+            None => facts.interfaces.push(Interface {
+                name: known.interface,
+                is_up: true,
+                addresses: vec![address],
+                ..Interface::default()
+            }),
         }
     }
     if let Some(session) = std::env::var("SSH_CONNECTION").ok().filter(|session| session.split(' ').count() == 4) {
@@ -199,6 +206,10 @@ fn is_root(root: &Root) -> bool {
 }
 
 fn is_container(root: &Root) -> bool {
+    // Where the kernel's own threads are seen this is none, whatever its files were unpacked from.
+    if root.text("proc/2/comm").is_some_and(|name| name == "kthreadd") {
+        return false;
+    }
     root.has(".dockerenv")
         || root.has("run/.containerenv")
         || root.text("run/systemd/container").is_some()
@@ -351,7 +362,16 @@ fn interfaces(root: &Root) -> Vec<Interface> {
             name,
         }
     };
-    names.filter(|name| root.has(&format!("sys/class/net/{name}/mtu"))).map(interface).collect()
+    // Which there are in our network namespace; /sys may be that of another.
+    let ours = root.text("proc/self/net/dev").unwrap_or_default();
+    let is_ours = |name: &String| {
+        ours.is_empty()
+            || ours
+                .lines()
+                .any(|line| line.trim_start().strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with(':')))
+    };
+    let names = names.filter(|name| root.has(&format!("sys/class/net/{name}/mtu")) && is_ours(name));
+    names.map(interface).collect()
 }
 
 fn memlock(root: &Root) -> Option<Memlock> {

@@ -10,6 +10,8 @@
 //! * `door`: opens ports to be tried, and tries those of another host.
 
 pub mod checks;
+#[cfg(test)]
+mod corpus;
 pub mod door;
 pub mod facts;
 pub mod finding;

@@ -36,9 +36,13 @@ fn several(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
+fn paint(colour: bool, code: &str, text: &str) -> String {
+    if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
 /// For a person: a line for each check, and two more for what is wrong.
-pub(super) fn text(sections: &[Section], colour: bool, host: Option<&OsStr>) -> String {
-    let paint = |code: &str, text: &str| if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() };
+pub(super) fn text(sections: &[Section], colour: bool) -> String {
+    let paint = |code: &str, text: &str| paint(colour, code, text);
     let mut out = String::new();
     for section in sections {
         let _ = writeln!(out, "{}", paint("1", &escaped(OsStr::new(&section.title))));
@@ -65,22 +69,25 @@ pub(super) fn text(sections: &[Section], colour: bool, host: Option<&OsStr>) -> 
         }
         out.push('\n');
     }
+    out
+}
+
+/// The last line: what it all comes to.
+pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> String {
     let (warnings, failures) = (count(sections, Level::Warning), count(sections, Level::Failure));
     let checked = several(all(sections).count(), "check");
     if warnings + failures == 0 {
-        let _ = writeln!(out, "{checked}, all is well");
-        return out;
+        return format!("{checked}, all is well\n");
     }
     let mut parts = Vec::new();
     if failures > 0 {
-        parts.push(paint("1;31", &several(failures, "failure")));
+        parts.push(paint(colour, "1;31", &several(failures, "failure")));
     }
     if warnings > 0 {
-        parts.push(paint("33", &several(warnings, "warning")));
+        parts.push(paint(colour, "33", &several(warnings, "warning")));
     }
     let host = host.map_or(String::new(), |host| format!(" {}", escaped(host)));
-    let _ = writeln!(out, "{} in {checked}; rddoctor --fix-script{host} prints the fixes", parts.join(" and "));
-    out
+    format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))
 }
 
 /// For programs: one object, on one line.

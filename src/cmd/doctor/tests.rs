@@ -196,23 +196,30 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
     facts.devices[0].iommu = format!("DMA{evil}");
     facts.devices[1].name = evil.to_owned();
     facts.firewall = evil.to_owned();
-    let facts = Facts::decode(&facts.encode()).expect("facts");
+    let mut facts = Facts::decode(&facts.encode()).expect("facts");
+    assert_eq!(facts.host, "unnamed");
+    facts.host = "a') ;; $(id) `id` 'b".to_owned();
     let sections = [super::of_host(evil, "there", &facts)];
-    let text = output::text(&sections, false, None);
+    let text = output::text(&sections, false);
     assert!(!text.contains('\x1b') && text.contains("\\u{1b}"), "{text}");
     assert!(text.lines().all(|line| !line.trim_start().starts_with("rm ")), "{text}");
     let script = output::script(&sections);
     accepted_by("sh", &["-n"], &script);
+    // The name of the host is one word, whatever is in it: the shell says what it makes of it.
+    let pattern = script.lines().find(|line| line.contains("$(id)")).expect("it").strip_suffix(')').expect("a pattern");
+    let output = Command::new("sh").args(["-c", &format!("printf %s {pattern}")]).output().expect("sh");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), facts.host);
     let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
     for line in commands {
-        assert!(!line.contains("rm -rf") && !line.contains("(id)"), "{line}");
+        let is_pattern = line.ends_with(')') && !line.starts_with(' ');
+        assert!(!line.contains("rm -rf") && (is_pattern || !line.contains("(id)")), "{line}");
     }
 }
 
 #[test]
 fn the_text_has_a_line_for_each_check_and_two_for_each_problem() {
     let sections = sections(&["roce-1024", "memlock-64k"]);
-    let text = output::text(&sections, false, Some(std::ffi::OsStr::new("node2")));
+    let text = output::text(&sections, false) + &output::sum(&sections, false, Some(std::ffi::OsStr::new("node2")));
     assert!(!text.contains('\x1b'));
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("  warn  mtu mlx5_0")).expect("it");
@@ -220,9 +227,21 @@ fn the_text_has_a_line_for_each_check_and_two_for_each_problem() {
     assert_eq!(lines[at + 2], "        fix ip link set dev enp65s0f0np0 mtu 9000");
     let last = lines.last().expect("a line");
     assert_eq!(*last, "2 failures and 1 warning in 34 checks; rddoctor --fix-script node2 prints the fixes");
-    assert!(output::text(&sections, true, None).contains("\x1b[33mwarn\x1b[0m"));
-    let well = output::text(&super::tests::sections(&["connectx"]), false, None);
-    assert!(well.ends_with("\n17 checks, all is well\n"), "{well}");
+    assert!(output::text(&sections, true).contains("\x1b[33mwarn\x1b[0m"));
+    let well = output::sum(&super::tests::sections(&["connectx"]), false, None);
+    assert_eq!(well, "17 checks, all is well\n");
+}
+
+#[test]
+fn the_readme_shows_what_is_printed() {
+    let sections = [super::of_host("this host", "here", &facts("roce-1024"))];
+    let text = output::text(&sections, false) + &output::sum(&sections, false, None);
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("it");
+    let (_, shown) = readme.split_once("$ rddoctor\n").expect("the example");
+    let (shown, _) = shown.split_once("```").expect("its end");
+    for line in shown.lines().filter(|line| *line != "…") {
+        assert!(text.lines().any(|known| known == line), "{line}\nis not in\n{text}");
+    }
 }
 
 #[test]

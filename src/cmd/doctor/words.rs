@@ -229,7 +229,8 @@ fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
         What::NoDevice => well("no RDMA device; data goes by TCP"),
         What::Interfaces(all) => {
             let one = |(name, mbps, mtu): &(String, u32, u32)| {
-                joined([name.clone(), rate(u64::from(*mbps)), format!("MTU {mtu}")], " ")
+                let mtu = if *mtu > 0 { format!("MTU {mtu}") } else { String::new() };
+                joined([name.clone(), rate(u64::from(*mbps)), mtu], " ")
             };
             well(all.iter().map(one).collect::<Vec<_>>().join(", "))
         }

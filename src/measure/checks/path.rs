@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::measure::door::{Knock, is_inner};
-use crate::measure::facts::{Address, Facts, Interface};
+use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::{Path, Speed};
 
@@ -109,7 +109,9 @@ fn route(path: &Path) -> Vec<Finding> {
 
 fn mtus(path: &Path) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for (ours, theirs, _) in near(path).filter(|(ours, theirs, _)| ours.mtu != theirs.mtu) {
+    // 0 where it is not known.
+    let differ = |ours: &Interface, theirs: &Interface| ours.mtu != theirs.mtu && ours.mtu > 0 && theirs.mtu > 0;
+    for (ours, theirs, _) in near(path).filter(|(ours, theirs, _)| differ(ours, theirs)) {
         let what = What::MtuDiffers { here: (ours.name.clone(), ours.mtu), there: (theirs.name.clone(), theirs.mtu) };
         findings.push(Finding::new("path mtu", Level::Warning, what));
     }
@@ -203,7 +205,7 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
     }
 }
 
-/// What the slower end's link carries of payload; 0 where no hardware says.
+/// What the slower end's link, or its bus, carries of payload; 0 where no hardware says.
 fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if path.is_one_machine || speed.is_tunneled {
         return 0;
@@ -214,7 +216,11 @@ fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
         let (Some(here), Some(there)) = (rate(&path.here), rate(&path.there)) else { return 0 };
         let ports = || path.here.devices.iter().chain(&path.there.devices).flat_map(|device| &device.ports);
         let mtu = u64::from(ports().filter_map(|port| port.mtu).filter(|mtu| *mtu > 0).min().unwrap_or(4096));
-        return u64::from(here.min(there)) * mtu / (mtu + RDMA_HEADER_BYTES);
+        let bus =
+            |device: &Device| device.pci.as_ref().map(|pci| Pci::mbps(pci.speed, pci.width)).filter(|mbps| *mbps > 0);
+        let buses = path.here.devices.iter().chain(&path.there.devices).filter_map(bus);
+        let rate = buses.fold(u64::from(here.min(there)), u64::min);
+        return rate * mtu / (mtu + RDMA_HEADER_BYTES);
     }
     if speed.medium != "tcp" {
         return 0;

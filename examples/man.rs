@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::doctor::DoctorArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::rdpipe;
 use rdma_pipe::cmd::recv::RecvArguments;
@@ -31,8 +32,8 @@ const KEY: &[(&str, &str)] = &[
     NO_COLOR,
 ];
 
-fn pages() -> [Page; 5] {
-    [
+fn pages() -> Vec<Page> {
+    vec![
         Page {
             command: CopyArguments::command(),
             other: "rdma-pipe-agent",
@@ -68,6 +69,20 @@ fn pages() -> [Page; 5] {
                     "A file to two more hosts at the cost of one: each passes on what it gets.",
                 ),
                 ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
+            ],
+        },
+        Page {
+            command: DoctorArguments::command(),
+            other: "rdcp",
+            environment: &[
+                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
+                ("NO_COLOR", "Nothing is printed with colours if this is set."),
+            ],
+            examples: &[
+                ("rddoctor", "This host."),
+                ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
+                ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to be read and then run as root on both hosts."),
+                ("rddoctor --seconds 0 --json gpu7", "For a program, and without traffic."),
             ],
         },
         Page {
@@ -130,6 +145,8 @@ fn completed(command: Command) -> Command {
         command.mut_arg("stages", |stages| stages.value_name("COMMAND").value_hint(ValueHint::CommandString))
     } else if has("positionals") {
         command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
+    } else if has("host") {
+        command.mut_arg("host", |host| host.value_hint(ValueHint::Hostname))
     } else {
         command
     }

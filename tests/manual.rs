@@ -8,6 +8,7 @@ use std::path::Path;
 use clap::{Arg, Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::doctor::DoctorArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::rdpipe;
 use rdma_pipe::cmd::recv::RecvArguments;
@@ -29,12 +30,13 @@ fn manual_pages_and_completions_are_those_of_the_definitions() {
     }
 }
 
-fn commands() -> [Command; 5] {
-    [
+fn commands() -> Vec<Command> {
+    vec![
         SendArguments::command(),
         RecvArguments::command(),
         CopyArguments::command(),
         rdpipe::command(),
+        DoctorArguments::command(),
         AgentArguments::command(),
     ]
 }

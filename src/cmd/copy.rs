@@ -27,6 +27,7 @@ use crate::control::names;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
+mod examine;
 mod meet;
 mod side;
 

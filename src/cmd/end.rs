@@ -19,6 +19,7 @@ use rd_proto::session::{Counters, Notice, Outcome};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::examiner::Examiner;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::TransferOptions;
 use super::place;
@@ -52,6 +53,7 @@ pub(super) struct End {
     is_agent: bool,
     tunnel: Arc<Tunnel>,
     live: Option<Live>,
+    examiner: Examiner,
 }
 
 /// A session, or a copy on this host, that has been begun.
@@ -76,7 +78,8 @@ impl End {
     /// `emit` takes what this end says and must not wait. An agent expands `~` and patterns, which for the caller's own
     /// host its shell has done; and it has no standard input and output to move.
     pub(super) fn new(emit: Emit, is_agent: bool) -> Self {
-        Self { tunnel: Tunnel::new(Arc::clone(&emit)), emit, is_agent, live: None }
+        let (tunnel, examiner) = (Tunnel::new(Arc::clone(&emit)), Examiner::new(Arc::clone(&emit)));
+        Self { tunnel, emit, is_agent, live: None, examiner }
     }
 
     /// Does what a message asks for. What may take long, or wait, is done by a thread; then the answer comes later.
@@ -93,7 +96,11 @@ impl End {
                 Ok(placed) => Message::Placed(placed),
                 Err(fault) => Message::Failed(fault),
             }),
-            Message::Begin(begin) => self.begin(*begin, None),
+            Message::Begin(begin) => {
+                self.examiner.rest();
+                self.begin(*begin, None);
+            }
+            Message::Examine | Message::OpenDoor { .. } | Message::Knock(_) => self.examiner.handle(message),
             Message::Copy { roots, directory, names, settings } => self.copy(roots, directory, names, settings),
             Message::Listen { via } => match self.listen(&via) {
                 Ok(endpoints) => self.say(Message::Listening(endpoints)),
@@ -361,6 +368,7 @@ pub(super) enum AtStage {
 /// What is moved, looked at but not begun.
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
+    SendMemory(Duration),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeSettings),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
@@ -403,18 +411,22 @@ impl Run {
             tells_for_both: if self.begin.caller_is_peer {
                 !self.is_agent
             } else {
-                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. } | Job::SendStage { .. })
+                matches!(
+                    self.begin.job,
+                    Job::SendFile { .. } | Job::SendTree { .. } | Job::SendStage { .. } | Job::SendMemory { .. }
+                )
             },
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) | Prepared::SendRelay(_) => (Role::Sender, None),
+            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) => (Role::Sender, None),
             Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) => (Role::Receiver, None),
             Prepared::Stage(_) => unreachable!("has been started"),
         };
         // The one place where it is decided what a session reads from or writes to.
         let make_work = |chunk_bytes| match prepared {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
+            Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
                 let source = tree::source(&roots, &settings, chunk_bytes)?;
                 Ok(Work::Send(Source::Tree(Box::new(source))))
@@ -462,6 +474,7 @@ impl Run {
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),
+            Job::SendMemory { millis } => Ok(Prepared::SendMemory(Duration::from_millis((*millis).into()))),
             Job::SendTree { roots, settings } => Ok(Prepared::SendTree(roots.clone(), settings.clone())),
             Job::ReceiveTree { directory, names, settings } => {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))

@@ -32,6 +32,10 @@ pub enum Exit {
     Partial,
     /// The other end speaks another protocol, or another version of this one.
     Protocol,
+    /// `rddoctor` has warnings.
+    Warnings,
+    /// `rddoctor` has found failures.
+    Failures,
     /// Ended by this signal.
     Signal(u8),
     /// Whoever read our output has gone.
@@ -53,6 +57,8 @@ impl Exit {
             Self::Integrity => 7,
             Self::Partial => 8,
             Self::Protocol => 9,
+            Self::Warnings => 10,
+            Self::Failures => 11,
             Self::Signal(number) => 128_u8.saturating_add(number),
             Self::SinkClosed => 141,
             Self::Stage(code) => code,
@@ -70,6 +76,8 @@ impl Exit {
             6 => Self::Destination,
             7 => Self::Integrity,
             8 => Self::Partial,
+            10 => Self::Warnings,
+            11 => Self::Failures,
             141 => Self::SinkClosed,
             129.. => Self::Signal(code - 128),
             _ => Self::Protocol,
@@ -245,6 +253,8 @@ mod tests {
             (Exit::Integrity, 7),
             (Exit::Partial, 8),
             (Exit::Protocol, 9),
+            (Exit::Warnings, 10),
+            (Exit::Failures, 11),
             (Exit::Signal(2), 130),
             (Exit::Signal(15), 143),
             (Exit::SinkClosed, 141),

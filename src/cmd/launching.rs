@@ -264,7 +264,12 @@ impl Remote {
             None => format!("what answers on {label} is no rdma-pipe agent{because}"),
         };
         let failure = Failure::new(Exit::Connect, message);
-        if matches!(self.exit, Some(126 | 127)) { NotBegun::NoAgent(failure) } else { NotBegun::Failed(failure) }
+        if self.lacks_agent() { NotBegun::NoAgent(failure) } else { NotBegun::Failed(failure) }
+    }
+
+    /// The launcher came to the host, and the agent is not there.
+    pub(super) fn lacks_agent(&self) -> bool {
+        matches!(self.exit, Some(126 | 127))
     }
 
     /// Copies this program's own agent to the host, into a directory named by its hash, and starts it there.

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 pub mod agent;
 mod copy;
+pub mod doctor;
 mod end;
+mod examiner;
 pub mod exit;
 pub mod key;
 mod launching;

@@ -13,7 +13,7 @@ use crate::control::frames::Settings;
 use crate::engine::work::CompressMode;
 
 /// Bytes of the pool where nobody asks for another size.
-const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
+pub(super) const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
 
 /// Fewest buffers that still let reading, sealing, sending and acknowledging overlap.
 const BUFFERS_MIN: u64 = 4;
@@ -229,7 +229,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     if (1.0..=u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
 }
 
-fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+pub(super) fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     let usage = || "give FIRST-LAST, two ports from 1 to 65535".to_owned();
     let (first, last) = text.split_once('-').ok_or_else(usage)?;
     let (first, last): (u16, u16) = (first.parse().map_err(|_| usage())?, last.parse().map_err(|_| usage())?);

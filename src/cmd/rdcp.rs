@@ -88,6 +88,7 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
+    /// The launcher that they ask for.
     pub(super) fn launcher(&self) -> Result<Launcher, Failure> {
         let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
             (Some(command), _) => (command.clone(), "--rsh"),

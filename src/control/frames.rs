@@ -147,6 +147,13 @@ pub enum Job {
         #[n(2)]
         settings: TreeSettings,
     },
+    /// Sends memory, to measure what is behind it.
+    #[n(40)]
+    SendMemory {
+        /// For so long.
+        #[n(0)]
+        millis: u32,
+    },
     /// Sends what a stage of a pipeline puts out.
     #[n(6)]
     SendStage {
@@ -556,6 +563,28 @@ pub enum Message {
         #[n(1)]
         signal: u8,
     },
+    /// Asks what this end's host is like.
+    #[n(40)]
+    Examine,
+    /// The facts: see `measure::facts`.
+    #[n(41)]
+    Examined(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// Opens ports to be tried, for some seconds, until the next session begins or the next such message.
+    #[n(42)]
+    OpenDoor {
+        /// First and last port to choose from.
+        #[n(0)]
+        ports: Option<(u16, u16)>,
+    },
+    /// Where they are: `measure::door::Sign`.
+    #[n(43)]
+    DoorOpened(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// Tries ports that the other end has opened: `measure::door::Sought`.
+    #[n(44)]
+    Knock(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// What came of each: see `measure::door`.
+    #[n(45)]
+    Knocked(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
 }
 
 impl Message {

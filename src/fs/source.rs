@@ -95,7 +95,15 @@ impl Source {
             }
             _ => {}
         }
-        Ok(Self::Stream(StreamSource { file, name, sequence: 0, position: 0, ended: false }))
+        let input = Input::File(file);
+        Ok(Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false }))
+    }
+
+    /// Memory of no meaning, as fast as it is taken, for `lasting` from the first part on: what remains is how fast the
+    /// rest is.
+    pub fn memory(lasting: Duration) -> Self {
+        let (input, name) = (Input::Memory(lasting, None), OsString::from("memory"));
+        Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false })
     }
 
     /// Bytes that will come, where that is known.
@@ -212,14 +220,42 @@ pub(super) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
 /// A stream, read in order.
 #[derive(Debug)]
 pub struct StreamSource {
-    file: File,
+    input: Input,
     name: OsString,
     sequence: u64,
     position: u64,
     ended: bool,
 }
 
+/// What a stream is read from.
+#[derive(Debug)]
+enum Input {
+    File(File),
+    /// Nothing: parts are full of whatever is in their memory, until so long after the first.
+    Memory(Duration, Option<Instant>),
+}
+
+/// Bytes from one to the next that are touched in a part of memory: a page that nobody has written to is none.
+const TOUCH_BYTES: usize = 4096;
+
 impl StreamSource {
+    /// Full parts of no content, for `lasting`.
+    fn memory_part(&mut self, target: &mut [u8]) -> Part {
+        if let Input::Memory(lasting, until) = &mut self.input {
+            let until = *until.get_or_insert_with(|| Instant::now() + *lasting);
+            self.ended = Instant::now() >= until;
+        }
+        target.iter_mut().step_by(TOUCH_BYTES).for_each(|byte| *byte = byte.wrapping_add(1));
+        self.part(target.len())
+    }
+
+    fn part(&mut self, length: usize) -> Part {
+        let part = Part { item: 0, sequence: self.sequence, position: self.position, length, is_final: self.ended };
+        self.sequence += 1;
+        self.position += length as u64;
+        part
+    }
+
     /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
     ///
     /// A part that is not full is given out once the stream has paused for a millisecond, but not while `patient` says
@@ -234,14 +270,16 @@ impl StreamSource {
         patient: &AtomicBool,
         over: &AtomicBool,
     ) -> Result<Option<Part>, IoFact> {
-        // Not in a read without end: whoever writes would not be told that nobody reads.
-        while !self.ended && !self.is_ready(LOOK_EVERY)? {
-            if over.load(Ordering::Relaxed) {
-                self.ended = true;
-            }
-        }
         if self.ended {
             return Ok(None);
+        }
+        let Input::File(file) = &self.input else { return Ok(Some(self.memory_part(target))) };
+        // Not in a read without end: whoever writes would not be told that nobody reads.
+        while !is_ready(file, &self.name, LOOK_EVERY)? {
+            if over.load(Ordering::Relaxed) {
+                self.ended = true;
+                return Ok(None);
+            }
         }
         let mut length = 0;
         let mut first_byte: Option<Instant> = None;
@@ -253,7 +291,7 @@ impl StreamSource {
                     (false, true) => Duration::ZERO,
                     (false, false) => PAUSE_MAX,
                 };
-                if !self.is_ready(pause)? {
+                if !is_ready(file, &self.name, pause)? {
                     if patient {
                         // Asked again rather than read: the read might wait without end, and what is here with it.
                         continue;
@@ -261,7 +299,7 @@ impl StreamSource {
                     break;
                 }
             }
-            match read(&self.file, &mut target[length..]) {
+            match read(file, &mut target[length..]) {
                 Ok(0) => {
                     self.ended = true;
                     break;
@@ -273,23 +311,20 @@ impl StreamSource {
                 Err(Errno::INTR) => {}
                 // Somebody shares our standard input and has made it non-blocking.
                 Err(Errno::AGAIN) => {
-                    self.is_ready(Duration::from_secs(1))?;
+                    is_ready(file, &self.name, Duration::from_secs(1))?;
                 }
                 Err(error) => return Err(io_fact(&self.name, error)),
             }
         }
-        let part = Part { item: 0, sequence: self.sequence, position: self.position, length, is_final: self.ended };
-        self.sequence += 1;
-        self.position += length as u64;
-        Ok(Some(part))
+        Ok(Some(self.part(length)))
     }
+}
 
-    fn is_ready(&self, wait: Duration) -> Result<bool, IoFact> {
-        let wait = Timespec::try_from(wait).expect("short");
-        match poll(&mut [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::IN)], Some(&wait)) {
-            Ok(count) => Ok(count > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(error) => Err(io_fact(&self.name, error)),
-        }
+fn is_ready(file: &File, name: &OsStr, wait: Duration) -> Result<bool, IoFact> {
+    let wait = Timespec::try_from(wait).expect("short");
+    match poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)], Some(&wait)) {
+        Ok(count) => Ok(count > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(io_fact(name, error)),
     }
 }

@@ -45,6 +45,10 @@ pub struct PortAttr {
     pub max_message_bytes: u32,
     /// Signalling rate times width, in megabits per second; 0 if it says none that is known.
     pub rate_mbps: u32,
+    /// The MTU in use, in bytes; 0 if it says none that is known.
+    pub active_mtu_bytes: u32,
+    /// The largest MTU, in bytes; 0 if it says none that is known.
+    pub max_mtu_bytes: u32,
 }
 
 /// An event of a device, not of one connection.
@@ -153,6 +157,8 @@ impl Device {
             active: raw.state == ffi::PORT_ACTIVE,
             max_message_bytes: raw.max_msg_sz,
             rate_mbps: lane_mbps(raw.active_speed) * u32::from(lanes(raw.active_width)),
+            active_mtu_bytes: mtu_bytes(raw.active_mtu),
+            max_mtu_bytes: mtu_bytes(raw.max_mtu),
         })
     }
 
@@ -239,6 +245,14 @@ fn lane_mbps(speed: u8) -> u32 {
         32 => 25_000,
         64 => 50_000,
         128 => 100_000,
+        _ => 0,
+    }
+}
+
+/// `enum ibv_mtu` in bytes.
+fn mtu_bytes(mtu: std::ffi::c_uint) -> u32 {
+    match mtu {
+        1..=5 => 128 << mtu,
         _ => 0,
     }
 }

@@ -133,5 +133,11 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ),
         ("stage-stderr", Message::StageStderr { stage: 2, bytes: b"\xff".to_vec() }),
         ("end-stage", Message::EndStage { stage: 2, signal: 15 }),
+        ("examine", Message::Examine),
+        ("examined", Message::Examined(b"facts".to_vec())),
+        ("open-door", Message::OpenDoor { ports: Some((7000, 7009)) }),
+        ("door-opened", Message::DoorOpened(b"sign".to_vec())),
+        ("knock", Message::Knock(b"sought".to_vec())),
+        ("knocked", Message::Knocked(b"came".to_vec())),
     ]
 }

@@ -12,6 +12,7 @@
 //!
 //! * `devices`: the process's open devices, what watches them, and the pool registered on them.
 //! * `pairs`: which of our addresses to try with which of the peer's.
+//! * `path`: what an endpoint's packets can be.
 //! * `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
 //!
@@ -27,6 +28,7 @@ mod devices;
 mod lane;
 mod listener;
 mod pairs;
+mod path;
 mod request;
 
 pub use connection::{ConnectError, Connection, connect};
@@ -34,6 +36,7 @@ pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
 pub use pairs::{RemoteEndpoint, pairs};
+pub use path::{Path, path};
 pub use rd_verbs::{InterfaceAddress, interface_addresses};
 pub use request::Hello;
 

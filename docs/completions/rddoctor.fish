@@ -1,0 +1,20 @@
+complete -c rddoctor -l seconds -d 'Seconds to measure the bandwidth to HOST; 0 leaves it out' -r
+complete -c rddoctor -l transport -d 'Which transport the bandwidth is measured on' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
+rdma\t'RDMA only; fail where there is none'
+prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
+tcp\t'TCP only'"
+complete -c rddoctor -l port-range -d 'Ports that may be taken for what is tried' -r
+complete -c rddoctor -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rddoctor -s p -d 'ssh\'s port' -r
+complete -c rddoctor -s i -d 'ssh\'s key; may be repeated' -r
+complete -c rddoctor -s J -d 'The host that ssh goes through' -r
+complete -c rddoctor -s F -d 'ssh\'s configuration' -r
+complete -c rddoctor -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
+complete -c rddoctor -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
+complete -c rddoctor -l via -d 'The address or interface, of either end, that the data is to go by' -r
+complete -c rddoctor -l json -d 'Print the findings as one JSON object'
+complete -c rddoctor -l fix-script -d 'Print the fixes as a shell script, to be read and then run as root on each host'
+complete -c rddoctor -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
+complete -c rddoctor -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
+complete -c rddoctor -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c rddoctor -s V -l version -d 'Print version'

@@ -1,0 +1,5 @@
+//! See `rddoctor --help`.
+
+fn main() -> std::process::ExitCode {
+    rdma_pipe::cmd::doctor::main()
+}

@@ -1,0 +1,287 @@
+//! What is said of recorded hosts: the commands that fix them, and the three forms of the report.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use super::words::{Fix, Patient, code, words};
+use super::{Line, Section, output};
+use crate::measure::finding::{Outcome, What};
+use crate::measure::recorded::facts;
+use crate::measure::{Facts, Level};
+
+fn bad(name: &str) -> Vec<Line> {
+    let section = super::of_host("this host", "here", &facts(name));
+    section.lines.into_iter().filter(|line| line.level != Level::Ok).collect()
+}
+
+/// The codes of what is wrong with a recorded host, and the commands that fix it.
+fn fixes(name: &str) -> Vec<(String, String)> {
+    let told = bad(name).into_iter().map(|line| {
+        assert!(!line.words.why.is_empty(), "{}: {} without a reason", name, line.code);
+        match line.words.fix {
+            Some(Fix::Run(command)) => (line.code, command),
+            Some(Fix::Do(advice)) => (line.code, format!("by hand: {advice}")),
+            None => panic!("{name}: {} without a fix", line.code),
+        }
+    });
+    told.collect()
+}
+
+#[track_caller]
+fn is_fixed_by(name: &str, expected: &[(&str, &str)]) {
+    let found = fixes(name);
+    assert_eq!(found.len(), expected.len(), "{name}: {found:#?}");
+    for ((code, fix), (expected_code, part)) in found.iter().zip(expected) {
+        assert_eq!(code, expected_code, "{name}: {found:#?}");
+        assert!(fix.contains(part), "{name}: {code}: {fix}");
+    }
+}
+
+#[test]
+fn every_recorded_host_is_told_what_to_do() {
+    let memlock = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf";
+    is_fixed_by("connectx", &[]);
+    is_fixed_by("no-device", &[]);
+    is_fixed_by("roce-1024", &[("mtu-small", "ip link set dev enp65s0f0np0 mtu 9000")]);
+    is_fixed_by("pcie-x4", &[("pcie-slow", "by hand: move the card to a slot with 16 lanes")]);
+    is_fixed_by("memlock-64k", &[("memlock-none", "pam_limits.so"), ("not-registered", "pam_limits.so")]);
+    is_fixed_by("memlock-8m", &[("memlock-small", memlock), ("registered-less", memlock)]);
+    is_fixed_by("sriov", &[("guid-zero", "node_guid")]);
+    is_fixed_by("no-subnet-manager", &[("port-waits", "systemctl enable --now opensm")]);
+    is_fixed_by(
+        "container",
+        &[("node-missing", "--device /dev/infiniband"), ("node-missing", "--device /dev/infiniband")],
+    );
+    is_fixed_by(
+        "nothing-installed",
+        &[
+            ("libraries-missing", "dnf install -y libibverbs librdmacm rdma-core"),
+            ("module-missing", "modprobe rdma_ucm && echo rdma_ucm >/etc/modules-load.d/rdma_ucm.conf"),
+        ],
+    );
+    is_fixed_by("ethernet-only", &[("adapter-without-module", "modprobe mlx5_ib")]);
+    is_fixed_by(
+        "badly-tuned",
+        &[
+            ("subnet-twice", "sysctl -w net.ipv4.conf.all.arp_ignore=1"),
+            ("pcie-slow", "by hand: move the card"),
+            ("iommu-translates", "iommu=pt"),
+            ("governor-saves", "echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
+            ("cpu-capped", "scaling_max_freq"),
+        ],
+    );
+    is_fixed_by("no-address", &[("address-missing", "ip address add \"${ADDRESS_ENP65S0F0NP0:?")]);
+    is_fixed_by("cable-out", &[("port-down", "ip link set dev enp65s0f0np0 up")]);
+}
+
+#[test]
+fn packages_and_firewalls_of_several_systems() {
+    let said = |what: What, family: &str| {
+        let facts = Facts { family: family.to_owned(), ..Facts::default() };
+        match words(&what, "mlx5_0", &Patient { facts: &facts, ports: None }).fix {
+            Some(Fix::Run(text) | Fix::Do(text)) => text,
+            None => panic!("no fix for {what:?}"),
+        }
+    };
+    for (family, command) in [
+        ("debian ", "apt-get install -y"),
+        ("ubuntu debian", "apt-get install -y"),
+        ("rocky rhel centos fedora", "dnf install -y"),
+        ("opensuse-leap suse opensuse", "zypper --non-interactive install"),
+        ("arch ", "pacman -S"),
+        ("nixos ", "install rdma-core"),
+    ] {
+        let told = said(What::LibrariesMissing { missing: vec!["libibverbs"] }, family);
+        assert!(told.starts_with(command), "{family}: {told}");
+    }
+    for (firewall, command) in [
+        ("firewall-cmd", "firewall-cmd --permanent --add-port=47000-47099/tcp"),
+        ("ufw", "ufw allow 47000:47099/tcp"),
+        ("nft", "nft insert rule inet filter input tcp dport 47000-47099 accept"),
+        ("iptables", "iptables -I INPUT -p tcp --dport 47000:47099 -j ACCEPT"),
+        ("", "open tcp ports 47000-47099"),
+    ] {
+        let not = vec![("10.0.0.2".to_owned(), Outcome::Silent)];
+        let told = said(What::NotReached { not: not.clone(), firewall: firewall.to_owned() }, "");
+        assert!(told.starts_with(command), "{firewall}: {told}");
+        let told = said(What::RdmaNotReached { not, is_roce: true, firewall: firewall.to_owned() }, "");
+        assert!(told.contains("4791") && told.contains("udp"), "{firewall}: {told}");
+    }
+}
+
+#[test]
+fn what_is_in_the_way_is_told_apart() {
+    let facts = Facts::default();
+    let said = |outcome: Outcome| {
+        let not = vec![("10.0.0.2".to_owned(), outcome)];
+        let patient = Patient { facts: &facts, ports: Some(7000..=7000) };
+        words(&What::NotReached { not, firewall: String::new() }, "", &patient)
+    };
+    for (outcome, found, why) in [
+        (Outcome::Silent, "10.0.0.2: no answer", "drops"),
+        (Outcome::Refused, "10.0.0.2: refused", "refuses"),
+        (Outcome::Unreachable(113), "10.0.0.2: No route to host (errno 113)", "route"),
+        (Outcome::Unreachable(i32::MIN), "10.0.0.2: unreachable", "route"),
+        (Outcome::Other("x".to_owned()), "10.0.0.2: x", "firewall"),
+    ] {
+        let said = said(outcome);
+        assert!(said.found == found && said.why.contains(why), "{said:?}");
+        assert_eq!(said.fix, Some(Fix::Do("open tcp ports 7000 in the firewalls between the two hosts".to_owned())));
+    }
+}
+
+fn sections(names: &[&str]) -> Vec<Section> {
+    let section = |name: &&str| {
+        let mut facts = facts(name);
+        facts.host = format!("host-{name}");
+        super::of_host(name, "here", &facts)
+    };
+    names.iter().map(section).collect()
+}
+
+const ALL: [&str; 13] = [
+    "connectx",
+    "roce-1024",
+    "pcie-x4",
+    "memlock-64k",
+    "memlock-8m",
+    "sriov",
+    "no-subnet-manager",
+    "container",
+    "nothing-installed",
+    "ethernet-only",
+    "badly-tuned",
+    "no-address",
+    "cable-out",
+];
+
+fn accepted_by(program: &str, arguments: &[&str], script: &str) {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    child.stdin.take().expect("piped").write_all(script.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {said}\n{script}");
+}
+
+#[test]
+fn the_script_is_one_that_shells_and_shellcheck_accept() {
+    let script = output::script(&sections(&ALL));
+    accepted_by("sh", &["-n"], &script);
+    accepted_by("shellcheck", &["-s", "sh", "-"], &script);
+    assert!(script.contains("host-roce-1024)\n"), "{script}");
+    assert!(!script.contains("host-connectx)"), "nothing to fix there: {script}");
+    // Two findings, one command.
+    assert_eq!(script.matches("pam_limits.so /etc/pam.d/sshd").count(), 1, "{script}");
+    let nothing = output::script(&sections(&["connectx"]));
+    assert!(nothing.contains("Nothing to fix"));
+    accepted_by("shellcheck", &["-s", "sh", "-"], &nothing);
+}
+
+#[test]
+fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
+    let mut facts = facts("badly-tuned");
+    let evil = "x\n rm -rf / \x1b[31m'\"$(id)`id`";
+    facts.system = evil.to_owned();
+    facts.host = evil.to_owned();
+    facts.cpu.governors = vec![evil.to_owned()];
+    facts.cpu.driver = evil.to_owned();
+    facts.devices[0].model = evil.to_owned();
+    facts.devices[0].firmware = evil.to_owned();
+    facts.devices[0].iommu = format!("DMA{evil}");
+    facts.devices[1].name = evil.to_owned();
+    facts.firewall = evil.to_owned();
+    let mut facts = Facts::decode(&facts.encode()).expect("facts");
+    assert_eq!(facts.host, "unnamed");
+    facts.host = "a') ;; $(id) `id` 'b".to_owned();
+    let sections = [super::of_host(evil, "there", &facts)];
+    let text = output::text(&sections, false);
+    assert!(!text.contains('\x1b') && text.contains("\\u{1b}"), "{text}");
+    assert!(text.lines().all(|line| !line.trim_start().starts_with("rm ")), "{text}");
+    let script = output::script(&sections);
+    accepted_by("sh", &["-n"], &script);
+    // The name of the host is one word, whatever is in it: the shell says what it makes of it.
+    let pattern = script.lines().find(|line| line.contains("$(id)")).expect("it").strip_suffix(')').expect("a pattern");
+    let output = Command::new("sh").args(["-c", &format!("printf %s {pattern}")]).output().expect("sh");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), facts.host);
+    let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+    for line in commands {
+        let is_pattern = line.ends_with(')') && !line.starts_with(' ');
+        assert!(!line.contains("rm -rf") && (is_pattern || !line.contains("(id)")), "{line}");
+    }
+}
+
+#[test]
+fn the_text_has_a_line_for_each_check_and_two_for_each_problem() {
+    let sections = sections(&["roce-1024", "memlock-64k"]);
+    let text = output::text(&sections, false) + &output::sum(&sections, false, Some(std::ffi::OsStr::new("node2")));
+    assert!(!text.contains('\x1b'));
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| line.starts_with("  warn  mtu mlx5_0")).expect("it");
+    assert!(lines[at + 1].starts_with("        why "), "{text}");
+    assert_eq!(lines[at + 2], "        fix ip link set dev enp65s0f0np0 mtu 9000");
+    let last = lines.last().expect("a line");
+    assert_eq!(*last, "2 failures and 1 warning in 34 checks; rddoctor --fix-script node2 prints the fixes");
+    assert!(output::text(&sections, true).contains("\x1b[33mwarn\x1b[0m"));
+    let well = output::sum(&super::tests::sections(&["connectx"]), false, None);
+    assert_eq!(well, "17 checks, all is well\n");
+}
+
+#[test]
+fn the_readme_shows_what_is_printed() {
+    let sections = [super::of_host("this host", "here", &facts("roce-1024"))];
+    let text = output::text(&sections, false) + &output::sum(&sections, false, None);
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("it");
+    let (_, shown) = readme.split_once("$ rddoctor\n").expect("the example");
+    let (shown, _) = shown.split_once("```").expect("its end");
+    for line in shown.lines().filter(|line| *line != "…") {
+        assert!(text.lines().any(|known| known == line), "{line}\nis not in\n{text}");
+    }
+}
+
+#[test]
+fn the_json_report() {
+    let report: serde_json::Value =
+        serde_json::from_str(&output::json(&sections(&["roce-1024"]), 10)).expect("one object");
+    assert_eq!((report["version"].as_u64(), report["exit"].as_u64()), (Some(1), Some(10)));
+    assert_eq!((report["warnings"].as_u64(), report["failures"].as_u64()), (Some(1), Some(0)));
+    let findings = report["findings"].as_array().expect("a list");
+    let mtu = findings.iter().find(|finding| finding["check"] == "mtu").expect("it");
+    assert_eq!(mtu["code"], "mtu-small");
+    assert_eq!(mtu["level"], "warning");
+    assert_eq!(mtu["about"], "mlx5_0");
+    assert_eq!(mtu["host"], "host-roce-1024");
+    assert_eq!(mtu["command"], "ip link set dev enp65s0f0np0 mtu 9000");
+    assert!(mtu["advice"].is_null());
+}
+
+#[test]
+fn codes_are_words_with_dashes() {
+    assert_eq!(code(&What::NoDevice), "no-device");
+    assert_eq!(code(&What::HugePages { total: 0, free: 0, size_kib: 0, transparent: String::new() }), "huge-pages");
+    assert_eq!(code(&What::Interfaces(Vec::new())), "interfaces");
+    assert_eq!(code(&What::Mlx4Small { bytes: 0, memory_kib: 0 }), "mlx4-small");
+}
+
+#[test]
+fn hosts_as_they_are_given() {
+    let parse = |text: &str| super::parse_host(std::ffi::OsStr::new(text));
+    for (text, host) in [
+        ("node", "node"),
+        ("root@node", "root@node"),
+        ("node:", "node"),
+        ("[fd00::1]", "fd00::1"),
+        ("fd00::1", "fd00::1"),
+        ("10.0.0.1", "10.0.0.1"),
+    ] {
+        assert_eq!(parse(text).expect(text), host);
+    }
+    for text in ["", "-oProxyCommand=x", "a:b", "a/b", "./x"] {
+        assert!(parse(text).is_err(), "{text}");
+    }
+}

@@ -1,0 +1,428 @@
+//! Finds out what this host is like: from its files, and from what verbs answer.
+//!
+//! [`from_files`] reads a [`Root`] and asks nothing else, so that tests can give it a recorded tree. [`here`] adds what
+//! only system calls tell. Both take what they get: a host without RDMA, a user without rights and a kernel without an
+//! entry end as facts that are absent.
+
+use std::fs::OpenOptions;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::facts::{
+    Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration,
+};
+use super::root::Root;
+use crate::transport::rdma::{self, Adapters, Endpoint, RegisterError};
+use crate::transport::{Medium, Pool};
+
+/// What a session wants registered: its pool, and two connections' own.
+pub const WANTED_BYTES: u64 = (32 << 20) + 2 * rdma::CONNECTION_LOCKED_BYTES as u64;
+
+/// The smallest pool that is tried.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// How long verbs may take to answer: firmware that has failed does not.
+const VERBS_MAX: Duration = Duration::from_secs(3);
+
+/// Where distributions keep libraries.
+const LIBRARY_PLACES: [&str; 5] = ["usr/lib64", "usr/lib", "lib64", "lib", "usr/local/lib"];
+
+/// Entries of a GID table that are read.
+const GIDS_MAX: u32 = 64;
+
+/// Everything about this host. Takes some tens of milliseconds, 3 s at most where a device does not answer.
+pub fn here() -> Facts {
+    let mut facts = from_files(&Root::default());
+    for known in rdma::interface_addresses().unwrap_or_default() {
+        let address = Address::new(known.address, known.prefix_bits);
+        match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
+            Some(interface) => interface.addresses.push(address),
+            // In a container /sys may be that of another network namespace.
+            None => facts.interfaces.push(Interface {
+                name: known.interface,
+                is_up: true,
+                addresses: vec![address],
+                ..Interface::default()
+            }),
+        }
+    }
+    if let Some(session) = std::env::var("SSH_CONNECTION").ok().filter(|session| session.split(' ').count() == 4) {
+        // The client's address and port, then ours.
+        let words: Vec<&str> = session.split(' ').collect();
+        facts.ssh = Some((words[2].to_owned(), words[0].to_owned()));
+    }
+    // A device that does not answer would keep whoever asks.
+    let (post, answer) = flume::bounded(1);
+    let asked = std::thread::Builder::new().name("verbs".to_owned()).spawn(move || drop(post.send(ask_verbs())));
+    match answer.recv_timeout(VERBS_MAX) {
+        Ok(Ok(verbs)) => verbs.into_iter().for_each(|known| add_verbs(&mut facts, known)),
+        Ok(Err(reason)) => facts.no_rdma = reason,
+        Err(_) if asked.is_err() => facts.no_rdma = "no thread for it".to_owned(),
+        Err(_) => facts.no_rdma = format!("no answer in {} s", VERBS_MAX.as_secs()),
+    }
+    facts.bound();
+    facts
+}
+
+/// What verbs say of one address.
+struct Verbs {
+    endpoint: Endpoint,
+    mtu: Option<(u32, u32)>,
+    is_iwarp: bool,
+    registration: Option<Registration>,
+}
+
+fn ask_verbs() -> Result<Vec<Verbs>, String> {
+    let endpoints = rdma::endpoints().map_err(|reason| reason.to_string())?;
+    let mut asked: Vec<Verbs> = Vec::new();
+    for endpoint in endpoints {
+        let is_new = !asked.iter().any(|known| known.endpoint.device == endpoint.device);
+        let registration = is_new.then(|| register(&endpoint));
+        let path = rdma::path(&endpoint);
+        let mtu = path.as_ref().map(|path| (path.mtu_bytes, path.mtu_max_bytes));
+        asked.push(Verbs { mtu, is_iwarp: path.is_some_and(|path| path.is_iwarp), registration, endpoint });
+    }
+    Ok(asked)
+}
+
+fn add_verbs(facts: &mut Facts, known: Verbs) {
+    let Verbs { endpoint, mtu, is_iwarp, registration } = known;
+    let address = Address::new(endpoint.address, endpoint.prefix_bits);
+    let interface = facts.interface_of(&address).map(|interface| interface.name.clone()).unwrap_or_default();
+    if let Some(device) = facts.devices.iter_mut().find(|device| device.name == endpoint.device) {
+        device.registration = device.registration.take().or(registration);
+        let single = device.ports.len() == 1;
+        for port in device.ports.iter_mut().filter(|port| single || port.interface == interface) {
+            if port.interface.is_empty() {
+                port.interface.clone_from(&interface);
+            }
+            (port.mtu, port.mtu_max) = (mtu.map(|(mtu, _)| mtu), mtu.map(|(_, most)| most));
+            port.is_iwarp = is_iwarp;
+        }
+    }
+    facts.rdma.push(RdmaAddress {
+        device: endpoint.device,
+        address,
+        is_hardware: endpoint.medium == Medium::RdmaHardware,
+        rate_mbps: endpoint.rate_mbps,
+    });
+}
+
+/// Registers as much as a session would, or the most that goes. Nothing stays registered.
+fn register(endpoint: &Endpoint) -> Registration {
+    let mut outcome = Registration { wanted_bytes: WANTED_BYTES, ..Registration::default() };
+    let mut bytes = WANTED_BYTES;
+    while bytes >= LEAST_BYTES {
+        let started = Instant::now();
+        match register_bytes(endpoint, bytes) {
+            Ok(()) => {
+                (outcome.bytes, outcome.micros) = (bytes, started.elapsed().as_micros() as u64);
+                return outcome;
+            }
+            Err(reason) => outcome.reason = reason,
+        }
+        bytes /= 2;
+    }
+    outcome
+}
+
+fn register_bytes(endpoint: &Endpoint, bytes: u64) -> Result<(), String> {
+    let buffer = NonZeroUsize::new(LEAST_BYTES as usize).expect("not 0");
+    let (pool, _buffers) = Pool::new((bytes / LEAST_BYTES) as u32, buffer).map_err(|error| error.to_string())?;
+    match Adapters::new(Arc::clone(&pool)).register(endpoint) {
+        Ok(()) => Ok(()),
+        Err(RegisterError::MemoryLock { limit_bytes, .. }) => {
+            Err(format!("the limit on locked memory is {} kB", limit_bytes >> 10))
+        }
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+/// What the files below `root` tell.
+pub fn from_files(root: &Root) -> Facts {
+    let library = |name: &str| {
+        library_places(root).iter().find_map(|place| {
+            let path = format!("{place}/{name}");
+            root.link(&path).or_else(|| root.has(&path).then(|| name.to_owned()))
+        })
+    };
+    let text = |path: &str| root.text(path).unwrap_or_default();
+    let os = |name: &str| root.field("etc/os-release", name).unwrap_or_default();
+    let processors = root.text("proc/cpuinfo").unwrap_or_default();
+    let mut facts = Facts {
+        host: text("proc/sys/kernel/hostname"),
+        program: env!("CARGO_PKG_VERSION").to_owned(),
+        kernel: text("proc/sys/kernel/osrelease"),
+        system: os("PRETTY_NAME"),
+        family: format!("{} {}", os("ID="), os("ID_LIKE=")),
+        is_root: is_root(root),
+        is_container: is_container(root),
+        processors: processors.lines().filter(|line| line.starts_with("processor")).count() as u32,
+        numa_nodes: numbered(root, "sys/devices/system/node", "node") as u32,
+        memory_kib: root.field("proc/meminfo", "MemTotal").map_or(0, |text| first_number(&text)),
+        verbs_library: library("libibverbs.so.1").unwrap_or_default(),
+        cm_library: library("librdmacm.so.1").unwrap_or_default(),
+        providers: providers(root),
+        has_uverbs: root.has("sys/class/infiniband_verbs"),
+        has_ucm: root.has("sys/class/misc/rdma_cm"),
+        nodes: nodes(root),
+        devices: root.names("sys/class/infiniband").iter().map(|name| device(root, name)).collect(),
+        interfaces: interfaces(root),
+        memlock: memlock(root),
+        ssh: None,
+        cpu: cpu(root),
+        huge: huge_pages(root),
+        firewall: firewall(root),
+        rdma: Vec::new(),
+        no_rdma: String::new(),
+        mlx4_bytes: mlx4_bytes(root),
+    };
+    facts.bound();
+    facts
+}
+
+fn first_number(text: &str) -> u64 {
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// How many entries are `prefix` and a number.
+fn numbered(root: &Root, path: &str, prefix: &str) -> usize {
+    let is_one = |name: &String| {
+        name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    root.names(path).iter().filter(|name| is_one(name)).count()
+}
+
+/// Whether the effective capabilities have CAP_IPC_LOCK, which lifts the limit on locked memory.
+fn is_root(root: &Root) -> bool {
+    const CAP_IPC_LOCK: u64 = 14;
+    let effective = root.field("proc/self/status", "CapEff").unwrap_or_default();
+    u64::from_str_radix(&effective, 16).is_ok_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
+}
+
+fn is_container(root: &Root) -> bool {
+    // Where the kernel's own threads are seen this is none, whatever its files were unpacked from.
+    if root.text("proc/2/comm").is_some_and(|name| name == "kthreadd") {
+        return false;
+    }
+    root.has(".dockerenv")
+        || root.has("run/.containerenv")
+        || root.text("run/systemd/container").is_some()
+        || root.text("proc/1/cgroup").is_some_and(|text| text.contains("kubepods") || text.contains("docker"))
+}
+
+fn library_places(root: &Root) -> Vec<String> {
+    let multiarch = root.names("usr/lib").into_iter().filter(|name| name.contains("-linux-gnu"));
+    let mut places: Vec<String> = multiarch.map(|name| format!("usr/lib/{name}")).collect();
+    places.extend(LIBRARY_PLACES.map(str::to_owned));
+    places
+}
+
+/// The drivers of libibverbs: `libmlx5-rdmav34.so` in a directory beside it, or `libmlx5.so.1` with a line in
+/// `/etc/libibverbs.d`.
+fn providers(root: &Root) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for place in library_places(root) {
+        for name in root.names(&format!("{place}/libibverbs")) {
+            if let Some((provider, _)) = name.strip_prefix("lib").and_then(|rest| rest.split_once("-rdmav")) {
+                found.push(provider.to_owned());
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The device files that there should be, each opened.
+fn nodes(root: &Root) -> Vec<Node> {
+    let verbs = root.names("sys/class/infiniband_verbs").into_iter().filter(|name| name.starts_with("uverbs"));
+    let mut names: Vec<String> = verbs.collect();
+    if names.is_empty() {
+        return Vec::new();
+    }
+    names.push("rdma_cm".to_owned());
+    let open = |name: String| {
+        let name = format!("infiniband/{name}");
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits() as i32;
+        let opened =
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(root.path(&format!("dev/{name}")));
+        let errno = opened.err().map_or(0, |error| Errno::from_io_error(&error).unwrap_or(Errno::IO).raw_os_error());
+        Node { name, errno }
+    };
+    names.into_iter().map(open).collect()
+}
+
+fn device(root: &Root, name: &str) -> Device {
+    let at = format!("sys/class/infiniband/{name}");
+    let text = |file: &str| root.text(&format!("{at}/{file}")).unwrap_or_default();
+    let hardware = format!("{at}/device");
+    let driver = root.link(&format!("{hardware}/driver")).unwrap_or_default();
+    let own_address = root.link(&hardware).unwrap_or_default();
+    // A virtual function has no link of its own: that of the adapter counts.
+    let physical = root.link(&format!("{hardware}/physfn"));
+    let link_at = if physical.is_some() { format!("{hardware}/physfn") } else { hardware.clone() };
+    let pci = root.has(&format!("{link_at}/max_link_speed")).then(|| Pci {
+        address: physical.clone().unwrap_or(own_address),
+        speed: tenths(&root.text(&format!("{link_at}/current_link_speed")).unwrap_or_default()),
+        width: root.number(&format!("{link_at}/current_link_width")).unwrap_or(0),
+        speed_max: tenths(&root.text(&format!("{link_at}/max_link_speed")).unwrap_or_default()),
+        width_max: root.number(&format!("{link_at}/max_link_width")).unwrap_or(0),
+    });
+    let ports = root.names(&format!("{at}/ports"));
+    let model = text("hca_type");
+    Device {
+        name: name.to_owned(),
+        model: if model.is_empty() { text("board_id") } else { model },
+        firmware: text("fw_ver"),
+        node_guid: text("node_guid"),
+        numa_node: root.number(&format!("{hardware}/numa_node")).unwrap_or(-1),
+        is_virtual_function: physical.is_some(),
+        iommu: root.text(&format!("{hardware}/iommu_group/type")).unwrap_or_default(),
+        ports: ports.iter().filter_map(|number| Some(port(root, &at, &driver, number.parse().ok()?))).collect(),
+        registration: None,
+        driver,
+        pci,
+    }
+}
+
+/// "16.0 GT/s PCIe" as 160.
+fn tenths(text: &str) -> u32 {
+    text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).map_or(0, |speed| (speed * 10.0) as u32)
+}
+
+fn port(root: &Root, device: &str, driver: &str, number: u32) -> Port {
+    let at = format!("{device}/ports/{number}");
+    let text = |file: &str| root.text(&format!("{at}/{file}")).unwrap_or_default();
+    // "4: ACTIVE", "5: LinkUp"
+    let named = |file: &str| text(file).rsplit(' ').next().unwrap_or_default().to_owned();
+    let rate = text("rate");
+    // "100 Gb/sec (4X EDR)"
+    let rate_gbps: f64 = rate.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0);
+    let lanes =
+        rate.split_once('(').and_then(|(_, rest)| rest.split_once('X')).and_then(|(lanes, _)| lanes.parse().ok());
+    let mut port = Port {
+        number,
+        state: named("state"),
+        physical: named("phys_state"),
+        link_layer: text("link_layer"),
+        rate_mbps: (rate_gbps * 1000.0) as u32,
+        lanes: lanes.unwrap_or(0),
+        interface: root.text(&format!("{at}/gid_attrs/ndevs/0")).unwrap_or_default(),
+        is_iwarp: driver == "iw_cxgb4",
+        ..Port::default()
+    };
+    for index in 0..GIDS_MAX {
+        let Some(gid) = root.text(&format!("{at}/gids/{index}")) else { break };
+        if gid.bytes().all(|byte| matches!(byte, b'0' | b':')) {
+            continue;
+        }
+        port.gids += 1;
+        if port.guid.is_empty() && gid.len() == 39 {
+            port.guid = gid[20..].to_owned();
+        }
+        let kind = root.text(&format!("{at}/gid_attrs/types/{index}")).unwrap_or_default();
+        if kind == "RoCE v2" && !gid.starts_with("fe80:") {
+            port.gids_routable += 1;
+        }
+    }
+    if port.interface.is_empty() {
+        // Software devices name what they are on; of hardware, the function's interface that has this port.
+        let of_port = |name: &String| {
+            let id = root.text(&format!("sys/class/net/{name}/dev_port")).unwrap_or_default();
+            id.is_empty() || id.parse() == Ok(number - 1)
+        };
+        let names = root.names(&format!("{device}/device/net"));
+        let found = names.iter().find(|name| of_port(name)).or(names.first()).cloned();
+        port.interface = root.text(&format!("{device}/parent")).or(found).unwrap_or_default();
+    }
+    port
+}
+
+fn interfaces(root: &Root) -> Vec<Interface> {
+    let names = root.names("sys/class/net").into_iter().filter(|name| name != "lo");
+    let interface = |name: String| {
+        let at = format!("sys/class/net/{name}");
+        let driver = root.link(&format!("{at}/device/driver")).unwrap_or_default();
+        let rate: i64 = root.number(&format!("{at}/speed")).unwrap_or(0);
+        let state = root.text(&format!("{at}/operstate")).unwrap_or_default();
+        let carrier = root.text(&format!("{at}/carrier")).is_some_and(|text| text == "1");
+        Interface {
+            is_up: state == "up" || state == "unknown" && carrier,
+            mtu: root.number(&format!("{at}/mtu")).unwrap_or(0),
+            rate_mbps: if driver.is_empty() { 0 } else { u32::try_from(rate).unwrap_or(0) },
+            pci: root.link(&format!("{at}/device")).filter(|_| !driver.is_empty()).unwrap_or_default(),
+            driver,
+            addresses: Vec::new(),
+            name,
+        }
+    };
+    // Which there are in our network namespace; /sys may be that of another.
+    let ours = root.text("proc/self/net/dev").unwrap_or_default();
+    let is_ours = |name: &String| {
+        ours.is_empty()
+            || ours
+                .lines()
+                .any(|line| line.trim_start().strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with(':')))
+    };
+    let names = names.filter(|name| root.has(&format!("sys/class/net/{name}/mtu")) && is_ours(name));
+    names.map(interface).collect()
+}
+
+fn memlock(root: &Root) -> Option<Memlock> {
+    let line = root.field("proc/self/limits", "Max locked memory")?;
+    let limit = |word: &str| if word == "unlimited" { Some(None) } else { word.parse().ok().map(Some) };
+    let mut words = line.split_whitespace();
+    Some(Memlock { soft: limit(words.next()?)?, hard: limit(words.next()?)? })
+}
+
+fn cpu(root: &Root) -> Cpu {
+    let mut cpu = Cpu::default();
+    let names = root.names("sys/devices/system/cpu");
+    for name in names.iter().filter(|name| name.starts_with("cpu")) {
+        let at = format!("sys/devices/system/cpu/{name}/cpufreq");
+        let Some(governor) = root.text(&format!("{at}/scaling_governor")) else { continue };
+        if !cpu.governors.contains(&governor) {
+            cpu.governors.push(governor);
+        }
+        let number = |file: &str| root.number(&format!("{at}/{file}")).unwrap_or(0);
+        let allowed = number("scaling_max_freq");
+        cpu.allowed_khz = if cpu.allowed_khz == 0 { allowed } else { cpu.allowed_khz.min(allowed) };
+        cpu.most_khz = cpu.most_khz.max(number("cpuinfo_max_freq"));
+        if cpu.driver.is_empty() {
+            cpu.driver = root.text(&format!("{at}/scaling_driver")).unwrap_or_default();
+        }
+    }
+    cpu
+}
+
+fn huge_pages(root: &Root) -> HugePages {
+    let number = |name: &str| root.field("proc/meminfo", name).map_or(0, |text| first_number(&text));
+    let transparent = root.text("sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let chosen = transparent.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word);
+    HugePages {
+        total: number("HugePages_Total"),
+        free: number("HugePages_Free"),
+        size_kib: number("Hugepagesize"),
+        transparent: chosen.to_owned(),
+    }
+}
+
+fn firewall(root: &Root) -> String {
+    let is_there =
+        |name: &str| ["usr/sbin", "sbin", "usr/bin"].iter().any(|place| root.has(&format!("{place}/{name}")));
+    ["firewall-cmd", "ufw", "nft", "iptables"].into_iter().find(|name| is_there(name)).unwrap_or_default().to_owned()
+}
+
+/// What the translation table of an mlx4 device has room for.
+fn mlx4_bytes(root: &Root) -> Option<u64> {
+    let parameter = |name: &str| root.number::<u32>(&format!("sys/module/mlx4_core/parameters/{name}"));
+    let (tables, entries) = (parameter("log_num_mtt")?, parameter("log_mtts_per_seg")?);
+    // 0 leaves it to the driver, which makes room for twice the memory.
+    (tables > 0).then(|| 4096_u64.saturating_mul(1 << tables.min(40)).saturating_mul(1 << entries.min(10)))
+}

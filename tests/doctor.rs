@@ -1,0 +1,321 @@
+//! `rddoctor`, on this host and with a launcher that runs the agent on it: exit codes, the three forms of its report, hosts
+//! that cannot be examined. What each check finds is tested beside it, over recorded hosts (`tests/doctor/*.tree`);
+//! `tests/doctor_hosts.rs` has real hosts and firewalls.
+
+mod rig;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::*;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// How long a host without a peer may take to be examined.
+const QUICK: Duration = Duration::from_secs(2);
+
+/// What a run has said, on both streams.
+struct Said {
+    code: i32,
+    stdout: String,
+    stderr: String,
+    after: Duration,
+}
+
+impl Said {
+    #[track_caller]
+    fn json(&self) -> Value {
+        assert_eq!(self.stdout.lines().count(), 1, "one line: {} {}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in {}", self.stdout))
+    }
+}
+
+/// A scratch directory with a launcher in it.
+struct Lab(Scratch);
+
+impl Lab {
+    fn new() -> Self {
+        let lab = Self(Scratch::new());
+        lab.script("rsh", "exec sh -c \"exec $2\"");
+        lab
+    }
+
+    fn script(&self, name: &str, body: &str) {
+        let path = self.0.file(name, format!("#!/bin/sh\n{body}\n").as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    }
+
+    fn command(&self, launcher: &str, arguments: &[&str]) -> Command {
+        let mut command = rddoctor();
+        command.arg("--rsh").arg(self.0.join(launcher)).args(arguments).env("HOME", self.0.path());
+        command
+    }
+
+    fn run(&self, launcher: &str, arguments: &[&str]) -> Said {
+        said(&mut self.command(launcher, arguments))
+    }
+}
+
+fn rddoctor() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+    command.env_remove("RDCP_RSH").env_remove("SSH_CONNECTION").stdin(Stdio::null());
+    command
+}
+
+fn said(command: &mut Command) -> Said {
+    let start = Instant::now();
+    let mut process = Process::spawn(command.stdout(Stdio::piped()));
+    let mut stdout = String::new();
+    process.stdout().read_to_string(&mut stdout).expect("text");
+    let ended = process.wait();
+    Said { code: ended.code, stdout, stderr: ended.stderr, after: start.elapsed() }
+}
+
+#[track_caller]
+fn finding<'a>(report: &'a Value, part: &str, check: &str) -> &'a Value {
+    let findings = report["findings"].as_array().expect("a list");
+    findings
+        .iter()
+        .find(|finding| finding["part"] == part && finding["check"] == check)
+        .unwrap_or_else(|| panic!("no {check} of {part} in {report:#}"))
+}
+
+/// What every report must have; returns the exit code that its findings ask for.
+#[track_caller]
+fn hold_to_schema(report: &Value) -> i32 {
+    assert_eq!(report["version"], 1);
+    assert_eq!(report["program"], env!("CARGO_PKG_VERSION"));
+    let (mut warnings, mut failures) = (0, 0);
+    for finding in report["findings"].as_array().expect("a list") {
+        for field in ["part", "host", "check", "about", "level", "code", "found", "why"] {
+            assert!(finding[field].is_string(), "{field} of {finding:#}");
+        }
+        assert!(["here", "there", "path"].contains(&finding["part"].as_str().expect("text")));
+        assert!(!finding["found"].as_str().expect("text").is_empty(), "{finding:#}");
+        let code = finding["code"].as_str().expect("text");
+        assert!(code.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{code}");
+        let is_fixed = finding["command"].is_string() != finding["advice"].is_string();
+        match finding["level"].as_str().expect("text") {
+            "ok" => assert!(finding["command"].is_null() && finding["advice"].is_null(), "{finding:#}"),
+            "warning" => warnings += 1,
+            "failure" => failures += 1,
+            other => panic!("{other}"),
+        }
+        if finding["level"] != "ok" {
+            assert!(is_fixed && finding["why"] != "", "a reason and one fix: {finding:#}");
+        }
+    }
+    assert_eq!((&report["warnings"], &report["failures"]), (&Value::from(warnings), &Value::from(failures)));
+    let exit = if failures > 0 {
+        11
+    } else if warnings > 0 {
+        10
+    } else {
+        0
+    };
+    assert_eq!(report["exit"], exit);
+    exit
+}
+
+#[test]
+fn this_host_is_examined_at_once() {
+    // One that takes longer has met a busy machine; three that do have met none.
+    let fastest = (0..3).map(|_| said(&mut rddoctor()).after).min().expect("three");
+    assert!(fastest < QUICK, "{fastest:?}");
+    let json = said(rddoctor().arg("--json"));
+    let exit = hold_to_schema(&json.json());
+    assert_eq!((json.code, json.stderr.as_str()), (exit, ""));
+    let text = said(&mut rddoctor());
+    assert_eq!((text.code, text.stderr.as_str()), (exit, ""));
+    assert!(text.stdout.starts_with("this host ("), "{}", text.stdout);
+    assert!(!text.stdout.contains('\x1b'), "colours are for terminals");
+    let lines = |mark: &str| text.stdout.lines().filter(|line| line.starts_with(mark)).count();
+    let findings = json.json()["findings"].as_array().expect("a list").len();
+    assert_eq!(lines("  ok    ") + lines("  warn  ") + lines("  FAIL  "), findings, "a line for each: {}", text.stdout);
+}
+
+#[test]
+fn a_host_without_an_adapter_has_not_failed() {
+    if fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
+        // What such a host must have is tested in the guest, where it is known which devices there are.
+        let report = said(rddoctor().arg("--json")).json();
+        assert!(report["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == "device"));
+        return;
+    }
+    let said = said(rddoctor().arg("--json"));
+    assert!(said.code == 0 || said.code == 10, "{}", said.stdout);
+    assert_eq!(finding(&said.json(), "here", "rdma")["code"], "no-device");
+}
+
+#[test]
+fn both_hosts_and_the_way_between() {
+    let lab = Lab::new();
+    let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "1", "--json", "node7"]);
+    let report = said.json();
+    assert_eq!(said.code, hold_to_schema(&report), "{report:#}");
+    assert_ne!(said.code, 11, "{report:#}");
+    for part in ["here", "there"] {
+        for check in ["host", "network", "libraries", "memlock", "hugepages", "cpu"] {
+            finding(&report, part, check);
+        }
+    }
+    assert_eq!(finding(&report, "path", "ssh")["code"], "agent");
+    assert_eq!(finding(&report, "path", "port")["code"], "reached");
+    let bandwidth = finding(&report, "path", "bandwidth");
+    assert_eq!(bandwidth["code"], "bandwidth");
+    let rate: f64 =
+        bandwidth["found"].as_str().expect("text").split(' ').next().expect("a word").parse().expect("a rate");
+    assert!(rate > 0.05, "{bandwidth:#}");
+    assert!(said.after > Duration::from_secs(1), "it was measured for a second: {:?}", said.after);
+    // Without it nothing is measured.
+    let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "0", "node7"]);
+    assert!(said.stdout.contains("node7 (") && said.stdout.contains("this host -> node7\n"), "{}", said.stdout);
+    assert!(!said.stdout.contains("bandwidth"), "{}", said.stdout);
+}
+
+#[test]
+fn ports_of_a_range_are_taken() {
+    let lab = Lab::new();
+    let range = ["--agent", AGENT, "--seconds", "1", "--json", "--port-range"];
+    let said = lab.run("rsh", &[&range[..], &["45100-45199", "h"]].concat());
+    assert_eq!(finding(&said.json(), "path", "port")["code"], "reached");
+    assert_eq!(finding(&said.json(), "path", "bandwidth")["code"], "bandwidth");
+    let taken = std::net::TcpListener::bind("[::]:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port();
+    let said = lab.run("rsh", &[&range[..], &[&format!("{port}-{port}"), "h"]].concat());
+    let report = said.json();
+    assert_eq!(hold_to_schema(&report), said.code);
+    assert_eq!(finding(&report, "path", "port")["code"], "door-shut");
+    assert!(finding(&report, "path", "port")["advice"].as_str().expect("text").contains("--port-range"));
+}
+
+#[test]
+fn hosts_that_cannot_be_examined() {
+    let lab = Lab::new();
+    lab.script("dead", "echo 'ssh: connect to host h port 22: No route to host' >&2; exit 255");
+    lab.script("cat", "exec cat");
+    lab.script("quits", "exec sh -c \"exec $2\" </dev/null");
+    for (launcher, agent, code, parts) in [
+        ("dead", AGENT, "agent-unreachable", &["cannot reach h by dead", "No route to host"][..]),
+        ("rsh", "/nonexistent/agent", "agent-missing", &["h has no /nonexistent/agent", "--bootstrap"]),
+        ("nonexistent", AGENT, "agent-unreachable", &["cannot run nonexistent"]),
+        ("cat", AGENT, "agent-unreachable", &["no rdma-pipe agent"]),
+        ("quits", AGENT, "agent-lost", &["h"]),
+    ] {
+        if launcher == "cat" {
+            // It would be given time to ask for a password: 120 s.
+            lab.script("cat", "echo; exit 0");
+        }
+        let said = lab.run(launcher, &["--agent", agent, "--json", "h"]);
+        let report = said.json();
+        assert_eq!((said.code, hold_to_schema(&report)), (11, 11), "{launcher}: {report:#} {}", said.stderr);
+        let ssh = finding(&report, "path", "ssh");
+        assert_eq!(ssh["level"], "failure");
+        if launcher != "cat" {
+            assert_eq!(ssh["code"], code, "{ssh:#}");
+            for part in parts {
+                assert!(ssh["found"].as_str().expect("text").contains(part), "{part}: {ssh:#}");
+            }
+        }
+        // What could be examined is told all the same.
+        finding(&report, "here", "memlock");
+        assert!(said.after < Duration::from_secs(10), "{launcher}: {:?}", said.after);
+    }
+}
+
+#[test]
+fn an_agent_of_another_version_or_without_sense() {
+    let lab = Lab::new();
+    // HELLO of major 9: [0, [[9, 0, "9.0", "L", "m", "c", h'', h'']]]
+    let hello = "\\000rdma-pipe agent\\000\\n\\022\\000\\000\\000\\202\\000\\201\\210\\011\\000\\1439.0\\141L\\141m\\141c\\100\\100";
+    lab.script("other", &format!("printf '{hello}'; sleep 1"));
+    let said = lab.run("other", &["--json", "h"]);
+    let report = said.json();
+    assert_eq!(said.code, 11, "{report:#}");
+    assert_eq!(finding(&report, "path", "ssh")["code"], "agent-of-another-version", "{report:#}");
+    // One of ours, that tells facts which are none: [41, [h'ff']]
+    let hello = hello.replace("\\201\\210\\011", "\\201\\210\\001");
+    lab.script(
+        "mad",
+        &format!("printf '{hello}'; printf '\\006\\000\\000\\000\\202\\030\\051\\201\\101\\377'; sleep 1"),
+    );
+    let said = lab.run("mad", &["--json", "h"]);
+    assert_eq!((said.code, hold_to_schema(&said.json())), (11, 11));
+    assert!(
+        finding(&said.json(), "path", "ssh")["found"].as_str().expect("text").contains("protocol"),
+        "{}",
+        said.stdout
+    );
+}
+
+#[test]
+fn the_script_of_fixes() {
+    let lab = Lab::new();
+    let said = lab.run("rsh", &["--agent", "/nonexistent/agent", "--fix-script", "h"]);
+    assert_eq!(said.code, 11, "the exit code is that of the diagnosis");
+    assert!(said.stdout.starts_with("#!/bin/sh\n") && said.stdout.contains("set -eu\n"), "{}", said.stdout);
+    let script = lab.0.file("fix.sh", said.stdout.as_bytes());
+    for (program, options) in [("sh", &["-n"][..]), ("shellcheck", &[])] {
+        let status = Command::new(program).args(options).arg(&script).status();
+        assert!(status.unwrap_or_else(|error| panic!("{program}: {error}")).success(), "{program}: {}", said.stdout);
+    }
+    // It does nothing on a host that it does not name; the shell here is not asked to run the part of this one.
+    assert!(said.stdout.contains("no fixes for $(uname -n)"), "{}", said.stdout);
+}
+
+#[test]
+fn command_lines_that_make_no_sense() {
+    let lab = Lab::new();
+    for (arguments, part) in [
+        (&["a:b"][..], "HOST is a name"),
+        (&["a", "b"], "unexpected argument"),
+        (&["--seconds", "601", "h"], "601"),
+        (&["--json", "--fix-script"], "cannot be used with"),
+        (&["--", "-oProxyCommand=x"], "HOST is a name"),
+        (&["--rsh", "ssh 'x", "h"], "quote"),
+    ] {
+        let said = said(rddoctor().args(arguments));
+        assert_eq!((said.code, said.stdout.as_str()), (1, ""), "{arguments:?}: {}", said.stderr);
+        assert!(said.stderr.starts_with("rddoctor: ") && said.stderr.contains(part), "{arguments:?}: {}", said.stderr);
+    }
+    drop(lab);
+}
+
+#[test]
+fn an_output_that_is_closed_and_one_that_is_full() {
+    let mut command = in_shell("{ \"$@\"; echo $? >&2; } | true", &rddoctor());
+    // `true` may still be there when the little that there is to say is written.
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    let code = ended.stderr.lines().last().unwrap_or_default().to_owned();
+    assert!(["0", "10", "11", "141"].contains(&code.as_str()), "{}", ended.stderr);
+    let mut command = in_shell("\"$@\" >/dev/full", &rddoctor());
+    let ended = Process::spawn(command.stdin(Stdio::null())).wait();
+    ended.expect(6).one_line("rddoctor", &["standard output", "No space"]);
+}
+
+#[test]
+fn a_signal_ends_it_and_its_agent() {
+    let lab = Lab::new();
+    lab.script("rsh", &format!("echo $$ >'{}'; exec sh -c \"exec $2\"", lab.0.join("pid").display()));
+    let mut command = lab.command("rsh", &["--agent", AGENT, "--seconds", "60", "h"]);
+    let mut process = Process::spawn(command.stdout(Stdio::piped()));
+    let until = Instant::now() + PATIENCE;
+    while fs::read_to_string(lab.0.join("pid")).unwrap_or_default().trim().is_empty() {
+        assert!(Instant::now() < until && process.is_running(), "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // In the middle of the measurement, or on the way to it.
+    std::thread::sleep(Duration::from_millis(300));
+    process.signal(Signal::INT);
+    let ended = process.wait();
+    ended.expect(130);
+    let pid = fs::read_to_string(lab.0.join("pid")).expect("it").trim().to_owned();
+    let until = Instant::now() + Duration::from_secs(5);
+    while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(Instant::now() < until, "the agent is still there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

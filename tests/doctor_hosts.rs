@@ -1,0 +1,170 @@
+//! `rddoctor` between hosts with sshd: ports that a firewall shuts, in one direction and in both, hosts without a way to each
+//! other. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+
+mod rig;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::hosts::*;
+use rig::network::*;
+use rig::*;
+use serde_json::Value;
+
+/// The ports that the firewalls here shut. The kernels that these tests run on may have no packet filter; a rule of
+/// routing that drops what comes for a port is one as well.
+const SHUT: &str = "45000-45009";
+
+fn doctor(network: &Network, arguments: &[&str]) -> (i32, Value, Duration) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+    command.arg("-F").arg(network.path("ssh_config")).args(["--agent", AGENT, "--json"]).args(arguments);
+    let start = Instant::now();
+    let mut process = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut stdout = String::new();
+    process.stdout().read_to_string(&mut stdout).expect("text");
+    let ended = process.wait();
+    let report = serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{error}: {stdout} {}", ended.stderr));
+    (ended.code, report, start.elapsed())
+}
+
+#[track_caller]
+fn of_path<'a>(report: &'a Value, check: &str) -> &'a Value {
+    let findings = report["findings"].as_array().expect("a list");
+    let found = findings.iter().find(|finding| finding["part"] == "path" && finding["check"] == check);
+    found.unwrap_or_else(|| panic!("no {check} in {report:#}"))
+}
+
+#[track_caller]
+fn text<'a>(finding: &'a Value, field: &str) -> &'a str {
+    finding[field].as_str().unwrap_or_else(|| panic!("no {field} in {finding:#}"))
+}
+
+/// A firewall on a host that drops what comes for [`SHUT`], for as long as this lives.
+struct Firewall(u32);
+
+impl Firewall {
+    fn on(host: u32) -> Self {
+        let firewall = Self(host);
+        // Rules are asked in order, and the one that says what is local comes first.
+        firewall.rule(&["add", "pref", "100", "lookup", "local"]);
+        firewall.rule(&["del", "pref", "0"]);
+        firewall.rule(&["add", "pref", "10", "iif", "e0", "ipproto", "tcp", "dport", SHUT, "blackhole"]);
+        for verb in [&["add", "pref", "100", "lookup", "local"][..], &["del", "pref", "0"]] {
+            firewall.ip(&[&["-6", "rule"], verb].concat());
+        }
+        firewall.ip(&["-6", "rule", "add", "pref", "10", "iif", "e0", "ipproto", "tcp", "dport", SHUT, "blackhole"]);
+        firewall
+    }
+
+    fn rule(&self, arguments: &[&str]) {
+        self.ip(&[&["rule"], arguments].concat());
+    }
+
+    fn ip(&self, arguments: &[&str]) {
+        let status = on(self.0, Command::new("ip").args(arguments)).status().expect("ip");
+        assert!(status.success(), "ip {arguments:?}");
+    }
+}
+
+impl Drop for Firewall {
+    fn drop(&mut self) {
+        for family in ["-4", "-6"] {
+            for rule in [&["add", "pref", "0", "lookup", "local"][..], &["del", "pref", "10"], &["del", "pref", "100"]]
+            {
+                let _ = on(self.0, Command::new("ip").arg(family).arg("rule").args(rule)).status();
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn two_hosts_and_nothing_between() {
+    let network = Network::start();
+    let (code, report, _) = doctor(&network, &["--seconds", "1", "h2"]);
+    assert!(code == 0 || code == 10, "{report:#}");
+    assert_eq!(of_path(&report, "ssh")["code"], "agent");
+    let port = of_path(&report, "port");
+    assert_eq!((text(port, "code"), port["level"].as_str()), ("reached", Some("ok")));
+    assert!(text(port, "found").starts_with("10.9.0.2 ") || text(port, "found").starts_with("fd00:9::2 "), "{port:#}");
+    assert_eq!(of_path(&report, "route")["code"], "route", "sshd says by what it was reached");
+    assert!(text(of_path(&report, "route"), "found").contains("e0"));
+    let bandwidth = of_path(&report, "bandwidth");
+    assert!(text(bandwidth, "found").contains("TCP, encrypted"), "{bandwidth:#}");
+    let nodes: Vec<&str> = report["findings"].as_array().expect("a list").iter().map(|it| text(it, "host")).collect();
+    assert!(nodes.contains(&"h1") && nodes.contains(&"h2"), "{nodes:?}");
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_firewall_there_and_one_at_both_ends() {
+    let network = Network::start();
+    let there = Firewall::on(2);
+    let arguments = ["--port-range", SHUT, "--seconds", "1", "h2"];
+    let (code, report, after) = doctor(&network, &arguments);
+    let port = of_path(&report, "port");
+    assert_eq!((code, text(port, "code"), text(port, "level")), (10, "reached-back", "warning"), "{report:#}");
+    assert!(text(port, "found").contains("10.9.0.2: no answer"), "{port:#}");
+    assert!(text(port, "why").contains("drops"), "{port:#}");
+    let fix = port["command"].as_str().or(port["advice"].as_str()).expect("one of them");
+    assert!(fix.contains("45000") && fix.contains("45009"), "{fix}");
+    assert_eq!(text(port, "host"), "h2", "where the fix is to be run");
+    assert_eq!(of_path(&report, "bandwidth")["level"], "ok", "the other end connects then");
+    assert!(after < Duration::from_secs(25), "{after:?}");
+    let _here = Firewall::on(1);
+    let (code, report, after) = doctor(&network, &arguments);
+    let port = of_path(&report, "port");
+    assert_eq!((code, text(port, "code"), text(port, "level")), (11, "not-reached", "failure"), "{report:#}");
+    assert!(text(of_path(&report, "bandwidth"), "found").contains("through ssh"), "{report:#}");
+    assert!(after < Duration::from_secs(40), "{after:?}");
+    drop(there);
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_host_that_only_a_jump_reaches() {
+    let network = Network::start();
+    let routes = |verb: &str| {
+        for (at, to) in [(1, 3), (3, 1)] {
+            for target in [address(to), format!("fd00:9::{to}")] {
+                let done = on(at, Command::new("ip").args(["route", verb, "unreachable", &target])).status();
+                assert!(done.expect("ip").success() || verb == "del");
+            }
+        }
+    };
+    routes("add");
+    let (code, report, _) = doctor(&network, &["-J", "h2", "--seconds", "0", "h3"]);
+    routes("del");
+    let port = of_path(&report, "port");
+    assert_eq!((code, text(port, "code")), (11, "not-reached"), "{report:#}");
+    assert!(text(port, "found").contains("10.9.0.3: No route to host"), "{port:#}");
+    assert!(text(port, "why").contains("route"), "{port:#}");
+    assert!(of_path(&report, "ssh")["level"] == "ok");
+    all_gone(SOON);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn hosts_that_ssh_does_not_reach() {
+    let network = Network::start();
+    for (arguments, parts) in [
+        (&["no-such-host.invalid"][..], &["no-such-host.invalid", "resolve"][..]),
+        (&["-p", "23", "h2"], &["h2", "refused"]),
+        (&["--agent", "/nonexistent/agent", "h2"], &["h2 has no", "--bootstrap"]),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+        command.arg("-F").arg(network.path("ssh_config")).args(arguments);
+        let mut process = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+        let mut said = String::new();
+        process.stdout().read_to_string(&mut said).expect("text");
+        process.wait().expect(11);
+        let line = said.lines().find(|line| line.starts_with("  FAIL  ssh ")).unwrap_or_else(|| panic!("{said}"));
+        for part in parts {
+            assert!(line.contains(part), "{part}: {said}");
+        }
+    }
+    all_gone(SOON);
+}

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 pub mod hosts;
+pub mod lab;
 pub mod network;
 pub mod proxy;
 

@@ -1,4 +1,4 @@
-//! `rdma-pipe-agent`: the remote end of a copy, started by the launcher on another host.
+//! `rdma-pipe-agent`: the remote end of a copy, or a host of a pipeline, started by the launcher on another host.
 //!
 //! # When it ends
 //!
@@ -22,10 +22,12 @@ use flume::{RecvTimeoutError, unbounded};
 
 use super::end::End;
 use super::exit::{Exit, Failure};
+use super::station::Station;
 use super::stream::forward_signals;
 use crate::control::channel::{Outbox, receive};
 use crate::control::frames::{Hello, MAGIC, MAJOR, Message};
 use crate::control::names;
+use crate::control::tunnel::Emit;
 
 /// How long a caller may take to say who it is.
 const HELLO_MAX: Duration = Duration::from_secs(60);
@@ -36,15 +38,18 @@ const FLUSH_MAX: Duration = Duration::from_millis(300);
 /// How long an agent stays whose session has lost its link, for a caller that may still be there.
 const LOST_MAX: Duration = Duration::from_secs(3);
 
+/// How long a stage of a pipeline waits for the caller to take what it has said, before it goes on.
+const READER_MAX: Duration = Duration::from_secs(3600);
+
 /// How often it looks whether that has happened.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long a session may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Serve one copy, for rdcp on another host
+/// Serve rdcp or rdpipe on another host
 ///
-/// Started by rdcp, through ssh, on the hosts that it copies from or to. It takes what is to be done from its standard
+/// Started by them, through ssh, on the hosts of a copy or a pipeline. It takes what is to be done from its standard
 /// input and has no use by hand.
 #[derive(Parser, Debug)]
 #[command(name = "rdma-pipe-agent", version, after_help = EXIT_CODES)]
@@ -55,6 +60,9 @@ const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
+    if let Some(code) = super::helper() {
+        return code;
+    }
     super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
         Err(error) => super::parse_failure(&error),
@@ -69,7 +77,10 @@ enum Input {
 
 fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
-        return Err(Failure::new(Exit::Usage, "rdcp starts this program on other hosts; it has no use by hand"));
+        return Err(Failure::new(
+            Exit::Usage,
+            "rdcp and rdpipe start this program on other hosts; it has no use by hand",
+        ));
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
     // Relative paths start at the login's home, also where the launcher is not ssh.
@@ -100,12 +111,20 @@ fn serve() -> Result<(), Failure> {
         _ => return Ok(()),
     }
     let messages = outbox.clone();
-    let mut end = End::new(Arc::new(move |message| messages.send(message)), true);
+    let say: Emit = Arc::new(move |message| messages.send(message));
+    let messages = outbox.clone();
+    let tell: Emit = Arc::new(move |message| {
+        messages.send(message);
+        // Whoever writes to standard error waits for who reads it, as with a pipe.
+        messages.flush(READER_MAX);
+    });
+    let mut end = End::new(Arc::clone(&say), true);
+    let mut station = Station::new(say, tell, true);
     let mut lost_since = None;
     loop {
         let input = match inputs.recv_timeout(LOOK_AGAIN) {
             Ok(input) => input,
-            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() => {
+            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() || station.has_lost_its_link() => {
                 if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
                     break;
                 }
@@ -115,8 +134,13 @@ fn serve() -> Result<(), Failure> {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         match input {
-            Input::Message(message) => end.handle(message),
+            Input::Message(message) => {
+                if let Some(message) = station.handle(message) {
+                    end.handle(message);
+                }
+            }
             Input::Gone => {
+                station.stop(libc::SIGHUP as u8);
                 if let Some((session, limit)) = end.abandon() {
                     wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
                 }
@@ -125,6 +149,7 @@ fn serve() -> Result<(), Failure> {
             Input::Signal(number) if number == libc::SIGTSTP => {}
             Input::Signal(number) => {
                 end.stop(number as u8);
+                station.stop(number as u8);
                 let deadline = Instant::now() + STOP_MAX;
                 while end.is_busy() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(5));
@@ -133,6 +158,7 @@ fn serve() -> Result<(), Failure> {
             }
         }
     }
+    station.finish(false);
     outbox.flush(FLUSH_MAX);
     Ok(())
 }

@@ -10,19 +10,19 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, RecvTimeoutError, Sender, unbounded};
+use flume::{Receiver, RecvTimeoutError, unbounded};
 use minicbor::bytes::ByteVec;
 use rd_proto::session::Counters;
 use serde_json::json;
 
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped};
-use super::launching::Remote;
+use super::launching::{News, Post, Remote, greet};
 use super::place::target;
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Found, Hello, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
+use crate::control::frames::{Begin, Found, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
 use crate::control::names;
 use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
@@ -30,6 +30,7 @@ use crate::engine::{Monitor, Summary};
 mod meet;
 mod side;
 
+pub(super) use side::told;
 use side::{Side, Voice};
 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
@@ -46,19 +47,6 @@ const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
 
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
-
-/// What comes from the sides.
-pub(super) enum News {
-    /// An end says something.
-    Message(Message),
-    /// An agent is not heard any more.
-    Gone,
-    /// A signal to this process.
-    Signal(i32),
-}
-
-/// Where a side's news are posted, with its number.
-pub(super) type Post = Sender<(usize, News)>;
 
 /// The side that this process itself is. It has the first number.
 const HERE: usize = 0;
@@ -94,7 +82,7 @@ impl<'a> Copy<'a> {
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
         let said = post.clone();
         let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
-        let here = Side { host: OsString::new(), voice: Voice::Here(end), hello: Some(Hello::ours()), gone: false };
+        let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false };
         Ok(Self {
             plan,
             reporter,
@@ -146,7 +134,7 @@ impl<'a> Copy<'a> {
         let number = self.sides.len();
         let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone())?;
         let voice = Voice::There(Box::new(remote));
-        self.sides.push(Side { host: host.clone(), voice, hello: None, gone: false });
+        self.sides.push(Side { host: host.clone(), voice, gone: false });
         // Two launchers that ask for passwords on one terminal would not be told apart.
         if std::fs::File::open("/dev/tty").is_ok() {
             self.greet()?;
@@ -156,35 +144,11 @@ impl<'a> Copy<'a> {
 
     /// Waits until every agent has said who it is.
     fn greet(&mut self) -> Result<(), Failure> {
-        while let Some(waiting) = self.sides.iter().position(|side| side.hello.is_none()) {
-            let Voice::There(remote) = &self.sides[waiting].voice else { unreachable!("this side is known") };
-            let deadline = remote.hello_due();
-            match self.news.recv_deadline(deadline) {
-                Ok((side, News::Message(Message::Hello(hello)))) => {
-                    let Voice::There(remote) = &mut self.sides[side].voice else { continue };
-                    remote.greeted(&hello)?;
-                    self.sides[side].hello = Some(hello);
-                }
-                Ok((side, News::Gone)) => {
-                    let Voice::There(remote) = &mut self.sides[side].voice else { continue };
-                    let failure = remote.not_begun(&self.plan.launcher);
-                    if !(self.plan.bootstrap && remote.lacks_agent() && !remote.is_bootstrapped()) {
-                        return Err(failure);
-                    }
-                    remote.bootstrap(&self.plan.launcher)?;
-                }
-                Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
-                    return Err(Failure { exit: Exit::Signal(number as u8), message: None });
-                }
-                Ok(_) => {}
-                Err(_) => {
-                    // The launcher asks for something, or is in trouble: the user is to see what it says.
-                    let Voice::There(remote) = &mut self.sides[waiting].voice else { continue };
-                    remote.late()?;
-                }
-            }
-        }
-        Ok(())
+        let agents = self.sides.iter_mut().filter_map(|side| match &mut side.voice {
+            Voice::There(remote) => Some(&mut **remote),
+            Voice::Here(_) => None,
+        });
+        greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
     }
 
     fn send(&mut self, side: usize, message: Message) {
@@ -465,9 +429,7 @@ impl<'a> Copy<'a> {
     }
 
     fn same_kernel(&self, one: usize, other: usize) -> bool {
-        let id =
-            |side: usize| self.sides[side].hello.as_ref().map(|hello| &hello.kernel_id).filter(|id| !id.is_empty());
-        one == other || id(one).is_some_and(|known| id(other) == Some(known))
+        one == other || is_same_kernel(&self.sides[one].kernel_id(), &self.sides[other].kernel_id())
     }
 
     fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
@@ -741,7 +703,7 @@ impl<'a> Copy<'a> {
 type Outcomes = (Summary, Option<Failure>);
 
 /// The way that the data took, on one line.
-fn route(report: &Report, through: Option<&str>) -> String {
+pub(super) fn route(report: &Report, through: Option<&str>) -> String {
     let by_way = through.map(|launcher| format!(", through {launcher}")).unwrap_or_default();
     let lanes = if report.lanes == 1 { "1 lane".to_owned() } else { format!("{} lanes", report.lanes) };
     let sealed = if report.encrypted { "encrypted" } else { "not encrypted" };
@@ -755,7 +717,12 @@ fn route(report: &Report, through: Option<&str>) -> String {
     }
 }
 
-fn random_key() -> [u8; 32] {
+/// Whether two kernels with these names are one.
+pub(super) fn is_same_kernel(one: &[u8], other: &[u8]) -> bool {
+    !one.is_empty() && one == other
+}
+
+pub(super) fn random_key() -> [u8; 32] {
     use rand_core::Rng as _;
     let mut bytes = [0; 32];
     rng().fill_bytes(&mut bytes);

@@ -5,17 +5,18 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, Sender};
+use flume::{Receiver, RecvTimeoutError, Sender};
 use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
 use rd_proto::session::{Counters, Notice, Outcome};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::exit::{Exit, Failure, escaped, os};
@@ -26,16 +27,21 @@ use super::stream::{Ended, FirstLane, NotBegun, Session, Teller};
 use super::tree;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings};
+use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Monitor, Summary, Waits, Work, channel, reach};
-use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
+use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
 use crate::transport::Medium;
+use crate::transport::relay::{RelayInput, RelayOutput};
 
 /// The longest that trying all the endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);
+
+/// How often an end that waits for its stage looks whether it is still wanted.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Found sources in one message.
 const FOUND_BATCH: usize = 64;
@@ -87,7 +93,7 @@ impl End {
                 Ok(placed) => Message::Placed(placed),
                 Err(fault) => Message::Failed(fault),
             }),
-            Message::Begin(begin) => self.begin(*begin),
+            Message::Begin(begin) => self.begin(*begin, None),
             Message::Copy { roots, directory, names, settings } => self.copy(roots, directory, names, settings),
             Message::Listen { via } => match self.listen(&via) {
                 Ok(endpoints) => self.say(Message::Listening(endpoints)),
@@ -162,10 +168,13 @@ impl End {
         self.say(Message::FoundAll);
     }
 
-    fn begin(&mut self, begin: Begin) {
+    /// Begins a session; with a stage of a pipeline, one that moves that stage's input or output.
+    pub(super) fn begin(&mut self, begin: Begin, stage: Option<AtStage>) {
         let standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
+        let of_stage = matches!(begin.job, Job::SendStage { .. } | Job::ReceiveStage { .. });
         let options = TransferOptions::from_settings(&begin.settings);
-        let Some(options) = options.filter(|_| !(self.is_busy() || standard && self.is_agent)) else {
+        let fits = !(self.is_busy() || standard && self.is_agent) && of_stage == stage.is_some();
+        let Some(options) = options.filter(|_| fits) else {
             return self.say(ended_with(Fault::plain(Exit::Protocol.code(), "a job that cannot be done")));
         };
         let (post, events) = channel();
@@ -178,6 +187,7 @@ impl End {
             is_agent: self.is_agent,
             options,
             begin,
+            stage: Mutex::new(stage),
             post: post.clone(),
             events,
             listener: Arc::clone(&listener),
@@ -287,6 +297,38 @@ fn path_of(bytes: Vec<u8>) -> PathBuf {
     std::ffi::OsString::from_vec(bytes).into()
 }
 
+fn gone() -> Fault {
+    Fault::plain(Exit::LinkLost.code(), "the other end has gone before it connected")
+}
+
+/// What receives into something that a stage has opened: in order, where it is no regular file or is added to.
+fn receive_open(file: File, path: &Path, relay: Option<RelayInput>) -> Work {
+    let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let appends = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::APPEND));
+    let is_anew = rustix::fs::tell(&file).is_ok_and(|at| at == 0);
+    let path = path.to_owned();
+    match relay {
+        Some(relay) => {
+            Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(file, path.as_os_str()).and(Passing(relay)))))
+        }
+        None if is_regular && is_anew && !appends => Work::ReceiveFile(FileSink::open_already(file, &path)),
+        None => Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(file, path.as_os_str())))),
+    }
+}
+
+/// What a stage that is `tee` passes on.
+struct Passing(RelayInput);
+
+impl Also for Passing {
+    fn take(&mut self, bytes: &[u8]) -> bool {
+        self.0.pass(bytes).is_ok()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.is_gone()
+    }
+}
+
 fn read_fault(fact: &IoFact) -> Fault {
     Fault::io(Exit::Source.code(), "cannot read", fact)
 }
@@ -301,6 +343,7 @@ struct Run {
     is_agent: bool,
     options: TransferOptions,
     begin: Begin,
+    stage: Mutex<Option<AtStage>>,
     post: Sender<Event>,
     events: Receiver<Event>,
     listener: Arc<Mutex<Option<Listener>>>,
@@ -309,12 +352,21 @@ struct Run {
     lost: Arc<AtomicBool>,
 }
 
+/// A stage of a pipeline that a session moves the input or output of, once it is started.
+pub(super) enum AtStage {
+    In(Attachment<Inlet>),
+    Out(Attachment<Outlet>),
+}
+
 /// What is moved, looked at but not begun.
 enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeSettings),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
+    Stage(AtStage),
+    SendRelay(RelayOutput),
+    ReceiveOpen(File, PathBuf, Option<RelayInput>),
 }
 
 impl Run {
@@ -334,6 +386,7 @@ impl Run {
         // Before the other end is met: what is to be read or written can be. Nothing is made yet.
         let prepared = self.prepare()?;
         let (stream, established) = self.first_lane()?;
+        let prepared = self.started(prepared)?;
         let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
         let first = FirstLane { stream, established, peer_name, is_named: true };
         let registry =
@@ -350,13 +403,14 @@ impl Run {
             tells_for_both: if self.begin.caller_is_peer {
                 !self.is_agent
             } else {
-                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. })
+                matches!(self.begin.job, Job::SendFile { .. } | Job::SendTree { .. } | Job::SendStage { .. })
             },
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) => (Role::Sender, None),
-            Prepared::Receive(_) | Prepared::ReceiveTree(..) => (Role::Receiver, None),
+            Prepared::SendTree(..) | Prepared::SendRelay(_) => (Role::Sender, None),
+            Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) => (Role::Receiver, None),
+            Prepared::Stage(_) => unreachable!("has been started"),
         };
         // The one place where it is decided what a session reads from or writes to.
         let make_work = |chunk_bytes| match prepared {
@@ -365,6 +419,9 @@ impl Run {
                 let source = tree::source(&roots, &settings, chunk_bytes)?;
                 Ok(Work::Send(Source::Tree(Box::new(source))))
             }
+            Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
+            Prepared::ReceiveOpen(file, path, relay) => Ok(receive_open(file, &path, relay)),
+            Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
                 let sink = tree::sink(&directory, &names, &settings, &self.post)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
@@ -409,6 +466,43 @@ impl Run {
             Job::ReceiveTree { directory, names, settings } => {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
             }
+            Job::SendStage { .. } | Job::ReceiveStage { .. } => {
+                let stage = self.stage.lock().expect("no panic with it locked").take();
+                Ok(Prepared::Stage(stage.expect("looked at when it was begun")))
+            }
+        }
+    }
+
+    /// Waits until a stage has been started and what it reads or writes is there.
+    fn started(&self, prepared: Prepared) -> Result<Prepared, Fault> {
+        let Prepared::Stage(stage) = prepared else { return Ok(prepared) };
+        loop {
+            let started = match &stage {
+                AtStage::In(inlet) => inlet.recv_timeout(LOOK_AGAIN).map(|inlet| {
+                    inlet.map(|inlet| match inlet {
+                        Inlet::File(file, path) => Prepared::ReceiveOpen(file, path, None),
+                        Inlet::Tee(file, path, relay) => Prepared::ReceiveOpen(file, path, Some(relay)),
+                    })
+                }),
+                AtStage::Out(outlet) => outlet.recv_timeout(LOOK_AGAIN).map(|outlet| match outlet? {
+                    Outlet::File(file, path) => Self::sized(file, path.into_os_string()),
+                    Outlet::Relay(relay) => Ok(Prepared::SendRelay(relay)),
+                }),
+            };
+            match started {
+                Ok(started) => return started,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            for event in self.events.try_iter() {
+                match event {
+                    Event::Signal(number) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
+                    Event::Orphaned => return Err(gone()),
+                    _ => {}
+                }
+            }
         }
     }
 
@@ -425,9 +519,7 @@ impl Run {
             match self.events.recv() {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
                 Ok(Event::Signal(number)) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
-                Ok(Event::Orphaned) | Err(_) => {
-                    return Err(Fault::plain(Exit::LinkLost.code(), "the other end has gone before it connected"));
-                }
+                Ok(Event::Orphaned) | Err(_) => return Err(gone()),
                 Ok(_) => {}
             }
         }

@@ -36,6 +36,8 @@ pub enum Exit {
     Signal(u8),
     /// Whoever read our output has gone.
     SinkClosed,
+    /// A command of a pipeline ended with this code.
+    Stage(u8),
 }
 
 impl Exit {
@@ -53,6 +55,7 @@ impl Exit {
             Self::Protocol => 9,
             Self::Signal(number) => 128_u8.saturating_add(number),
             Self::SinkClosed => 141,
+            Self::Stage(code) => code,
         }
     }
 

@@ -5,13 +5,24 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-use flume::bounded;
-
-use super::copy::{News, Post};
 use super::exit::{Exit, Failure, escaped, os};
 use crate::control::channel::{Outbox, receive, skip_to_magic};
 use crate::control::frames::{Hello, MAJOR, MINOR, Message};
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
+use flume::{Receiver, Sender, bounded};
+
+/// What comes from the hosts of a copy or a pipeline.
+pub(super) enum News {
+    /// An end says something.
+    Message(Message),
+    /// An agent is not heard any more.
+    Gone,
+    /// A signal to this process.
+    Signal(i32),
+}
+
+/// Where a host's news are posted, with its number.
+pub(super) type Post = Sender<(usize, News)>;
 
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
 const HELLO_MAX: Duration = Duration::from_secs(120);
@@ -40,8 +51,52 @@ pub(super) struct Remote {
     /// The launcher's exit code, if it ended before the agent answered.
     exit: Option<i32>,
     bootstrapped: bool,
+    hello: Option<Hello>,
     side: usize,
     post: Post,
+}
+
+/// Waits until every one of these agents has said who it is.
+///
+/// # Errors
+///
+/// Exit 3 for the first that cannot be started or reached, 9 for one of another protocol, 128+n for a signal meanwhile.
+pub(super) fn greet<'a>(
+    agents: impl Iterator<Item = &'a mut Remote>,
+    news: &Receiver<(usize, News)>,
+    launcher: &Launcher,
+    bootstrap: bool,
+) -> Result<(), Failure> {
+    let mut waiting: Vec<&mut Remote> = agents.filter(|remote| remote.hello.is_none()).collect();
+    while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
+        let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
+        match news.recv_deadline(first) {
+            Ok((side, News::Message(Message::Hello(hello)))) => {
+                let Some(at) = from(&waiting, side) else { continue };
+                waiting[at].greeted(hello)?;
+                waiting.swap_remove(at);
+            }
+            Ok((side, News::Gone)) => {
+                let Some(at) = from(&waiting, side) else { continue };
+                let failure = waiting[at].not_begun(launcher);
+                if !(bootstrap && waiting[at].lacks_agent() && !waiting[at].bootstrapped) {
+                    return Err(failure);
+                }
+                waiting[at].bootstrap(launcher)?;
+            }
+            Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
+                return Err(Failure { exit: Exit::Signal(number as u8), message: None });
+            }
+            Ok(_) => {}
+            Err(_) => {
+                // The launcher asks for something, or is in trouble: the user is to see what it says.
+                for remote in waiting.iter_mut().filter(|remote| remote.hello_due() <= Instant::now()) {
+                    remote.late()?;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Remote {
@@ -68,6 +123,7 @@ impl Remote {
             released: false,
             exit: None,
             bootstrapped: false,
+            hello: None,
             side,
             post,
         })
@@ -78,7 +134,7 @@ impl Remote {
     }
 
     /// When something must have been heard.
-    pub(super) fn hello_due(&self) -> Instant {
+    fn hello_due(&self) -> Instant {
         self.started + if self.released { HELLO_MAX } else { HOLD_MAX }
     }
 
@@ -87,7 +143,7 @@ impl Remote {
     /// # Errors
     ///
     /// Exit 3 when that is used up.
-    pub(super) fn late(&mut self) -> Result<(), Failure> {
+    fn late(&mut self) -> Result<(), Failure> {
         if self.released {
             let seconds = HELLO_MAX.as_secs();
             return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
@@ -102,7 +158,7 @@ impl Remote {
     /// # Errors
     ///
     /// Exit 9 where the two do not understand each other.
-    pub(super) fn greeted(&mut self, hello: &Hello) -> Result<(), Failure> {
+    fn greeted(&mut self, hello: Hello) -> Result<(), Failure> {
         self.process.release();
         if hello.major != MAJOR {
             let theirs = escaped(OsStr::new(&hello.program));
@@ -119,11 +175,22 @@ impl Remote {
             ));
         }
         self.outbox.send(Message::Hello(Hello::ours()));
+        self.hello = Some(hello);
         Ok(())
     }
 
+    /// Names the kernel that the agent runs on; empty where that is not known.
+    pub(super) fn kernel_id(&self) -> &[u8] {
+        self.hello.as_ref().map_or(&[], |hello| &hello.kernel_id)
+    }
+
+    /// Has the agent end as soon as it has done what it was told.
+    pub(super) fn close(&self) {
+        self.outbox.close();
+    }
+
     /// The launcher has ended, or what it runs is no agent.
-    pub(super) fn not_begun(&mut self, launcher: &Launcher) -> Failure {
+    fn not_begun(&mut self, launcher: &Launcher) -> Failure {
         self.exit = self.process.wait(EXIT_MAX);
         // The last words may still be in the pipe.
         let until = Instant::now() + Duration::from_millis(50);
@@ -147,13 +214,8 @@ impl Remote {
     }
 
     /// The launcher came to the host, and the agent is not there.
-    pub(super) fn lacks_agent(&self) -> bool {
+    fn lacks_agent(&self) -> bool {
         matches!(self.exit, Some(126 | 127))
-    }
-
-    /// The agent has been copied to the host.
-    pub(super) fn is_bootstrapped(&self) -> bool {
-        self.bootstrapped
     }
 
     /// Copies this program's own agent to the host, into a directory named by its hash, and starts it there.
@@ -161,7 +223,7 @@ impl Remote {
     /// # Errors
     ///
     /// Exit 3 if the host is another kind of system, or the copy fails.
-    pub(super) fn bootstrap(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+    fn bootstrap(&mut self, launcher: &Launcher) -> Result<(), Failure> {
         let label = self.label();
         let failed =
             |reason: String| Failure::new(Exit::Connect, format!("cannot copy the agent to {label}: {reason}"));

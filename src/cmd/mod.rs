@@ -9,12 +9,15 @@ pub mod exit;
 pub mod key;
 mod launching;
 pub mod options;
+mod pipeline;
 mod place;
 mod plan;
 pub mod rdcp;
+pub mod rdpipe;
 pub mod recv;
 pub mod report;
 pub mod send;
+mod station;
 mod stream;
 pub mod tree;
 
@@ -31,6 +34,12 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
             ExitCode::from(failure.exit.code())
         }
     }
+}
+
+/// Does what this process is started for where it is a helper of another of ours; `None` if it is a command.
+fn helper() -> Option<ExitCode> {
+    let done = crate::control::stages::helper()?;
+    Some(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Writes one line to standard error, in one piece: other processes may be writing there too.

@@ -133,21 +133,8 @@ impl Terminal {
 
 impl Monitor for Terminal {
     fn notice(&mut self, notice: Notice, reason: Option<&str>) {
-        let because = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-        let line = match notice {
-            Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
-            Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
-            Notice::LinkLost if self.reconnect_s == 0 => return,
-            Notice::LinkLost => {
-                format!("lost the link to {}{because}; trying for {} s to get it back", self.peer, self.reconnect_s)
-            }
-            Notice::LinkRestored => format!("connected to {} again; going on", self.peer),
-            Notice::LaneLost(lane) if self.verbose => {
-                format!("lost connection {}.{}{because}", lane.index, lane.generation)
-            }
-            Notice::LaneLost(_) => return,
-        };
-        if !self.quiet {
+        let line = notice_line(notice, reason, &self.peer, self.reconnect_s, self.verbose);
+        if let (false, Some(line)) = (self.quiet, line) {
             self.say(&line);
         }
     }
@@ -192,6 +179,26 @@ impl Monitor for Terminal {
             bar.set_position(counters.bytes);
         }
     }
+}
+
+/// What has become of the lanes to `peer`, for a person; `None` for what needs no telling.
+pub(super) fn notice_line(
+    notice: Notice,
+    reason: Option<&str>,
+    peer: &str,
+    reconnect_s: u64,
+    verbose: bool,
+) -> Option<String> {
+    let because = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    Some(match notice {
+        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
+        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
+        Notice::LinkLost if reconnect_s == 0 => return None,
+        Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
+        Notice::LinkRestored => format!("connected to {peer} again; going on"),
+        Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
+        Notice::LaneLost(_) => return None,
+    })
 }
 
 /// Whether this process may draw on its terminal: a job in the background leaves it to the one in front.
@@ -267,8 +274,17 @@ impl<'a> Reporter<'a> {
         if self.options.verbose && failure.is_none() {
             super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
         }
-        let Some(path) = &self.options.json else { return Ok(()) };
         let report = json_report(summary, failure);
+        self.write(&report)
+    }
+
+    /// Writes the report where `--json` asks for one.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if it cannot be written.
+    pub(super) fn write(&mut self, report: &serde_json::Value) -> Result<(), Failure> {
+        let Some(path) = &self.options.json else { return Ok(()) };
         match &mut self.file {
             Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(path, &error)),
             None => {

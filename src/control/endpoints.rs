@@ -48,6 +48,11 @@ pub fn loopback(port: u16) -> [Endpoint; 2] {
     [local(Ipv4Addr::LOCALHOST.into()), local(Ipv6Addr::LOCALHOST.into())]
 }
 
+/// An address that the user has given.
+pub fn given(address: SocketAddr) -> Endpoint {
+    Endpoint::new(address.ip(), address.port(), 0, 0, true)
+}
+
 fn names(via: &[u8], known: &InterfaceAddress) -> bool {
     known.interface.as_bytes() == via || std::str::from_utf8(via).is_ok_and(|via| via.parse() == Ok(known.address))
 }

@@ -12,6 +12,10 @@
 
 use std::fmt;
 
+mod stage;
+
+pub use stage::{Action, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport};
+
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
 use zeroize::Zeroize;
@@ -215,6 +219,20 @@ pub enum Job {
         /// How.
         #[n(2)]
         settings: TreeSettings,
+    },
+    /// Sends what a stage of a pipeline puts out.
+    #[n(6)]
+    SendStage {
+        /// The stage's number.
+        #[n(0)]
+        stage: u32,
+    },
+    /// Receives what a stage of a pipeline takes in.
+    #[n(7)]
+    ReceiveStage {
+        /// The stage's number.
+        #[n(0)]
+        stage: u32,
     },
 }
 
@@ -597,6 +615,52 @@ pub enum Message {
     /// It has ended.
     #[n(23)]
     TunnelClose(#[n(0)] u32),
+    /// To or from one of several ends behind a channel.
+    #[n(24)]
+    ForEnd {
+        /// The end's number.
+        #[n(0)]
+        end: u32,
+        /// A message without its length. None of this kind: a message has no depth.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        message: Vec<u8>,
+    },
+    /// Takes a stage of a pipeline, and does nothing yet.
+    #[n(25)]
+    Stage(#[n(0)] Box<Stage>),
+    /// Starts all stages that have been told of and not started.
+    #[n(26)]
+    StartStages,
+    /// A stage has ended.
+    #[n(27)]
+    StageEnded {
+        /// Its number.
+        #[n(0)]
+        stage: u32,
+        /// How.
+        #[n(1)]
+        report: StageReport,
+    },
+    /// What a stage has written to standard error.
+    #[n(28)]
+    StageStderr {
+        /// Its number.
+        #[n(0)]
+        stage: u32,
+        /// At most [`STDERR_BYTES_MAX`].
+        #[cbor(n(1), with = "minicbor::bytes")]
+        bytes: Vec<u8>,
+    },
+    /// Ends a stage, with everything that it has started, by a signal.
+    #[n(29)]
+    EndStage {
+        /// Its number.
+        #[n(0)]
+        stage: u32,
+        /// The signal's number.
+        #[n(1)]
+        signal: u8,
+    },
 }
 
 impl Message {
@@ -617,6 +681,30 @@ impl Message {
         }
         out[start..start + LENGTH_BYTES].copy_from_slice(&(length as u32).to_le_bytes());
         Ok(())
+    }
+
+    /// The message for, or of, one of several ends.
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError::TooLong`].
+    pub fn for_end(&self, end: u32) -> Result<Self, MessageError> {
+        let mut bytes = Vec::new();
+        self.encode(&mut bytes)?;
+        bytes.drain(..LENGTH_BYTES);
+        Ok(Self::ForEnd { end, message: bytes })
+    }
+
+    /// Reads the message of a [`Self::ForEnd`]. `None` as with [`Self::decode`].
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError`], also for a message of that kind again.
+    pub fn decode_inner(bytes: &[u8]) -> Result<Option<Self>, MessageError> {
+        match Self::decode(bytes)? {
+            Some(Self::ForEnd { .. }) => Err(MessageError::Malformed),
+            other => Ok(other),
+        }
     }
 
     /// Reads a message without its length. `None`: one that this version does not know and may skip.

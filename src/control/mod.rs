@@ -6,6 +6,7 @@
 //! * `endpoints`: where an end can be reached, and which of these places to try first.
 //! * `tunnel`: connections through the channel, for hosts that can be reached in no other way.
 //! * `names`: what a path from a command line means on this host: `~`, patterns.
+//! * `stages`: the commands and redirections of a pipeline, and that nothing of them is left.
 //!
 //! What the messages ask for is done in `cmd::end`, by the agent and by the caller for its own end alike.
 
@@ -14,4 +15,5 @@ pub mod endpoints;
 pub mod frames;
 pub mod launch;
 pub mod names;
+pub mod stages;
 pub mod tunnel;

@@ -5,24 +5,24 @@
 //! and short-lived ones that dial. Buffers travel between them by value, so a buffer is in one place at a time.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post, bounded};
-use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Path};
+use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post};
+use rd_proto::control::{Cause, Endpoint, Frame, Path};
 use rd_proto::frame::ChunkHeader;
-use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
+use rd_proto::handshake::{ControlChannel, LaneId};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
-use rd_proto::session::{Action, Agreed, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
+use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
 use rd_proto::tree::OPEN_MAX;
 use rustix::io::Errno;
 
-use crate::fs::sink::{FileSink, StreamSink};
-use crate::fs::source::{Part, Source};
-use crate::fs::tree_sink::{Have, Refused, Report as TreeReport, TreeSink};
-use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Pool, Report};
+use crate::fs::sink::FileSink;
+use crate::fs::source::Source;
+use crate::fs::tree_sink::{Have, Refused};
+use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
 
 pub mod link;
 pub mod listen;
@@ -31,15 +31,16 @@ pub mod pace;
 pub mod rdma;
 pub mod reach;
 mod summary;
+mod transfer;
 pub mod tree;
 pub mod work;
 
 use link::LinkError;
-use listen::Incoming;
 use orphan::Orphan;
 use pace::Pace;
 pub use summary::{Monitor, SentTree, Summary, Waits};
-use work::{CompressMode, Job, Parts, Shared};
+pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
+use work::{Feed, Job, Parts, Shared};
 
 /// How long the engine waits at the end for its lanes to let go.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
@@ -52,102 +53,6 @@ const PAUSE_FLUSH: Duration = Duration::from_millis(50);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
-
-/// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
-const EVENTS_MAX: usize = 4096;
-
-/// The loop's channel. Only the loop takes from it, and it never posts with waiting: that would be for itself.
-pub fn channel() -> (Post<Event>, Queue<Event>) {
-    bounded(EVENTS_MAX)
-}
-
-/// What reaches the loop.
-#[derive(Debug)]
-pub enum Event {
-    /// A lane reports.
-    Lane(LaneId, LaneEvent),
-    /// A lane is there.
-    LaneUp(LaneId, Box<dyn Lane>, Box<ControlChannel>),
-    /// A lane could not be made.
-    DialFailed(LaneId, LinkError),
-    /// This end's RDMA listeners.
-    Endpoints(Vec<Endpoint>),
-    /// A peer has connected.
-    Incoming(Incoming),
-    /// The stream's reader has filled a buffer.
-    Filled(Buffer, Part),
-    /// A chunk is sealed.
-    Sealed(Buffer, ChunkHeader),
-    /// The source had nothing more for this buffer.
-    Unfilled(Buffer),
-    /// The source failed.
-    SourceFailed(Buffer, IoFact),
-    /// A chunk has been checked and, if genuine, opened.
-    Opened(Buffer, bool),
-    /// The sink has a chunk.
-    Written(Buffer),
-    /// The sink failed.
-    SinkFailed(Buffer, IoFact),
-    /// The sink of a tree has this of a large file already.
-    Have(Have),
-    /// The sink of a tree cannot go on.
-    Refused(Refused),
-    /// The sink of a tree has published what could be.
-    Committed(Result<Box<TreeReport>, Refused>),
-    /// A signal to this process.
-    Signal(i32),
-    /// Whoever this end works for can be heard only by its lanes from now on: two seconds without one end it.
-    Orphaned,
-}
-
-/// Makes lanes, from the end that connects.
-pub trait Dialer: Send + Sync {
-    /// Connects and authenticates one lane; takes some seconds at most.
-    ///
-    /// # Errors
-    ///
-    /// Why there is no lane.
-    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
-
-    /// Where the peer listens for RDMA from now on.
-    fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
-}
-
-/// Which way payload flows, and from or to what.
-pub enum Work {
-    /// Send this.
-    Send(Source),
-    /// Receive into this file.
-    ReceiveFile(FileSink),
-    /// Receive a tree.
-    ReceiveTree(Box<TreeSink<tree::Chunk>>),
-    /// Receive into what this opens.
-    ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
-}
-
-/// All that a transfer needs.
-pub struct Transfer {
-    /// What the two ends agreed on.
-    pub agreed: Agreed,
-    /// The session's secret.
-    pub secret: SessionSecret,
-    /// The buffers.
-    pub buffers: Vec<Buffer>,
-    /// Their pool.
-    pub pool: Arc<Pool>,
-    /// Makes lanes; `None` at the end that accepts them.
-    pub dialer: Option<Arc<dyn Dialer>>,
-    /// Where events come from.
-    pub events: Queue<Event>,
-    /// Where they are posted.
-    pub post: Post<Event>,
-    /// What to compress, at the sender.
-    pub compress: CompressMode,
-    /// Bytes a second, at the sender.
-    pub bwlimit: Option<u64>,
-    /// Told of what happens.
-    pub monitor: Box<dyn Monitor>,
-}
 
 struct LiveLane {
     lane: Box<dyn Lane>,
@@ -223,37 +128,6 @@ struct Engine {
     ended: Option<Outcome>,
 }
 
-/// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
-///
-/// # Errors
-///
-/// What `make` answered; nothing has been posted then.
-pub fn announce(
-    post: &Post<Event>,
-    id: LaneId,
-    make: impl FnOnce(Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>,
-) -> Result<(), LinkError> {
-    let early = Arc::new(Mutex::new(Some(Vec::new())));
-    let report: Report = {
-        let (early, post) = (Arc::clone(&early), post.clone());
-        Arc::new(move |event| {
-            // Posting happens under the lock, so that no event overtakes one that was held back.
-            match &mut *early.lock().expect("no panic with it locked") {
-                Some(held_back) => held_back.push(event),
-                // The loop has ended: nobody is left to tell.
-                None => drop(post.send(Event::Lane(id, event))),
-            }
-        })
-    };
-    let (lane, control) = make(report)?;
-    let mut early = early.lock().expect("no panic with it locked");
-    let _ = post.send(Event::LaneUp(id, lane, Box::new(control)));
-    for event in early.take().into_iter().flatten() {
-        let _ = post.send(Event::Lane(id, event));
-    }
-    Ok(())
-}
-
 /// Runs a transfer to its end. Lane 0 must have been announced.
 ///
 /// # Errors
@@ -287,11 +161,15 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
                     None
                 }
                 Source::Stream(source) => {
-                    stream = Some(source);
+                    stream = Some(Feed::Stream(source));
                     None
                 }
             };
             Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None, parts_left }
+        }
+        Work::SendRelay(relay) => {
+            stream = Some(Feed::Relay(relay));
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None, parts_left: None }
         }
         Work::ReceiveFile(sink) => {
             shared.sink = Some(sink);
@@ -505,6 +383,7 @@ impl Engine {
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
             }
+            Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
             Event::Have(Have { item, granule_bytes, hashes }) => {
                 let have = Frame::Have { item, granule_bytes, hashes };
                 // The lane that came first has the fewest chunks to carry.
@@ -760,6 +639,7 @@ impl Engine {
 
     /// Lets go of the lanes, giving their last frames the time to leave.
     fn close(mut self) -> Summary {
+        self.shared.over.store(true, Ordering::Relaxed);
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
         self.summary.counters = self.half.machine_ref().counters();
         self.monitor.progress(&self.summary.counters);

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
-use flume::{Receiver, Sender, unbounded};
+use flume::{Receiver, RecvTimeoutError, Sender, unbounded};
 use rd_proto::compress::{Compressor, Decompressor};
 use rd_proto::control::IoFact;
 use rd_proto::frame::{ChunkHeader, Compression};
@@ -16,6 +17,7 @@ use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
 use crate::fs::tree_source::TreeSource;
 use crate::transport::Buffer;
+use crate::transport::relay::RelayOutput;
 
 /// Threads that seal and open. More than this many cores are better left to the source and the sink.
 const WORKERS_MAX: usize = 8;
@@ -73,6 +75,8 @@ pub struct Shared {
     pub backlog: AtomicBool,
     /// Workers that are sealing or opening, for the report.
     pub sealing: AtomicU32,
+    /// The transfer has ended: a reader that still waits for its stream lets go of it.
+    pub over: AtomicBool,
     shrinks: Shrinks,
 }
 
@@ -87,6 +91,7 @@ impl Shared {
             pace,
             backlog: AtomicBool::new(false),
             sealing: AtomicU32::new(0),
+            over: AtomicBool::new(false),
             shrinks: Shrinks { skip: AtomicU64::new(0) },
         }
     }
@@ -262,33 +267,65 @@ impl Worker {
     }
 }
 
+/// How often a writer that has nothing to write looks whether anybody still reads.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Where a reader's bytes come from.
+pub enum Feed {
+    /// A stream.
+    Stream(StreamSource),
+    /// Another session's receiver.
+    Relay(RelayOutput),
+}
+
 /// Reads a stream, in a thread of its own since it may wait without end.
 ///
 /// # Errors
 ///
 /// What the system answered to making the thread.
-pub fn start_reader(
-    mut source: StreamSource,
-    shared: Arc<Shared>,
-    events: Sender<Event>,
-) -> std::io::Result<Sender<Buffer>> {
+pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> std::io::Result<Sender<Buffer>> {
     let (empty, queue) = unbounded::<Buffer>();
+    let mut fill = reading(feed, shared);
     std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
-        while let Ok(mut buffer) = queue.recv() {
-            let event = match source.next_part(buffer.payload_mut(), &shared.backlog) {
-                Ok(Some(part)) => {
-                    shared.pace.wait(part.length);
-                    Event::Filled(buffer, part)
-                }
-                Ok(None) => Event::Unfilled(buffer),
-                Err(fact) => Event::SourceFailed(buffer, fact),
-            };
+        while let Ok(buffer) = queue.recv() {
+            let Some(event) = fill(buffer) else { return };
             if events.send(event).is_err() {
                 return;
             }
         }
     })?;
     Ok(empty)
+}
+
+/// What a reader does with each empty buffer.
+fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
+    match feed {
+        Feed::Stream(mut source) => Box::new(move |mut buffer| {
+            Some(match source.next_part(buffer.payload_mut(), &shared.backlog, &shared.over) {
+                Ok(Some(part)) => {
+                    shared.pace.wait(part.length);
+                    Event::Filled(buffer, part)
+                }
+                Ok(None) => Event::Unfilled(buffer),
+                Err(fact) => Event::SourceFailed(buffer, fact),
+            })
+        }),
+        Feed::Relay(relay) => {
+            let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
+            Box::new(move |buffer| {
+                let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
+                let (buffer, length) = relay.fill(buffer)?;
+                let filled = Part { length, is_final: length == 0, ..*part };
+                part.sequence += 1;
+                part.position += length as u64;
+                if filled.is_final {
+                    next = None;
+                }
+                shared.pace.wait(length);
+                Some(Event::Filled(buffer, filled))
+            })
+        }
+    }
 }
 
 /// Opens a stream sink and writes to it, in a thread of its own since it may stand still without end.
@@ -302,10 +339,22 @@ pub fn start_writer(
 ) -> std::io::Result<Sender<Buffer>> {
     let (opened, queue) = unbounded::<Buffer>();
     std::thread::Builder::new().name("write".to_owned()).stack_size(128 << 10).spawn(move || {
-        let sink = open();
-        while let Ok(buffer) = queue.recv() {
+        let mut sink = open();
+        loop {
+            let buffer = match queue.recv_timeout(LOOK_EVERY) {
+                Ok(buffer) => buffer,
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    // A source may be silent for ever, and a reader that has gone would be noticed only by writing.
+                    if sink.as_ref().is_ok_and(StreamSink::is_unread) {
+                        let _ = events.send(Event::SinkGone);
+                        return;
+                    }
+                    continue;
+                }
+            };
             let header = ChunkHeader::decode(buffer.header()).expect("opened before");
-            let written = match &sink {
+            let written = match &mut sink {
                 Ok(sink) => sink.write_all(&buffer.payload()[..header.plain_bytes as usize]),
                 Err(fact) => Err(fact.clone()),
             };

@@ -21,7 +21,6 @@ use super::{PARTIAL, io_fact, name_beside, std_fact, umask, write_at};
 const PIPE_BYTES: usize = 1 << 20;
 
 /// Where a stream's bytes go.
-#[derive(Debug)]
 pub enum Sink {
     /// A regular file, written at positions and published at the end.
     File(FileSink),
@@ -87,12 +86,19 @@ pub enum Target {
 #[derive(Debug)]
 pub struct FileSink {
     file: File,
-    directory: OwnedFd,
-    partial: OsString,
-    last: OsString,
+    /// `None`: it has its name already.
+    names: Option<Names>,
     path: PathBuf,
     /// The partial name is no longer ours: published, or removed.
     settled: AtomicBool,
+}
+
+/// A file's names before and after it is published.
+#[derive(Debug)]
+struct Names {
+    directory: OwnedFd,
+    partial: OsString,
+    last: OsString,
 }
 
 impl FileSink {
@@ -124,17 +130,16 @@ impl FileSink {
         {
             return Err(fact(Errno::BUSY));
         }
-        let sink = Self {
-            file: file.into(),
-            directory,
-            partial,
-            last,
-            path: path.to_owned(),
-            settled: AtomicBool::new(false),
-        };
+        let names = Some(Names { directory, partial, last });
+        let sink = Self { file: file.into(), names, path: path.to_owned(), settled: AtomicBool::new(false) };
         ftruncate(&sink.file, 0).map_err(fact)?;
         fchmod(&sink.file, Mode::RUSR | Mode::WUSR).map_err(fact)?;
         Ok(sink)
+    }
+
+    /// A regular file that somebody else has opened, written where it is.
+    pub fn open_already(file: File, path: &Path) -> Self {
+        Self { file, names: None, path: path.to_owned(), settled: AtomicBool::new(true) }
     }
 
     /// Writes at a position.
@@ -153,7 +158,8 @@ impl FileSink {
     /// The path and the error number; the old file is then as it was.
     pub fn publish(&self) -> Result<(), IoFact> {
         let fact = |error| io_fact(self.path.as_os_str(), error);
-        match statat(&self.directory, &self.last, AtFlags::SYMLINK_NOFOLLOW) {
+        let Some(Names { directory, partial, last }) = &self.names else { return Ok(()) };
+        match statat(directory, last, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
                 let owner = Some(rustix::fs::Uid::from_raw(old.st_uid));
                 let group = Some(rustix::fs::Gid::from_raw(old.st_gid));
@@ -166,7 +172,7 @@ impl FileSink {
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
-        renameat(&self.directory, &self.partial, &self.directory, &self.last).map_err(fact)?;
+        renameat(directory, partial, directory, last).map_err(fact)?;
         self.settled.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -174,8 +180,10 @@ impl FileSink {
     /// Removes the partial file unless it has been published. Dropping does so too; but where other threads hold the sink
     /// as the process ends, nothing is dropped.
     pub fn discard(&self) {
-        if !self.settled.swap(true, Ordering::Relaxed) {
-            let _ = unlinkat(&self.directory, &self.partial, AtFlags::empty());
+        if let Some(names) = &self.names
+            && !self.settled.swap(true, Ordering::Relaxed)
+        {
+            let _ = unlinkat(&names.directory, &names.partial, AtFlags::empty());
         }
     }
 }
@@ -187,10 +195,18 @@ impl Drop for FileSink {
 }
 
 /// A stream, written in order.
-#[derive(Debug)]
 pub struct StreamSink {
     file: File,
     name: OsString,
+    also: Option<Box<dyn Also>>,
+}
+
+/// Where a stream goes as well, after it has been written.
+pub trait Also: Send {
+    /// Takes all of it; false if nobody is left to take anything.
+    fn take(&mut self, bytes: &[u8]) -> bool;
+    /// Nobody is left to take anything.
+    fn is_gone(&self) -> bool;
 }
 
 impl StreamSink {
@@ -210,7 +226,22 @@ impl StreamSink {
         if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
-        Self { file, name: name.to_owned() }
+        Self { file, name: name.to_owned(), also: None }
+    }
+
+    /// Has everything that was written go somewhere else as well.
+    pub fn and(self, also: impl Also + 'static) -> Self {
+        Self { also: Some(Box::new(also)), ..self }
+    }
+
+    /// Whether nobody reads any more: of a pipe or socket, by its other end.
+    pub fn is_unread(&self) -> bool {
+        if let Some(also) = &self.also {
+            return also.is_gone();
+        }
+        let mut polled = [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::empty())];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
     }
 
     /// Writes all of it; waits without end for a reader that stands still.
@@ -218,7 +249,7 @@ impl StreamSink {
     /// # Errors
     ///
     /// The name and the error number; EPIPE where the reader has gone.
-    pub fn write_all(&self, bytes: &[u8]) -> Result<(), IoFact> {
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), IoFact> {
         let mut done = 0;
         while done < bytes.len() {
             match write(&self.file, &bytes[done..]) {
@@ -232,6 +263,7 @@ impl StreamSink {
                 Err(error) => return Err(io_fact(&self.name, error)),
             }
         }
-        Ok(())
+        let taken = self.also.as_mut().is_none_or(|also| also.take(bytes));
+        if taken { Ok(()) } else { Err(io_fact(&self.name, Errno::PIPE)) }
     }
 }

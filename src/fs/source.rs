@@ -21,6 +21,9 @@ const LINGER_MAX: Duration = Duration::from_millis(5);
 /// The longest single pause in a stream that does not end its part early.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
+/// How often a reader of a silent stream looks whether anybody still wants it.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// Capacity asked for a pipe that is read: fewer and larger reads.
 const PIPE_BYTES: usize = 1 << 20;
 
@@ -206,12 +209,23 @@ impl StreamSource {
     /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
     ///
     /// A part that is not full is given out once the stream has paused for a millisecond, but not while `patient` says
-    /// that it could not be sent yet anyway. `None` after the end.
+    /// that it could not be sent yet anyway. `None` after the end, and when `over` says that nobody wants it any more.
     ///
     /// # Errors
     ///
     /// The name and the error number.
-    pub fn next_part(&mut self, target: &mut [u8], patient: &AtomicBool) -> Result<Option<Part>, IoFact> {
+    pub fn next_part(
+        &mut self,
+        target: &mut [u8],
+        patient: &AtomicBool,
+        over: &AtomicBool,
+    ) -> Result<Option<Part>, IoFact> {
+        // Not in a read without end: whoever writes would not be told that nobody reads.
+        while !self.ended && !self.is_ready(LOOK_EVERY)? {
+            if over.load(Ordering::Relaxed) {
+                self.ended = true;
+            }
+        }
         if self.ended {
             return Ok(None);
         }

@@ -15,6 +15,7 @@ mod corpus;
 pub mod mem;
 pub mod pool;
 pub mod rdma;
+pub mod relay;
 pub mod tcp;
 
 pub use pool::{Buffer, Pool};

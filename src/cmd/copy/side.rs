@@ -19,8 +19,6 @@ pub(super) struct Side {
     /// As the launcher is given it; empty for this host.
     pub(super) host: OsString,
     pub(super) voice: Voice,
-    /// What its agent has said of itself.
-    pub(super) hello: Option<Hello>,
     /// Its agent is not heard any more.
     pub(super) gone: bool,
 }
@@ -28,8 +26,15 @@ pub(super) struct Side {
 impl Side {
     /// A path of this side's, for a person.
     pub(super) fn name(&self, path: &[u8]) -> String {
-        let path = escaped(OsStr::from_bytes(path));
-        if self.host.is_empty() { path } else { format!("{}:{path}", escaped(&self.host)) }
+        name_at(&self.host, path)
+    }
+
+    /// Names the kernel that it runs on; empty where that is not known.
+    pub(super) fn kernel_id(&self) -> Vec<u8> {
+        match &self.voice {
+            Voice::Here(_) => Hello::ours().kernel_id,
+            Voice::There(remote) => remote.kernel_id().to_vec(),
+        }
     }
 
     /// The side, for a person.
@@ -39,29 +44,39 @@ impl Side {
 
     /// What went wrong there, for a person.
     pub(super) fn failure(&self, fault: &Fault) -> Failure {
-        let mut exit = Exit::from_code(fault.exit);
-        if let (Exit::Signal(number), false) = (exit, self.host.is_empty()) {
-            return Failure::new(Exit::LinkLost, format!("{} was ended by signal {number}", self.label()));
-        }
-        if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
-            return Failure { exit, message: None };
-        }
-        if fault.exit == 0 {
-            exit = Exit::Protocol;
-        }
-        let detail = escaped(OsStr::new(&fault.detail));
-        if fault.what.is_empty() {
-            let told_by =
-                if self.host.is_empty() || !fault.own { String::new() } else { format!("{}: ", self.label()) };
-            return Failure::new(exit, format!("{told_by}{detail}"));
-        }
-        let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), self.name(&fault.path));
-        if fault.errno != 0 {
-            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
-        }
-        if !detail.is_empty() {
-            line += &format!(": {detail}");
-        }
-        Failure::new(exit, line)
+        told(&self.host, fault)
     }
+}
+
+fn name_at(host: &OsStr, path: &[u8]) -> String {
+    let path = escaped(OsStr::from_bytes(path));
+    if host.is_empty() { path } else { format!("{}:{path}", escaped(host)) }
+}
+
+/// What went wrong on a host, for a person; the host is empty where it is this one.
+pub(in crate::cmd) fn told(host: &OsStr, fault: &Fault) -> Failure {
+    let label = escaped(host);
+    let mut exit = Exit::from_code(fault.exit);
+    if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
+        return Failure::new(Exit::LinkLost, format!("{label} was ended by signal {number}"));
+    }
+    if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
+        return Failure { exit, message: None };
+    }
+    if fault.exit == 0 {
+        exit = Exit::Protocol;
+    }
+    let detail = escaped(OsStr::new(&fault.detail));
+    if fault.what.is_empty() {
+        let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
+        return Failure::new(exit, format!("{told_by}{detail}"));
+    }
+    let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), name_at(host, &fault.path));
+    if fault.errno != 0 {
+        line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+    }
+    if !detail.is_empty() {
+        line += &format!(": {detail}");
+    }
+    Failure::new(exit, line)
 }

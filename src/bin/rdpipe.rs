@@ -1,0 +1,5 @@
+//! See `rdpipe --help`.
+
+fn main() -> std::process::ExitCode {
+    rdma_pipe::cmd::rdpipe::main()
+}

@@ -1,0 +1,711 @@
+//! The caller's side of a pipeline: starts its hosts, has neighbours meet, starts the stages, and learns what came of it.
+//!
+//! Each host has a [`Station`]: the caller's own is in this process, any other behind an agent's channel. Both take the
+//! same messages, and what they say comes through one queue. All hosts are started at once, and all hops of a part meet
+//! at once; nothing here waits for one of them.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError, unbounded};
+use minicbor::bytes::ByteVec;
+
+use super::copy::{is_same_kernel, random_key, told};
+use super::end;
+use super::exit::{Exit, Failure, escaped};
+use super::launching::{News, Post, Remote, greet};
+use super::options::{ReportOptions, TransferOptions};
+use super::report::{Reporter, notice_line};
+use super::station::Station;
+use super::stream::forward_signals;
+use crate::control::frames::{self, Action, Begin, Hello, Job, Message, SessionKey, StageReport};
+use crate::control::launch::Launcher;
+
+pub(super) mod grammar;
+mod hop;
+mod tell;
+
+use grammar::{Part, Placed, Spec};
+use hop::{Hop, Manner, Next, Which};
+use tell::{Labelled, Screen, hop_line, limiter, quoted};
+
+/// How often it is looked at the time.
+const TICK: Duration = Duration::from_millis(50);
+
+/// After a failure: how long the others may go on with no byte moving anywhere.
+const REST_MAX: Duration = Duration::from_secs(2);
+
+/// How long what was asked to end may take to do so.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// How long the second end of a hop may take to tell its outcome after the first.
+const SECOND_MAX: Duration = Duration::from_secs(3);
+
+/// The host that this process itself is.
+const HERE: usize = 0;
+
+/// What a shell's command answers when it was ended by SIGPIPE.
+const SIGPIPE_CODE: i32 = 128 + libc::SIGPIPE;
+
+/// What is to be run, and how.
+pub(super) struct Plan<'a> {
+    pub(super) specs: Vec<Spec>,
+    pub(super) parts: Vec<Part>,
+    pub(super) shell: Vec<ByteVec>,
+    pub(super) label: bool,
+    pub(super) launcher: Launcher,
+    pub(super) agent: OsString,
+    pub(super) bootstrap: bool,
+    pub(super) relay: bool,
+    pub(super) via: Option<OsString>,
+    /// What the other hosts call this one.
+    pub(super) name: Option<String>,
+    pub(super) transfer: &'a TransferOptions,
+    pub(super) report: &'a ReportOptions,
+    /// Standard output is the pipeline's.
+    pub(super) has_output: bool,
+}
+
+/// A stage, as the caller knows it.
+struct Stage {
+    spec: Spec,
+    host: usize,
+    complaints: Labelled,
+    /// It has been told of, and what it does may have begun.
+    started: bool,
+    end: Option<StageEnd>,
+}
+
+/// How a stage ended.
+struct StageEnd {
+    report: StageReport,
+    /// We had asked it to end.
+    asked: bool,
+}
+
+struct Host {
+    /// As the launcher is given it; empty for this host.
+    name: OsString,
+    voice: Voice,
+    gone: bool,
+}
+
+enum Voice {
+    Here(Station),
+    There(Box<Remote>),
+}
+
+/// A pipeline that is being run.
+pub(super) struct Pipeline<'a> {
+    plan: &'a Plan<'a>,
+    hosts: Vec<Host>,
+    post: Post,
+    news: Receiver<(usize, News)>,
+    manner: Manner,
+    screen: Screen,
+    stages: Vec<Stage>,
+    hops: Vec<Hop>,
+    /// Ends of hops by number: the hop, and which of its ends.
+    ends: HashMap<u32, (usize, Which)>,
+    /// Something has failed: when, or when the last byte moved since.
+    failing_since: Option<Instant>,
+    /// What was done about it: asked to end, killed.
+    asked: Option<Instant>,
+    killed: bool,
+    /// What ends the whole, where it is no stage's failure.
+    fatal: Option<Failure>,
+    signal: Option<u8>,
+}
+
+impl<'a> Pipeline<'a> {
+    pub(super) fn new(plan: &'a Plan<'a>) -> Result<Self, Failure> {
+        let (post, news) = unbounded();
+        let signals = post.clone();
+        forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
+            .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        let said = post.clone();
+        let say: crate::control::tunnel::Emit =
+            Arc::new(move |message| drop(said.send((HERE, News::Message(message)))));
+        let station = Station::new(Arc::clone(&say), say, false);
+        let here = Host { name: OsString::new(), voice: Voice::Here(station), gone: false };
+        let manner = Manner {
+            via: plan.via.clone().map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default(),
+            relay: plan.relay,
+            name: plan.name.clone(),
+            launcher: escaped(plan.launcher.name()),
+        };
+        Ok(Self {
+            plan,
+            hosts: vec![here],
+            post,
+            news,
+            manner,
+            screen: Screen::new(plan.report, !plan.has_output),
+            stages: Vec::new(),
+            hops: Vec::new(),
+            ends: HashMap::new(),
+            failing_since: None,
+            asked: None,
+            killed: false,
+            fatal: None,
+            signal: None,
+        })
+    }
+
+    /// Runs the pipeline and tells how it went.
+    ///
+    /// # Errors
+    ///
+    /// The failure that the command ends with.
+    pub(super) fn run(mut self, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
+        let ran = self.run_parts();
+        self.screen.clear();
+        for stage in &mut self.stages {
+            let rest = stage.complaints.rest();
+            self.screen.pass_on(&rest);
+        }
+        let failure = ran.err().or_else(|| self.judge());
+        self.leave(failure.is_none());
+        if self.plan.report.verbose && failure.is_none() {
+            self.tell();
+        }
+        let code = failure.as_ref().map_or(0, |failure| failure.exit.code());
+        let error = failure.as_ref().and_then(|failure| failure.message.as_deref());
+        reporter.write(&tell::json_report(&self.stages, &self.hops, code, error))?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn run_parts(&mut self) -> Result<(), Failure> {
+        self.start_hosts()?;
+        for part in &self.plan.parts {
+            self.begin(part);
+            self.attend()?;
+            if self.has_failed() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn start_hosts(&mut self) -> Result<(), Failure> {
+        let several = self.plan.label && self.plan.specs.iter().any(|spec| spec.host != self.plan.specs[0].host);
+        for spec in &self.plan.specs {
+            let known = self.hosts.iter().position(|host| host.name == spec.host);
+            let host = known.unwrap_or(self.hosts.len());
+            if known.is_none() {
+                let remote = Remote::start(&self.plan.launcher, &spec.host, &self.plan.agent, host, self.post.clone())?;
+                let voice = Voice::There(Box::new(remote));
+                self.hosts.push(Host { name: spec.host.clone(), voice, gone: false });
+            }
+            let complaints = Labelled::new(several.then(|| spec.label()));
+            self.stages.push(Stage { spec: spec.clone(), host, complaints, started: false, end: None });
+        }
+        let agents = self.hosts.iter_mut().filter_map(|host| match &mut host.voice {
+            Voice::There(remote) => Some(&mut **remote),
+            Voice::Here(_) => None,
+        });
+        greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
+    }
+
+    fn send(&mut self, host: usize, message: Message) {
+        match &mut self.hosts[host].voice {
+            Voice::Here(station) => drop(station.handle(message)),
+            Voice::There(remote) => remote.send(message),
+        }
+    }
+
+    fn send_end(&mut self, hop: usize, which: Which, message: &Message) {
+        let host = self.hops[hop].host(which);
+        match message.for_end(end_number(hop, which)) {
+            Ok(message) => self.send(host, message),
+            Err(error) => self.fail(Failure::new(Exit::Usage, format!("a command that is too long ({error})"))),
+        }
+    }
+
+    /// Tells the hosts of a part's stages, and begins its hops.
+    fn begin(&mut self, part: &Part) {
+        for Placed { number, action, input, output } in &part.stages {
+            let stage = frames::Stage {
+                number: *number as u32,
+                action: action.clone(),
+                input: *input,
+                output: *output,
+                shell: self.plan.shell.clone(),
+            };
+            self.send(self.stages[*number].host, Message::Stage(Box::new(stage)));
+        }
+        let first = self.hops.len();
+        for &(from, to) in &part.hops {
+            let host = |stage: Option<usize>| stage.map_or(HERE, |stage| self.stages[stage].host);
+            let name = |stage: Option<usize>| grammar::label(&self.hosts[host(stage)].name);
+            let hosts = [host(from), host(to)];
+            let is_one_kernel =
+                hosts[0] == hosts[1] || is_same_kernel(&self.kernel_id(hosts[0]), &self.kernel_id(hosts[1]));
+            let names = [name(from), name(to)];
+            self.hops.push(Hop::new(hosts, [from, to], names, HERE, is_one_kernel, &self.manner));
+        }
+        for at in first..self.hops.len() {
+            let key = SessionKey(random_key());
+            let [from, to] = self.hops[at].stages;
+            let send = from.map_or(Job::SendStandard, |stage| Job::SendStage { stage: stage as u32 });
+            let receive = to.map_or(Job::ReceiveStandard, |stage| Job::ReceiveStage { stage: stage as u32 });
+            for (which, job) in [(Which::From, send), (Which::To, receive)] {
+                self.ends.insert(end_number(at, which), (at, which));
+                let begin = Begin {
+                    key: key.clone(),
+                    job,
+                    settings: self.plan.transfer.settings(),
+                    caller_is_peer: self.hops[at].hosts.contains(&HERE),
+                    peer: self.hops[at].names[which.other() as usize].clone().into_bytes(),
+                };
+                self.send_end(at, which, &Message::Begin(Box::new(begin)));
+            }
+            let next = self.hops[at].begin(&self.manner);
+            self.take_on(at, next);
+        }
+    }
+
+    fn kernel_id(&self, host: usize) -> Vec<u8> {
+        match &self.hosts[host].voice {
+            Voice::Here(_) => Hello::ours().kernel_id,
+            Voice::There(remote) => remote.kernel_id().to_vec(),
+        }
+    }
+
+    fn take_on(&mut self, hop: usize, next: Next) {
+        if let Some(line) = next.say {
+            self.screen.say(&line);
+        }
+        if let Some((which, message)) = next.send {
+            self.send_end(hop, which, &message);
+        }
+        if let Some(reason) = next.failure {
+            let label = self.hops[hop].label();
+            self.fail(Failure::new(Exit::Connect, format!("cannot connect {label}: {reason}")));
+        }
+    }
+
+    /// Something has gone wrong that is no stage's own failure: the first that does is what is told.
+    fn fail(&mut self, failure: Failure) {
+        self.fatal.get_or_insert(failure);
+        self.failing_since.get_or_insert_with(Instant::now);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failing_since.is_some() || self.signal.is_some()
+    }
+
+    /// Runs what has been begun to its end.
+    fn attend(&mut self) -> Result<(), Failure> {
+        let part: Vec<usize> = (0..self.hops.len()).filter(|&at| !self.hops[at].is_over()).collect();
+        let stages: Vec<usize> = self
+            .plan
+            .parts
+            .iter()
+            .find(|part| part.stages.first().is_some_and(|stage| !self.stages[stage.number].started))
+            .map(|part| part.stages.iter().map(|stage| stage.number).collect())
+            .unwrap_or_default();
+        let mut running = false;
+        loop {
+            if !running && self.fatal.is_none() && part.iter().all(|&at| self.hops[at].has_met()) {
+                running = true;
+                self.start(&stages);
+            }
+            let now = Instant::now();
+            if running && self.is_over(&stages, &part, now) {
+                return Ok(());
+            }
+            // Nothing has been started: there is nothing to wait for either.
+            if !running && self.has_failed() {
+                return Ok(());
+            }
+            self.urge(&stages, &part, now);
+            if self.killed && self.asked.is_some_and(|asked| now > asked + END_MAX + END_MAX) {
+                return Ok(());
+            }
+            match self.news.recv_timeout(TICK) {
+                Ok((host, news)) => self.hear(host, news),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            }
+            while let Ok((host, news)) = self.news.try_recv() {
+                self.hear(host, news);
+            }
+            if !running {
+                for &at in &part {
+                    if self.hops[at].due().is_some_and(|due| Instant::now() > due) {
+                        let next = self.hops[at].late();
+                        self.take_on(at, next);
+                    }
+                }
+            }
+            self.screen.progress(&self.hops);
+        }
+    }
+
+    fn start(&mut self, stages: &[usize]) {
+        let mut hosts: Vec<usize> = stages.iter().map(|&stage| self.stages[stage].host).collect();
+        for &stage in stages {
+            self.stages[stage].started = true;
+        }
+        hosts.sort_unstable();
+        hosts.dedup();
+        for host in hosts {
+            self.send(host, Message::StartStages);
+        }
+    }
+
+    fn is_over(&self, stages: &[usize], hops: &[usize], now: Instant) -> bool {
+        let is_ended = |&stage: &usize| self.stages[stage].end.is_some() || self.hosts[self.stages[stage].host].gone;
+        let is_told = |&at: &usize| {
+            let hop = &self.hops[at];
+            let gone = |which| self.hosts[hop.host(which)].gone;
+            hop.is_over()
+                || hop.told.is_some_and(|told| now > told + SECOND_MAX)
+                || gone(Which::From) && gone(Which::To)
+                || hop.told.is_some() && (gone(Which::From) || gone(Which::To))
+        };
+        stages.iter().all(is_ended) && hops.iter().all(is_told)
+    }
+
+    /// After a failure, ends what does not end by itself.
+    fn urge(&mut self, stages: &[usize], hops: &[usize], now: Instant) {
+        let Some(since) = self.failing_since else { return };
+        let patience = if self.fatal.is_some() || self.signal.is_some() { Duration::ZERO } else { REST_MAX };
+        match self.asked {
+            None if now > since + patience => {
+                self.asked = Some(now);
+                self.end_all(stages, hops, libc::SIGTERM as u8);
+            }
+            Some(asked) if !self.killed && now > asked + END_MAX => {
+                self.killed = true;
+                self.end_all(stages, hops, libc::SIGKILL as u8);
+            }
+            _ => {}
+        }
+    }
+
+    fn end_all(&mut self, stages: &[usize], hops: &[usize], signal: u8) {
+        for &number in stages {
+            let stage = &self.stages[number];
+            if stage.started && stage.end.is_none() {
+                self.send(stage.host, Message::EndStage { stage: number as u32, signal });
+            }
+        }
+        // A session tells its other end why; SIGKILL is nothing that it could tell of.
+        let number = self.signal.unwrap_or(libc::SIGTERM as u8);
+        for &at in hops {
+            for which in [Which::From, Which::To] {
+                if self.hops[at].reports[which as usize].is_none() && (self.fatal.is_some() || self.signal.is_some()) {
+                    self.send_end(at, which, &Message::Signal(number));
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, host: usize, news: News) {
+        match news {
+            News::Message(Message::ForEnd { end, message }) => self.hear_end(host, end, &message),
+            News::Message(Message::StageStderr { stage, bytes }) => {
+                let known = self.stages.get_mut(stage as usize).filter(|stage| stage.host == host);
+                if let Some(stage) = known {
+                    let ready = stage.complaints.add(&bytes);
+                    self.screen.pass_on(&ready);
+                }
+            }
+            News::Message(Message::StageEnded { stage, report }) => self.stage_ended(host, stage as usize, report),
+            News::Message(_) => {}
+            News::Gone => self.lose(host),
+            News::Signal(number) if number == libc::SIGTSTP => self.suspend(),
+            News::Signal(number) => {
+                if self.signal.is_some() {
+                    // Asked twice: no more waiting.
+                    self.killed = true;
+                    self.asked = Instant::now().checked_sub(2 * END_MAX + TICK);
+                }
+                self.signal = Some(number as u8);
+                self.failing_since = Some(Instant::now());
+            }
+        }
+    }
+
+    fn hear_end(&mut self, host: usize, end: u32, message: &[u8]) {
+        let Some(&(at, which)) = self.ends.get(&end).filter(|(at, which)| self.hops[*at].host(*which) == host) else {
+            return;
+        };
+        let message = match Message::decode_inner(message) {
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(_) => {
+                let label = grammar::label(&self.hosts[host].name);
+                let line = format!("the agent on {label} does not keep to the protocol");
+                return self.fail(Failure::new(Exit::Protocol, line));
+            }
+        };
+        match message {
+            message if message.is_tunnel() => self.send_end(at, which.other(), &message),
+            Message::Ended(report) => self.hop_ended(at, which, *report),
+            Message::Progress(bytes) => {
+                if bytes > self.hops[at].bytes {
+                    self.hops[at].bytes = bytes;
+                    self.moved();
+                }
+            }
+            Message::Say(line) => {
+                let line = escaped(OsStr::new(&line));
+                self.screen.say(&format!("{}: {line}", self.hops[at].label()));
+            }
+            Message::Notice { code, index, generation, reason } if which == Which::From => {
+                let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
+                let reconnect_s = u64::from(self.plan.transfer.reconnect);
+                let peer = self.hops[at].names[1].clone();
+                let line = end::notice(code, index, generation).and_then(|notice| {
+                    notice_line(notice, reason.as_deref(), &peer, reconnect_s, self.plan.report.verbose)
+                });
+                if let Some(line) = line {
+                    self.screen.say(&format!("{}: {line}", self.hops[at].label()));
+                }
+            }
+            message => {
+                let next = self.hops[at].handle(which, message, &self.manner);
+                self.take_on(at, next);
+            }
+        }
+    }
+
+    /// Bytes move: what has failed is given the time to drain.
+    fn moved(&mut self) {
+        if let (Some(since), None) = (&mut self.failing_since, &self.fatal) {
+            *since = Instant::now();
+        }
+    }
+
+    fn hop_ended(&mut self, at: usize, which: Which, report: frames::Report) {
+        let hop = &mut self.hops[at];
+        hop.bytes = hop.bytes.max(report.bytes);
+        hop.told.get_or_insert_with(Instant::now);
+        let fault = report.fault.clone();
+        let had_met = hop.has_met();
+        if hop.reports[which as usize].is_none() {
+            hop.reports[which as usize] = Some(report);
+        }
+        let Some(fault) = fault else { return };
+        let exit = Exit::from_code(fault.exit);
+        // Whoever read has ended, as may be; the command that wrote is told by SIGPIPE.
+        if exit == Exit::SinkClosed || self.has_failed() {
+            return;
+        }
+        match exit {
+            // What a redirection has opened is a stage's, and so is its failure.
+            Exit::Source | Exit::Destination if fault.own => {
+                self.failing_since.get_or_insert_with(Instant::now);
+            }
+            Exit::Source | Exit::Destination | Exit::Signal(_) => {}
+            // The end that saw it tells; the other one has only lost it.
+            _ if fault.own || exit == Exit::LinkLost || !had_met => {
+                let host = self.hosts[self.hops[at].host(which)].name.clone();
+                let mut failure = told(&host, &fault);
+                let label = self.hops[at].label();
+                failure.message = failure.message.map(|line| format!("{label}: {line}"));
+                self.fail(failure);
+            }
+            _ => {}
+        }
+    }
+
+    fn stage_ended(&mut self, host: usize, number: usize, report: StageReport) {
+        let asked = self.asked.is_some() || self.signal.is_some();
+        let Some(stage) = self.stages.get_mut(number).filter(|stage| stage.host == host && stage.end.is_none()) else {
+            return;
+        };
+        let well = report.fault.is_none() && report.signal.is_none() && report.code == Some(0);
+        let piped = report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE);
+        stage.end = Some(StageEnd { report, asked });
+        let rest = stage.complaints.rest();
+        self.screen.pass_on(&rest);
+        let is_fine = well || (piped && number + 1 < self.stages.len()) || self.was_left(number);
+        if !is_fine {
+            self.failing_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Whoever read the stage's output has ended without reading all of it, and well: what the stage makes of that is no
+    /// failure.
+    fn was_left(&self, number: usize) -> bool {
+        let hop = self.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
+        hop.is_some_and(|hop| {
+            let closed = |report: &Option<frames::Report>| {
+                let fault = report.as_ref().and_then(|report| report.fault.as_ref());
+                fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
+            };
+            hop.reports.iter().any(closed)
+        })
+    }
+
+    /// An agent is not heard any more.
+    fn lose(&mut self, host: usize) {
+        self.hosts[host].gone = true;
+        let waits = self.stages.iter().any(|stage| stage.host == host && stage.started && stage.end.is_none())
+            || self.hops.iter().any(|hop| hop.hosts.contains(&host) && !hop.is_over());
+        if waits && !self.has_failed() {
+            let (label, launcher) = (grammar::label(&self.hosts[host].name), &self.manner.launcher);
+            let line = format!("lost the agent on {label}: it ended, or {launcher} did");
+            self.fail(Failure::new(Exit::LinkLost, line));
+        }
+    }
+
+    fn suspend(&self) {
+        match &self.hosts[HERE].voice {
+            // A session tells its other end before it stops this process.
+            Voice::Here(station) if station.is_busy() => station.suspend(),
+            _ => drop(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)),
+        }
+    }
+
+    /// Lets go of the hosts. Their agents end as their channels do, all at once.
+    fn leave(&mut self, well: bool) {
+        for host in &mut self.hosts {
+            match &mut host.voice {
+                Voice::Here(station) if well => station.finish(true),
+                Voice::Here(station) => station.stop(self.signal.unwrap_or(libc::SIGTERM as u8)),
+                Voice::There(remote) => remote.close(),
+            }
+        }
+        self.hosts.truncate(1);
+    }
+
+    /// The failure that the whole ends with. What stages have to say is said here, but for the last.
+    fn judge(&self) -> Option<Failure> {
+        if let Some(number) = self.signal {
+            return Some(Failure { exit: Exit::Signal(number), message: None });
+        }
+        let mut failures: Vec<Failure> = Vec::new();
+        for (number, stage) in self.stages.iter().enumerate() {
+            failures.extend(self.stage_failure(number, stage));
+        }
+        // What stops everything beats what a stage makes of it.
+        if let Some(fatal) = &self.fatal {
+            return Some(fatal.clone());
+        }
+        let last = failures.pop()?;
+        for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
+            self.screen.say_always(line);
+        }
+        Some(last)
+    }
+
+    fn stage_failure(&self, number: usize, stage: &Stage) -> Option<Failure> {
+        let end = stage.end.as_ref()?;
+        let name = format!("{}: {}", stage.spec.label(), quoted(&stage.spec.text));
+        if let Some(fault) = &end.report.fault {
+            let mut failure = told(&stage.spec.host, fault);
+            if fault.exit == CANNOT_RUN {
+                failure.exit = Exit::Stage(CANNOT_RUN);
+            }
+            return Some(failure);
+        }
+        let is_last = number + 1 == self.stages.len();
+        // What a redirection opened: its session tells.
+        let of_session = |at: usize, which: Which, exit: Exit| {
+            let hop = self.hops.iter().find(|hop| hop.stages[at] == Some(number))?;
+            let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
+            (fault.own && Exit::from_code(fault.exit) == exit).then(|| told(&stage.spec.host, fault))
+        };
+        let moved = of_session(0, Which::From, Exit::Source).or_else(|| of_session(1, Which::To, Exit::Destination));
+        if moved.is_some() {
+            return moved;
+        }
+        if end.asked {
+            return None;
+        }
+        match (end.report.code, end.report.signal) {
+            (Some(0), _) => None,
+            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last => None,
+            _ if self.was_left(number) => None,
+            (Some(code), _) => {
+                let exit = Exit::Stage(u8::try_from(code).unwrap_or(u8::MAX));
+                Some(Failure::new(exit, format!("{name} ended with exit code {code}")))
+            }
+            (None, Some(signal)) => {
+                let exit = Exit::Stage(128_u8.saturating_add(signal as u8));
+                let named = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})"));
+                Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
+            }
+            (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} ended, and nobody says how"))),
+        }
+    }
+
+    fn tell(&self) {
+        for hop in &self.hops {
+            if let Some(line) = hop_line(hop, &self.manner.launcher) {
+                self.screen.say(&line);
+            }
+        }
+        if let Some((name, share)) = limiter(&self.stages, &self.hops) {
+            self.screen.say(&format!("limited by {name}, for {:.0} % of the time", share * 100.0));
+        }
+    }
+}
+
+/// Exit code of a stage whose shell cannot be run.
+const CANNOT_RUN: u8 = 127;
+
+/// The number of a hop's end, at every host.
+fn end_number(hop: usize, which: Which) -> u32 {
+    (2 * hop + which as usize) as u32
+}
+
+/// What would be done, for `--dry-run`.
+pub(super) fn tell_plan(plan: &Plan<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let end = |stage: Option<usize>, standard: &str| match stage {
+        Some(stage) => format!("{} ({})", plan.specs[stage].label(), quoted(&plan.specs[stage].text)),
+        None => format!("localhost ({standard})"),
+    };
+    for (number, part) in plan.parts.iter().enumerate() {
+        if plan.parts.len() > 1 {
+            lines.push(format!(
+                "part {}{}",
+                number + 1,
+                if number > 0 { ", when the one before has finished" } else { "" }
+            ));
+        }
+        for stage in &part.stages {
+            let spec = &plan.specs[stage.number];
+            let how = match &stage.action {
+                Action::Run { .. } => "runs",
+                Action::Read { .. } => "reads",
+                Action::Write { .. } => "writes",
+                Action::Tee { .. } => "writes and passes on",
+            };
+            lines.push(format!("{} {how} {}", spec.label(), quoted(&spec.text)));
+        }
+        for &(from, to) in &part.hops {
+            let here = |stage: Option<usize>| stage.is_none_or(|stage| plan.specs[stage].host.is_empty());
+            let listens = match (here(from), here(to)) {
+                (false, true) if plan.name.is_none() => "from",
+                (true, false) if plan.name.is_some() => "from",
+                _ => "to",
+            };
+            let port = match (&plan.transfer.port_range, plan.relay) {
+                (_, true) => "through the launcher".to_owned(),
+                (Some(ports), _) => format!("a port of {}-{}", ports.start(), ports.end()),
+                (None, _) => "a free port".to_owned(),
+            };
+            let (source, target) = (end(from, "standard input"), end(to, "standard output"));
+            let listener = if listens == "from" { &source } else { &target };
+            let listener = listener.split(" (").next().unwrap_or_default();
+            lines.push(format!("data: {source} -> {target}; {listener} listens, {port}"));
+        }
+    }
+    let mut hosts: Vec<&OsStr> = plan.specs.iter().map(|spec| &*spec.host).filter(|host| !host.is_empty()).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    for host in hosts {
+        let launcher = escaped(plan.launcher.name());
+        lines.push(format!("agent: {launcher} {} {}", escaped(host), escaped(&plan.agent)));
+    }
+    lines
+}

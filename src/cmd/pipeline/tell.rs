@@ -1,0 +1,326 @@
+//! What a pipeline tells: standard error of its stages, progress, and at the end who held it up.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
+use serde_json::{Value, json};
+
+use super::hop::Hop;
+use super::{Stage, StageEnd};
+use crate::cmd::exit::escaped;
+use crate::cmd::options::ReportOptions;
+use crate::control::frames::Report;
+
+/// A pipeline that is done sooner shows no bars.
+const BARS_AFTER: Duration = Duration::from_millis(400);
+
+/// Where progress is a line each: how often.
+const LINES_EVERY: Duration = Duration::from_secs(5);
+
+/// The rate that is shown is that of the last seconds.
+const RATE_OVER: Duration = Duration::from_secs(3);
+
+/// How often bars are drawn anew.
+const BARS_EVERY: Duration = Duration::from_millis(125);
+
+/// A line of a stage's standard error is passed on when it is that long, without its end.
+const LINE_BYTES_MAX: usize = 4 << 10;
+
+/// Share of the time that somebody must have held a pipeline up for to be named, of 1.
+const LIMITER_SHARE_MIN: f64 = 0.3;
+
+/// Standard error, which stages, bars and we ourselves share.
+pub(super) struct Screen {
+    quiet: bool,
+    mode: Mode,
+    began: Instant,
+    drawn: Instant,
+    bars: Option<(MultiProgress, Vec<ProgressBar>)>,
+    rates: Vec<VecDeque<(Instant, u64)>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Off,
+    Bars,
+    Lines,
+}
+
+impl Screen {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
+        let mode = match (options.progress, std::io::stderr().is_terminal()) {
+            (_, true) if !options.quiet && (may_draw || options.progress) => Mode::Bars,
+            (true, false) => Mode::Lines,
+            _ => Mode::Off,
+        };
+        let now = Instant::now();
+        Self { quiet: options.quiet, mode, began: now, drawn: now, bars: None, rates: Vec::new() }
+    }
+
+    fn beside_bars(&self, write: impl FnOnce()) {
+        match &self.bars {
+            Some((bars, _)) => bars.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// Says a line, unless `--quiet`.
+    pub(super) fn say(&self, line: &str) {
+        if !self.quiet {
+            self.say_always(line);
+        }
+    }
+
+    /// Says an error.
+    pub(super) fn say_always(&self, line: &str) {
+        self.beside_bars(|| crate::cmd::say(&format!("rdpipe: {line}")));
+    }
+
+    /// Writes what a stage has written to its standard error.
+    pub(super) fn pass_on(&self, bytes: &[u8]) {
+        // Where our own standard error is closed nobody is listening.
+        self.beside_bars(|| drop(std::io::stderr().write_all(bytes)));
+    }
+
+    /// Shows how far the hops have come.
+    pub(super) fn progress(&mut self, hops: &[Hop]) {
+        if self.mode == Mode::Off {
+            return;
+        }
+        let now = Instant::now();
+        let every = if self.mode == Mode::Bars { BARS_EVERY } else { LINES_EVERY };
+        if now - self.drawn < every || now - self.began < BARS_AFTER {
+            return;
+        }
+        self.drawn = now;
+        self.rates.resize_with(hops.len(), VecDeque::new);
+        for (rate, hop) in self.rates.iter_mut().zip(hops) {
+            rate.push_back((now, hop.bytes));
+            while rate.len() > 2 && rate.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
+                rate.pop_front();
+            }
+        }
+        let rate = |at: usize| match (self.rates[at].front(), self.rates[at].back()) {
+            (Some((then, before)), Some((last, after))) if last > then => {
+                (after - before) as f64 / (*last - *then).as_secs_f64() / 1e9
+            }
+            _ => hops[at].bytes as f64 / self.began.elapsed().as_secs_f64() / 1e9,
+        };
+        let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
+        let lines: Vec<String> = moving
+            .map(|(at, hop)| format!("{}: {} {:.3} GB/s", hop.label(), DecimalBytes(hop.bytes), rate(at)))
+            .collect();
+        if self.mode == Mode::Lines {
+            return lines.iter().for_each(|line| self.say(line));
+        }
+        if tcgetpgrp(std::io::stderr()).is_ok_and(|owner| owner != getpgrp()) {
+            return;
+        }
+        let (bars, shown) = self.bars.get_or_insert_with(|| {
+            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(8)), Vec::new())
+        });
+        while shown.len() < lines.len() {
+            let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a fixed template");
+            shown.push(bars.add(ProgressBar::new_spinner().with_style(style)));
+        }
+        for (bar, line) in shown.iter().zip(lines.iter().map(String::as_str).chain(std::iter::repeat(""))) {
+            bar.set_message(line.to_owned());
+            bar.tick();
+        }
+    }
+
+    /// Takes the bars away.
+    pub(super) fn clear(&mut self) {
+        if let Some((bars, shown)) = self.bars.take() {
+            shown.iter().for_each(ProgressBar::finish_and_clear);
+            let _ = bars.clear();
+        }
+    }
+}
+
+/// Puts a label in front of each line of a stage's standard error.
+#[derive(Debug, Default)]
+pub(super) struct Labelled {
+    label: Option<String>,
+    held: Vec<u8>,
+}
+
+impl Labelled {
+    pub(super) fn new(label: Option<String>) -> Self {
+        Self { label, held: Vec::new() }
+    }
+
+    /// What may be written now.
+    pub(super) fn add(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let Some(label) = &self.label else { return bytes.to_vec() };
+        self.held.extend_from_slice(bytes);
+        let mut ready = Vec::new();
+        while let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
+            ready.extend_from_slice(label.as_bytes());
+            ready.extend_from_slice(b": ");
+            ready.extend(self.held.drain(..=end));
+        }
+        if self.held.len() >= LINE_BYTES_MAX {
+            ready.extend(self.rest());
+        }
+        ready
+    }
+
+    /// What is left without an end of its line.
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        let Some(label) = self.label.as_ref().filter(|_| !self.held.is_empty()) else { return Vec::new() };
+        let mut line = format!("{label}: ").into_bytes();
+        line.append(&mut self.held);
+        line.push(b'\n');
+        line
+    }
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9) / 1e9
+}
+
+/// The report of a hop's sender, or what there is.
+fn report(hop: &Hop) -> Option<&Report> {
+    hop.reports[0].as_ref().or(hop.reports[1].as_ref())
+}
+
+/// One hop, on one line.
+pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
+    let report = report(hop)?;
+    let seconds = report.micros as f64 / 1e6;
+    let through = hop.tunneled.then_some(launcher);
+    Some(format!(
+        "{}: {}, {:.3} GB/s, {}",
+        hop.label(),
+        DecimalBytes(report.bytes),
+        rate(report.bytes, seconds),
+        crate::cmd::copy::route(report, through)
+    ))
+}
+
+/// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
+/// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
+pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
+    const SOURCE: usize = 0;
+    const SINK: usize = 4;
+    let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
+    // Of the time in which anything moved: a hop that carries a last line is not held up by it.
+    let micros = reports.map(|report| report.micros).max()?.max(1);
+    let share = |report: &Option<Report>, waits: &[usize]| {
+        let waited: u64 = waits.iter().filter_map(|&at| report.as_ref()?.waits.get(at)).sum();
+        report.as_ref().map(|_| waited as f64 / micros as f64)
+    };
+    let mut found: Vec<(String, f64)> = Vec::new();
+    for (number, stage) in stages.iter().enumerate() {
+        let before =
+            hops.iter().find(|hop| hop.stages[1] == Some(number)).and_then(|hop| share(&hop.reports[1], &[SINK]));
+        let behind =
+            hops.iter().find(|hop| hop.stages[0] == Some(number)).and_then(|hop| share(&hop.reports[0], &[SOURCE]));
+        let shares = [before, behind].into_iter().flatten();
+        if let Some(least) = shares.reduce(f64::min) {
+            found.push((format!("{}'s {}", stage.spec.label(), quoted(&stage.spec.text)), least));
+        }
+    }
+    for hop in hops {
+        // Neither end waits for anything but the other.
+        let shares = [share(&hop.reports[0], &[1, 2, 3]), share(&hop.reports[1], &[1, 3])].into_iter().flatten();
+        if let Some(least) = shares.reduce(f64::min) {
+            found.push((format!("the hop {}", hop.label()), least));
+        }
+        for (end, waits, name) in [(0, SOURCE, "standard input"), (1, SINK, "standard output")] {
+            if let (None, Some(share)) = (hop.stages[end], share(&hop.reports[end], &[waits])) {
+                found.push((name.to_owned(), share));
+            }
+        }
+    }
+    let (name, share) = found.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))?;
+    (share >= LIMITER_SHARE_MIN).then_some((name, share.min(1.0)))
+}
+
+/// A command as it may stand in a sentence.
+pub(super) fn quoted(text: &[u8]) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    format!("'{}'", escaped(OsStr::from_bytes(text.trim_ascii())))
+}
+
+/// The whole pipeline, for `--json`.
+pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Option<&str>) -> Value {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes =
+        |end: usize, number: usize| hops.iter().find(|hop| hop.stages[end] == Some(number)).map(|hop| hop.bytes);
+    let stages_json: Vec<Value> = stages
+        .iter()
+        .enumerate()
+        .map(|(number, stage)| {
+            let (code, signal) = match &stage.end {
+                Some(StageEnd { report, .. }) => (report.code, report.signal),
+                None => (None, None),
+            };
+            json!({
+                "host": stage.spec.label(),
+                "command": escaped(OsStr::from_bytes(&stage.spec.text)),
+                "exit": code,
+                "signal": signal,
+                "seconds": stage.end.as_ref().map(|end| rounded(end.report.micros as f64 / 1e6)),
+                "bytes_in": bytes(1, number),
+                "bytes_out": bytes(0, number),
+            })
+        })
+        .collect();
+    let hops_json: Vec<Value> = hops
+        .iter()
+        .map(|hop| {
+            let report = report(hop).cloned().unwrap_or_default();
+            let seconds = report.micros as f64 / 1e6;
+            json!({
+                "from": hop.names[0],
+                "to": hop.names[1],
+                "bytes": hop.bytes,
+                "seconds": rounded(seconds),
+                "gb_per_s": rounded(rate(report.bytes, seconds)),
+                "transport": report.media.join("+"),
+                "lanes": report.lanes,
+                "encrypted": report.encrypted,
+                "retries": report.retries,
+                "through_launcher": hop.tunneled,
+            })
+        })
+        .collect();
+    let limiter = limiter(stages, hops).map(|(name, share)| json!({ "name": name, "share": rounded(share) }));
+    json!({
+        "event": "end", "exit": exit, "error": error, "stages": stages_json, "hops": hops_json, "limiter": limiter,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_is_labelled_once_and_its_rest_at_the_end() {
+        let mut labelled = Labelled::new(Some("h".to_owned()));
+        let mut out = Vec::new();
+        for piece in ["one\ntw", "o", "\n\nthr", "ee"] {
+            out.extend(labelled.add(piece.as_bytes()));
+        }
+        out.extend(labelled.rest());
+        assert_eq!(String::from_utf8_lossy(&out), "h: one\nh: two\nh: \nh: three\n");
+        assert!(labelled.rest().is_empty());
+        let long = vec![b'x'; LINE_BYTES_MAX];
+        assert_eq!(labelled.add(&long).len(), LINE_BYTES_MAX + 4, "does not wait for its end");
+        let mut plain = Labelled::new(None);
+        assert_eq!(plain.add(b"a\x1b[1mb"), b"a\x1b[1mb");
+        assert!(plain.rest().is_empty());
+    }
+}

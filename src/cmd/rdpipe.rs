@@ -1,0 +1,137 @@
+//! `rdpipe`: runs commands on hosts and streams the output of each straight to the next.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+
+use super::exit::{Exit, Failure, escaped};
+use super::options::{ReportOptions, TransferOptions};
+use super::pipeline::grammar::{Spec, lay_out};
+use super::pipeline::{Pipeline, Plan, tell_plan};
+use super::rdcp::HostOptions;
+use super::report::Reporter;
+use crate::control::frames::{Output, SHELL_WORDS_MAX, STAGES_MAX};
+use crate::control::launch::AGENT;
+
+/// Ports from the one of `-p` on that are tried.
+const PORTS: u16 = 64;
+
+/// Run commands on hosts, and stream the output of each to the next
+///
+/// Each COMMAND runs on its HOST, in the login's home, by a shell; without HOST, or behind a lone colon, here. Standard
+/// input, unless it is a terminal, feeds the first one, and the output of the last comes to standard output. The data
+/// goes directly from host to host. '< FILE' in place of a command starts the stream from a file, '> FILE' and
+/// '>> FILE' write it to one; in the middle they begin, or end, a part of the pipeline, and the parts run one after the
+/// other.
+#[derive(Parser, Debug)]
+#[command(name = "rdpipe", version, after_help = EXIT_CODES)]
+pub struct PipeArguments {
+    /// What is run, and where
+    #[arg(value_name = "[HOST:]COMMAND", required = true)]
+    stages: Vec<OsString>,
+    /// Say what would be run where, and which connections be made, and start nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Listen on PORT, or one of the next that is free, instead of a port of the system's choice
+    #[arg(short = 'p', value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "port_range")]
+    listen: Option<u16>,
+    /// What the hosts next to this one call it: they connect to it by NAME, instead of it to them
+    #[arg(short = 'H', value_name = "NAME", conflicts_with_all = ["via", "relay"])]
+    name: Option<String>,
+    /// The shell, which is given -c and COMMAND
+    #[arg(long, value_name = "COMMAND", default_value = "sh")]
+    shell: String,
+    /// Leave standard error as it comes; else its lines are labelled where there is more than one host
+    #[arg(long)]
+    no_label: bool,
+    #[command(flatten)]
+    hosts: HostOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
+    4 link lost; 5 a file of '<'; 6 a file of '>' or tee; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
+    else that of the last command that failed. A command that is ended by SIGPIPE, or fails after its reader has \
+    finished, has not failed";
+
+/// The command line's definition. ssh's port has no short name here: `-p` is the port of the data.
+pub fn command() -> clap::Command {
+    PipeArguments::command().mut_arg("port", |port| port.short(None).long("ssh-port"))
+}
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    if let Some(code) = super::helper() {
+        return code;
+    }
+    super::run("rdpipe", || {
+        let parsed = command().try_get_matches();
+        match parsed.and_then(|matches: ArgMatches| PipeArguments::from_arg_matches(&matches)) {
+            Ok(arguments) => pipe(arguments),
+            Err(error) => super::parse_failure(&error),
+        }
+    })
+}
+
+fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let specs: Vec<Spec> =
+        arguments.stages.iter().map(|stage| Spec::parse(stage)).collect::<Result<_, _>>().map_err(usage)?;
+    if specs.len() > STAGES_MAX {
+        return Err(usage(format!("more than {STAGES_MAX} stages")));
+    }
+    let shell = shell_words::split(&arguments.shell).unwrap_or_default();
+    if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
+        return Err(usage(format!("--shell: not a command: {}", escaped(OsStr::new(&arguments.shell)))));
+    }
+    let parts = lay_out(&specs, has_input());
+    let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);
+    let mut transfer = arguments.transfer;
+    if let Some(first) = arguments.listen {
+        transfer.port_range = Some(first..=first.saturating_add(PORTS - 1));
+    }
+    let plan = Plan {
+        specs,
+        parts,
+        shell: shell.into_iter().map(|word| word.into_bytes().into()).collect(),
+        label: !arguments.no_label,
+        launcher: arguments.hosts.launcher()?,
+        agent: arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned()),
+        bootstrap: arguments.hosts.bootstrap,
+        relay: arguments.hosts.relay,
+        via: arguments.hosts.via.clone(),
+        name: arguments.name,
+        transfer: &transfer,
+        report: &arguments.report,
+        has_output: output != Some(Output::Nothing),
+    };
+    if arguments.dry_run {
+        use std::io::Write;
+        let text: String = tell_plan(&plan).iter().map(|line| format!("{line}\n")).collect();
+        return std::io::stdout()
+            .write_all(text.as_bytes())
+            .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")));
+    }
+    let mut reporter = Reporter::open(&arguments.report)?;
+    match Pipeline::new(&plan) {
+        Ok(pipeline) => pipeline.run(&mut reporter),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Whether there is a standard input to read. A terminal is none, and neither is the null device.
+fn has_input() -> bool {
+    let stdin = std::io::stdin();
+    let is_null = || {
+        let (Ok(here), Ok(null)) = (rustix::fs::fstat(&stdin), rustix::fs::stat("/dev/null")) else { return true };
+        (here.st_dev, here.st_ino) == (null.st_dev, null.st_ino)
+            || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
+    };
+    !stdin.is_terminal() && !is_null()
+}

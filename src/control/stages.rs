@@ -1,0 +1,404 @@
+//! The stages of a pipeline on one host: commands run by a shell, redirections opened by one, `tee`.
+//!
+//! A stage is told of first, and waits; its sessions attach to it meanwhile. Nothing is run or opened before it is
+//! started, when all connections have been made. Each stage then has a thread, which ends with it.
+
+mod guard;
+mod redirection;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use flume::{Receiver, Sender, bounded};
+use rustix::process::Signal;
+
+use super::frames::{
+    Action, Fault, Input, Message, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
+};
+use super::names::home_expanded;
+use super::tunnel::Emit;
+use crate::transport::relay::{RelayInput, RelayOutput, relay};
+use guard::Guard;
+use redirection::Side;
+
+/// Exit code of a fault of a source, as DESIGN.md has it.
+const SOURCE: u8 = 5;
+
+/// And of a destination.
+const DESTINATION: u8 = 6;
+
+/// What a shell answers when it cannot run a command.
+const CANNOT_RUN: u8 = 127;
+
+/// This program, where its path is not known or it has been replaced.
+const OWN: &str = "/proc/self/exe";
+
+/// What the session that goes out of a stage reads.
+pub enum Outlet {
+    /// A pipe, or what a redirection has opened.
+    File(File, PathBuf),
+    /// What the session into the stage receives.
+    Relay(RelayOutput),
+}
+
+/// What the session that goes into a stage writes to.
+pub enum Inlet {
+    /// A pipe, or what a redirection has opened.
+    File(File, PathBuf),
+    /// A file, and the session out of the stage.
+    Tee(File, PathBuf, RelayInput),
+}
+
+/// Told when a stage is started.
+type Hook<T> = Sender<Result<T, Fault>>;
+
+/// The other end of it.
+pub type Attachment<T> = Receiver<Result<T, Fault>>;
+
+/// All stages on this host.
+pub struct Stages {
+    emit: Emit,
+    /// Where they are the caller's own: they share its standard error, and its terminal.
+    is_agent: bool,
+    program: PathBuf,
+    held: HashMap<u32, Held>,
+}
+
+struct Held {
+    stage: Option<Stage>,
+    inlet: Option<Hook<Inlet>>,
+    outlet: Option<Hook<Outlet>>,
+    guard: Arc<Mutex<Option<Guard>>>,
+}
+
+impl Stages {
+    /// `emit` takes what stages tell. What they write to standard error may wait there for its reader.
+    pub fn new(emit: Emit, is_agent: bool) -> Self {
+        let program = std::env::current_exe().ok().filter(|path| path.exists());
+        Self { emit, is_agent, program: program.unwrap_or_else(|| OWN.into()), held: HashMap::new() }
+    }
+
+    /// Takes a stage, which is not started yet. One that an agent cannot have is answered with its end.
+    pub fn take(&mut self, stage: Stage) {
+        let standard = stage.input == Input::Standard || stage.output == Output::Standard;
+        let number = stage.number;
+        let fits = self.held.len() < STAGES_MAX
+            && !self.held.contains_key(&number)
+            && (1..=SHELL_WORDS_MAX).contains(&stage.shell.len())
+            && !(standard && self.is_agent);
+        if !fits {
+            let fault = Some(Fault::plain(9, "a stage that cannot be"));
+            let report = StageReport { fault, ..StageReport::default() };
+            return (self.emit)(Message::StageEnded { stage: number, report });
+        }
+        let held = Held { stage: Some(stage), inlet: None, outlet: None, guard: Arc::default() };
+        self.held.insert(number, held);
+    }
+
+    /// What the session into a stage is to write to, once that is started.
+    pub fn attach_inlet(&mut self, stage: u32) -> Option<Attachment<Inlet>> {
+        let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.inlet.is_none())?;
+        let (hook, attachment) = bounded(1);
+        held.inlet = Some(hook);
+        Some(attachment)
+    }
+
+    /// What the session out of a stage is to read, once that is started.
+    pub fn attach_outlet(&mut self, stage: u32) -> Option<Attachment<Outlet>> {
+        let held = self.held.get_mut(&stage).filter(|held| held.stage.is_some() && held.outlet.is_none())?;
+        let (hook, attachment) = bounded(1);
+        held.outlet = Some(hook);
+        Some(attachment)
+    }
+
+    /// Starts all that have been taken and not started.
+    pub fn start(&mut self) {
+        for (&number, held) in &mut self.held {
+            let Some(stage) = held.stage.take() else { continue };
+            let run = Run {
+                emit: Arc::clone(&self.emit),
+                is_agent: self.is_agent,
+                program: self.program.clone(),
+                inlet: held.inlet.take(),
+                outlet: held.outlet.take(),
+                guard: Arc::clone(&held.guard),
+                stage,
+            };
+            let emit = Arc::clone(&self.emit);
+            let spawned =
+                std::thread::Builder::new().name("stage".to_owned()).stack_size(256 << 10).spawn(move || run.run());
+            if let Err(error) = spawned {
+                let fault = Some(Fault::plain(3, format!("cannot start a thread: {error}")));
+                let report = StageReport { fault, ..StageReport::default() };
+                emit(Message::StageEnded { stage: number, report });
+            }
+        }
+    }
+
+    /// Sends a signal to a stage and everything that it has started.
+    pub fn signal(&self, stage: u32, signal: u8) {
+        let Some(held) = self.held.get(&stage) else { return };
+        let Some(signal) = Signal::from_named_raw(i32::from(signal)) else { return };
+        if let Some(guard) = &*held.guard.lock().expect("no panic with it locked") {
+            guard.signal(signal);
+            if signal == Signal::TERM {
+                guard.signal(Signal::CONT);
+            }
+        }
+    }
+
+    /// Ends everything, and gives it the time that this takes. `leave`: what a stage that has ended has left running is
+    /// left, as a shell does.
+    pub fn end(&mut self, leave: bool) {
+        let guards: Vec<Guard> = self
+            .held
+            .drain()
+            .filter_map(|(_, held)| held.guard.lock().expect("no panic with it locked").take())
+            .collect();
+        if leave {
+            return guards.into_iter().for_each(Guard::release);
+        }
+        // All at once: each takes its time.
+        for guard in guards {
+            let _ = std::thread::Builder::new().name("ending".to_owned()).spawn(move || drop(guard));
+        }
+    }
+}
+
+/// One stage, being run.
+struct Run {
+    emit: Emit,
+    is_agent: bool,
+    program: PathBuf,
+    stage: Stage,
+    inlet: Option<Hook<Inlet>>,
+    outlet: Option<Hook<Outlet>>,
+    guard: Arc<Mutex<Option<Guard>>>,
+}
+
+impl Run {
+    fn run(mut self) {
+        let began = Instant::now();
+        let mut report = match self.act() {
+            Ok(report) => report,
+            Err(fault) => {
+                // The sessions end as well: there is nothing for them to move.
+                if let Some(hook) = self.inlet.take() {
+                    let _ = hook.send(Err(fault.clone()));
+                }
+                if let Some(hook) = self.outlet.take() {
+                    let _ = hook.send(Err(fault.clone()));
+                }
+                StageReport { fault: Some(fault), ..StageReport::default() }
+            }
+        };
+        report.micros = began.elapsed().as_micros() as u64;
+        (self.emit)(Message::StageEnded { stage: self.stage.number, report });
+    }
+
+    fn act(&mut self) -> Result<StageReport, Fault> {
+        match self.stage.action.clone() {
+            Action::Run { command } => self.command(&command),
+            Action::Read { redirection } => {
+                let (file, path) = self.open(&redirection, Side::Input)?;
+                self.let_out(|| Ok(Outlet::File(file, path)))?;
+                Ok(well())
+            }
+            Action::Write { redirection } => {
+                let (file, path) = self.open(&redirection, Side::Output)?;
+                // Without a session there is nothing to write: it has been made, or touched.
+                if let Some(hook) = self.inlet.take() {
+                    let _ = hook.send(Ok(Inlet::File(file, path)));
+                } else if is_append(&redirection) {
+                    touch(&file, &path)?;
+                }
+                Ok(well())
+            }
+            Action::Tee { path, append } => {
+                let path = home_expanded(&path);
+                let mut options = File::options();
+                options.create(true).append(append).write(true).truncate(!append);
+                let file = options.open(&path).map_err(|error| fault(DESTINATION, "cannot write", &path, &error))?;
+                let (input, output) = relay();
+                self.let_out(|| Ok(Outlet::Relay(output)))?;
+                if let Some(hook) = self.inlet.take() {
+                    let _ = hook.send(Ok(Inlet::Tee(file, path, input)));
+                }
+                Ok(well())
+            }
+        }
+    }
+
+    /// Hands the session out of this stage what it reads, or drops that where the output is to be dropped.
+    fn let_out(&mut self, outlet: impl FnOnce() -> std::io::Result<Outlet>) -> Result<(), Fault> {
+        let system = |error: std::io::Error| Fault::plain(3, format!("cannot start: {error}"));
+        if let Some(hook) = self.outlet.take() {
+            let _ = hook.send(Ok(outlet().map_err(system)?));
+        } else if self.stage.output == Output::Dropped
+            && let Outlet::File(mut file, _) = outlet().map_err(system)?
+        {
+            let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
+            std::thread::Builder::new().name("drop".to_owned()).spawn(drop_all).map_err(system)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
+        let mut command = self.shell();
+        self.guard(&mut command)?;
+        redirection::open(command, &self.program, redirection, side).map_err(|reason| {
+            let (exit, what) = match side {
+                Side::Input => (SOURCE, "cannot read"),
+                Side::Output => (DESTINATION, "cannot write"),
+            };
+            let operator = redirection.iter().take_while(|byte| b"<>| \t".contains(byte)).count();
+            let path = redirection[operator..].to_vec();
+            Fault { exit, what: what.to_owned(), path, errno: 0, detail: reason, own: true }
+        })
+    }
+
+    /// Starts the stage's guard, which is to guard a command.
+    fn guard(&self, command: &mut Command) -> Result<(), Fault> {
+        let shares_group = !self.is_agent && has_terminal();
+        let mark = shares_group.then(|| format!("{}.{}", std::process::id(), self.stage.number));
+        let guard = Guard::start(&self.program, mark)
+            .map_err(|error| Fault::plain(3, format!("cannot start a guard: {error}")))?;
+        guard.guards(command);
+        *self.guard.lock().expect("no panic with it locked") = Some(guard);
+        Ok(())
+    }
+
+    /// The shell, up to and with `-c`.
+    fn shell(&self) -> Command {
+        let [shell, arguments @ ..] = &self.stage.shell[..] else { unreachable!("looked at when it was taken") };
+        let mut command = Command::new(OsStr::from_bytes(shell));
+        command.args(arguments.iter().map(|word| OsStr::from_bytes(word))).arg("-c");
+        command
+    }
+
+    fn command(&mut self, text: &[u8]) -> Result<StageReport, Fault> {
+        let system = |error: std::io::Error| Fault::plain(3, format!("cannot start: {error}"));
+        let mut command = self.shell();
+        command.arg(OsStr::from_bytes(text));
+        let mut into = None;
+        match self.stage.input {
+            Input::Nothing => drop(command.stdin(Stdio::null())),
+            Input::Standard => drop(command.stdin(Stdio::inherit())),
+            Input::Hop => {
+                let (read, write) = std::io::pipe().map_err(system)?;
+                command.stdin(read);
+                into = Some(File::from(OwnedFd::from(write)));
+            }
+        }
+        let mut out = None;
+        match self.stage.output {
+            Output::Nothing => drop(command.stdout(Stdio::null())),
+            Output::Standard => drop(command.stdout(Stdio::inherit())),
+            Output::Hop | Output::Dropped => {
+                let (read, write) = std::io::pipe().map_err(system)?;
+                command.stdout(write);
+                out = Some(File::from(OwnedFd::from(read)));
+            }
+        }
+        command.stderr(if self.is_agent { Stdio::piped() } else { Stdio::inherit() });
+        self.guard(&mut command)?;
+        let spawned = command.spawn();
+        // With them go our copies of the pipes' other ends.
+        drop(command);
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) => {
+                let name = OsStr::from_bytes(&self.stage.shell[0]).display();
+                return Err(Fault::plain(CANNOT_RUN, format!("cannot run {name}: {error}")));
+            }
+        };
+        if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
+            let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
+        }
+        if let Some(file) = out {
+            self.let_out(|| Ok(Outlet::File(file, "pipe".into())))?;
+        }
+        let complaints = child.stderr.take();
+        if let Some(complaints) = complaints {
+            self.pass_on(complaints);
+        }
+        Ok(ended(&mut child))
+    }
+
+    /// Passes on what the stage writes to standard error, up to the end: when everything that the command has started and
+    /// that still has it open has ended.
+    fn pass_on(&self, mut complaints: ChildStderr) {
+        let mut bytes = vec![0; STDERR_BYTES_MAX];
+        loop {
+            match complaints.read(&mut bytes) {
+                Ok(0) => return,
+                Ok(count) => {
+                    (self.emit)(Message::StageStderr { stage: self.stage.number, bytes: bytes[..count].to_vec() });
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+fn well() -> StageReport {
+    StageReport { code: Some(0), ..StageReport::default() }
+}
+
+fn ended(child: &mut Child) -> StageReport {
+    match child.wait() {
+        Ok(status) => StageReport { code: status.code(), signal: status.signal(), ..StageReport::default() },
+        Err(error) => StageReport {
+            fault: Some(Fault::plain(3, format!("cannot wait for the command: {error}"))),
+            ..StageReport::default()
+        },
+    }
+}
+
+fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
+    Fault::io(exit, what, &crate::fs::std_fact(path.as_os_str(), error))
+}
+
+/// `>>`, not `>`.
+fn is_append(redirection: &[u8]) -> bool {
+    redirection.trim_ascii_start().starts_with(b">>")
+}
+
+/// As `touch` does with a file that is there.
+fn touch(file: &File, path: &Path) -> Result<(), Fault> {
+    let now = std::time::SystemTime::now();
+    let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    if !is_regular {
+        return Ok(());
+    }
+    file.set_modified(now).map_err(|error| fault(DESTINATION, "cannot touch", path, &error))
+}
+
+/// Whether there is a terminal that a command could ask for something on.
+fn has_terminal() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
+/// Does what a program of ours is told by its first argument to do for stages; `None` if that is nothing.
+pub fn helper() -> Option<bool> {
+    let mut arguments = std::env::args_os().skip(1);
+    let word = arguments.next()?;
+    if word == guard::WORD {
+        guard::main(arguments.next().as_deref());
+        Some(true)
+    } else if word == redirection::WORD {
+        Some(redirection::main(&arguments.collect::<Vec<_>>()))
+    } else {
+        None
+    }
+}

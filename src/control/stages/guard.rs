@@ -1,0 +1,176 @@
+//! That nothing of a stage is left: a small process beside it, which outlives whoever started both.
+//!
+//! The guard leads the process group that the stage's command is started in, so the group's number stays the stage's for
+//! as long as there is anything to end. It waits for the end of its standard input, which comes when its keeper closes
+//! it or dies, however that dies. Then it ends the group: SIGTERM, and after [`GRACE`] SIGKILL.
+//!
+//! At a terminal, a command that asks for something there must be in the terminal's own process group. Such a stage is
+//! known by a mark in its environment instead.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_group};
+
+/// The word by which a program is told to be a guard.
+pub const WORD: &str = "--guard";
+
+/// The variable with the mark of a stage that shares the caller's process group.
+const MARK: &str = "RDMA_PIPE_STAGE";
+
+/// How long what is asked to end may take.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What tells a guard that there is nothing to end.
+const RELEASE: u8 = b'r';
+
+/// A guard, held by its keeper. Dropping it ends what it guards.
+#[derive(Debug)]
+pub struct Guard {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    scope: Scope,
+}
+
+/// Which processes are a stage's.
+#[derive(Clone, Debug)]
+enum Scope {
+    Group(Pid),
+    Marked(String),
+}
+
+impl Guard {
+    /// Starts a guard: `program` is one of ours. With a mark, what is guarded is known by that.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub fn start(program: &Path, mark: Option<String>) -> std::io::Result<Self> {
+        let mut child = Command::new(program)
+            .arg(WORD)
+            .args(&mark)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let scope = match mark {
+            Some(mark) => Scope::Marked(mark),
+            None => Scope::Group(Pid::from_child(&child)),
+        };
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin, scope })
+    }
+
+    /// Makes a command, which has not been started, part of what is guarded.
+    pub fn guards(&self, command: &mut Command) {
+        match &self.scope {
+            Scope::Group(group) => command.process_group(group.as_raw_nonzero().get()),
+            Scope::Marked(mark) => command.env(MARK, mark),
+        };
+    }
+
+    /// Sends a signal to all of the stage.
+    pub fn signal(&self, signal: Signal) {
+        self.scope.signal(signal);
+    }
+
+    /// There is nothing to end any more, or it is to be left.
+    pub fn release(mut self) {
+        use std::io::Write;
+        if let Some(stdin) = &mut self.stdin {
+            let _ = stdin.write_all(&[RELEASE]);
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let until = Instant::now() + GRACE + GRACE / 2;
+        // The stage is to be gone when its keeper says so.
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Scope {
+    fn signal(&self, signal: Signal) {
+        match self {
+            Self::Group(group) => drop(kill_process_group(*group, signal)),
+            Self::Marked(_) => {
+                for process in self.members() {
+                    let _ = kill_process(process, signal);
+                }
+            }
+        }
+    }
+
+    /// The processes that are left, without this one.
+    fn members(&self) -> Vec<Pid> {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let processes = numbers.filter_map(Pid::from_raw).filter(|&process| process != getpid());
+        processes.filter(|&process| self.has(process)).collect()
+    }
+
+    fn has(&self, process: Pid) -> bool {
+        let path = |name: &str| format!("/proc/{}/{name}", process.as_raw_nonzero());
+        match self {
+            Self::Group(group) => {
+                let stat = std::fs::read_to_string(path("stat")).unwrap_or_default();
+                // Behind the name, which may have anything in it: state, parent, group.
+                let mut fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+                let is_alive = fields.next().is_some_and(|state| !matches!(state, "Z" | "X" | ""));
+                is_alive && fields.nth(1).and_then(|group| group.parse().ok()) == Some(group.as_raw_nonzero().get())
+            }
+            Self::Marked(mark) => {
+                let environment = std::fs::read(path("environ")).unwrap_or_default();
+                let wanted = format!("{MARK}={mark}");
+                environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
+            }
+        }
+    }
+}
+
+/// The guard's own process, from its first argument on.
+pub fn main(mark: Option<&OsStr>) {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU] {
+        // What reaches the group is meant for the others.
+        let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+    let mut word = [0];
+    let told = std::io::stdin().read(&mut word);
+    if matches!(told, Ok(1)) && word[0] == RELEASE {
+        return;
+    }
+    let scope = match mark.and_then(OsStr::to_str) {
+        Some(mark) => Scope::Marked(mark.to_owned()),
+        None => Scope::Group(getpgrp()),
+    };
+    if scope.members().is_empty() {
+        return;
+    }
+    scope.signal(Signal::TERM);
+    // One that is stopped would not hear it.
+    scope.signal(Signal::CONT);
+    let until = Instant::now() + GRACE;
+    while Instant::now() < until {
+        std::thread::sleep(LOOK_EVERY);
+        if scope.members().is_empty() {
+            return;
+        }
+    }
+    scope.signal(Signal::KILL);
+}

@@ -1,0 +1,151 @@
+//! What a transfer is made of: what reaches its loop, which way payload flows, and who makes its lanes.
+
+use std::sync::{Arc, Mutex};
+
+use flume::{Receiver as Queue, Sender as Post, bounded};
+use rd_proto::control::{Endpoint, IoFact};
+use rd_proto::frame::ChunkHeader;
+use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
+use rd_proto::session::Agreed;
+
+use super::Monitor;
+use super::link::LinkError;
+use super::listen::Incoming;
+use super::tree;
+use super::work::CompressMode;
+use crate::fs::sink::{FileSink, StreamSink};
+use crate::fs::source::{Part, Source};
+use crate::fs::tree_sink::{Have, Refused, Report as TreeReport, TreeSink};
+use crate::transport::relay::RelayOutput;
+use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
+
+/// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
+const EVENTS_MAX: usize = 4096;
+
+/// The loop's channel. Only the loop takes from it, and it never posts with waiting: that would be for itself.
+pub fn channel() -> (Post<Event>, Queue<Event>) {
+    bounded(EVENTS_MAX)
+}
+
+/// What reaches the loop.
+#[derive(Debug)]
+pub enum Event {
+    /// A lane reports.
+    Lane(LaneId, LaneEvent),
+    /// A lane is there.
+    LaneUp(LaneId, Box<dyn Lane>, Box<ControlChannel>),
+    /// A lane could not be made.
+    DialFailed(LaneId, LinkError),
+    /// This end's RDMA listeners.
+    Endpoints(Vec<Endpoint>),
+    /// A peer has connected.
+    Incoming(Incoming),
+    /// The stream's reader has filled a buffer.
+    Filled(Buffer, Part),
+    /// A chunk is sealed.
+    Sealed(Buffer, ChunkHeader),
+    /// The source had nothing more for this buffer.
+    Unfilled(Buffer),
+    /// The source failed.
+    SourceFailed(Buffer, IoFact),
+    /// A chunk has been checked and, if genuine, opened.
+    Opened(Buffer, bool),
+    /// The sink has a chunk.
+    Written(Buffer),
+    /// The sink failed.
+    SinkFailed(Buffer, IoFact),
+    /// Nobody reads what the sink is given any more.
+    SinkGone,
+    /// The sink of a tree has this of a large file already.
+    Have(Have),
+    /// The sink of a tree cannot go on.
+    Refused(Refused),
+    /// The sink of a tree has published what could be.
+    Committed(Result<Box<TreeReport>, Refused>),
+    /// A signal to this process.
+    Signal(i32),
+    /// Whoever this end works for can be heard only by its lanes from now on: two seconds without one end it.
+    Orphaned,
+}
+
+/// Makes lanes, from the end that connects.
+pub trait Dialer: Send + Sync {
+    /// Connects and authenticates one lane; takes some seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no lane.
+    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
+
+    /// Where the peer listens for RDMA from now on.
+    fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
+}
+
+/// Which way payload flows, and from or to what.
+pub enum Work {
+    /// Send this.
+    Send(Source),
+    /// Send what another session of this process receives.
+    SendRelay(RelayOutput),
+    /// Receive into this file.
+    ReceiveFile(FileSink),
+    /// Receive a tree.
+    ReceiveTree(Box<TreeSink<tree::Chunk>>),
+    /// Receive into what this opens.
+    ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
+}
+
+/// All that a transfer needs.
+pub struct Transfer {
+    /// What the two ends agreed on.
+    pub agreed: Agreed,
+    /// The session's secret.
+    pub secret: SessionSecret,
+    /// The buffers.
+    pub buffers: Vec<Buffer>,
+    /// Their pool.
+    pub pool: Arc<Pool>,
+    /// Makes lanes; `None` at the end that accepts them.
+    pub dialer: Option<Arc<dyn Dialer>>,
+    /// Where events come from.
+    pub events: Queue<Event>,
+    /// Where they are posted.
+    pub post: Post<Event>,
+    /// What to compress, at the sender.
+    pub compress: CompressMode,
+    /// Bytes a second, at the sender.
+    pub bwlimit: Option<u64>,
+    /// Told of what happens.
+    pub monitor: Box<dyn Monitor>,
+}
+
+/// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
+///
+/// # Errors
+///
+/// What `make` answered; nothing has been posted then.
+pub fn announce(
+    post: &Post<Event>,
+    id: LaneId,
+    make: impl FnOnce(Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>,
+) -> Result<(), LinkError> {
+    let early = Arc::new(Mutex::new(Some(Vec::new())));
+    let report: Report = {
+        let (early, post) = (Arc::clone(&early), post.clone());
+        Arc::new(move |event| {
+            // Posting happens under the lock, so that no event overtakes one that was held back.
+            match &mut *early.lock().expect("no panic with it locked") {
+                Some(held_back) => held_back.push(event),
+                // The loop has ended: nobody is left to tell.
+                None => drop(post.send(Event::Lane(id, event))),
+            }
+        })
+    };
+    let (lane, control) = make(report)?;
+    let mut early = early.lock().expect("no panic with it locked");
+    let _ = post.send(Event::LaneUp(id, lane, Box::new(control)));
+    for event in early.take().into_iter().flatten() {
+        let _ = post.send(Event::Lane(id, event));
+    }
+    Ok(())
+}

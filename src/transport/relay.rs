@@ -1,0 +1,109 @@
+//! From one session's receiver to another's sender within this process: each chunk is copied once, from the buffer that
+//! it arrived in to one that goes out, with no pipe between.
+
+use flume::{Receiver, Sender, bounded};
+
+use super::Buffer;
+
+/// Where a receiver puts in what it has. Dropping it is the end of the stream.
+#[derive(Debug)]
+pub struct RelayInput {
+    empty: Receiver<Buffer>,
+    full: Sender<(Buffer, usize)>,
+}
+
+/// Where a sender takes it out.
+#[derive(Debug)]
+pub struct RelayOutput {
+    empty: Sender<Buffer>,
+    /// What has been given and not been taken comes back at the end.
+    untaken: Receiver<Buffer>,
+    full: Receiver<(Buffer, usize)>,
+}
+
+/// Nobody takes anything out any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+/// Makes a relay.
+pub fn relay() -> (RelayInput, RelayOutput) {
+    let (give_empty, empty) = bounded(1);
+    let (give_full, full) = bounded(1);
+    (RelayInput { empty: empty.clone(), full: give_full }, RelayOutput { empty: give_empty, untaken: empty, full })
+}
+
+impl RelayInput {
+    /// Passes on all of it; waits without end for a sender that stands still.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`].
+    pub fn pass(&self, mut bytes: &[u8]) -> Result<(), Gone> {
+        while !bytes.is_empty() {
+            let mut buffer = self.empty.recv().map_err(|_| Gone)?;
+            let length = bytes.len().min(buffer.payload().len());
+            buffer.payload_mut()[..length].copy_from_slice(&bytes[..length]);
+            bytes = &bytes[length..];
+            self.full.send((buffer, length)).map_err(|_| Gone)?;
+        }
+        Ok(())
+    }
+
+    /// Whether nobody takes anything out any more.
+    pub fn is_gone(&self) -> bool {
+        self.full.is_disconnected()
+    }
+}
+
+impl RelayOutput {
+    /// Has a buffer filled; waits without end for something to fill it with. Gives it back with the number of bytes in
+    /// it, 0 at the end of the stream. `None` if the other end has gone with it.
+    pub fn fill(&self, buffer: Buffer) -> Option<(Buffer, usize)> {
+        self.empty.send(buffer).ok()?;
+        match self.full.recv() {
+            Ok(filled) => Some(filled),
+            Err(_) => self.untaken.try_recv().ok().map(|buffer| (buffer, 0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::transport::Pool;
+
+    #[test]
+    fn what_goes_in_comes_out_in_pieces_that_fit() {
+        let (_, mut buffers) = Pool::new(2, NonZeroUsize::new(4096).expect("not 0")).expect("memory");
+        let (input, output) = relay();
+        let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at % 251) as u8).collect();
+        let given = bytes.clone();
+        let feeding = std::thread::spawn(move || {
+            input.pass(&given).expect("taken");
+            input.pass(b"end").expect("taken");
+        });
+        let mut got = Vec::new();
+        let mut buffer = buffers.pop().expect("one");
+        loop {
+            let (filled, length) = output.fill(buffer).expect("given back");
+            if length == 0 {
+                break;
+            }
+            got.extend_from_slice(&filled.payload()[..length]);
+            buffer = filled;
+        }
+        feeding.join().expect("no panic");
+        assert!(got == [&bytes[..], b"end"].concat());
+    }
+
+    #[test]
+    fn an_input_whose_output_has_gone_says_so() {
+        let (input, output) = relay();
+        assert!(!input.is_gone());
+        drop(output);
+        assert!(input.is_gone());
+        assert_eq!(input.pass(b"x"), Err(Gone));
+    }
+}

@@ -12,6 +12,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
+use rdma_pipe::cmd::rdpipe;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
 
@@ -30,7 +31,7 @@ const KEY: &[(&str, &str)] = &[
     NO_COLOR,
 ];
 
-fn pages() -> [Page; 4] {
+fn pages() -> [Page; 5] {
     [
         Page {
             command: CopyArguments::command(),
@@ -47,6 +48,26 @@ fn pages() -> [Page; 4] {
                 ),
                 ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
                 ("rdcp --bootstrap -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
+            ],
+        },
+        Page {
+            command: rdpipe::command(),
+            other: "rdcp",
+            environment: &[
+                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
+                NO_COLOR,
+            ],
+            examples: &[
+                ("rdpipe other:'sha256sum' <image.raw", "What a file here sums up to, computed on another host."),
+                (
+                    "rdpipe fs1:'zfs send tank/data@monday' backup:'zfs receive tank/data'",
+                    "A snapshot from one host to another; nothing of it passes here.",
+                ),
+                (
+                    "rdpipe --shell bash fs1:'< data.tar' fs2:'tee data.tar' fs3:'tee >(sha256sum >sums) | tar x'",
+                    "A file to two more hosts at the cost of one: each passes on what it gets.",
+                ),
+                ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
             ],
         },
         Page {
@@ -105,6 +126,8 @@ fn completed(command: Command) -> Command {
     let has = |name| command.get_arguments().any(|argument| argument.get_id() == name);
     if has("paths") {
         command.mut_arg("paths", |paths| paths.value_name("PATH").value_hint(ValueHint::AnyPath))
+    } else if has("stages") {
+        command.mut_arg("stages", |stages| stages.value_name("COMMAND").value_hint(ValueHint::CommandString))
     } else if has("positionals") {
         command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
     } else {

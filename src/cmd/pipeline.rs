@@ -431,11 +431,11 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    fn hear_end(&mut self, host: usize, end: u32, message: &[u8]) {
+    fn hear_end(&mut self, host: usize, end: u32, message: &frames::Inner) {
         let Some(&(at, which)) = self.ends.get(&end).filter(|(at, which)| self.hops[*at].host(*which) == host) else {
             return;
         };
-        let message = match Message::decode_inner(message) {
+        let message = match message.decode() {
             Ok(Some(message)) => message,
             Ok(None) => return,
             Err(_) => {

@@ -37,7 +37,7 @@ impl Station {
             Message::StartStages => self.stages.start(),
             Message::EndStage { stage, signal } => self.stages.signal(stage, signal),
             Message::ForEnd { end, message } => {
-                if let Ok(Some(message)) = Message::decode_inner(&message) {
+                if let Ok(Some(message)) = message.decode() {
                     self.handle_for(end, message);
                 }
             }

@@ -13,8 +13,10 @@
 use std::fmt;
 
 mod stage;
+mod tree;
 
 pub use stage::{Action, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport};
+pub use tree::{Found, Kind, Place, Placed, Root, Sieve, TreeSettings};
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
@@ -99,81 +101,6 @@ impl Hello {
     }
 }
 
-/// What a name in a file system is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[cbor(index_only)]
-pub enum Kind {
-    /// A regular file.
-    #[n(0)]
-    File,
-    /// A directory.
-    #[n(1)]
-    Directory,
-    /// A symbolic link that is to be copied as such.
-    #[n(2)]
-    Symlink,
-    /// Anything else.
-    #[n(3)]
-    Other,
-}
-
-/// One source.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Found {
-    /// Where it is on its host.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub path: Vec<u8>,
-    /// Its name at the destination; empty where its contents are meant (`dir/.`).
-    #[cbor(n(1), with = "minicbor::bytes")]
-    pub name: Vec<u8>,
-    /// What it is.
-    #[n(2)]
-    pub kind: Kind,
-    /// Its size in bytes.
-    #[n(3)]
-    pub size_bytes: u64,
-    /// Its device number.
-    #[n(4)]
-    pub device: u64,
-    /// Its inode number.
-    #[n(5)]
-    pub inode: u64,
-}
-
-/// Asks where at the destination things will come to lie.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Place {
-    /// DST as it was given.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub path: Vec<u8>,
-    /// DST must be a directory: `-t`, or several sources.
-    #[n(1)]
-    pub directory: bool,
-    /// DST is the name itself, never a directory to copy into: `-T`.
-    #[n(2)]
-    pub exact: bool,
-    /// What will be copied.
-    #[n(3)]
-    pub sources: Vec<Found>,
-    /// Source and destination are on one kernel, so that device and inode numbers can be compared.
-    #[n(4)]
-    pub same_kernel: bool,
-}
-
-/// The answer to [`Place`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Placed {
-    /// The directory in which things will come to lie.
-    #[cbor(n(0), with = "minicbor::bytes")]
-    pub directory: Vec<u8>,
-    /// The name of the only source there; without it each source keeps its own.
-    #[cbor(n(1), with = "minicbor::bytes")]
-    pub as_name: Option<Vec<u8>>,
-    /// It is a device or a FIFO that is there, to be written as it is.
-    #[n(2)]
-    pub is_special: bool,
-}
-
 /// What one end of a session moves.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Job {
@@ -236,69 +163,6 @@ pub enum Job {
     },
 }
 
-/// A file or tree to send.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Root {
-    /// Where it is.
-    #[n(0)]
-    pub path: minicbor::bytes::ByteVec,
-    /// Its name on the way.
-    #[n(1)]
-    pub name: minicbor::bytes::ByteVec,
-}
-
-/// A pattern that leaves names out, or does not.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Sieve {
-    /// As a line of a `.gitignore`.
-    #[n(0)]
-    pub pattern: minicbor::bytes::ByteVec,
-    /// What matches is not left out.
-    #[n(1)]
-    pub is_include: bool,
-}
-
-/// What of a tree is copied, and how it is written.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct TreeSettings {
-    /// `-r`. Without it, a symbolic link as root is followed.
-    #[n(0)]
-    pub recursive: bool,
-    /// Modes are kept.
-    #[n(1)]
-    pub mode: bool,
-    /// Owners are kept, by root.
-    #[n(2)]
-    pub owner: bool,
-    /// Times are kept.
-    #[n(3)]
-    pub times: bool,
-    /// Extended attributes and ACLs are kept.
-    #[n(4)]
-    pub xattrs: bool,
-    /// Several names of one file stay so.
-    #[n(5)]
-    pub hard_links: bool,
-    /// Holes stay holes.
-    #[n(6)]
-    pub sparse: bool,
-    /// FIFOs, sockets and devices are copied.
-    #[n(7)]
-    pub specials: bool,
-    /// `--in-place`.
-    #[n(8)]
-    pub in_place: bool,
-    /// `--fsync`.
-    #[n(9)]
-    pub fsync: bool,
-    /// `--exclude` and `--include`; the last that matches decides.
-    #[n(10)]
-    pub sieve: Vec<Sieve>,
-    /// `--verify=disk`.
-    #[n(11)]
-    pub read_back: bool,
-}
-
 /// Failures of single entries that a report has room for.
 pub const FAULTS_MAX: usize = 40;
 
@@ -344,6 +208,37 @@ impl fmt::Debug for SessionKey {
 impl Drop for SessionKey {
     fn drop(&mut self) {
         self.0.zeroize();
+    }
+}
+
+/// The bytes of a message in another. It may be the one with the key: wiped when dropped, never shown.
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+#[cbor(transparent)]
+pub struct Inner(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>);
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inner({} bytes)", self.0.len())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl Inner {
+    /// Reads the message. `None` as with [`Message::decode`].
+    ///
+    /// # Errors
+    ///
+    /// [`MessageError`], also for a [`Message::ForEnd`] again.
+    pub fn decode(&self) -> Result<Option<Message>, MessageError> {
+        match Message::decode(&self.0)? {
+            Some(Message::ForEnd { .. }) => Err(MessageError::Malformed),
+            other => Ok(other),
+        }
     }
 }
 
@@ -622,8 +517,8 @@ pub enum Message {
         #[n(0)]
         end: u32,
         /// A message without its length. None of this kind: a message has no depth.
-        #[cbor(n(1), with = "minicbor::bytes")]
-        message: Vec<u8>,
+        #[n(1)]
+        message: Inner,
     },
     /// Takes a stage of a pipeline, and does nothing yet.
     #[n(25)]
@@ -692,19 +587,7 @@ impl Message {
         let mut bytes = Vec::new();
         self.encode(&mut bytes)?;
         bytes.drain(..LENGTH_BYTES);
-        Ok(Self::ForEnd { end, message: bytes })
-    }
-
-    /// Reads the message of a [`Self::ForEnd`]. `None` as with [`Self::decode`].
-    ///
-    /// # Errors
-    ///
-    /// [`MessageError`], also for a message of that kind again.
-    pub fn decode_inner(bytes: &[u8]) -> Result<Option<Self>, MessageError> {
-        match Self::decode(bytes)? {
-            Some(Self::ForEnd { .. }) => Err(MessageError::Malformed),
-            other => Ok(other),
-        }
+        Ok(Self::ForEnd { end, message: Inner(bytes) })
     }
 
     /// Reads a message without its length. `None`: one that this version does not know and may skip.

@@ -55,6 +55,18 @@ fn samples() -> Vec<Message> {
         Message::Ended(Box::new(Report { fault: Some(fault), bytes: 9, ..Report::default() })),
         Message::Notice { code: 1, index: 16, generation: 3, reason: None },
         Message::TunnelData { id: 1, bytes: vec![0; 100] },
+        Message::Listen { via: Vec::new() }.for_end(5).expect("short"),
+        Message::Stage(Box::new(Stage {
+            number: 2,
+            action: Action::Tee { path: b"~/\xfe".to_vec(), append: true },
+            input: Input::Hop,
+            output: Output::Dropped,
+            shell: vec![b"sh".to_vec().into()],
+        })),
+        Message::StartStages,
+        Message::StageEnded { stage: 2, report: StageReport { signal: Some(9), ..StageReport::default() } },
+        Message::StageStderr { stage: 2, bytes: b"\xff".to_vec() },
+        Message::EndStage { stage: 2, signal: 15 },
     ]
 }
 
@@ -119,6 +131,15 @@ fn too_long_is_refused_at_both_ends() {
     assert!(matches!(long.encode(&mut out), Err(MessageError::TooLong(_))));
     assert_eq!(out, b"before");
     assert!(decode_length(u32::MAX.to_le_bytes()).is_err());
+}
+
+#[test]
+fn a_message_has_no_depth() {
+    let once = Message::FoundAll.for_end(1).expect("short");
+    let Message::ForEnd { message, .. } = &once else { unreachable!() };
+    assert_eq!(message.decode(), Ok(Some(Message::FoundAll)));
+    let Message::ForEnd { message, .. } = once.for_end(1).expect("short") else { unreachable!() };
+    assert_eq!(message.decode(), Err(MessageError::Malformed));
 }
 
 #[test]

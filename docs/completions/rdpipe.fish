@@ -1,0 +1,37 @@
+complete -c rdpipe -s p -d 'Listen on PORT, or one of the next that is free, instead of a port of the system\'s choice' -r
+complete -c rdpipe -s H -d 'What the hosts next to this one call it: they connect to it by NAME, instead of it to them' -r
+complete -c rdpipe -l shell -d 'The shell, which is given -c and COMMAND' -r
+complete -c rdpipe -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdpipe -s i -d 'ssh\'s key; may be repeated' -r
+complete -c rdpipe -s J -d 'The host that ssh goes through' -r
+complete -c rdpipe -s F -d 'ssh\'s configuration' -r
+complete -c rdpipe -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
+complete -c rdpipe -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
+complete -c rdpipe -l via -d 'The address or interface, of either end, that the data is to go by' -r
+complete -c rdpipe -l transport -d 'Which transport carries the data' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
+rdma\t'RDMA only; fail where there is none'
+prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
+tcp\t'TCP only'"
+complete -c rdpipe -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'On TCP between different hosts; not on RDMA'
+always\t'On every transport'
+never\t'On none; data is still checked against accidents'"
+complete -c rdpipe -l compress -d 'How the sender compresses the data; without effect at a receiver' -r -f -a "off\t'Send data as it is'
+auto\t'LZ4 while the link is the bottleneck and the data shrinks'
+lz4\t'LZ4'
+zstd\t'Zstandard, level 1'"
+complete -c rdpipe -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
+complete -c rdpipe -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
+complete -c rdpipe -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
+complete -c rdpipe -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
+complete -c rdpipe -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
+complete -c rdpipe -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
+complete -c rdpipe -l ssh-port -d 'ssh\'s port' -r
+complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
+complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
+complete -c rdpipe -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
+complete -c rdpipe -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
+complete -c rdpipe -s v -l verbose -d 'Print each connection as it is made, and the bandwidth at the end'
+complete -c rdpipe -s q -l quiet -d 'Print errors only'
+complete -c rdpipe -l progress -d 'Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds'
+complete -c rdpipe -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c rdpipe -s V -l version -d 'Print version'

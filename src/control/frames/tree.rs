@@ -1,0 +1,141 @@
+//! Files and trees: what was found, where it comes to lie, and how it is copied.
+
+use minicbor::{Decode, Encode};
+
+/// What a name in a file system is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Kind {
+    /// A regular file.
+    #[n(0)]
+    File,
+    /// A directory.
+    #[n(1)]
+    Directory,
+    /// A symbolic link that is to be copied as such.
+    #[n(2)]
+    Symlink,
+    /// Anything else.
+    #[n(3)]
+    Other,
+}
+
+/// One source.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Found {
+    /// Where it is on its host.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// Its name at the destination; empty where its contents are meant (`dir/.`).
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub name: Vec<u8>,
+    /// What it is.
+    #[n(2)]
+    pub kind: Kind,
+    /// Its size in bytes.
+    #[n(3)]
+    pub size_bytes: u64,
+    /// Its device number.
+    #[n(4)]
+    pub device: u64,
+    /// Its inode number.
+    #[n(5)]
+    pub inode: u64,
+}
+
+/// Asks where at the destination things will come to lie.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Place {
+    /// DST as it was given.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// DST must be a directory: `-t`, or several sources.
+    #[n(1)]
+    pub directory: bool,
+    /// DST is the name itself, never a directory to copy into: `-T`.
+    #[n(2)]
+    pub exact: bool,
+    /// What will be copied.
+    #[n(3)]
+    pub sources: Vec<Found>,
+    /// Source and destination are on one kernel, so that device and inode numbers can be compared.
+    #[n(4)]
+    pub same_kernel: bool,
+}
+
+/// The answer to [`Place`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Placed {
+    /// The directory in which things will come to lie.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub directory: Vec<u8>,
+    /// The name of the only source there; without it each source keeps its own.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub as_name: Option<Vec<u8>>,
+    /// It is a device or a FIFO that is there, to be written as it is.
+    #[n(2)]
+    pub is_special: bool,
+}
+
+/// A file or tree to send.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Root {
+    /// Where it is.
+    #[n(0)]
+    pub path: minicbor::bytes::ByteVec,
+    /// Its name on the way.
+    #[n(1)]
+    pub name: minicbor::bytes::ByteVec,
+}
+
+/// A pattern that leaves names out, or does not.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Sieve {
+    /// As a line of a `.gitignore`.
+    #[n(0)]
+    pub pattern: minicbor::bytes::ByteVec,
+    /// What matches is not left out.
+    #[n(1)]
+    pub is_include: bool,
+}
+
+/// What of a tree is copied, and how it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TreeSettings {
+    /// `-r`. Without it, a symbolic link as root is followed.
+    #[n(0)]
+    pub recursive: bool,
+    /// Modes are kept.
+    #[n(1)]
+    pub mode: bool,
+    /// Owners are kept, by root.
+    #[n(2)]
+    pub owner: bool,
+    /// Times are kept.
+    #[n(3)]
+    pub times: bool,
+    /// Extended attributes and ACLs are kept.
+    #[n(4)]
+    pub xattrs: bool,
+    /// Several names of one file stay so.
+    #[n(5)]
+    pub hard_links: bool,
+    /// Holes stay holes.
+    #[n(6)]
+    pub sparse: bool,
+    /// FIFOs, sockets and devices are copied.
+    #[n(7)]
+    pub specials: bool,
+    /// `--in-place`.
+    #[n(8)]
+    pub in_place: bool,
+    /// `--fsync`.
+    #[n(9)]
+    pub fsync: bool,
+    /// `--exclude` and `--include`; the last that matches decides.
+    #[n(10)]
+    pub sieve: Vec<Sieve>,
+    /// `--verify=disk`.
+    #[n(11)]
+    pub read_back: bool,
+}

@@ -407,6 +407,25 @@ fn hosts_that_ssh_does_not_reach() {
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
+fn rdma_where_there_is_none() {
+    let network = Network::start();
+    let bytes = noise(CHUNK);
+    // Nothing may come out as if it had been all.
+    for stages in [&["h2:touch DIR/begun; cat", "h3:cat"][..], &["h2:touch DIR/begun; yes", "h3:cat >DIR/out"]] {
+        let (ended, output) = network.pipe(&[&["--transport", "rdma"], stages].concat(), &bytes);
+        ended.expect(3).within(Duration::from_secs(15));
+        assert!(ended.stderr.contains("no transport"), "{}", ended.stderr);
+        same(&output, b"");
+        assert!(!network.path("begun").exists(), "nothing begins before all connections are there");
+    }
+    let (ended, output) = network.pipe(&["--transport", "prefer-rdma", "h2:cat", "h3:cat"], &bytes);
+    ended.expect(0);
+    same(&output, &bytes);
+    network.deserted(GONE);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
 fn the_address_that_the_others_use_for_this_host() {
     let network = Network::start();
     let bytes = noise(2 * CHUNK);

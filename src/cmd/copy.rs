@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped};
-use super::launching::{News, Post, Remote, greet};
+use super::launching::{News, Post, Remote, greet, may_ask};
 use super::place::target;
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
@@ -132,13 +132,10 @@ impl<'a> Copy<'a> {
             return Ok(known);
         }
         let number = self.sides.len();
-        let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone())?;
+        let may_ask = may_ask(self.plan.hosts());
+        let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone(), may_ask)?;
         let voice = Voice::There(Box::new(remote));
         self.sides.push(Side { host: host.clone(), voice, gone: false });
-        // Two launchers that ask for passwords on one terminal would not be told apart.
-        if std::fs::File::open("/dev/tty").is_ok() {
-            self.greet()?;
-        }
         Ok(number)
     }
 

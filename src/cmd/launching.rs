@@ -52,11 +52,20 @@ pub(super) struct Remote {
     exit: Option<i32>,
     bootstrapped: bool,
     hello: Option<Hello>,
+    /// Its launcher was told to ask the user for nothing.
+    is_unasking: bool,
     side: usize,
     post: Post,
 }
 
-/// Waits until every one of these agents has said who it is.
+/// Whether launchers for so many hosts may ask the user for passwords as they like: several on one terminal would not be
+/// told apart.
+pub(super) fn may_ask(hosts: usize) -> bool {
+    hosts < 2 || std::fs::File::open("/dev/tty").is_err()
+}
+
+/// Waits until every one of these agents has said who it is. Those whose launcher has to ask for something and was not
+/// allowed to are started again, one after the other.
 ///
 /// # Errors
 ///
@@ -67,7 +76,22 @@ pub(super) fn greet<'a>(
     launcher: &Launcher,
     bootstrap: bool,
 ) -> Result<(), Failure> {
-    let mut waiting: Vec<&mut Remote> = agents.filter(|remote| remote.hello.is_none()).collect();
+    let waiting = agents.filter(|remote| remote.hello.is_none()).collect();
+    for remote in greet_all(waiting, news, launcher, bootstrap)? {
+        remote.start_again(launcher)?;
+        greet_all(vec![remote], news, launcher, bootstrap)?;
+    }
+    Ok(())
+}
+
+/// Gives back those that would have to ask for something.
+fn greet_all<'a>(
+    mut waiting: Vec<&'a mut Remote>,
+    news: &Receiver<(usize, News)>,
+    launcher: &Launcher,
+    bootstrap: bool,
+) -> Result<Vec<&'a mut Remote>, Failure> {
+    let mut unasked = Vec::new();
     while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
         let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
         match news.recv_deadline(first) {
@@ -78,11 +102,13 @@ pub(super) fn greet<'a>(
             }
             Ok((side, News::Gone)) => {
                 let Some(at) = from(&waiting, side) else { continue };
-                let failure = waiting[at].not_begun(launcher);
-                if !(bootstrap && waiting[at].lacks_agent() && !waiting[at].bootstrapped) {
-                    return Err(failure);
+                match waiting[at].not_begun(launcher) {
+                    NotBegun::MustAsk => unasked.push(waiting.swap_remove(at)),
+                    NotBegun::NoAgent(_) if bootstrap && !waiting[at].bootstrapped => {
+                        waiting[at].bootstrap(launcher)?
+                    }
+                    NotBegun::NoAgent(failure) | NotBegun::Failed(failure) => return Err(failure),
                 }
-                waiting[at].bootstrap(launcher)?;
             }
             Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
                 return Err(Failure { exit: Exit::Signal(number as u8), message: None });
@@ -96,11 +122,23 @@ pub(super) fn greet<'a>(
             }
         }
     }
-    Ok(())
+    Ok(unasked)
 }
 
+/// Why an agent has not begun.
+enum NotBegun {
+    /// The launcher has to ask for something, and was told not to.
+    MustAsk,
+    /// The launcher came to the host, and the agent is not there.
+    NoAgent(Failure),
+    Failed(Failure),
+}
+
+/// What ssh says where it would have asked.
+const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
+
 impl Remote {
-    /// Starts the agent on a host. Its messages are posted as those of `side`.
+    /// Starts the agent on a host. Its messages are posted as those of `side`. See [`may_ask`].
     ///
     /// # Errors
     ///
@@ -111,8 +149,10 @@ impl Remote {
         agent: &OsStr,
         side: usize,
         post: Post,
+        may_ask: bool,
     ) -> Result<Self, Failure> {
-        let launched = launch(launcher, host, &agent_command(agent))?;
+        let unasking = if may_ask { None } else { launcher.unasking() };
+        let launched = launch(unasking.as_ref().unwrap_or(launcher), host, &agent_command(agent))?;
         let (process, outbox) = attend(launched, side, post.clone())?;
         Ok(Self {
             host: host.to_owned(),
@@ -124,9 +164,18 @@ impl Remote {
             exit: None,
             bootstrapped: false,
             hello: None,
+            is_unasking: unasking.is_some(),
             side,
             post,
         })
+    }
+
+    /// Starts the agent again, by a launcher that may ask the user for something.
+    fn start_again(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+        let launched = launch(launcher, &self.host, &agent_command(&self.agent))?;
+        (self.process, self.outbox) = attend(launched, self.side, self.post.clone())?;
+        (self.started, self.released, self.exit, self.is_unasking) = (Instant::now(), false, None, false);
+        Ok(())
     }
 
     pub(super) fn send(&self, message: Message) {
@@ -190,7 +239,7 @@ impl Remote {
     }
 
     /// The launcher has ended, or what it runs is no agent.
-    fn not_begun(&mut self, launcher: &Launcher) -> Failure {
+    fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
         self.exit = self.process.wait(EXIT_MAX);
         // The last words may still be in the pipe.
         let until = Instant::now() + Duration::from_millis(50);
@@ -198,6 +247,10 @@ impl Remote {
         while complaint.is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
             complaint = self.process.last_complaint();
+        }
+        let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
+        if self.is_unasking && would_ask {
+            return NotBegun::MustAsk;
         }
         let (label, launcher) = (self.label(), escaped(launcher.name()));
         let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
@@ -210,12 +263,8 @@ impl Remote {
             Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
             None => format!("what answers on {label} is no rdma-pipe agent{because}"),
         };
-        Failure::new(Exit::Connect, message)
-    }
-
-    /// The launcher came to the host, and the agent is not there.
-    fn lacks_agent(&self) -> bool {
-        matches!(self.exit, Some(126 | 127))
+        let failure = Failure::new(Exit::Connect, message);
+        if matches!(self.exit, Some(126 | 127)) { NotBegun::NoAgent(failure) } else { NotBegun::Failed(failure) }
     }
 
     /// Copies this program's own agent to the host, into a directory named by its hash, and starts it there.
@@ -251,8 +300,7 @@ impl Remote {
         self.agent = OsString::from(format!("{}/{AGENT}", cache_directory(hash)));
         let command = format!("sh -c 'exec \"{}/{AGENT}\"'", cache_directory(hash));
         let launched = launch(launcher, &self.host, OsStr::new(&command))?;
-        let (process, outbox) = attend(launched, self.side, self.post.clone())?;
-        (self.process, self.outbox) = (process, outbox);
+        (self.process, self.outbox) = attend(launched, self.side, self.post.clone())?;
         (self.started, self.released, self.exit, self.bootstrapped) = (Instant::now(), false, None, true);
         Ok(())
     }

@@ -15,7 +15,7 @@ use minicbor::bytes::ByteVec;
 use super::copy::{is_same_kernel, random_key, told};
 use super::end;
 use super::exit::{Exit, Failure, escaped};
-use super::launching::{News, Post, Remote, greet};
+use super::launching::{News, Post, Remote, greet, may_ask};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, notice_line};
 use super::station::Station;
@@ -64,8 +64,8 @@ pub(super) struct Plan<'a> {
     pub(super) name: Option<String>,
     pub(super) transfer: &'a TransferOptions,
     pub(super) report: &'a ReportOptions,
-    /// Standard output is the pipeline's.
-    pub(super) has_output: bool,
+    /// The pipeline's output would not get in the way of progress bars.
+    pub(super) may_draw: bool,
 }
 
 /// A stage, as the caller knows it.
@@ -116,6 +116,8 @@ pub(super) struct Pipeline<'a> {
     killed: bool,
     /// What ends the whole, where it is no stage's failure.
     fatal: Option<Failure>,
+    /// That was told by an end that only lost the other one, which may know better.
+    is_hearsay: bool,
     signal: Option<u8>,
 }
 
@@ -142,7 +144,7 @@ impl<'a> Pipeline<'a> {
             post,
             news,
             manner,
-            screen: Screen::new(plan.report, !plan.has_output),
+            screen: Screen::new(plan.report, plan.may_draw),
             stages: Vec::new(),
             hops: Vec::new(),
             ends: HashMap::new(),
@@ -150,6 +152,7 @@ impl<'a> Pipeline<'a> {
             asked: None,
             killed: false,
             fatal: None,
+            is_hearsay: false,
             signal: None,
         })
     }
@@ -180,8 +183,9 @@ impl<'a> Pipeline<'a> {
     fn run_parts(&mut self) -> Result<(), Failure> {
         self.start_hosts()?;
         for part in &self.plan.parts {
-            self.begin(part);
-            self.attend()?;
+            let hops = self.begin(part);
+            let stages: Vec<usize> = part.stages.iter().map(|stage| stage.number).collect();
+            self.attend(&stages, &hops);
             if self.has_failed() {
                 break;
             }
@@ -191,11 +195,15 @@ impl<'a> Pipeline<'a> {
 
     fn start_hosts(&mut self) -> Result<(), Failure> {
         let several = self.plan.label && self.plan.specs.iter().any(|spec| spec.host != self.plan.specs[0].host);
+        let hosts: std::collections::BTreeSet<&OsStr> =
+            self.plan.specs.iter().map(|spec| &*spec.host).filter(|host| !host.is_empty()).collect();
+        let may_ask = may_ask(hosts.len());
         for spec in &self.plan.specs {
             let known = self.hosts.iter().position(|host| host.name == spec.host);
             let host = known.unwrap_or(self.hosts.len());
             if known.is_none() {
-                let remote = Remote::start(&self.plan.launcher, &spec.host, &self.plan.agent, host, self.post.clone())?;
+                let post = self.post.clone();
+                let remote = Remote::start(&self.plan.launcher, &spec.host, &self.plan.agent, host, post, may_ask)?;
                 let voice = Voice::There(Box::new(remote));
                 self.hosts.push(Host { name: spec.host.clone(), voice, gone: false });
             }
@@ -224,8 +232,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Tells the hosts of a part's stages, and begins its hops.
-    fn begin(&mut self, part: &Part) {
+    /// Tells the hosts of a part's stages, and begins its hops, whose numbers it returns.
+    fn begin(&mut self, part: &Part) -> Vec<usize> {
         for Placed { number, action, input, output } in &part.stages {
             let stage = frames::Stage {
                 number: *number as u32,
@@ -265,6 +273,7 @@ impl<'a> Pipeline<'a> {
             let next = self.hops[at].begin(&self.manner);
             self.take_on(at, next);
         }
+        (first..self.hops.len()).collect()
     }
 
     fn kernel_id(&self, host: usize) -> Vec<u8> {
@@ -298,32 +307,24 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Runs what has been begun to its end.
-    fn attend(&mut self) -> Result<(), Failure> {
-        let part: Vec<usize> = (0..self.hops.len()).filter(|&at| !self.hops[at].is_over()).collect();
-        let stages: Vec<usize> = self
-            .plan
-            .parts
-            .iter()
-            .find(|part| part.stages.first().is_some_and(|stage| !self.stages[stage.number].started))
-            .map(|part| part.stages.iter().map(|stage| stage.number).collect())
-            .unwrap_or_default();
+    fn attend(&mut self, stages: &[usize], hops: &[usize]) {
         let mut running = false;
         loop {
-            if !running && self.fatal.is_none() && part.iter().all(|&at| self.hops[at].has_met()) {
+            if !running && self.fatal.is_none() && hops.iter().all(|&at| self.hops[at].has_met()) {
                 running = true;
-                self.start(&stages);
+                self.start(stages);
             }
             let now = Instant::now();
-            if running && self.is_over(&stages, &part, now) {
-                return Ok(());
+            if running && self.is_over(stages, hops, now) {
+                return;
             }
             // Nothing has been started: there is nothing to wait for either.
             if !running && self.has_failed() {
-                return Ok(());
+                return;
             }
-            self.urge(&stages, &part, now);
+            self.urge(stages, hops, now);
             if self.killed && self.asked.is_some_and(|asked| now > asked + END_MAX + END_MAX) {
-                return Ok(());
+                return;
             }
             match self.news.recv_timeout(TICK) {
                 Ok((host, news)) => self.hear(host, news),
@@ -334,7 +335,7 @@ impl<'a> Pipeline<'a> {
                 self.hear(host, news);
             }
             if !running {
-                for &at in &part {
+                for &at in hops {
                     if self.hops[at].due().is_some_and(|due| Instant::now() > due) {
                         let next = self.hops[at].late();
                         self.take_on(at, next);
@@ -509,6 +510,7 @@ impl<'a> Pipeline<'a> {
                 let mut failure = told(&host, &fault);
                 let label = self.hops[at].label();
                 failure.message = failure.message.map(|line| format!("{label}: {line}"));
+                self.is_hearsay = !fault.own && exit != Exit::LinkLost;
                 self.fail(failure);
             }
             _ => {}
@@ -586,7 +588,7 @@ impl<'a> Pipeline<'a> {
             failures.extend(self.stage_failure(number, stage));
         }
         // What stops everything beats what a stage makes of it.
-        if let Some(fatal) = &self.fatal {
+        if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || failures.is_empty()) {
             return Some(fatal.clone());
         }
         let last = failures.pop()?;

@@ -83,6 +83,15 @@ pub(super) struct Plan<'a> {
     pub(super) report: &'a ReportOptions,
 }
 
+impl Plan<'_> {
+    /// Number of other hosts.
+    pub(super) fn hosts(&self) -> usize {
+        let specs = self.sources.iter().chain([&self.destination]);
+        let hosts = specs.filter_map(|spec| if let Spec::There(host, _) = spec { Some(host) } else { None });
+        hosts.collect::<std::collections::BTreeSet<_>>().len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -109,7 +109,7 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
         name: arguments.name,
         transfer: &transfer,
         report: &arguments.report,
-        has_output: output != Some(Output::Nothing),
+        may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),
     };
     if arguments.dry_run {
         use std::io::Write;

@@ -53,6 +53,14 @@ impl Launcher {
         std::path::Path::new(&self.words[0]).file_name().unwrap_or(&self.words[0])
     }
 
+    /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
+    pub fn unasking(&self) -> Option<Self> {
+        let is_ssh = self.words.len() == 1 && self.name() == "ssh";
+        // In front: of an option that is given twice, ssh takes the first.
+        let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
+        is_ssh.then(|| Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() })
+    }
+
     /// Starts `command` on `host`.
     ///
     /// # Errors
@@ -205,6 +213,14 @@ mod tests {
         assert_eq!(launcher.name(), "my ssh");
         assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
         assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn only_ssh_can_be_told_to_ask_nothing() {
+        let launcher = |text: &str| Launcher::new(OsStr::new(text), vec!["-v".into()]).expect("words");
+        let quiet = launcher("/usr/bin/ssh").unasking().expect("ssh");
+        assert_eq!(quiet.options, ["-o", "BatchMode=yes", "-v"]);
+        assert!(launcher("ssh -x").unasking().is_none() && launcher("rsh").unasking().is_none());
     }
 
     #[test]

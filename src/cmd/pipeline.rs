@@ -570,7 +570,7 @@ impl<'a> Pipeline<'a> {
     fn leave(&mut self, well: bool) {
         for host in &mut self.hosts {
             match &mut host.voice {
-                Voice::Here(station) if well => station.finish(true),
+                Voice::Here(station) if well => station.finish(),
                 Voice::Here(station) => station.stop(self.signal.unwrap_or(libc::SIGTERM as u8)),
                 Voice::There(remote) => remote.close(),
             }

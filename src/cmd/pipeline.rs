@@ -498,19 +498,25 @@ impl<'a> Pipeline<'a> {
         if exit == Exit::SinkClosed || self.has_failed() {
             return;
         }
+        // Each end has it from the other: both have found the same, such as that no transport is allowed that both have.
+        let reports = &self.hops[at].reports;
+        let nobodys = reports.iter().all(|report| {
+            let fault = report.as_ref().and_then(|report| report.fault.as_ref());
+            fault.is_some_and(|fault| !fault.own)
+        });
         match exit {
             // What a redirection has opened is a stage's, and so is its failure.
             Exit::Source | Exit::Destination if fault.own => {
                 self.failing_since.get_or_insert_with(Instant::now);
             }
-            Exit::Source | Exit::Destination | Exit::Signal(_) => {}
+            Exit::Source | Exit::Destination | Exit::Signal(_) if !nobodys => {}
             // The end that saw it tells; the other one has only lost it.
-            _ if fault.own || exit == Exit::LinkLost || !had_met => {
+            _ if fault.own || nobodys || exit == Exit::LinkLost || !had_met => {
                 let host = self.hosts[self.hops[at].host(which)].name.clone();
                 let mut failure = told(&host, &fault);
                 let label = self.hops[at].label();
                 failure.message = failure.message.map(|line| format!("{label}: {line}"));
-                self.is_hearsay = !fault.own && exit != Exit::LinkLost;
+                self.is_hearsay = !fault.own && !nobodys && exit != Exit::LinkLost;
                 self.fail(failure);
             }
             _ => {}

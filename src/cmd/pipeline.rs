@@ -543,13 +543,16 @@ impl<'a> Pipeline<'a> {
     /// failure.
     fn was_left(&self, number: usize) -> bool {
         let hop = self.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
-        hop.is_some_and(|hop| {
-            let closed = |report: &Option<frames::Report>| {
-                let fault = report.as_ref().and_then(|report| report.fault.as_ref());
-                fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
-            };
-            hop.reports.iter().any(closed)
-        })
+        hop.is_some_and(Hop::was_closed)
+    }
+
+    /// Whoever read our standard output, which the stage's output is, has gone.
+    fn is_unread(&self, number: usize) -> bool {
+        match self.hops.iter().find(|hop| hop.stages[0] == Some(number)) {
+            Some(hop) => hop.stages[1].is_none() && hop.was_closed(),
+            // It has it itself.
+            None => !self.stages[number].spec.is_write(),
+        }
     }
 
     /// An agent is not heard any more.
@@ -631,7 +634,15 @@ impl<'a> Pipeline<'a> {
         match (end.report.code, end.report.signal) {
             (Some(0), _) => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last => None,
+            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if self.is_unread(number) => {
+                Some(Failure { exit: Exit::SinkClosed, message: None })
+            }
             _ if self.was_left(number) => None,
+            // One that is our own at both sides is opened by its shell, which has said why it cannot be.
+            (Some(_), _) if stage.spec.is_read() => Some(Failure::new(Exit::Source, format!("cannot read {name}"))),
+            (Some(_), _) if stage.spec.is_write() => {
+                Some(Failure::new(Exit::Destination, format!("cannot write {name}")))
+            }
             (Some(code), _) => {
                 let exit = Exit::Stage(u8::try_from(code).unwrap_or(u8::MAX));
                 Some(Failure::new(exit, format!("{name} ended with exit code {code}")))

@@ -154,7 +154,6 @@ fn files_that_cannot_be_opened() {
     for (stages, code, parts) in [
         (["h1:< missing", "h2:cat"], 5, &["h1", "missing", "o such file"][..]),
         (["h1:cat", "h2:< missing"], 5, &["h2", "missing", "o such file"]),
-        (["h1:cat in", "< missing"], 5, &["missing"]),
         (["h1:< dir", "h2:cat"], 5, &["h1", "dir", "errno 21"]),
         (["h1:< in/x", "h2:cat"], 5, &["h1", "in/x"]),
         (["h1:cat in", "h2:> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),
@@ -168,7 +167,8 @@ fn files_that_cannot_be_opened() {
         assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
         assert_eq!(ran.text(), "");
     }
-    // Of this host's own, beside no other stage.
+    // Of this host's own, beside no session: the shell says why.
+    lab.pipe(&["h1:cat in", "< missing"]).fails(5, &["missing"]);
     lab.pipe(&["< missing"]).fails(5, &["missing"]);
     lab.pipe_with(&["> /no/such/dir/x"], b"some input").fails(6, &["/no/such/dir/x"]);
     lab.deserted(GONE);

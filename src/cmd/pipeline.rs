@@ -600,7 +600,11 @@ impl<'a> Pipeline<'a> {
         if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || failures.is_empty()) {
             return Some(fatal.clone());
         }
-        let last = failures.pop()?;
+        let Some(last) = failures.pop() else {
+            // No command need have noticed.
+            let unread = self.hops.iter().any(|hop| hop.stages[1].is_none() && hop.was_closed());
+            return unread.then_some(Failure { exit: Exit::SinkClosed, message: None });
+        };
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
             self.screen.say_always(line);
         }

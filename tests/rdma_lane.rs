@@ -131,7 +131,7 @@ impl End {
         loop {
             match self.within(deadline.saturating_duration_since(Instant::now())) {
                 LaneEvent::Down { reason, buffers } => return (reason, came_back + buffers.len()),
-                LaneEvent::Chunk { .. } | LaneEvent::Sent(_) => came_back += 1,
+                LaneEvent::Chunk { .. } | LaneEvent::Sent(_) | LaneEvent::Unsent(_) => came_back += 1,
                 LaneEvent::Control(_) => {}
             }
         }
@@ -428,7 +428,9 @@ fn child(role: &str) -> ExitCode {
                 match end.next() {
                     LaneEvent::Sent(buffer) => side.buffers.push(buffer),
                     LaneEvent::Control(_) => credits += 1,
-                    LaneEvent::Chunk { .. } | LaneEvent::Down { .. } => return ExitCode::FAILURE,
+                    LaneEvent::Chunk { .. } | LaneEvent::Unsent(_) | LaneEvent::Down { .. } => {
+                        return ExitCode::FAILURE;
+                    }
                 }
                 while credits > 0
                     && let Some(buffer) = side.buffers.pop()

@@ -24,6 +24,7 @@ use crate::fs::source::Source;
 use crate::fs::tree_sink::{Have, Refused};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
 
+mod inline;
 pub mod link;
 pub mod listen;
 mod orphan;
@@ -61,6 +62,8 @@ const BATCH: usize = 64;
 struct LiveLane {
     lane: Box<dyn Lane>,
     control: ControlChannel,
+    /// Its own threads work on chunks.
+    is_inline: bool,
 }
 
 enum Half {
@@ -124,6 +127,14 @@ struct Engine {
     sealed: Vec<u8>,
     /// What the sender is told of large files that are open; told again on each new lane.
     haves: VecDeque<Frame>,
+    /// What lanes do themselves, where they do.
+    inline: Option<Arc<inline::Table>>,
+    /// Parts of the source are planned for lanes that read them.
+    may_plan: bool,
+    /// Scratch.
+    tags: Vec<(BufferId, [u8; 16])>,
+    /// By buffer: what was planned for it is being read by a worker.
+    rereads: Vec<bool>,
     /// Where this end listens for RDMA, once it does.
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
@@ -198,7 +209,6 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let now = Instant::now();
     let mut engine = Engine {
         half,
-        shared,
         jobs,
         post,
         events,
@@ -215,6 +225,11 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         frame: Vec::new(),
         sealed: Vec::new(),
         haves: VecDeque::new(),
+        may_plan: inline::Table::may_plan(&shared),
+        inline: inline::Table::new(count, agreed.tcp_lanes),
+        tags: Vec::new(),
+        rereads: vec![false; count as usize],
+        shared,
         endpoints: None,
         reason: None,
         orphan: Orphan::default(),
@@ -257,7 +272,10 @@ impl Engine {
             self.tick();
             let now = self.now();
             self.half.machine().advance(now);
-            self.act();
+            while self.act() {
+                let now = self.now();
+                self.half.machine().advance(now);
+            }
         }
         self.close()
     }
@@ -331,10 +349,18 @@ impl Engine {
     fn handle(&mut self, event: Event) {
         let now = self.now();
         match event {
-            Event::Lane(id, event) => self.handle_lane(id, event, now),
-            Event::LaneUp(id, lane, control) => {
+            Event::Lane(id, event) => {
+                self.collect_tags();
+                self.handle_lane(id, event, now);
+            }
+            Event::LaneUp(id, mut lane, control) => {
                 self.monitor.lane_up(lane.medium(), &lane.describe());
-                self.lanes.insert(id, LiveLane { lane, control: *control });
+                let inline = self.inline.as_ref().map(|table| {
+                    let receives = matches!(self.half, Half::Receive { .. });
+                    inline::Lane::new(Arc::clone(table), Arc::clone(&self.shared), receives)
+                });
+                let is_inline = inline.is_some_and(|inline| lane.work_inline(Arc::new(inline)));
+                self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
                 if let Some(endpoints) = self.endpoints.clone() {
                     self.send(id, &Frame::Endpoints(endpoints));
@@ -433,19 +459,32 @@ impl Engine {
     fn handle_sealed(&mut self, buffer: Buffer, header: &ChunkHeader, now: Duration) {
         let id = self.keep(buffer);
         self.summary.encrypted |= header.sealed;
-        let Half::Send { machine, parts_left, .. } = &mut self.half else { return };
-        let first_time = !machine.is_resealing(id);
-        if let (Some(left), true) = (parts_left.as_mut(), first_time) {
-            *left -= 1;
-            if *left == 0 {
-                // Before the last part goes: what has been read is one state of the file, or nothing is published.
-                let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts belong to a file") };
-                if let Err(fact) = source.check_unchanged() {
-                    return machine.abort(Cause::Source(fact), now);
-                }
+        let Half::Send { machine, .. } = &mut self.half else { return };
+        let was_planned = std::mem::take(&mut self.rereads[id as usize]);
+        if (was_planned || !machine.is_resealing(id)) && !self.note_read(now) {
+            return;
+        }
+        if let Half::Send { machine, .. } = &mut self.half {
+            machine.handle_sealed(id, header);
+        }
+    }
+
+    /// A part of the source has been read. False if the source turns out to have changed meanwhile.
+    fn note_read(&mut self, now: Duration) -> bool {
+        let Half::Send { machine, parts_left: Some(left), .. } = &mut self.half else { return true };
+        *left -= 1;
+        if *left > 0 {
+            return true;
+        }
+        // Before the end is told: what has been read is one state of the file, or nothing is published.
+        let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts belong to a file") };
+        match source.check_unchanged() {
+            Ok(()) => true,
+            Err(fact) => {
+                machine.abort(Cause::Source(fact), now);
+                false
             }
         }
-        machine.handle_sealed(id, header);
     }
 
     fn handle_lane(&mut self, id: LaneId, event: LaneEvent, now: Duration) {
@@ -468,6 +507,15 @@ impl Engine {
                 if let Half::Send { machine, .. } = &mut self.half {
                     machine.handle_sent(id, buffer);
                 }
+            }
+            LaneEvent::Unsent(buffer) => {
+                let buffer_id = self.keep(buffer);
+                if let Half::Send { machine, .. } = &mut self.half {
+                    machine.handle_unsent(id, buffer_id);
+                }
+                // The rest is likely to be as cold, and workers can wait for it.
+                self.may_plan = false;
+                self.read_planned(buffer_id, false);
             }
             LaneEvent::Down { reason, buffers } => {
                 for buffer in buffers {
@@ -530,7 +578,9 @@ impl Engine {
         }
     }
 
-    fn act(&mut self) {
+    /// Takes all actions that are due. True if that has made more possible.
+    fn act(&mut self) -> bool {
+        let mut again = false;
         while let Some(action) = self.half.machine().poll_action() {
             match action {
                 Action::Dial(id) => self.dial(id),
@@ -541,6 +591,10 @@ impl Engine {
                 }
                 Action::Send(id, frame) => self.send(id, &frame),
                 Action::Fill { buffer, encrypt } => {
+                    if self.plan(buffer, encrypt) {
+                        again = true;
+                        continue;
+                    }
                     let buffer = self.take(buffer);
                     match &self.half {
                         Half::Send { reader: Some(reader), .. } => drop(reader.send(buffer)),
@@ -548,10 +602,19 @@ impl Engine {
                     }
                 }
                 Action::Encrypt(buffer) => {
-                    let buffer = self.take(buffer);
-                    let _ = self.jobs.send(Job::Encrypt(buffer));
+                    if !self.read_planned(buffer, true) {
+                        let buffer = self.take(buffer);
+                        let _ = self.jobs.send(Job::Encrypt(buffer));
+                    }
                 }
                 Action::SendChunk(id, buffer) => {
+                    let is_inline = self.lanes.get(&id).is_some_and(|live| live.is_inline);
+                    if !is_inline && self.read_planned(buffer, false) {
+                        if let Half::Send { machine, .. } = &mut self.half {
+                            machine.handle_unsent(id, buffer);
+                        }
+                        continue;
+                    }
                     let buffer = self.take(buffer);
                     let wire_bytes = u32::from_le_bytes(buffer.header()[4..8].try_into().expect("4 bytes"));
                     self.note_medium(id);
@@ -563,6 +626,10 @@ impl Engine {
                     refused.map(|buffer| self.keep(buffer));
                 }
                 Action::PostReceive(id, buffer) => {
+                    if let Some(table) = &self.inline {
+                        // What is known of the chunk that was in it is not known of the next one.
+                        table.take_opened(buffer);
+                    }
                     let buffer = self.take(buffer);
                     self.note_medium(id);
                     let refused = match self.lanes.get_mut(&id) {
@@ -572,8 +639,17 @@ impl Engine {
                     refused.map(|buffer| self.keep(buffer));
                 }
                 Action::Open(buffer) => {
-                    let buffer = self.take(buffer);
-                    let _ = self.jobs.send(Job::Open(buffer));
+                    let known = self.inline.as_ref().and_then(|table| table.take_opened(buffer));
+                    match (known, &mut self.half) {
+                        (Some(genuine), Half::Receive { machine, .. }) => {
+                            machine.handle_opened(buffer, genuine, self.began.elapsed());
+                            again = true;
+                        }
+                        _ => {
+                            let buffer = self.take(buffer);
+                            let _ = self.jobs.send(Job::Open(buffer));
+                        }
+                    }
                 }
                 Action::Write(buffer) => {
                     let buffer = self.take(buffer);
@@ -594,6 +670,7 @@ impl Engine {
                 Action::End(outcome) => self.ended = Some(outcome),
             }
         }
+        again
     }
 
     fn note_medium(&mut self, id: LaneId) {

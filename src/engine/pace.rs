@@ -23,6 +23,11 @@ impl Pace {
         Self { bytes_per_second, due: Mutex::new(None) }
     }
 
+    /// There is no limit.
+    pub fn is_free(&self) -> bool {
+        self.bytes_per_second.is_none()
+    }
+
     /// The length that a part should have: at most `wanted`, less under a low limit. A multiple of 4 KiB.
     pub fn part_bytes(&self, wanted: usize) -> usize {
         let Some(rate) = self.bytes_per_second else { return wanted };

@@ -39,8 +39,10 @@ pub enum CompressMode {
 /// A job for a worker.
 #[derive(Debug)]
 pub enum Job {
-    /// Read the file's next part into the buffer and seal it.
+    /// Read the next part of the file or tree into the buffer and seal it.
     Read(Buffer, bool),
+    /// Read this part of the file into the buffer and seal it.
+    ReadPart(Buffer, Part, bool),
     /// Seal what the stream's reader has read.
     Seal(Buffer, Part, bool),
     /// Encrypt a chunk that was sealed with a checksum.
@@ -123,7 +125,7 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
             queue: queue.clone(),
             events: events.clone(),
             compressor: Compressor::new(),
-            decompressor: Decompressor::new(),
+            opener: Opener::new(),
             scratch: Vec::new(),
         };
         std::thread::Builder::new().name("worker".to_owned()).stack_size(256 << 10).spawn(move || worker.run())?;
@@ -136,9 +138,54 @@ struct Worker {
     queue: Receiver<Job>,
     events: Sender<Event>,
     compressor: Compressor,
-    decompressor: Decompressor,
-    /// One chunk, while it is compressed or decompressed.
+    opener: Opener,
+    /// One chunk, while it is compressed.
     scratch: Vec<u8>,
+}
+
+/// Checks, decrypts and decompresses.
+pub(super) struct Opener {
+    decompressor: Decompressor,
+    /// One chunk, while it is decompressed.
+    scratch: Vec<u8>,
+}
+
+impl Opener {
+    pub(super) fn new() -> Self {
+        Self { decompressor: Decompressor::new(), scratch: Vec::new() }
+    }
+
+    /// Whether the chunk is genuine; then its payload is what was read at the other end.
+    pub(super) fn open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
+        shared.sealing.fetch_add(1, Ordering::Relaxed);
+        let genuine = self.try_open(shared, buffer);
+        shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        genuine
+    }
+
+    fn try_open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
+        let Ok(header) = ChunkHeader::decode(buffer.header()) else { return false };
+        let wire_bytes = header.wire_bytes as usize;
+        let Some(payload) = buffer.payload_mut().get_mut(..wire_bytes) else { return false };
+        if shared.keys.open(&header, payload).is_err() {
+            return false;
+        }
+        if header.compression == Compression::None {
+            return true;
+        }
+        let plain_bytes = header.plain_bytes as usize;
+        if plain_bytes > buffer.payload().len() {
+            return false;
+        }
+        self.scratch.resize(plain_bytes, 0);
+        let payload = &buffer.payload()[..wire_bytes];
+        let decompressed = self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
+        if decompressed.is_err() {
+            return false;
+        }
+        buffer.payload_mut()[..plain_bytes].copy_from_slice(&self.scratch);
+        true
+    }
 }
 
 impl Worker {
@@ -146,6 +193,7 @@ impl Worker {
         while let Ok(job) = self.queue.recv() {
             let event = match job {
                 Job::Read(buffer, encrypt) => self.read(buffer, encrypt),
+                Job::ReadPart(buffer, part, encrypt) => self.read_part(buffer, &part, encrypt),
                 Job::Seal(buffer, part, encrypt) => self.seal(buffer, &part, encrypt),
                 Job::Encrypt(buffer) => self.encrypt(buffer),
                 Job::Open(buffer) => self.open(buffer),
@@ -158,18 +206,23 @@ impl Worker {
     }
 
     fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Event {
-        let source = match self.shared.source.as_ref().expect("reads are asked of sources in parts") {
-            Parts::File(source) => source,
-            Parts::Tree(source) => {
-                let Some(part) = source.next(buffer.payload_mut()) else { return Event::Unfilled(buffer) };
-                self.shared.pace.wait(part.length);
-                return self.seal(buffer, &part, encrypt);
-            }
+        let part = match self.shared.source.as_ref().expect("reads are asked of sources in parts") {
+            Parts::File(source) => match source.next_part() {
+                Some(part) => return self.read_part(buffer, &part, encrypt),
+                None => None,
+            },
+            Parts::Tree(source) => source.next(buffer.payload_mut()),
         };
-        let Some(part) = source.next_part() else { return Event::Unfilled(buffer) };
+        let Some(part) = part else { return Event::Unfilled(buffer) };
         self.shared.pace.wait(part.length);
-        match source.read(&part, buffer.payload_mut()) {
-            Ok(()) => self.seal(buffer, &part, encrypt),
+        self.seal(buffer, &part, encrypt)
+    }
+
+    fn read_part(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
+        let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts that are known are a file's") };
+        self.shared.pace.wait(part.length);
+        match source.read(part, buffer.payload_mut()) {
+            Ok(()) => self.seal(buffer, part, encrypt),
             Err(fact) => Event::SourceFailed(buffer, fact),
         }
     }
@@ -177,17 +230,7 @@ impl Worker {
     fn seal(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
         self.shared.sealing.fetch_add(1, Ordering::Relaxed);
         let (compression, wire_bytes) = self.compress(&mut buffer, part.length);
-        let mut header = ChunkHeader {
-            is_final: part.is_final,
-            sealed: encrypt,
-            compression,
-            wire_bytes: wire_bytes as u32,
-            plain_bytes: part.length as u32,
-            item: part.item,
-            sequence: part.sequence,
-            position: part.position,
-            tag: [0; 16],
-        };
+        let mut header = ChunkHeader { compression, wire_bytes: wire_bytes as u32, ..header_of(part, encrypt) };
         self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
         *buffer.header_mut() = header.encode();
         self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
@@ -231,30 +274,8 @@ impl Worker {
     }
 
     fn open(&mut self, mut buffer: Buffer) -> Event {
-        self.shared.sealing.fetch_add(1, Ordering::Relaxed);
-        let genuine = self.try_open(&mut buffer);
-        self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        let genuine = self.opener.open(&self.shared, &mut buffer);
         Event::Opened(buffer, genuine)
-    }
-
-    fn try_open(&mut self, buffer: &mut Buffer) -> bool {
-        let Ok(header) = ChunkHeader::decode(buffer.header()) else { return false };
-        let wire_bytes = header.wire_bytes as usize;
-        if self.shared.keys.open(&header, &mut buffer.payload_mut()[..wire_bytes]).is_err() {
-            return false;
-        }
-        if header.compression == Compression::None {
-            return true;
-        }
-        let plain_bytes = header.plain_bytes as usize;
-        self.scratch.resize(plain_bytes, 0);
-        let payload = &buffer.payload()[..wire_bytes];
-        let decompressed = self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
-        if decompressed.is_err() || plain_bytes > buffer.payload().len() {
-            return false;
-        }
-        buffer.payload_mut()[..plain_bytes].copy_from_slice(&self.scratch);
-        true
     }
 
     fn write(&mut self, buffer: Buffer) -> Event {
@@ -264,6 +285,21 @@ impl Worker {
             Ok(()) => Event::Written(buffer),
             Err(fact) => Event::SinkFailed(buffer, fact),
         }
+    }
+}
+
+/// The header of a part that is not compressed, without its tag.
+pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
+    ChunkHeader {
+        is_final: part.is_final,
+        sealed: encrypt,
+        compression: Compression::None,
+        wire_bytes: part.length as u32,
+        plain_bytes: part.length as u32,
+        item: part.item,
+        sequence: part.sequence,
+        position: part.position,
+        tag: [0; 16],
     }
 }
 

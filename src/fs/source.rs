@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
-use rustix::io::{Errno, pread, read};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
 
 use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact};
@@ -148,6 +149,19 @@ impl FileSource {
     /// The name and the error number; without a number if the file has become shorter.
     pub fn read(&self, part: &Part, target: &mut [u8]) -> Result<(), IoFact> {
         read_at(&self.file, &self.name, self.start + part.position, &mut target[..part.length])
+    }
+
+    /// Reads a part if that takes no waiting for a disk: if it is in the page cache, or the file is in memory anyway. False
+    /// if it is not, or cannot be read.
+    pub fn read_cached(&self, part: &Part, target: &mut [u8]) -> bool {
+        let target = &mut target[..part.length];
+        let offset = self.start + part.position;
+        match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) => count == part.length,
+            // A file system that cannot tell: on tmpfs and ramfs nothing waits.
+            Err(Errno::OPNOTSUPP) => self.read(part, target).is_ok(),
+            Err(_) => false,
+        }
     }
 
     /// Checks, after the last part has been read, that the file is still what it was.

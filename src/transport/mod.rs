@@ -49,6 +49,8 @@ pub enum LaneEvent {
     },
     /// The transport is done with a buffer given to [`Lane::send_chunk`]. That the peer has it is not implied.
     Sent(Buffer),
+    /// A buffer given to [`Lane::send_chunk`] has not been sent, since its [`Inline`] could not prepare it without waiting.
+    Unsent(Buffer),
     /// The lane has ended, by loss or by [`Lane::close`]. The last event of a lane: by now no thread, queue pair or
     /// device touches any of its buffers, and all that it still held are in `buffers`.
     Down {
@@ -57,6 +59,24 @@ pub enum LaneEvent {
         /// Every buffer that had been posted or was being sent.
         buffers: Vec<Buffer>,
     },
+}
+
+/// What a lane's own threads do with chunks before they send, and after they receive them: for a machine that has no
+/// processor to spare for somebody else to do it, so that the chunk stays in one processor's cache.
+pub trait Inline: Send + Sync {
+    /// Called with each chunk just before it is sent.
+    fn prepare(&self, buffer: &mut Buffer) -> Prepared;
+    /// Called with each chunk that has arrived, before that is reported.
+    fn receive(&self, buffer: &mut Buffer);
+}
+
+/// What came of preparing a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// It is to be sent.
+    Ready,
+    /// It would take waiting: it is reported as [`LaneEvent::Unsent`].
+    WouldWait,
 }
 
 /// Where a lane reports. Called from the lane's own threads; must not block.
@@ -120,6 +140,11 @@ pub trait Lane: Send {
     ///
     /// Gives the buffer back if the lane is down and has already reported so.
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer>;
+
+    /// Has the lane's own threads work on chunks, from the next one on; false if it has none to do so.
+    fn work_inline(&mut self, _inline: Arc<dyn Inline>) -> bool {
+        false
+    }
 
     /// Ends the lane. Control frames queued before are still sent if that takes at most some milliseconds; `Down` is
     /// reported within 1 s, from a lane thread. Calling it again does nothing.

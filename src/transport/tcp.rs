@@ -8,7 +8,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use rd_proto::frame::{CHUNK_HEADER_BYTES, CONTROL_BYTES_MAX};
@@ -17,7 +17,7 @@ use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
 use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
-use super::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
+use super::{Buffer, Inline, Lane, LaneError, LaneEvent, Medium, Prepared, Report};
 
 mod records;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -57,6 +57,7 @@ struct Shared {
     /// Milliseconds after `born` when bytes last came.
     heard_ms: AtomicU64,
     report: Report,
+    inline: OnceLock<Arc<dyn Inline>>,
 }
 
 struct State {
@@ -99,6 +100,7 @@ impl TcpLane {
             born: Instant::now(),
             heard_ms: AtomicU64::new(0),
             report,
+            inline: OnceLock::new(),
         });
         let (writer, reader) = (Arc::clone(&shared), Arc::clone(&shared));
         spawn("tcp-send", move || writer.end(writer.write_loop()))?;
@@ -169,6 +171,10 @@ impl Lane for TcpLane {
         Ok(())
     }
 
+    fn work_inline(&mut self, inline: Arc<dyn Inline>) -> bool {
+        self.shared.inline.set(inline).is_ok()
+    }
+
     fn close(&mut self) {
         let mut state = self.shared.lock();
         if state.closing.is_none() {
@@ -234,7 +240,11 @@ impl Shared {
                     set_chunks(&mut record, chunks);
                     self.write_all(&record, &[])
                 }
-                Work::Chunk(buffer, wire_bytes) => {
+                Work::Chunk(mut buffer, wire_bytes) => {
+                    if self.inline.get().is_some_and(|inline| inline.prepare(&mut buffer) == Prepared::WouldWait) {
+                        (self.report)(LaneEvent::Unsent(buffer));
+                        continue;
+                    }
                     chunks = chunks.wrapping_add(1);
                     let written = self.write_all(buffer.header(), &buffer.payload()[..wire_bytes as usize]);
                     match written {
@@ -366,7 +376,10 @@ impl Shared {
                 if have < wanted {
                     return Ok(());
                 }
-                let (buffer, wanted, _) = current.take().expect("just seen");
+                let (mut buffer, wanted, _) = current.take().expect("just seen");
+                if let Some(inline) = self.inline.get() {
+                    inline.receive(&mut buffer);
+                }
                 (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
             }
             let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(()) };

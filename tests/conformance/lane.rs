@@ -101,6 +101,7 @@ impl End {
                     arriving = arriving.checked_sub(1).expect("a chunk too many");
                     chunks.push((buffer, wire_bytes));
                 }
+                LaneEvent::Unsent(_) => panic!("nothing was asked to be prepared"),
                 LaneEvent::Sent(buffer) => {
                     sent = sent.checked_sub(1).expect("a completion too many");
                     self.buffers.push(buffer);
@@ -117,7 +118,7 @@ impl End {
         loop {
             match self.next() {
                 LaneEvent::Down { reason, buffers } => return (reason, returned + buffers.len()),
-                LaneEvent::Chunk { .. } | LaneEvent::Sent(_) => returned += 1,
+                LaneEvent::Chunk { .. } | LaneEvent::Sent(_) | LaneEvent::Unsent(_) => returned += 1,
                 LaneEvent::Control(_) => {}
             }
         }

@@ -196,6 +196,31 @@ impl Sender {
         }
     }
 
+    /// What will be read into this buffer is known, and that its lane's own thread is to read and seal it, just before it
+    /// sends it. The header has no tag yet: [`Self::handle_tag`] follows before the receiver can have the chunk, or
+    /// [`Self::handle_unsent`].
+    pub fn handle_planned(&mut self, buffer: BufferId, header: &ChunkHeader) {
+        self.handle_sealed(buffer, header);
+    }
+
+    /// A planned chunk has been sealed.
+    pub fn handle_tag(&mut self, buffer: BufferId, tag: [u8; 16]) {
+        let chunk = &mut self.chunks[self.buffers[buffer as usize].sequence as usize % SPAN_MAX];
+        if chunk.buffer == Some(buffer) {
+            chunk.tag = tag;
+        }
+    }
+
+    /// A lane gives back a planned chunk that it could not read without waiting: it is read elsewhere, and sealed anew for
+    /// this machine.
+    pub fn handle_unsent(&mut self, lane: LaneId, buffer: BufferId) {
+        if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
+            account.ahead -= 1;
+            account.used -= 1;
+        }
+        self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
+    }
+
     /// The chunk in this buffer has been sealed before and is being encrypted now.
     pub fn is_resealing(&self, buffer: BufferId) -> bool {
         let sequence = self.buffers[buffer as usize].sequence;

@@ -87,6 +87,9 @@ enum In {
     Sent(LaneId, BufferId),
     Down(LaneId),
     Sealed(BufferId),
+    Planned(BufferId),
+    Tag(BufferId, [u8; 16]),
+    Unsent(LaneId, BufferId),
     Unfilled(BufferId),
     Opened(BufferId),
     Written(BufferId),
@@ -156,6 +159,8 @@ enum Owner {
 struct Slot {
     header: Option<ChunkHeader>,
     damaged: bool,
+    /// Planned: it is read and sealed as it is sent.
+    unread: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +273,8 @@ struct Simulation {
     to_fill: VecDeque<(BufferId, bool)>,
     producing: bool,
     work_max: u64,
+    /// Chunks are read by the lanes' own threads, of 100; some of them cannot be, without waiting.
+    planned_percent: u64,
     // The sink.
     layout: Layout,
     to_write: VecDeque<BufferId>,
@@ -340,6 +347,7 @@ impl Simulation {
             to_fill: VecDeque::new(),
             producing: false,
             work_max: luck.pick(&[MS / 50, MS / 2, 10 * MS]),
+            planned_percent: luck.pick(&[0, 0, 50, 100]),
             layout,
             to_write: VecDeque::new(),
             writing: false,

@@ -90,6 +90,17 @@ impl Simulation {
                 let header = self.ends[SENDER].slots[buffer as usize].header.expect("sealed");
                 self.sender.handle_sealed(buffer, &header);
             }
+            In::Planned(buffer) => {
+                let header = self.ends[SENDER].slots[buffer as usize].header.expect("planned");
+                self.sender.handle_planned(buffer, &ChunkHeader { tag: [0; 16], ..header });
+            }
+            In::Tag(buffer, tag) => self.sender.handle_tag(buffer, tag),
+            In::Unsent(lane, buffer) => {
+                self.own(SENDER, buffer, Owner::Lane(lane), Owner::Sealer);
+                self.sender.handle_unsent(lane, buffer);
+                self.ends[SENDER].slots[buffer as usize].unread = false;
+                self.finish_work(SENDER, buffer, Owner::Sealer, In::Sealed(buffer));
+            }
             In::Unfilled(buffer) => self.sender.handle_unfilled(buffer),
             In::Opened(buffer) => {
                 let genuine = !self.ends[RECEIVER].slots[buffer as usize].damaged;
@@ -146,7 +157,9 @@ impl Simulation {
                 }
                 Action::Encrypt(buffer) => {
                     self.own(end, buffer, Owner::Machine, Owner::Sealer);
-                    let header = self.ends[SENDER].slots[buffer as usize].header.as_mut().expect("sealed before");
+                    let slot = &mut self.ends[SENDER].slots[buffer as usize];
+                    slot.unread = false;
+                    let header = slot.header.as_mut().expect("sealed before");
                     assert!(!header.sealed, "nothing is encrypted twice");
                     header.sealed = true;
                     header.tag = tag_of(header.sequence, true);
@@ -219,6 +232,14 @@ impl Simulation {
             return self.own(SENDER, buffer, Owner::Lane(id), Owner::Machine);
         }
         self.lane(id).sides[SENDER].held.push_back(buffer);
+        if slot.unread && self.luck.chance(10) {
+            self.lane(id).sides[SENDER].held.retain(|&held| held != buffer);
+            return self.tell(SENDER, In::Unsent(id, buffer));
+        }
+        if std::mem::take(&mut slot.unread) {
+            self.ends[SENDER].slots[buffer as usize].unread = false;
+            self.tell(SENDER, In::Tag(buffer, header.tag));
+        }
         if self.corrupts() {
             slot.damaged = true;
             if self.luck.chance(30) {

@@ -48,9 +48,12 @@ impl Simulation {
                     ..ChunkHeader::default()
                 }),
                 damaged: false,
+                unread: self.luck.below(100) < self.planned_percent,
             };
             self.position += u64::from(bytes);
-            self.finish_work(SENDER, buffer, Owner::Source, In::Sealed(buffer));
+            let unread = self.ends[SENDER].slots[buffer as usize].unread;
+            let told = if unread { In::Planned(buffer) } else { In::Sealed(buffer) };
+            self.finish_work(SENDER, buffer, Owner::Source, told);
         }
         self.start_producing();
     }

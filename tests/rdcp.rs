@@ -12,46 +12,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rig::lab::*;
 use rig::*;
 use rustix::process::Signal;
 
 /// The longest for all processes to end after one of them was killed.
 const GONE: Duration = Duration::from_secs(5);
 
-/// A scratch directory with a launcher in it that notes what it is told to run, and the process that it becomes.
-struct Lab(Scratch);
-
 impl Lab {
-    fn new() -> Self {
-        let lab = Self(Scratch::new());
-        fs::create_dir(lab.join("home")).expect("a directory");
-        lab.script("rsh", "exec sh -c \"exec $2\"");
-        lab
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// A launcher that does this. `$1` is the host, `$2` the command.
-    fn script(&self, name: &str, body: &str) -> PathBuf {
-        let noted = self.join("noted");
-        let text =
-            format!("#!/bin/sh\nprintf '%s|%s|%s|%s\\n' \"$$\" \"$1\" \"$2\" \"$#\" >>'{}'\n{body}\n", noted.display());
-        let path = self.0.file(name, text.as_bytes());
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
-        path
-    }
-
     /// rdcp with the launcher of this name.
     fn rdcp_by(&self, launcher: &str) -> Command {
         self.rdcp_with(launcher, AGENT)
     }
 
     fn rdcp_with(&self, launcher: &str, agent: &str) -> Command {
-        let mut command = rdcp();
-        command.arg("--rsh").arg(self.join(launcher)).args(["--agent", agent]);
-        command.current_dir(self.0.path()).env("HOME", self.join("home"));
+        let mut command = self.command(rdcp(), launcher, agent);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     }
@@ -59,58 +34,6 @@ impl Lab {
     fn rdcp<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
         Process::spawn(self.rdcp_by("rsh").args(arguments)).wait()
     }
-
-    /// HOST:PATH of a path in this directory.
-    fn there(&self, host: &str, name: &str) -> OsString {
-        let mut text = OsString::from(format!("{host}:"));
-        text.push(self.join(name));
-        text
-    }
-
-    /// Each launch: its process id, its host, its command.
-    fn launches(&self) -> Vec<(u32, String, String)> {
-        let text = fs::read_to_string(self.join("noted")).unwrap_or_default();
-        text.lines()
-            .map(|line| {
-                let words: Vec<&str> = line.split('|').collect();
-                assert_eq!((words.len(), words[3]), (4, "2"), "a host and a command: {line}");
-                (words[0].parse().expect("a number"), words[1].to_owned(), words[2].to_owned())
-            })
-            .collect()
-    }
-
-    /// Waits until no launched process is left.
-    #[track_caller]
-    fn all_gone(&self, within: Duration) {
-        let until = Instant::now() + within;
-        let launches = self.launches();
-        assert!(!launches.is_empty(), "something was launched");
-        for (pid, host, _) in launches {
-            while is_alive(pid) {
-                assert!(Instant::now() < until, "the agent on {host} is still there");
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-    }
-
-    /// Names that are neither the launcher's nor the test's own.
-    fn made(&self, known: &[&str]) -> Vec<String> {
-        let names = self.0.names().into_iter();
-        names
-            .filter(|name| !["home", "rsh", "noted"].contains(&name.as_str()) && !known.contains(&name.as_str()))
-            .collect()
-    }
-}
-
-fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // One that nobody has waited for is no process any more.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-}
-
-#[track_caller]
-fn holds(path: &Path, bytes: &[u8]) {
-    same(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())), bytes);
 }
 
 #[test]

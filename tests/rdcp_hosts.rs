@@ -105,32 +105,6 @@ fn hosts_that_ssh_does_not_reach() {
     all_gone(SOON);
 }
 
-/// Two hosts without a way to each other.
-struct NoWay(u32, u32);
-
-impl NoWay {
-    fn between(one: u32, other: u32) -> Self {
-        let way = Self(one, other);
-        way.routes("add");
-        way
-    }
-
-    fn routes(&self, verb: &str) {
-        for (at, to) in [(self.0, self.1), (self.1, self.0)] {
-            for target in [address(to), format!("fd00:9::{to}")] {
-                let status = on(at, Command::new("ip").args(["route", verb, "blackhole", &target])).status();
-                assert!(status.expect("ip").success() || verb == "del");
-            }
-        }
-    }
-}
-
-impl Drop for NoWay {
-    fn drop(&mut self) {
-        self.routes("del");
-    }
-}
-
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn where_only_ssh_gets_through() {

@@ -324,12 +324,17 @@ fn siw_a_host_without_rdma() {
     same(&output.join().expect("no panic"), &input);
 }
 
-/// rdcp on host 1, to hosts that the testbed's own tool reaches.
-fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
+/// A launcher that reaches hosts by the testbed's own tool.
+fn launcher(scratch: &Scratch) -> PathBuf {
     let launcher = scratch.file("rsh", b"#!/bin/sh\nexec \"$RD_HOST\" exec \"$1\" sh -c \"exec $2\"\n");
     std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    launcher
+}
+
+/// rdcp on host 1, to hosts that the testbed's own tool reaches.
+fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
     let mut command = on(SENDER, env!("CARGO_BIN_EXE_rdcp"));
-    command.arg("--rsh").arg(launcher).args(["--agent", rig::AGENT]).args(arguments);
+    command.arg("--rsh").arg(launcher(scratch)).args(["--agent", rig::AGENT]).args(arguments);
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
 }
 
@@ -384,6 +389,70 @@ fn siw_rdcp_to_a_host_without_rdma() {
     let ended = rdcp_on_first(&scratch, &["-r", "--transport", "prefer-rdma", &path("tree"), &to]).wait_for(LONG);
     ended.expect(0).one_line("rdcp", &["no RDMA device at 4", "using TCP"]);
     is_copied(&tree, &scratch.join("copy"));
+}
+
+/// A pipeline from host 1; `2:`, `3:` and `4:` are the others.
+fn rdpipe_on_first(scratch: &Scratch, arguments: &[&str], input: &[u8]) -> (Ended, Vec<u8>) {
+    let mut command = on(SENDER, env!("CARGO_BIN_EXE_rdpipe"));
+    command.arg("--rsh").arg(launcher(scratch)).args(["--agent", rig::AGENT]).args(arguments);
+    let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let fed = rig::feed(process.stdin(), input.to_vec());
+    let output = drain(process.stdout());
+    let ended = process.wait_for(LONG);
+    fed.join().expect("no panic");
+    (ended, output.join().expect("no panic"))
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_rdpipe_goes_over_rdma() {
+    await_devices();
+    let scratch = Scratch::new();
+    let input = noise(12 << 20);
+    let path = |name: &str| scratch.join(name).display().to_string();
+    scratch.file("input", &input);
+    let report = path("report");
+    let json = format!("--json={report}");
+    for policy in ["rdma", "prefer-rdma"] {
+        // Between the three hosts with an adapter, back to the first of them, and from file to file.
+        let stages = ["2:cat", "3:cat", "2:cat"];
+        let (ended, output) =
+            rdpipe_on_first(&scratch, &[&["--transport", policy, &json], &stages[..]].concat(), &input);
+        ended.expect(0);
+        same(&output, &input);
+        assert_eq!(over_rdma(&report), 4, "{policy}");
+        let (from, to) = (format!("2:< {}", path("input")), format!("3:> {}", path("copy")));
+        let (ended, _) = rdpipe_on_first(&scratch, &["--transport", policy, &json, &from, &to], b"");
+        ended.expect(0);
+        same(&std::fs::read(path("copy")).expect("a copy"), &input);
+        assert_eq!(over_rdma(&report), 1, "{policy}");
+    }
+}
+
+/// The hops that a report has, all of which went by RDMA.
+#[track_caller]
+fn over_rdma(report: &str) -> usize {
+    let told: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(report).expect("a report")).expect("JSON");
+    let hops = told["hops"].as_array().expect("hops");
+    assert!(hops.iter().all(|hop| hop["transport"] == "rdma-software"), "{told}");
+    hops.len()
+}
+
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_rdpipe_to_a_host_without_rdma() {
+    await_devices();
+    let scratch = Scratch::new();
+    let (ended, output) = rdpipe_on_first(&scratch, &["--transport", "rdma", "2:cat", "4:cat"], b"some input");
+    ended.expect(3).within(Duration::from_secs(15));
+    assert!(ended.stderr.contains("no transport"), "{}", ended.stderr);
+    same(&output, b"");
+    let input = noise(3 << 20);
+    let (ended, output) = rdpipe_on_first(&scratch, &["--transport", "prefer-rdma", "2:cat", "4:cat"], &input);
+    ended.expect(0);
+    assert!(ended.stderr.contains("no RDMA device at 4"), "{}", ended.stderr);
+    same(&output, &input);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
 //! `ONLY=tcp,memory` runs some rows: tcp, encrypted, scp, rdma, siw, memory and byte of the stream commands; copy-small,
-//! copy-big, copy-byte, copy-local, copy-memory and copy-resume of rdcp. `RUNS=9` sets the number of rounds,
-//! `SIZE_MIB=4096` the size of streams for tcp, encrypted and scp, and of rdcp's large files. Both ends of everything run on
+//! copy-big, copy-byte, copy-local, copy-memory and copy-resume of rdcp; pipe-hop, pipe-three, pipe-cpu and pipe-setup of
+//! rdpipe. `RUNS=9` sets the number of rounds, `SIZE_MIB=4096` the size of streams for tcp, encrypted, scp and rdpipe, and
+//! of rdcp's large files. Both ends of everything run on
 //! this machine, which should have nothing else to do. Contestants take turns, one after the other in each round, after
 //! a round that does not count: what slows the machine for a while then slows all of them. Figures are medians, with the
 //! interquartile range as their spread; so are ratios, taken within each round.
@@ -13,6 +14,7 @@ mod copy;
 mod guest;
 mod harness;
 mod peers;
+mod pipe;
 mod sshd;
 mod streams;
 
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
     let only = std::env::var("ONLY").unwrap_or_default();
     let wanted = |row: &str| only.is_empty() || only.split(',').any(|name| name == row);
     let streams = ["tcp", "encrypted", "scp", "rdma", "siw", "memory", "byte"];
-    let known = [&streams[..], &copy::ROWS.map(|(name, _)| name)].concat();
+    let known = [&streams[..], &copy::ROWS.map(|(name, _)| name), &pipe::ROWS.map(|(name, _)| name)].concat();
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {
         eprintln!("bench: ONLY={unknown}: no such row; there are {}", known.join(", "));
         return ExitCode::from(2);
@@ -48,7 +50,7 @@ fn main() -> ExitCode {
     if wanted("byte") {
         rows.push(one_byte().unwrap_or_else(|error| Row::broken("byte", &error)));
     }
-    for (name, measure) in copy::ROWS {
+    for (name, measure) in copy::ROWS.into_iter().chain(pipe::ROWS) {
         if wanted(name) {
             rows.extend(measure().unwrap_or_else(|error| vec![Row::broken(name, &error)]));
         }

@@ -10,6 +10,14 @@ use crate::harness::*;
 /// What ssh's configuration calls the server.
 pub const HOST: &str = "bench";
 
+/// It answers to this many names more, each of an address of its own.
+pub const HOSTS: usize = 10;
+
+/// The name with this number, from 1 to [`HOSTS`].
+pub fn numbered(number: usize) -> String {
+    format!("{HOST}{number}")
+}
+
 /// An sshd of our own, on a port and with keys of its own.
 pub struct Sshd {
     directory: PathBuf,
@@ -35,10 +43,13 @@ impl Sshd {
         let sftp = if Path::new(sftp).exists() { sftp } else { "internal-sftp" };
         let path = ["/usr/sbin/sshd", "/usr/bin/sshd"].into_iter().find(|path| Path::new(path).exists());
         let log = File::create(directory.join("log")).map_err(text)?;
+        let addresses = (1..=HOSTS).flat_map(|number| ["-o".to_owned(), format!("ListenAddress=127.0.0.{number}")]);
         let server = Command::new(path.ok_or("no sshd here")?) // it wants to be called by its whole path
             .args(["-D", "-e", "-f", "/dev/null", "-p", &port.to_string(), "-h"])
             .arg(directory.join("host"))
-            .args(["-o", "ListenAddress=127.0.0.1", "-o", "StrictModes=no", "-o", "PidFile=none"])
+            .args(addresses)
+            // As many may be on their way in at once as there are names, and some more.
+            .args(["-o", "MaxStartups=100", "-o", "StrictModes=no", "-o", "PidFile=none"])
             // Where root's password is locked, PAM lets its key in all the same.
             .args(["-o", if root { "UsePAM=yes" } else { "UsePAM=no" }, "-o", "PermitRootLogin=yes"])
             .args(["-o", &format!("AuthorizedKeysFile={}", directory.join("user.pub").display())])
@@ -49,9 +60,13 @@ impl Sshd {
             .spawn()
             .map_err(text)?;
         let sshd = Sshd { directory, server };
-        let config = format!(
-            "Host {HOST}\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {}\n  IdentitiesOnly yes\n  \
-             UserKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
+        let mut config = format!("Host {HOST}\n  HostName 127.0.0.1\n");
+        for number in 1..=HOSTS {
+            config += &format!("Host {}\n  HostName 127.0.0.{number}\n", numbered(number));
+        }
+        config += &format!(
+            "Host *\n  Port {port}\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile /dev/null\n  \
+             StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
             sshd.directory.join("user").display()
         );
         fs::write(sshd.config(), config).map_err(text)?;

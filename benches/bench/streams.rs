@@ -62,7 +62,7 @@ pub fn throughput(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn socat(input: &Path, bytes: u64) -> Result<f64> {
+pub fn socat(input: &Path, bytes: u64) -> Result<f64> {
     let port = free_port()?;
     let mut receiver = Command::new("socat");
     receiver.args(["-u", "-b", "1048576", &format!("TCP-LISTEN:{port},reuseaddr"), "OPEN:/dev/null,wronly"]);
@@ -185,7 +185,7 @@ impl Run {
 }
 
 /// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
-fn pipe(options: &[&str], input: &Path) -> Result<Run> {
+pub fn pipe(options: &[&str], input: &Path) -> Result<Run> {
     let ends = Ends { address: "127.0.0.1", receiver_host: None, sender_host: None };
     ends.pipe(&[options, &["--transport", "tcp", "--json"]].concat(), input, false)
 }

@@ -158,7 +158,7 @@ fn serve() -> Result<(), Failure> {
             }
         }
     }
-    station.finish(false);
+    station.finish();
     outbox.flush(FLUSH_MAX);
     Ok(())
 }

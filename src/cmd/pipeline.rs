@@ -498,19 +498,25 @@ impl<'a> Pipeline<'a> {
         if exit == Exit::SinkClosed || self.has_failed() {
             return;
         }
+        // Each end has it from the other: both have found the same, such as that no transport is allowed that both have.
+        let reports = &self.hops[at].reports;
+        let nobodys = reports.iter().all(|report| {
+            let fault = report.as_ref().and_then(|report| report.fault.as_ref());
+            fault.is_some_and(|fault| !fault.own)
+        });
         match exit {
             // What a redirection has opened is a stage's, and so is its failure.
             Exit::Source | Exit::Destination if fault.own => {
                 self.failing_since.get_or_insert_with(Instant::now);
             }
-            Exit::Source | Exit::Destination | Exit::Signal(_) => {}
+            Exit::Source | Exit::Destination | Exit::Signal(_) if !nobodys => {}
             // The end that saw it tells; the other one has only lost it.
-            _ if fault.own || exit == Exit::LinkLost || !had_met => {
+            _ if fault.own || nobodys || exit == Exit::LinkLost || !had_met => {
                 let host = self.hosts[self.hops[at].host(which)].name.clone();
                 let mut failure = told(&host, &fault);
                 let label = self.hops[at].label();
                 failure.message = failure.message.map(|line| format!("{label}: {line}"));
-                self.is_hearsay = !fault.own && exit != Exit::LinkLost;
+                self.is_hearsay = !fault.own && !nobodys && exit != Exit::LinkLost;
                 self.fail(failure);
             }
             _ => {}
@@ -537,13 +543,16 @@ impl<'a> Pipeline<'a> {
     /// failure.
     fn was_left(&self, number: usize) -> bool {
         let hop = self.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
-        hop.is_some_and(|hop| {
-            let closed = |report: &Option<frames::Report>| {
-                let fault = report.as_ref().and_then(|report| report.fault.as_ref());
-                fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
-            };
-            hop.reports.iter().any(closed)
-        })
+        hop.is_some_and(Hop::was_closed)
+    }
+
+    /// Whoever read our standard output, which the stage's output is, has gone.
+    fn is_unread(&self, number: usize) -> bool {
+        match self.hops.iter().find(|hop| hop.stages[0] == Some(number)) {
+            Some(hop) => hop.stages[1].is_none() && hop.was_closed(),
+            // It has it itself.
+            None => !self.stages[number].spec.is_write(),
+        }
     }
 
     /// An agent is not heard any more.
@@ -570,7 +579,7 @@ impl<'a> Pipeline<'a> {
     fn leave(&mut self, well: bool) {
         for host in &mut self.hosts {
             match &mut host.voice {
-                Voice::Here(station) if well => station.finish(true),
+                Voice::Here(station) if well => station.finish(),
                 Voice::Here(station) => station.stop(self.signal.unwrap_or(libc::SIGTERM as u8)),
                 Voice::There(remote) => remote.close(),
             }
@@ -591,7 +600,11 @@ impl<'a> Pipeline<'a> {
         if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || failures.is_empty()) {
             return Some(fatal.clone());
         }
-        let last = failures.pop()?;
+        let Some(last) = failures.pop() else {
+            // No command need have noticed.
+            let unread = self.hops.iter().any(|hop| hop.stages[1].is_none() && hop.was_closed());
+            return unread.then_some(Failure { exit: Exit::SinkClosed, message: None });
+        };
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
             self.screen.say_always(line);
         }
@@ -625,7 +638,15 @@ impl<'a> Pipeline<'a> {
         match (end.report.code, end.report.signal) {
             (Some(0), _) => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last => None,
+            (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if self.is_unread(number) => {
+                Some(Failure { exit: Exit::SinkClosed, message: None })
+            }
             _ if self.was_left(number) => None,
+            // One that is our own at both sides is opened by its shell, which has said why it cannot be.
+            (Some(_), _) if stage.spec.is_read() => Some(Failure::new(Exit::Source, format!("cannot read {name}"))),
+            (Some(_), _) if stage.spec.is_write() => {
+                Some(Failure::new(Exit::Destination, format!("cannot write {name}")))
+            }
             (Some(code), _) => {
                 let exit = Exit::Stage(u8::try_from(code).unwrap_or(u8::MAX));
                 Some(Failure::new(exit, format!("{name} ended with exit code {code}")))

@@ -92,12 +92,12 @@ impl Station {
         while self.ends.values().any(End::is_busy) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.stages.end(false);
+        self.stages.end();
     }
 
-    /// All is done. `leave`: what stages have left running is left, as by a shell.
-    pub(super) fn finish(&mut self, leave: bool) {
-        self.stages.end(leave);
+    /// All is done. What stages have left running is given a little time.
+    pub(super) fn finish(&mut self) {
+        self.stages.end();
     }
 
     /// Whether a session has not ended.

@@ -156,17 +156,13 @@ impl Stages {
         }
     }
 
-    /// Ends everything, and gives it the time that this takes. `leave`: what a stage that has ended has left running is
-    /// left, as a shell does.
-    pub fn end(&mut self, leave: bool) {
+    /// Ends everything. What a stage that has ended has left running is given a little time; nobody waits for it.
+    pub fn end(&mut self) {
         let guards: Vec<Guard> = self
             .held
             .drain()
             .filter_map(|(_, held)| held.guard.lock().expect("no panic with it locked").take())
             .collect();
-        if leave {
-            return guards.into_iter().for_each(Guard::release);
-        }
         // All at once: each takes its time.
         for guard in guards {
             let _ = std::thread::Builder::new().name("ending".to_owned()).spawn(move || drop(guard));
@@ -331,7 +327,13 @@ impl Run {
         if let Some(complaints) = complaints {
             self.pass_on(complaints);
         }
-        Ok(ended(&mut child))
+        let report = ended(&mut child);
+        if report.code == Some(0)
+            && let Some(guard) = &mut *self.guard.lock().expect("no panic with it locked")
+        {
+            guard.ended();
+        }
+        Ok(report)
     }
 
     /// Passes on what the stage writes to standard error, up to the end: when everything that the command has started and

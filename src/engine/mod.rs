@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,10 @@ const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
+
+/// How often a session has stopped this process. Several of them may run here: they are told at once, one of them stops
+/// the process for all, and one that comes to it when the process goes on must not stop it again.
+static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Events handled before actions are taken, so that neither waits for ever.
 const BATCH: usize = 64;
@@ -556,10 +560,13 @@ impl Engine {
 
     fn handle_signal(&mut self, number: i32, now: Duration) {
         if number == libc::SIGTSTP {
+            let stops = STOPS.load(Ordering::Relaxed);
             self.half.machine().handle_pause(true, now);
             self.act();
             std::thread::sleep(PAUSE_FLUSH);
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+            if STOPS.compare_exchange(stops, stops + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+            }
             let now = self.now();
             self.half.machine().handle_pause(false, now);
             self.waited_since = Instant::now();

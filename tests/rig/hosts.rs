@@ -37,3 +37,29 @@ impl Drop for Partition {
         let _ = testbed(&["heal", &self.0.to_string()]).status();
     }
 }
+
+/// Two hosts without a way to each other.
+pub struct NoWay(u32, u32);
+
+impl NoWay {
+    pub fn between(one: u32, other: u32) -> Self {
+        let way = Self(one, other);
+        way.routes("add");
+        way
+    }
+
+    fn routes(&self, verb: &str) {
+        for (at, to) in [(self.0, self.1), (self.1, self.0)] {
+            for target in [address(to), format!("fd00:9::{to}")] {
+                let status = on(at, Command::new("ip").args(["route", verb, "blackhole", &target])).status();
+                assert!(status.expect("ip").success() || verb == "del");
+            }
+        }
+    }
+}
+
+impl Drop for NoWay {
+    fn drop(&mut self) {
+        self.routes("del");
+    }
+}

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 pub mod hosts;
+pub mod lab;
 pub mod network;
 pub mod proxy;
 
@@ -40,6 +41,12 @@ pub fn rdrecv() -> Command {
 
 pub fn rdcp() -> Command {
     let mut command = command(env!("CARGO_BIN_EXE_rdcp"));
+    command.env_remove("RDCP_RSH");
+    command
+}
+
+pub fn rdpipe() -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_rdpipe"));
     command.env_remove("RDCP_RSH");
     command
 }

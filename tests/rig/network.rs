@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::hosts::{address, on};
+use super::lab::MARK;
 use super::{AGENT, CHUNK, Ended, PATIENCE, Process, Scratch, rdcp, same};
 
 /// The longest for all processes to end after one of them was killed.
@@ -35,9 +36,10 @@ impl Network {
         let path = |name: &str| scratch.join(name).display().to_string();
         let server = format!(
             "Port 22\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n\
-             PidFile none\nMaxStartups 100\nPrintMotd no\n",
+             PidFile none\nMaxStartups 100\nPrintMotd no\nSetEnv {MARK}={}\n",
             path("host_key"),
-            path("user_key.pub")
+            path("user_key.pub"),
+            scratch.path().display()
         );
         scratch.file("sshd_config", server.as_bytes());
         let mut client = String::new();
@@ -121,7 +123,7 @@ impl Drop for Network {
 
 /// The processes that run one of our programs, on any host.
 pub fn ours() -> Vec<u32> {
-    let programs = [Path::new(AGENT), Path::new(env!("CARGO_BIN_EXE_rdcp"))];
+    let programs = [AGENT, env!("CARGO_BIN_EXE_rdcp"), env!("CARGO_BIN_EXE_rdpipe")].map(Path::new);
     let entries = fs::read_dir("/proc").expect("proc").flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     numbers

@@ -54,6 +54,16 @@ impl Spec {
         }
     }
 
+    /// `< FILE`.
+    pub(in crate::cmd) fn is_read(&self) -> bool {
+        self.kind() == Kind::Read
+    }
+
+    /// `> FILE` or `>> FILE`.
+    pub(in crate::cmd) fn is_write(&self) -> bool {
+        self.kind() == Kind::Write
+    }
+
     /// Its host, for a person.
     pub(in crate::cmd) fn label(&self) -> String {
         label(&self.host)

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-use crate::cmd::exit::escaped;
+use crate::cmd::exit::{Exit, escaped};
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
 
@@ -135,6 +135,12 @@ impl Hop {
     /// Both ends have told how it ended.
     pub(super) fn is_over(&self) -> bool {
         self.reports.iter().all(Option::is_some)
+    }
+
+    /// Whoever took its data has gone, and wanted no more.
+    pub(super) fn was_closed(&self) -> bool {
+        let mut faults = self.reports.iter().flatten().filter_map(|report| report.fault.as_ref());
+        faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
     /// When it must have come further.

@@ -2,7 +2,9 @@
 //!
 //! The guard leads the process group that the stage's command is started in, so the group's number stays the stage's for
 //! as long as there is anything to end. It waits for the end of its standard input, which comes when its keeper closes
-//! it or dies, however that dies. Then it ends the group: SIGTERM, and after [`GRACE`] SIGKILL.
+//! it or dies, however that dies. Then it ends the group: SIGTERM, and after [`GRACE`] SIGKILL. Where the command has
+//! ended well before, what it has left running is first given [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may
+//! have something to finish.
 //!
 //! At a terminal, a command that asks for something there must be in the terminal's own process group. Such a stage is
 //! known by a mark in its environment instead.
@@ -30,8 +32,12 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How often it is looked whether it has.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What tells a guard that there is nothing to end.
-const RELEASE: u8 = b'r';
+/// How long what a command has left running may go on when the pipeline is over. With [`GRACE`] and the time that an agent
+/// takes to notice, nothing is left after five seconds.
+const LINGER_MAX: Duration = Duration::from_secs(2);
+
+/// What tells a guard that the command has ended well.
+const ENDED: u8 = b'e';
 
 /// A guard, held by its keeper. Dropping it ends what it guards.
 #[derive(Debug)]
@@ -39,6 +45,8 @@ pub struct Guard {
     child: Child,
     stdin: Option<ChildStdin>,
     scope: Scope,
+    /// The command has ended; whatever is left needs nobody to wait for it.
+    lingers: bool,
 }
 
 /// Which processes are a stage's.
@@ -68,7 +76,7 @@ impl Guard {
             None => Scope::Group(Pid::from_child(&child)),
         };
         let stdin = child.stdin.take();
-        Ok(Self { child, stdin, scope })
+        Ok(Self { child, stdin, scope, lingers: false })
     }
 
     /// Makes a command, which has not been started, part of what is guarded.
@@ -84,11 +92,12 @@ impl Guard {
         self.scope.signal(signal);
     }
 
-    /// There is nothing to end any more, or it is to be left.
-    pub fn release(mut self) {
+    /// The command has ended well: what it has left running is given some time when the guard is dropped.
+    pub fn ended(&mut self) {
         use std::io::Write;
+        self.lingers = true;
         if let Some(stdin) = &mut self.stdin {
-            let _ = stdin.write_all(&[RELEASE]);
+            let _ = stdin.write_all(&[ENDED]);
         }
     }
 }
@@ -96,6 +105,9 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.stdin.take());
+        if self.lingers {
+            return;
+        }
         let until = Instant::now() + GRACE + GRACE / 2;
         // The stage is to be gone when its keeper says so.
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
@@ -150,27 +162,31 @@ pub fn main(mark: Option<&OsStr>) {
         // What reaches the group is meant for the others.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
-    let mut word = [0];
-    let told = std::io::stdin().read(&mut word);
-    if matches!(told, Ok(1)) && word[0] == RELEASE {
-        return;
-    }
+    let mut told = Vec::new();
+    let _ = std::io::stdin().read_to_end(&mut told);
     let scope = match mark.and_then(OsStr::to_str) {
         Some(mark) => Scope::Marked(mark.to_owned()),
         None => Scope::Group(getpgrp()),
     };
-    if scope.members().is_empty() {
+    let all_gone_within = |limit: Duration| {
+        let until = Instant::now() + limit;
+        loop {
+            if scope.members().is_empty() {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    };
+    if all_gone_within(if told.contains(&ENDED) { LINGER_MAX } else { Duration::ZERO }) {
         return;
     }
     scope.signal(Signal::TERM);
     // One that is stopped would not hear it.
     scope.signal(Signal::CONT);
-    let until = Instant::now() + GRACE;
-    while Instant::now() < until {
-        std::thread::sleep(LOOK_EVERY);
-        if scope.members().is_empty() {
-            return;
-        }
+    if !all_gone_within(GRACE) {
+        scope.signal(Signal::KILL);
     }
-    scope.signal(Signal::KILL);
 }

@@ -1,0 +1,178 @@
+//! Signals, killed processes: that all the others end too, and that no other pipeline is disturbed.
+
+use std::io::Read;
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::*;
+
+/// Stages that never end by themselves, with processes of their own that do not either. What they write at first shows
+/// that all of them run.
+const STAGES: &[&[&str]] = &[
+    &["h1:sh -c 'sleep 1000 & sleep 1000' & yes", "h2:cat"],
+    &["yes", "h1:sh -c 'sleep 1000 & exec cat'", "h2:cat", "h1:cat"],
+    &[
+        "h1:yes; sleep 1000",
+        "tee >(cat >/dev/null; sleep 1000)",
+        "h2:sh -c 'trap \"\" TERM; sleep 1000 & cat; sleep 1000'",
+    ],
+    &["h1:< /dev/zero", "h2:cat", "sh -c 'cat; sleep 1000'"],
+];
+
+/// A pipeline without end, of which something has come out.
+#[track_caller]
+fn endless(lab: &Lab, stages: &[&str]) -> (Process, Reader) {
+    let mut command = lab.rdpipe_by("rsh");
+    command.args(["--shell", "bash", "--bwlimit", "30M"]).args(stages);
+    let mut process = Process::spawn(&mut command);
+    let mut output = process.stdout();
+    let begun = output.read_exact(&mut [0; 100_000]);
+    begun.unwrap_or_else(|error| panic!("nothing flows: {error}: {}", process.stderr()));
+    (process, Reader { _thread: drain(output) })
+}
+
+/// Goes on reading what comes out.
+struct Reader {
+    _thread: std::thread::JoinHandle<Vec<u8>>,
+}
+
+#[test]
+fn signals_to_the_caller_end_all() {
+    for stages in STAGES {
+        for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let lab = Lab::new();
+            let (mut process, _output) = endless(&lab, stages);
+            let many = marked(lab.0.path());
+            assert!(many.len() > 4, "{many:?}");
+            let start = Instant::now();
+            process.signal(signal);
+            let ended = process.wait_for(GONE);
+            assert_eq!(ended.code, code, "{stages:?}: {}", ended.stderr);
+            lab.deserted(GONE.saturating_sub(start.elapsed()));
+        }
+    }
+}
+
+#[test]
+fn a_killed_caller_leaves_nothing() {
+    for stages in STAGES {
+        let lab = Lab::new();
+        let (mut process, _output) = endless(&lab, stages);
+        let start = Instant::now();
+        process.signal(Signal::KILL);
+        process.wait();
+        lab.deserted(GONE.saturating_sub(start.elapsed()));
+    }
+}
+
+#[test]
+fn a_killed_agent_leaves_nothing() {
+    for stages in STAGES {
+        let mut victim = 0;
+        loop {
+            let lab = Lab::new();
+            let (mut process, _output) = endless(&lab, stages);
+            let launches = lab.launches();
+            let Some((pid, host, _)) = launches.get(victim) else { break };
+            let start = Instant::now();
+            kill(*pid, Signal::KILL);
+            let ended = process.wait_for(GONE);
+            assert_eq!(ended.code, 4, "{stages:?} without {host}: {}", ended.stderr);
+            assert!(ended.stderr.lines().any(|line| line.starts_with("rdpipe: ") && line.contains(host.as_str())));
+            lab.deserted(GONE.saturating_sub(start.elapsed()));
+            victim += 1;
+        }
+        assert!(victim > 1, "{stages:?} has several agents");
+    }
+}
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).expect("not 0"), signal).expect("an agent");
+}
+
+#[test]
+fn an_agent_that_is_ended_by_hand() {
+    let lab = Lab::new();
+    let (mut process, _output) = endless(&lab, STAGES[0]);
+    let start = Instant::now();
+    kill(lab.launches()[1].0, Signal::TERM);
+    let ended = process.wait_for(GONE);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("signal 15") || ended.stderr.contains("SIGTERM"), "{}", ended.stderr);
+    lab.deserted(GONE.saturating_sub(start.elapsed()));
+}
+
+#[test]
+fn a_signal_while_hosts_are_called_up() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::KILL, 137)] {
+        let lab = Lab::new();
+        lab.script("late", "[ \"$1\" = h1 ] || sleep 3; exec sh -c \"exec $2\"");
+        let mut command = lab.rdpipe_by("late");
+        let mut process = Process::spawn(command.args(["h1:touch begun; yes", "h2:cat", "touch begun; cat"]));
+        let until = Instant::now() + PATIENCE;
+        while lab.launches().len() < 2 {
+            assert!(Instant::now() < until, "{}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let start = Instant::now();
+        process.signal(signal);
+        assert_eq!(process.wait_for(SOON).code, code, "{}", process.stderr());
+        lab.deserted(GONE.saturating_sub(start.elapsed()));
+        assert!(!lab.join("begun").exists() && !lab.join("home/begun").exists());
+    }
+}
+
+#[test]
+fn a_signal_to_one_pipeline_leaves_the_other_alone() {
+    let lab = Lab::new();
+    let bytes = noise(8 * CHUNK);
+    let stages = ["--bwlimit", "4M", "h1:cat", "h2:cat"];
+    let (one, other) = (Lab::new(), lab);
+    let mut process = other.start(&stages);
+    let fed = feed(process.stdin(), bytes.clone());
+    let output = drain(process.stdout());
+    let (mut victim, _output) = endless(&one, &["h1:yes", "h2:cat"]);
+    victim.signal(Signal::KILL);
+    victim.wait();
+    one.deserted(GONE);
+    process.wait().expect(0);
+    fed.join().expect("no panic");
+    same(&output.join().expect("no panic"), &bytes);
+    other.deserted(GONE);
+}
+
+#[test]
+fn a_pipeline_that_has_ended_leaves_nothing() {
+    let lab = Lab::new();
+    // As a daemon does it that was not meant to be one.
+    let ran = lab.pipe(&["h1:sleep 1000 >/dev/null 2>&1 & echo one", "h2:sleep 1000 >/dev/null 2>&1 & cat"]);
+    assert_eq!(ran.text(), "one\n");
+    lab.deserted(GONE);
+}
+
+#[test]
+fn what_is_left_on_this_host_is_ended_too() {
+    let lab = Lab::new();
+    let ran = lab.pipe(&["h1:echo one", "sleep 1000 >/dev/null 2>&1 & cat"]);
+    assert_eq!(ran.text(), "one\n");
+    lab.deserted(GONE);
+}
+
+#[test]
+fn a_stopped_caller_goes_on() {
+    let lab = Lab::new();
+    let bytes = noise(4 * CHUNK);
+    let mut process = lab.start(&["--bwlimit", "4M", "h1:cat", "h2:cat"]);
+    let fed = feed(process.stdin(), bytes.clone());
+    let output = drain(process.stdout());
+    std::thread::sleep(Duration::from_millis(600));
+    process.signal(Signal::TSTP);
+    std::thread::sleep(Duration::from_secs(7));
+    assert!(process.is_running(), "{}", process.stderr());
+    process.signal(Signal::CONT);
+    process.wait().expect(0);
+    fed.join().expect("no panic");
+    same(&output.join().expect("no panic"), &bytes);
+    lab.deserted(GONE);
+}

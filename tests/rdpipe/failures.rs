@@ -1,0 +1,315 @@
+//! What fails: exit codes, the line that names the cause, that the others end, and that nothing was begun too soon.
+
+use super::*;
+
+/// A stage that would go on for long.
+const SLEEP: &str = "sleep 100";
+
+// --- stages ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_exit_code_of_a_stage_is_ours() {
+    let lab = Lab::new();
+    for (stage, code, parts) in [
+        ("h:exit 3", 3, &["h: ", "'exit 3'", "ended with exit code 3"][..]),
+        ("h:cat; exit 255", 255, &["h: ", "ended with exit code 255"]),
+        ("h:no-such-command-here", 127, &["h: ", "'no-such-command-here'", "exit code 127"]),
+        ("h:/etc/passwd", 126, &["h: ", "exit code 126"]),
+        ("h:kill -KILL $$", 137, &["h: ", "was killed by signal 9"]),
+        ("h:kill -TERM $$", 143, &["h: ", "was killed by signal 15"]),
+        ("exit 4", 4, &["localhost: ", "'exit 4'", "ended with exit code 4"]),
+        ("kill -SEGV $$", 139, &["localhost: ", "was killed by signal 11"]),
+        ("h:if", 2, &["h: ", "exit code 2"]),
+    ] {
+        lab.pipe_with(&[stage], b"some input").fails(code, parts).ended.within(FAILED);
+    }
+    lab.deserted(GONE);
+}
+
+#[test]
+fn the_first_the_middle_and_the_last() {
+    let lab = Lab::new();
+    let bytes = noise(CHUNK + 1);
+    for (stages, code, parts) in [
+        (["h1:cat; exit 3", "h2:cat", "h3:cat"], 3, &["h1: ", "exit code 3"][..]),
+        (["h1:cat", "h2:cat; exit 4", "h3:cat"], 4, &["h2: ", "exit code 4"]),
+        (["h1:cat", "h2:cat", "h3:cat; exit 5"], 5, &["h3: ", "exit code 5"]),
+        (["h1:cat", "h2:cat; kill -KILL $$", "h3:cat"], 137, &["h2: ", "signal 9"]),
+        (["cat; exit 6", "h2:cat", "cat"], 6, &["localhost: ", "exit code 6"]),
+    ] {
+        // What they had written before comes through.
+        let ran = lab.pipe_with(&stages, &bytes);
+        ran.fails(code, parts).ended.within(FAILED);
+        same(&ran.output, &bytes);
+    }
+    // Of several it is the last one's, and each is named.
+    let ran = lab.pipe_with(&["h1:cat; exit 3", "h2:cat; exit 4", "h3:cat"], &bytes);
+    ran.fails(4, &["h1: ", "exit code 3"]).fails(4, &["h2: ", "exit code 4"]);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn the_others_end_soon() {
+    let lab = Lab::new();
+    let at = |host: &str, command: &str| format!("{host}:{command}");
+    for (stages, code) in [
+        ([at("h1", SLEEP), at("h2", "exit 3")], 3),
+        ([at("h1", "exit 3"), at("h2", SLEEP)], 3),
+        ([SLEEP.to_owned(), at("h2", "exit 3")], 3),
+        ([at("h1", "exit 3"), SLEEP.to_owned()], 3),
+        ([at("h1", "yes"), at("h2", "head -c 1000 >/dev/null; exit 3")], 3),
+        ([at("h1", "trap '' TERM; sleep 100; sleep 100"), at("h2", "exit 3")], 3),
+        ([at("h1", "exit 3"), at("h2", "trap '' TERM; cat; sleep 100; sleep 100")], 3),
+        ([at("h1", "sleep 100 & sleep 100"), at("h1", "exit 3")], 3),
+    ] {
+        let ran = lab.pipe(&stages);
+        ran.fails(code, &["ended with exit code 3"]).ended.within(FAILED);
+        // What we ended ourselves has not failed.
+        let ours = ran.ended.stderr.lines().filter(|line| line.starts_with("rdpipe: ")).count();
+        assert_eq!(ours, 1, "{stages:?}: {}", ran.ended.stderr);
+        lab.deserted(GONE);
+    }
+    let ran = lab.pipe(&[at("h1", SLEEP), at("h2", "exit 3"), at("h3", SLEEP), at("h4", "cat")]);
+    ran.fails(3, &["h2: ", "exit code 3"]).ended.within(FAILED);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn what_still_flows_is_not_cut_off() {
+    let lab = Lab::new();
+    // The stage that fails is done at once; what the others have takes longer than the 2 s.
+    let bytes = noise(3 * CHUNK);
+    let slowly = "h2:for i in 1 2 3 4 5 6; do head -c 524288; sleep 0.7; done";
+    let ran = lab.pipe_with(&["h1:cat; exit 3", slowly, "h3:cat"], &bytes);
+    ran.fails(3, &["h1: ", "exit code 3"]);
+    same(&ran.output, &bytes);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn who_has_enough_may_go() {
+    let lab = Lab::new();
+    for stages in [
+        &["h1:yes", "h2:head -c 10"][..],
+        &["h1:cat /dev/zero", "h2:cat", "h3:cat", "h4:tr '\\0' y | head -c 10"],
+        &["yes", "h2:head -c 10"],
+        &["h1:yes", "head -c 10"],
+        &["yes", "head -c 10"],
+        &["h:yes | head -c 10"],
+        &["h1:< /dev/zero", "h2:head -c 10 | tr '\\0' y"],
+        &["h1:yes", "h2:tee /dev/null", "h2:head -c 10"],
+    ] {
+        let ran = lab.pipe(stages);
+        assert_eq!((ran.ended.code, ran.ended.stderr.as_str()), (0, ""), "{stages:?}");
+        assert_eq!(ran.output.len(), 10, "{stages:?}");
+        ran.ended.within(FAILED);
+    }
+    // Our own input may be without end too.
+    let mut command = lab.rdpipe_by("rsh");
+    command.args(["h:head -c 10"]).stdin(fs::File::open("/dev/zero").expect("it"));
+    run(&mut command).gives(&[0; 10]).ended.within(FAILED);
+    // Into a file: what was wanted is there.
+    lab.pipe(&["h1:yes", "h2:head -c 10", "h3:> ten"]).quietly_gives("");
+    assert_eq!(lab.text_of("home/ten").len(), 10);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn our_own_output_is_closed() {
+    let lab = Lab::new();
+    for stages in [&["h1:yes", "h2:cat"][..], &["h:< /dev/zero"], &["yes"]] {
+        let mut process = lab.start(stages);
+        let mut output = process.stdout();
+        std::io::Read::read_exact(&mut output, &mut [0; 1000]).expect("some of it");
+        drop(output);
+        let ended = process.wait_for(FAILED);
+        assert_eq!((ended.code, ended.stderr.as_str()), (141, ""), "{stages:?}");
+        lab.deserted(GONE);
+    }
+}
+
+#[test]
+fn a_part_that_fails_is_the_last() {
+    let lab = Lab::new();
+    lab.0.file("home/in", b"in");
+    for first in ["h1:exit 3", "h1:< in"] {
+        let end = if first.ends_with("in") { "h2:cat >/dev/null; exit 3" } else { "h2:cat" };
+        let ran = lab.pipe(&[first, end, "h3:> begun", "h1:< in", "h2:touch begun_too; cat"]);
+        ran.fails(3, &["ended with exit code 3"]).ended.within(FAILED);
+        same(&ran.output, b"");
+    }
+    let names = |name: &str| lab.join(&format!("home/{name}")).exists();
+    assert!(!names("begun_too"), "the part behind the failed one");
+    lab.deserted(GONE);
+}
+
+// --- files -----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn files_that_cannot_be_opened() {
+    let lab = Lab::new();
+    lab.0.file("home/in", b"in");
+    fs::create_dir(lab.join("home/dir")).expect("a directory");
+    // The reason is the shell's where it is the shell that cannot open it.
+    for (stages, code, parts) in [
+        (["h1:< missing", "h2:cat"], 5, &["h1", "missing", "o such file"][..]),
+        (["h1:cat", "h2:< missing"], 5, &["h2", "missing", "o such file"]),
+        (["h1:< dir", "h2:cat"], 5, &["h1", "dir", "errno 21"]),
+        (["h1:< in/x", "h2:cat"], 5, &["h1", "in/x"]),
+        (["h1:cat in", "h2:> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),
+        (["h1:cat in", "h2:>> /no/such/dir/x"], 6, &["h2", "/no/such/dir/x", "nonexistent"]),
+        (["h1:> no/dir", "h2:cat"], 6, &["h1", "no/dir"]),
+        (["h1:cat in", "h2:> dir"], 6, &["h2", "dir", "s a directory"]),
+        (["h1:cat in", "> /no/such/dir/x"], 6, &["/no/such/dir/x"]),
+    ] {
+        let ran = lab.pipe_with(&stages, b"some input");
+        ran.fails(code, parts).ended.within(FAILED);
+        assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
+        assert_eq!(ran.text(), "");
+    }
+    // Of this host's own, beside no session: the shell says why.
+    lab.pipe(&["h1:cat in", "< missing"]).fails(5, &["missing"]);
+    lab.pipe(&["< missing"]).fails(5, &["missing"]);
+    lab.pipe_with(&["> /no/such/dir/x"], b"some input").fails(6, &["/no/such/dir/x"]);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn a_disk_that_is_full() {
+    let lab = Lab::new();
+    let bytes = noise(4 * CHUNK);
+    lab.0.file("in", &bytes);
+    for (stages, host) in [
+        (["h1:cat", "h2:> /dev/full"], "h2"),
+        (["< in", "h2:>> /dev/full"], "h2"),
+        (["h1:> /dev/full", "h2:echo never"], "h1"),
+    ] {
+        let ran = lab.pipe_with(&stages, &bytes);
+        ran.fails(6, &[host, "/dev/full", "errno 28"]).ended.within(FAILED);
+        assert_eq!(ran.text(), "", "{stages:?}");
+    }
+    lab.pipe_with(&["h1:cat", "> /dev/full"], &bytes).fails(6, &["/dev/full", "errno 28"]);
+    // Between our own standard input and a file of this host no session runs; it is the same failure.
+    lab.pipe_with(&["> /dev/full"], &bytes).fails(6, &["/dev/full"]);
+    // What tee cannot write is a failure too; what came out before is right.
+    let ran = lab.pipe_with(&["h1:tee /dev/full", "h2:cat"], &bytes);
+    ran.fails(6, &["h1", "/dev/full", "errno 28"]).ended.within(FAILED);
+    assert!(bytes.starts_with(&ran.output), "{} bytes", ran.output.len());
+    lab.pipe_with(&["h1:tee no/dir", "h2:cat"], &bytes).fails(6, &["h1", "no/dir", "errno 2"]);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn a_source_that_cannot_be_read() {
+    let lab = Lab::new();
+    // Nothing is at the beginning of a process's memory. Whoever may not open it gets the same exit code.
+    lab.pipe(&["h1:< /proc/1/mem", "h2:cat"]).fails(5, &["h1", "/proc/1/mem"]).ended.within(FAILED);
+    lab.deserted(GONE);
+}
+
+// --- hosts -----------------------------------------------------------------------------------------------------------
+
+/// What would show that a stage has begun: a file that it makes, and one that a redirection would have cut.
+fn begun(lab: &Lab) -> bool {
+    lab.join("home/begun").exists() || lab.join("begun").exists() || lab.text_of("home/old") != "old"
+}
+
+#[test]
+fn a_host_that_cannot_be_reached() {
+    let lab = Lab::new();
+    let launcher = lab.patchy();
+    lab.0.file("home/old", b"old");
+    for stages in [
+        &["away:cat"][..],
+        &["h1:touch begun", "away:cat"],
+        &["away:cat", "h2:> old"],
+        &["h1:touch begun; cat", "away:cat", "h2:> old"],
+        &["touch begun", "away:cat", "far:> old"],
+        &["touch begun; cat", "h2:touch begun; cat", "far:touch begun; cat", "away:touch begun"],
+    ] {
+        let ran = run(lab.rdpipe_by(launcher).args(stages));
+        ran.fails(3, &["away", "no route to away"]).ended.within(FAILED);
+        assert_eq!(ran.ended.stderr.lines().count(), 1, "{}", ran.ended.stderr);
+        assert!(!begun(&lab), "{stages:?}");
+    }
+    lab.deserted(GONE);
+}
+
+#[test]
+fn a_host_without_an_agent() {
+    let lab = Lab::new();
+    let launcher = lab.patchy();
+    lab.0.file("home/old", b"old");
+    for stages in [&["bare:cat"][..], &["h1:touch begun", "bare:cat", "far:> old"]] {
+        let ran = run(lab.rdpipe_by(launcher).args(stages));
+        ran.fails(3, &["bare has no", "--bootstrap"]).ended.within(FAILED);
+        assert!(!begun(&lab), "{stages:?}");
+    }
+    let mut command = lab.command(rdpipe(), "rsh", "/nonexistent/agent");
+    run(command.stdin(Stdio::null()).stdout(Stdio::piped()).arg("h:cat")).fails(3, &["h has no", "--bootstrap"]);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn nothing_begins_before_the_last_host_is_there() {
+    let lab = Lab::new();
+    let launcher = lab.patchy();
+    lab.0.file("home/old", b"old");
+    let mut command = lab.rdpipe_by(launcher);
+    command.args(["h1:date +%s%N; cat", "far:cat", "h2:> old"]);
+    let process = Process::spawn(&mut command);
+    // While one is on its way, here for a second, the file is as it was.
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!begun(&lab));
+    finish(process, PATIENCE).quietly_gives("");
+    assert!(begun(&lab), "what shows a beginning shows it");
+    lab.deserted(GONE);
+}
+
+#[test]
+fn launchers_that_fail() {
+    let lab = Lab::new();
+    lab.script("fails", "echo odd >&2; exit 3");
+    lab.script("babbles", "yes | head -c 200000; exec sleep 20");
+    for (launcher, parts) in [
+        ("fails", &["no agent", "h", "3", "odd"][..]),
+        ("babbles", &["no rdma-pipe agent"]),
+        ("none", &["cannot run none", "errno 2", "--rsh"]),
+    ] {
+        run(lab.rdpipe_by(launcher).arg("h:cat")).fails(3, parts).ended.within(FAILED);
+    }
+    lab.deserted(GONE);
+}
+
+#[test]
+fn no_way_to_each_other() {
+    let lab = Lab::new();
+    let ran = lab.pipe(&["--via", "no-such-interface", "h1:cat", "h2:cat"]);
+    ran.fails(3, &["--via"]).ended.within(FAILED);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn another_major_is_refused_by_name() {
+    let lab = Lab::new();
+    // The magic, then HELLO of major 2, minor 7, program 9.9.
+    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\1439.9\141L\141m\141c\100\100\144more";
+    lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
+    run(lab.rdpipe_by("newer").arg("h:cat")).fails(9, &["h has rdma-pipe 9.9", "2.7"]).ended.within(FAILED);
+    lab.deserted(GONE);
+}
+
+#[test]
+fn the_agent_is_copied_where_it_is_not() {
+    let lab = Lab::new();
+    lab.script("bare", "PATH=/usr/bin:/bin; exec sh -c \"exec $2\"");
+    let mut command = rdpipe();
+    command.arg("--rsh").arg(lab.join("bare")).args(["--bootstrap", "h1:cat", "h2:cat", "h1:rev"]);
+    command.current_dir(lab.0.path()).env("HOME", lab.join("home")).env(MARK, lab.0.path());
+    let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    feed(process.stdin(), b"12345\n".to_vec());
+    let ran = finish(process, PATIENCE);
+    ran.gives(b"54321\n");
+    assert!(lab.join("home/.cache/rdma-pipe").is_dir());
+    lab.deserted(GONE);
+}

@@ -1,0 +1,151 @@
+//! `rdpipe` with a launcher that runs the agent on this host: what is a host, where data goes, what goes wrong, and what
+//! is left. `tests/rdpipe_hosts.rs` has real hosts and sshd.
+//!
+//! Every process that a pipeline starts inherits a mark in its environment, so that "nothing is left" counts grandchildren
+//! in groups and sessions of their own too.
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+mod data;
+mod ends;
+mod failures;
+mod forms;
+mod operators;
+mod told;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rig::lab::*;
+use rig::*;
+
+/// The longest for all processes to end, after any end of the pipeline.
+const GONE: Duration = Duration::from_secs(5);
+
+/// The longest for a pipeline of which a stage has failed to end: 2 s for those that do not end by themselves, as much
+/// again for those that SIGTERM does not end, and a busy machine.
+const FAILED: Duration = Duration::from_secs(8);
+
+/// What came of a pipeline.
+struct Ran {
+    ended: Ended,
+    output: Vec<u8>,
+}
+
+impl Ran {
+    /// It ended with 0, and this came out.
+    #[track_caller]
+    fn gives(&self, output: &[u8]) -> &Self {
+        self.ended.expect(0);
+        same(&self.output, output);
+        self
+    }
+
+    /// It ended with 0, this came out, and nothing was said.
+    #[track_caller]
+    fn quietly_gives(&self, output: &str) -> &Self {
+        assert_eq!((self.text().as_str(), self.ended.stderr.as_str()), (output, ""));
+        self.gives(output.as_bytes())
+    }
+
+    #[track_caller]
+    fn quietly_gives_bytes(&self, output: &[u8]) -> &Self {
+        assert_eq!(self.ended.stderr, "");
+        self.gives(output)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output).into_owned()
+    }
+
+    /// It ended with this code, and exactly one of our own lines has all these parts.
+    #[track_caller]
+    fn fails(&self, code: i32, parts: &[&str]) -> &Self {
+        self.ended.expect(code);
+        let ours = self.ended.stderr.lines().filter(|line| line.starts_with("rdpipe: "));
+        let told = ours.filter(|line| parts.iter().all(|part| line.contains(part))).count();
+        assert_eq!(told, 1, "one line of ours with {parts:?}: {}", self.ended.stderr);
+        self
+    }
+}
+
+impl Lab {
+    fn rdpipe_by(&self, launcher: &str) -> Command {
+        let mut command = self.command(rdpipe(), launcher, AGENT);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    }
+
+    /// rdpipe with these arguments, its input and output piped.
+    fn start<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Process {
+        Process::spawn(self.rdpipe_by("rsh").args(arguments).stdin(Stdio::piped()))
+    }
+
+    /// A pipeline with nothing to read.
+    fn pipe<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        run(self.rdpipe_by("rsh").args(arguments))
+    }
+
+    /// A pipeline that is fed with `input`.
+    fn pipe_with<S: AsRef<OsStr>>(&self, arguments: &[S], input: &[u8]) -> Ran {
+        let mut process = self.start(arguments);
+        let fed = feed(process.stdin(), input.to_vec());
+        let ran = finish(process, PATIENCE);
+        fed.join().expect("no panic");
+        ran
+    }
+
+    /// Waits until no process is left that a command here has started, and no agent.
+    #[track_caller]
+    fn deserted(&self, within: Duration) {
+        none_marked(self.0.path(), within);
+    }
+
+    /// What a file here holds, as text.
+    #[track_caller]
+    fn text_of(&self, name: &str) -> String {
+        let path = self.join(name);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// The hosts that something was launched on, sorted.
+    fn hosts(&self) -> Vec<String> {
+        let mut hosts: Vec<String> = self.launches().into_iter().map(|(_, host, _)| host).collect();
+        hosts.sort();
+        hosts
+    }
+
+    /// A launcher that cannot reach the host `away`, nor find an agent on `bare`; `far` takes a while.
+    fn patchy(&self) -> &'static str {
+        self.script(
+            "patchy",
+            "case $1 in away) echo 'no route to away' >&2; exit 255;; bare) exit 127;; far) sleep 1;; esac\n\
+             exec sh -c \"exec $2\"",
+        );
+        "patchy"
+    }
+}
+
+fn run(command: &mut Command) -> Ran {
+    finish(Process::spawn(command), PATIENCE)
+}
+
+/// Reads all that it writes and waits for its end.
+#[track_caller]
+fn finish(mut process: Process, limit: Duration) -> Ran {
+    let output = drain(process.stdout());
+    let ended = process.wait_for(limit);
+    Ran { ended, output: output.join().expect("no panic") }
+}
+
+/// The report that `--json=NAME` left, which is one object.
+#[track_caller]
+fn report(path: &Path) -> serde_json::Value {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert_eq!(text.lines().count(), 1, "one line: {text}");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}

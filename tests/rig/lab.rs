@@ -1,0 +1,137 @@
+//! Other hosts without other hosts: a launcher that runs the agent here, and what it leaves.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{Scratch, same};
+
+/// What every process that a laboratory's command starts has in its environment, with the laboratory's directory.
+pub const MARK: &str = "RD_LAB";
+
+/// A scratch directory with a launcher in it that notes what it is told to run, and the process that it becomes.
+pub struct Lab(pub Scratch);
+
+impl Lab {
+    pub fn new() -> Self {
+        let lab = Self(Scratch::new());
+        fs::create_dir(lab.join("home")).expect("a directory");
+        lab.script("rsh", "exec sh -c \"exec $2\"");
+        lab
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A launcher that does this. `$1` is the host, `$2` the command.
+    pub fn script(&self, name: &str, body: &str) -> PathBuf {
+        let noted = self.join("noted");
+        let text =
+            format!("#!/bin/sh\nprintf '%s|%s|%s|%s\\n' \"$$\" \"$1\" \"$2\" \"$#\" >>'{}'\n{body}\n", noted.display());
+        let path = self.0.file(name, text.as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        path
+    }
+
+    /// A command that reaches hosts by the launcher of this name, in this directory.
+    pub fn command(&self, mut command: Command, launcher: &str, agent: &str) -> Command {
+        command.arg("--rsh").arg(self.join(launcher)).args(["--agent", agent]);
+        command.current_dir(self.0.path()).env("HOME", self.join("home")).env(MARK, self.0.path());
+        command
+    }
+
+    /// HOST:PATH of a path in this directory.
+    pub fn there(&self, host: &str, name: &str) -> OsString {
+        let mut text = OsString::from(format!("{host}:"));
+        text.push(self.join(name));
+        text
+    }
+
+    /// Each launch: its process id, its host, its command.
+    pub fn launches(&self) -> Vec<(u32, String, String)> {
+        let text = fs::read_to_string(self.join("noted")).unwrap_or_default();
+        text.lines()
+            .map(|line| {
+                let words: Vec<&str> = line.split('|').collect();
+                assert_eq!((words.len(), words[3]), (4, "2"), "a host and a command: {line}");
+                (words[0].parse().expect("a number"), words[1].to_owned(), words[2].to_owned())
+            })
+            .collect()
+    }
+
+    /// Waits until no launched process is left.
+    #[track_caller]
+    pub fn all_gone(&self, within: Duration) {
+        let until = Instant::now() + within;
+        let launches = self.launches();
+        assert!(!launches.is_empty(), "something was launched");
+        for (pid, host, _) in launches {
+            while is_alive(pid) {
+                assert!(Instant::now() < until, "the agent on {host} is still there");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// Names that are neither the launcher's nor the test's own.
+    pub fn made(&self, known: &[&str]) -> Vec<String> {
+        let names = self.0.names().into_iter();
+        names
+            .filter(|name| !["home", "rsh", "noted"].contains(&name.as_str()) && !known.contains(&name.as_str()))
+            .collect()
+    }
+}
+
+pub fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // One that nobody has waited for is no process any more.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// A process that has a laboratory's mark: whatever was started from there, at any remove, and however it was forked.
+#[derive(Debug)]
+pub struct Marked {
+    pub pid: u32,
+    /// The name that the kernel has for it.
+    pub name: String,
+    pub arguments: String,
+}
+
+/// All processes with this mark.
+pub fn marked(mark: &Path) -> Vec<Marked> {
+    let wanted = format!("{MARK}={}", mark.display());
+    let entries = fs::read_dir("/proc").expect("proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).ok();
+        // Of a process that is none any more it is empty.
+        file("environ")?.split(|&byte| byte == 0).find(|&variable| variable == wanted.as_bytes())?;
+        let name = String::from_utf8_lossy(&file("comm")?).trim().to_owned();
+        let arguments = String::from_utf8_lossy(&file("cmdline")?).replace('\0', " ").trim().to_owned();
+        is_alive(pid).then_some(Marked { pid, name, arguments })
+    })
+    .collect()
+}
+
+/// Waits until no process with this mark is left.
+#[track_caller]
+pub fn none_marked(mark: &Path, within: Duration) {
+    let until = Instant::now() + within;
+    loop {
+        let left = marked(mark);
+        if left.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < until, "still there: {left:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+pub fn holds(path: &Path, bytes: &[u8]) {
+    same(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())), bytes);
+}

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
 use rustix::io::{Errno, pread, read};
 
+use super::direct::{Bypass, Cold, Tally};
 use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact};
 
@@ -86,7 +87,17 @@ impl Source {
                 if size > 0 {
                     let parts = size.div_ceil(part_bytes as u64);
                     let next = AtomicU64::new(0);
-                    return Ok(Self::File(FileSource { file, name, stat, start, size, part_bytes, parts, next }));
+                    return Ok(Self::File(FileSource {
+                        file,
+                        name,
+                        stat,
+                        start,
+                        size,
+                        part_bytes,
+                        parts,
+                        next,
+                        bypass: Bypass::default(),
+                    }));
                 }
             }
             FileType::Fifo => {
@@ -117,6 +128,7 @@ pub struct FileSource {
     part_bytes: usize,
     parts: u64,
     next: AtomicU64,
+    bypass: Bypass,
 }
 
 impl FileSource {
@@ -141,13 +153,28 @@ impl FileSource {
         self.parts
     }
 
-    /// Reads a part.
+    /// Reads a part, or what the page cache has of it; the answer then says how to get the rest.
     ///
     /// # Errors
     ///
     /// The name and the error number; without a number if the file has become shorter.
-    pub fn read(&self, part: &Part, target: &mut [u8]) -> Result<(), IoFact> {
-        read_at(&self.file, &self.name, self.start + part.position, &mut target[..part.length])
+    pub fn read(&self, part: &Part, target: &mut [u8], tally: &Tally) -> Result<Option<Cold>, IoFact> {
+        self.bypass.read(&self.file, &self.name, self.start + part.position, target, part.length, tally)
+    }
+
+    /// Takes the rest of a part, of which `outcome` is what the direct read answered.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`FileSource::read`].
+    pub fn finish(
+        &self,
+        cold: &Cold,
+        outcome: Result<usize, Errno>,
+        target: &mut [u8],
+        tally: &Tally,
+    ) -> Result<(), IoFact> {
+        self.bypass.finish(&self.file, &self.name, cold, outcome, target, tally)
     }
 
     /// Checks, after the last part has been read, that the file is still what it was.

@@ -78,9 +78,27 @@ type Parts = Vec<(Part, Vec<u8>)>;
 /// The next part with its bytes.
 fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
     let mut target = vec![0xee; part_bytes];
-    let part = source.next(&mut target)?;
-    target.truncate(part.length);
-    Some((part, target))
+    let tally = Tally::default();
+    loop {
+        let part = match source.next(&mut target, &tally) {
+            Next::Part(part) => Some(part),
+            Next::Ended => return None,
+            Next::Later => {
+                std::thread::yield_now();
+                None
+            }
+            Next::Cold(range, cold) => {
+                // Not aligned, so this refuses the direct read, and the rest comes through the page cache.
+                let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
+                source.note_arrival();
+                source.settle(&range, &cold, outcome, &mut target, &tally)
+            }
+        };
+        if let Some(part) = part {
+            target.truncate(part.length);
+            return Some((part, target));
+        }
+    }
 }
 
 fn rest(source: &TreeSource, threads: usize, part_bytes: usize) -> Parts {

@@ -1,6 +1,6 @@
 //! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
-//! `ONLY=tcp,memory` runs some rows: tcp, encrypted, scp, rdma, siw, memory and byte of the stream commands; copy-small,
+//! `ONLY=tcp,memory` runs some rows: tcp, encrypted, scp, cold, rdma, siw, memory and byte of the stream commands; copy-small,
 //! copy-big, copy-byte, copy-local, copy-memory and copy-resume of rdcp. `RUNS=9` sets the number of rounds,
 //! `SIZE_MIB=4096` the size of streams for tcp, encrypted and scp, and of rdcp's large files. Both ends of everything run on
 //! this machine, which should have nothing else to do. Contestants take turns, one after the other in each round, after
@@ -9,6 +9,7 @@
 //!
 //! Exits with 1 if any row misses its target.
 
+mod cold;
 mod copy;
 mod guest;
 mod harness;
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
     }
     let only = std::env::var("ONLY").unwrap_or_default();
     let wanted = |row: &str| only.is_empty() || only.split(',').any(|name| name == row);
-    let streams = ["tcp", "encrypted", "scp", "rdma", "siw", "memory", "byte"];
+    let streams = ["tcp", "encrypted", "scp", "cold", "rdma", "siw", "memory", "byte"];
     let known = [&streams[..], &copy::ROWS.map(|(name, _)| name)].concat();
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {
         eprintln!("bench: ONLY={unknown}: no such row; there are {}", known.join(", "));
@@ -40,6 +41,9 @@ fn main() -> ExitCode {
     let mut rows = Vec::new();
     if ["tcp", "encrypted", "scp"].iter().any(|row| wanted(row)) {
         rows.extend(throughput(&wanted).unwrap_or_else(|error| vec![Row::broken("tcp, encrypted, scp", &error)]));
+    }
+    if wanted("cold") {
+        rows.extend(cold::rows().unwrap_or_else(|error| vec![Row::broken("cold", &error)]));
     }
     if wanted("memory") {
         rows.extend(memory().unwrap_or_else(|error| vec![Row::broken("memory", &error)]));

@@ -185,7 +185,7 @@ impl Run {
 }
 
 /// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
-fn pipe(options: &[&str], input: &Path) -> Result<Run> {
+pub fn pipe(options: &[&str], input: &Path) -> Result<Run> {
     let ends = Ends { address: "127.0.0.1", receiver_host: None, sender_host: None };
     ends.pipe(&[options, &["--transport", "tcp", "--json"]].concat(), input, false)
 }

@@ -311,3 +311,6 @@ impl Ring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -290,7 +290,7 @@ impl Ring {
         let has_more = !queue.is_empty() && self.flight.count < DEPTH;
         let waited = self.ring.submit_and_wait(usize::from(!has_more));
         self.bell.is_awaited.store(false, Ordering::SeqCst);
-        match waited.as_ref().map_err(|error| Errno::from_io_error(error)) {
+        match waited.as_ref().map_err(Errno::from_io_error) {
             Ok(_) | Err(Some(Errno::INTR | Errno::BUSY)) => {}
             Err(Some(Errno::AGAIN | Errno::NOMEM)) => std::thread::sleep(RETRY_PAUSE),
             Err(_) => panic!("the ring is ours and was made to be used so: {waited:?}"),

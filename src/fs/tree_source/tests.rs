@@ -751,7 +751,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
     let source = TreeSource::new(vec![root(directory.path(), "t")], PART_BYTES, all()).expect("a source");
     let tally = Tally::default();
     let (mut got, mut waiting) = (vec![0; data.len()], VecDeque::new());
-    let mut buffer = || {
+    let buffer = || {
         let bytes = vec![0xee_u8; PART_BYTES + 4096];
         let start = bytes.as_ptr().align_offset(4096);
         (bytes, start)

@@ -55,8 +55,8 @@ pub fn rows() -> Result<Vec<Row>> {
 
 /// Real blocks: a hole would be read without the disk.
 fn write(path: &Path, bytes: u64) -> Result<()> {
-    let source = Scratch::with_room(64 << 20)?.random_file(32 << 20)?;
-    let block = std::fs::read(source).map_err(text)?;
+    let scratch = Scratch::with_room(64 << 20)?;
+    let block = std::fs::read(scratch.random_file(32 << 20)?).map_err(text)?;
     let mut file = File::create(path).map_err(text)?;
     for _ in 0..bytes.div_ceil(block.len() as u64) {
         std::io::Write::write_all(&mut file, &block).map_err(text)?;

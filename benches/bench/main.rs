@@ -1,6 +1,6 @@
 //! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
-//! `ONLY=tcp,memory` runs some rows: tcp, encrypted, scp, rdma, siw, memory and byte of the stream commands; copy-small,
+//! `ONLY=tcp,memory` runs some rows: tcp, encrypted, scp, cold, rdma, siw, memory and byte of the stream commands; copy-small,
 //! copy-big, copy-byte, copy-local, copy-memory and copy-resume of rdcp; pipe-hop, pipe-three, pipe-cpu and pipe-setup of
 //! rdpipe. `RUNS=9` sets the number of rounds, `SIZE_MIB=4096` the size of streams for tcp, encrypted, scp and rdpipe, and
 //! of rdcp's large files. Both ends of everything run on
@@ -10,6 +10,7 @@
 //!
 //! Exits with 1 if any row misses its target.
 
+mod cold;
 mod copy;
 mod guest;
 mod harness;
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     }
     let only = std::env::var("ONLY").unwrap_or_default();
     let wanted = |row: &str| only.is_empty() || only.split(',').any(|name| name == row);
-    let streams = ["tcp", "encrypted", "scp", "rdma", "siw", "memory", "byte"];
+    let streams = ["tcp", "encrypted", "scp", "cold", "rdma", "siw", "memory", "byte"];
     let known = [&streams[..], &copy::ROWS.map(|(name, _)| name), &pipe::ROWS.map(|(name, _)| name)].concat();
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {
         eprintln!("bench: ONLY={unknown}: no such row; there are {}", known.join(", "));
@@ -43,6 +44,9 @@ fn main() -> ExitCode {
     let mut rows = Vec::new();
     if ["tcp", "encrypted", "scp"].iter().any(|row| wanted(row)) {
         rows.extend(throughput(&wanted).unwrap_or_else(|error| vec![Row::broken("tcp, encrypted, scp", &error)]));
+    }
+    if wanted("cold") {
+        rows.extend(cold::rows().unwrap_or_else(|error| vec![Row::broken("cold", &error)]));
     }
     if wanted("memory") {
         rows.extend(memory().unwrap_or_else(|error| vec![Row::broken("memory", &error)]));

@@ -695,6 +695,8 @@ impl<'a> Copy<'a> {
         total.seconds += summary.seconds;
         total.lanes = total.lanes.max(summary.lanes);
         total.encrypted |= summary.encrypted;
+        total.read.direct_bytes += summary.read.direct_bytes;
+        total.read.cached_bytes += summary.read.cached_bytes;
         for medium in &summary.media {
             if !total.media.contains(medium) {
                 total.media.push(*medium);

@@ -31,7 +31,7 @@ use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
-use crate::engine::{Event, Monitor, Summary, Waits, Work, channel, reach};
+use crate::engine::{Event, Monitor, Read, Summary, Waits, Work, channel, reach};
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
@@ -620,6 +620,8 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         replayed: summary.counters.replayed,
         corrupt: summary.counters.corrupt,
         waits: [waits.source, waits.cpu, waits.credits, waits.wire, waits.sink].map(micros).to_vec(),
+        read_direct_bytes: summary.read.direct_bytes,
+        read_cached_bytes: summary.read.cached_bytes,
         ..Report::default()
     };
     tree::add_to(&mut report, summary);
@@ -643,6 +645,7 @@ pub(super) fn summary(report: &Report) -> Summary {
         media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
         lanes: report.lanes as usize,
         encrypted: report.encrypted,
+        read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },
         ..Summary::default()
     }
 }

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use indicatif::{DecimalBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{BinaryBytes, DecimalBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::{Counters, Notice};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::ReportOptions;
-use crate::engine::{Monitor, Summary};
+use crate::engine::{Monitor, Read, Summary};
 use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
@@ -272,6 +272,9 @@ impl<'a> Reporter<'a> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
+            if let Some(line) = read_line(&summary.read) {
+                super::say(&line);
+            }
             super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
         }
         let report = json_report(summary, failure);
@@ -295,6 +298,15 @@ impl<'a> Reporter<'a> {
     }
 }
 
+/// How files were read, for a person; `None` where that was as always.
+pub(super) fn read_line(read: &Read) -> Option<String> {
+    let cached = match read.cached_bytes {
+        0 => String::new(),
+        bytes => format!(", {} cached", BinaryBytes(bytes)),
+    };
+    (read.direct_bytes > 0).then(|| format!("read: {} direct{cached}", BinaryBytes(read.direct_bytes)))
+}
+
 fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
     let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
@@ -313,6 +325,8 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
         "retries": summary.counters.retries,
         "replayed_chunks": summary.counters.replayed,
         "corrupt_chunks": summary.counters.corrupt,
+        "read_direct_bytes": summary.read.direct_bytes,
+        "read_cached_bytes": summary.read.cached_bytes,
         "wait_seconds": {
             "source": rounded(summary.waits.source),
             "cpu": rounded(summary.waits.cpu),

@@ -382,6 +382,14 @@ pub struct Report {
     /// And has been read back from there.
     #[n(17)]
     pub is_read_back: bool,
+    /// Bytes of files that were read past the page cache.
+    #[n(18)]
+    #[cbor(default)]
+    pub read_direct_bytes: u64,
+    /// Bytes of files that were read from or through it.
+    #[n(19)]
+    #[cbor(default)]
+    pub read_cached_bytes: u64,
 }
 
 /// One message. The numbers are part of the format.

@@ -107,7 +107,7 @@ impl Inline for Lane {
         let id = buffer.id();
         let Some((part, encrypt)) = self.table.take_plan(id) else { return Prepared::Ready };
         let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts are planned of a file") };
-        if !source.read_cached(&part, buffer.payload_mut()) {
+        if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally) {
             self.table.plan(id, part, encrypt);
             return Prepared::WouldWait;
         }

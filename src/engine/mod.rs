@@ -25,6 +25,7 @@ use crate::fs::tree_sink::{Have, Refused};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
 
 mod inline;
+mod io;
 pub mod link;
 pub mod listen;
 mod orphan;
@@ -39,7 +40,7 @@ pub mod work;
 use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
-pub use summary::{Monitor, SentTree, Summary, Waits};
+pub use summary::{Monitor, Read, SentTree, Summary, Waits};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared};
 
@@ -392,6 +393,11 @@ impl Engine {
                     machine.handle_unfilled(id);
                 }
             }
+            Event::Queued(id) => {
+                if let Half::Send { machine, .. } = &mut self.half {
+                    machine.handle_queued(id);
+                }
+            }
             Event::SourceFailed(buffer, fact) => {
                 self.keep(buffer);
                 self.half.machine().abort(Cause::Source(fact), now);
@@ -731,8 +737,15 @@ impl Engine {
         if let Some(sink) = &self.shared.sink {
             sink.discard();
         }
+        self.summary.read = Read {
+            direct_bytes: self.shared.tally.direct_bytes.load(Ordering::Relaxed),
+            cached_bytes: self.shared.tally.cached_bytes.load(Ordering::Relaxed),
+        };
         if let Some(Parts::Tree(tree)) = &self.shared.source {
-            self.summary.sent_tree = Some(SentTree { counts: tree.counts(), failures: tree.failures() });
+            let counts = tree.counts();
+            // What the walk has read is in the counts alone.
+            self.summary.read.cached_bytes = counts.bytes.saturating_sub(self.summary.read.direct_bytes);
+            self.summary.sent_tree = Some(SentTree { counts, failures: tree.failures() });
             tree.cancel();
         }
         let mut discarding = None;

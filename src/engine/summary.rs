@@ -49,10 +49,21 @@ pub struct Summary {
     pub lanes: usize,
     /// Any payload was encrypted.
     pub encrypted: bool,
+    /// How files were read.
+    pub read: Read,
     /// What was read of a tree.
     pub sent_tree: Option<SentTree>,
     /// What became of a tree that was received.
     pub received_tree: Option<TreeReport>,
+}
+
+/// How much of files was read in which way. Nothing where the source was a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// Past the page cache.
+    pub direct_bytes: u64,
+    /// From or through it.
+    pub cached_bytes: u64,
 }
 
 /// What was read of a tree.

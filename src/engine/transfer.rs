@@ -46,6 +46,8 @@ pub enum Event {
     Sealed(Buffer, ChunkHeader),
     /// The source had nothing more for this buffer.
     Unfilled(Buffer),
+    /// What goes into this buffer is read by a device that does many reads at once.
+    Queued(u32),
     /// The source failed.
     SourceFailed(Buffer, IoFact),
     /// A chunk has been checked and, if genuine, opened.

@@ -1,21 +1,24 @@
 //! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
 //! come with a job and go back with its result.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use flume::{Receiver, RecvTimeoutError, Sender, unbounded};
+use flume::{Receiver, RecvTimeoutError, Sender, WeakSender, unbounded};
 use rd_proto::compress::{Compressor, Decompressor};
 use rd_proto::control::IoFact;
 use rd_proto::frame::{ChunkHeader, Compression};
 use rd_proto::record::PayloadKeys;
+use rustix::io::Errno;
 
 use super::Event;
+use super::io::{DirectReads, Means, Place, Request};
 use super::pace::Pace;
+use crate::fs::direct::{Cold, Tally};
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
-use crate::fs::tree_source::TreeSource;
+use crate::fs::tree_source::{Next, TreeSource};
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
 
@@ -43,6 +46,8 @@ pub enum Job {
     Read(Buffer, bool),
     /// Read this part of the file into the buffer and seal it.
     ReadPart(Buffer, Part, bool),
+    /// Take what a direct read has answered, and seal it.
+    Arrived(Box<Request>, Result<usize, Errno>),
     /// Seal what the stream's reader has read.
     Seal(Buffer, Part, bool),
     /// Encrypt a chunk that was sealed with a checksum.
@@ -77,6 +82,11 @@ pub struct Shared {
     pub backlog: AtomicBool,
     /// Workers that are sealing or opening, for the report.
     pub sealing: AtomicU32,
+    /// What was read of the source, and how.
+    pub tally: Tally,
+    /// By which means cold ranges are read.
+    pub means: Means,
+    direct: OnceLock<DirectReads>,
     /// The transfer has ended: a reader that still waits for its stream lets go of it.
     pub over: AtomicBool,
     shrinks: Shrinks,
@@ -93,6 +103,9 @@ impl Shared {
             pace,
             backlog: AtomicBool::new(false),
             sealing: AtomicU32::new(0),
+            tally: Tally::default(),
+            means: Means::default(),
+            direct: OnceLock::new(),
             over: AtomicBool::new(false),
             shrinks: Shrinks { skip: AtomicU64::new(0) },
         }
@@ -118,11 +131,13 @@ const SHRINK_RETRY_CHUNKS: u64 = 64;
 /// What the system answered to making a thread.
 pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
     let (jobs, queue) = unbounded();
+    shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), shared.means));
     let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
     for _ in 0..workers {
         let mut worker = Worker {
             shared: Arc::clone(shared),
             queue: queue.clone(),
+            jobs: jobs.downgrade(),
             events: events.clone(),
             compressor: Compressor::new(),
             opener: Opener::new(),
@@ -136,6 +151,8 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
 struct Worker {
     shared: Arc<Shared>,
     queue: Receiver<Job>,
+    /// To put a job back.
+    jobs: WeakSender<Job>,
     events: Sender<Event>,
     compressor: Compressor,
     opener: Opener,
@@ -193,37 +210,92 @@ impl Worker {
         while let Ok(job) = self.queue.recv() {
             let event = match job {
                 Job::Read(buffer, encrypt) => self.read(buffer, encrypt),
-                Job::ReadPart(buffer, part, encrypt) => self.read_part(buffer, &part, encrypt),
-                Job::Seal(buffer, part, encrypt) => self.seal(buffer, &part, encrypt),
-                Job::Encrypt(buffer) => self.encrypt(buffer),
-                Job::Open(buffer) => self.open(buffer),
-                Job::Write(buffer) => self.write(buffer),
+                Job::ReadPart(buffer, part, encrypt) => self.read_part(buffer, part, encrypt),
+                Job::Arrived(request, outcome) => self.arrived(*request, outcome),
+                Job::Seal(buffer, part, encrypt) => Some(self.seal(buffer, &part, encrypt)),
+                Job::Encrypt(buffer) => Some(self.encrypt(buffer)),
+                Job::Open(buffer) => Some(self.open(buffer)),
+                Job::Write(buffer) => Some(self.write(buffer)),
             };
-            if self.events.send(event).is_err() {
+            if let Some(event) = event
+                && self.events.send(event).is_err()
+            {
                 return;
             }
         }
     }
 
-    fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Event {
-        let part = match self.shared.source.as_ref().expect("reads are asked of sources in parts") {
-            Parts::File(source) => match source.next_part() {
-                Some(part) => return self.read_part(buffer, &part, encrypt),
-                None => None,
-            },
-            Parts::Tree(source) => source.next(buffer.payload_mut()),
+    /// Reads the next part and seals it; `None` if it is being read elsewhere.
+    fn read(&mut self, mut buffer: Buffer, encrypt: bool) -> Option<Event> {
+        let shared = Arc::clone(&self.shared);
+        let source = match shared.source.as_ref().expect("reads are asked of sources in parts") {
+            Parts::File(source) => source,
+            Parts::Tree(source) => {
+                let next = source.next(buffer.payload_mut(), &shared.tally);
+                return match next {
+                    Next::Part(part) => {
+                        shared.pace.wait(part.length);
+                        Some(self.seal(buffer, &part, encrypt))
+                    }
+                    Next::Cold(range, cold) => {
+                        shared.pace.wait(range.length());
+                        self.defer(buffer, cold, Place::Tree(range), encrypt)
+                    }
+                    // Behind what has arrived: that is in the queue, or about to be.
+                    Next::Later => {
+                        let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
+                        None
+                    }
+                    Next::Ended => Some(Event::Unfilled(buffer)),
+                };
+            }
         };
-        let Some(part) = part else { return Event::Unfilled(buffer) };
-        self.shared.pace.wait(part.length);
-        self.seal(buffer, &part, encrypt)
+        match source.next_part() {
+            Some(part) => self.read_part(buffer, part, encrypt),
+            None => Some(Event::Unfilled(buffer)),
+        }
     }
 
-    fn read_part(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
-        let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts that are known are a file's") };
-        self.shared.pace.wait(part.length);
-        match source.read(part, buffer.payload_mut()) {
-            Ok(()) => self.seal(buffer, part, encrypt),
-            Err(fact) => Event::SourceFailed(buffer, fact),
+    /// Reads this part of the file and seals it; `None` if it is being read elsewhere.
+    fn read_part(&mut self, mut buffer: Buffer, part: Part, encrypt: bool) -> Option<Event> {
+        let shared = Arc::clone(&self.shared);
+        let Some(Parts::File(source)) = &shared.source else { unreachable!("parts that are known are a file's") };
+        shared.pace.wait(part.length);
+        match source.read(&part, buffer.payload_mut(), &shared.tally) {
+            Ok(None) => Some(self.seal(buffer, &part, encrypt)),
+            Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),
+            Err(fact) => Some(Event::SourceFailed(buffer, fact)),
+        }
+    }
+
+    /// Has a cold range read, and tells the session that its buffer waits for the device.
+    fn defer(&mut self, buffer: Buffer, cold: Cold, place: Place, encrypt: bool) -> Option<Event> {
+        let shared = Arc::clone(&self.shared);
+        // Before it can be back.
+        self.events.send(Event::Queued(buffer.id())).ok()?;
+        let direct = shared.direct.get().expect("there before any worker");
+        let refused = direct.submit(Request { buffer, cold, place, encrypt }, &shared).err()?;
+        if let (Place::Tree(_), Some(Parts::Tree(tree))) = (&refused.place, &shared.source) {
+            tree.note_arrival();
+        }
+        self.arrived(*refused, Err(Errno::AGAIN))
+    }
+
+    /// Takes what a direct read has answered, and seals it; `None` if the buffer is on its way again.
+    fn arrived(&mut self, request: Request, outcome: Result<usize, Errno>) -> Option<Event> {
+        let Request { mut buffer, cold, place, encrypt } = request;
+        let shared = Arc::clone(&self.shared);
+        let (target, tally) = (buffer.payload_mut(), &shared.tally);
+        match (place, shared.source.as_ref().expect("it was read")) {
+            (Place::File(part), Parts::File(source)) => match source.finish(&cold, outcome, target, tally) {
+                Ok(()) => Some(self.seal(buffer, &part, encrypt)),
+                Err(fact) => Some(Event::SourceFailed(buffer, fact)),
+            },
+            (Place::Tree(range), Parts::Tree(source)) => match source.settle(&range, &cold, outcome, target, tally) {
+                Some(part) => Some(self.seal(buffer, &part, encrypt)),
+                None => self.read(buffer, encrypt),
+            },
+            _ => unreachable!("a transfer has one source"),
         }
     }
 

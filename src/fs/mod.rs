@@ -1,6 +1,7 @@
 //! Files: where the bytes of a stream come from and go to.
 
 pub mod copy;
+pub mod direct;
 pub mod metadata;
 mod partial;
 pub mod sink;

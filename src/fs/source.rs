@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
 
+use super::direct::{Bypass, Cold, Tally};
 use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact};
 
@@ -87,7 +88,17 @@ impl Source {
                 if size > 0 {
                     let parts = size.div_ceil(part_bytes as u64);
                     let next = AtomicU64::new(0);
-                    return Ok(Self::File(FileSource { file, name, stat, start, size, part_bytes, parts, next }));
+                    return Ok(Self::File(FileSource {
+                        file,
+                        name,
+                        stat,
+                        start,
+                        size,
+                        part_bytes,
+                        parts,
+                        next,
+                        bypass: Bypass::default(),
+                    }));
                 }
             }
             FileType::Fifo => {
@@ -126,6 +137,7 @@ pub struct FileSource {
     part_bytes: usize,
     parts: u64,
     next: AtomicU64,
+    bypass: Bypass,
 }
 
 impl FileSource {
@@ -150,26 +162,43 @@ impl FileSource {
         self.parts
     }
 
-    /// Reads a part.
+    /// Reads a part, or what the page cache has of it; the answer then says how to get the rest.
     ///
     /// # Errors
     ///
     /// The name and the error number; without a number if the file has become shorter.
-    pub fn read(&self, part: &Part, target: &mut [u8]) -> Result<(), IoFact> {
-        read_at(&self.file, &self.name, self.start + part.position, &mut target[..part.length])
+    pub fn read(&self, part: &Part, target: &mut [u8], tally: &Tally) -> Result<Option<Cold>, IoFact> {
+        self.bypass.read(&self.file, &self.name, self.start + part.position, target, part.length, tally)
+    }
+
+    /// Takes the rest of a part, of which `outcome` is what the direct read answered.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`FileSource::read`].
+    pub fn finish(
+        &self,
+        cold: &Cold,
+        outcome: Result<usize, Errno>,
+        target: &mut [u8],
+        tally: &Tally,
+    ) -> Result<(), IoFact> {
+        self.bypass.finish(&self.file, &self.name, cold, outcome, target, tally)
     }
 
     /// Reads a part if that takes no waiting for a disk: if it is in the page cache, or the file is in memory anyway. False
     /// if it is not, or cannot be read.
-    pub fn read_cached(&self, part: &Part, target: &mut [u8]) -> bool {
+    pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
         let target = &mut target[..part.length];
         let offset = self.start + part.position;
-        match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
+        let is_read = match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => count == part.length,
             // A file system that cannot tell: on tmpfs and ramfs nothing waits.
-            Err(Errno::OPNOTSUPP) => self.read(part, target).is_ok(),
+            Err(Errno::OPNOTSUPP) => read_at(&self.file, &self.name, offset, target).is_ok(),
             Err(_) => false,
-        }
+        };
+        tally.cached_bytes.fetch_add(if is_read { part.length as u64 } else { 0 }, Ordering::Relaxed);
+        is_read
     }
 
     /// Checks, after the last part has been read, that the file is still what it was.

@@ -11,6 +11,8 @@
 //! * A large file is read only after the chunk that announces it has its sequence, and its end is recorded only after
 //!   all that was read of it has.
 //! * The last part holds records, and nothing is being read when it is made.
+//! * Nobody waits while a range that was read elsewhere has arrived and is not settled: who waits for something to do
+//!   may be the one who must settle it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -23,8 +25,9 @@ use rd_proto::tree::{OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::direct::{Cold, Tally};
 use super::hash_range;
-use super::source::{Part, check_unchanged, read_at};
+use super::source::{Part, check_unchanged};
 use super::walk::{Counts, FACTS_MAX, Finished, LargeFile, Options, Root, Standing, Walk};
 
 /// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
@@ -58,6 +61,8 @@ struct Shared {
     records_bytes: u64,
     counts: Counts,
     facts: Vec<IoFact>,
+    /// Ranges that were read elsewhere and are not settled.
+    arrived: usize,
 }
 
 /// A large file that is being read.
@@ -97,6 +102,37 @@ enum Task {
     Walk(Box<Walk>, Vec<Finished>),
     Read(Arc<LargeFile>, Piece),
     Finish(Reading),
+    /// To settle what has arrived.
+    Settle,
+    Nothing,
+}
+
+/// What a worker got.
+#[derive(Debug)]
+pub enum Next {
+    /// A part, which is in the target.
+    Part(Part),
+    /// A range that is not in the page cache, to be read into the target as it says, and then settled.
+    Cold(ColdRange, Cold),
+    /// Nothing, as others have read ranges that must be settled first. To be asked again after that.
+    Later,
+    /// Nothing more.
+    Ended,
+}
+
+/// A range of a large file that is being read elsewhere.
+#[derive(Debug)]
+pub struct ColdRange {
+    file: Arc<LargeFile>,
+    position: u64,
+    length: usize,
+}
+
+impl ColdRange {
+    /// Its length in bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
 }
 
 impl TreeSource {
@@ -119,20 +155,25 @@ impl TreeSource {
             records_bytes: 0,
             counts: Counts::default(),
             facts: Vec::new(),
+            arrived: 0,
         };
         Ok(Self { shared: Mutex::new(shared), changed: Condvar::new(), cancelled: AtomicBool::new(false), part_bytes })
     }
 
-    /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file.
+    /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
+    /// says how to read what the page cache has not.
     ///
-    /// Meant to be called by several threads at once. Waits only while others must finish something first. `None` once
-    /// all has been given out, and after [`TreeSource::cancel`].
-    pub fn next(&self, target: &mut [u8]) -> Option<Part> {
+    /// Meant to be called by several threads at once. Waits only while others must finish something first, and not while
+    /// anything has arrived that is not settled. [`Next::Ended`] once all has been given out, and after
+    /// [`TreeSource::cancel`].
+    pub fn next(&self, target: &mut [u8], tally: &Tally) -> Next {
         loop {
-            match self.task()? {
+            match self.task() {
+                Task::Nothing => return Next::Ended,
+                Task::Settle => return Next::Later,
                 Task::Walk(walk, finished) => {
                     if let Some(part) = self.walk(walk, finished, target) {
-                        return Some(part);
+                        return Next::Part(part);
                     }
                 }
                 Task::Read(file, Piece::Compare { range, hash }) => {
@@ -141,14 +182,39 @@ impl TreeSource {
                     self.compared(&file, range, is_same);
                 }
                 Task::Read(file, Piece::Send { position, length }) => {
-                    let outcome = read_at(&file.file, &file.path, position, &mut target[..length]);
-                    if let Some(part) = self.account(&file, position, length, outcome) {
-                        return Some(part);
+                    let outcome = file.bypass.read(&file.file, &file.path, position, target, length, tally);
+                    if let Ok(Some(cold)) = outcome {
+                        return Next::Cold(ColdRange { file, position, length }, cold);
+                    }
+                    if let Some(part) = self.account(&file, position, length, outcome.map(drop)) {
+                        return Next::Part(part);
                     }
                 }
                 Task::Finish(reading) => self.finish(reading),
             }
         }
+    }
+
+    /// A range has been read elsewhere, and somebody is about to be asked to settle it.
+    pub fn note_arrival(&self) {
+        self.shared().arrived += 1;
+        self.changed.notify_all();
+    }
+
+    /// Takes a range of whose arrival was told, and of which `outcome` is what the direct read answered. `None` if it
+    /// could not be read: the file has failed then, and the target is free again.
+    pub fn settle(
+        &self,
+        range: &ColdRange,
+        cold: &Cold,
+        outcome: Result<usize, Errno>,
+        target: &mut [u8],
+        tally: &Tally,
+    ) -> Option<Part> {
+        self.shared().arrived -= 1;
+        let ColdRange { file, position, length } = range;
+        let outcome = file.bypass.finish(&file.file, &file.path, cold, outcome, target, tally);
+        self.account(file, *position, *length, outcome)
     }
 
     /// Takes what the receiver has of a large file that awaits it. The file's number, the bytes of a granule, and the
@@ -187,20 +253,23 @@ impl TreeSource {
     }
 
     /// Finds something to do, or waits until there is something. The walk goes first, as it makes work for others.
-    fn task(&self) -> Option<Task> {
+    fn task(&self) -> Task {
         let mut shared = self.shared();
         loop {
             if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
-                return None;
+                return Task::Nothing;
             }
             if shared.walk_is_due(self.part_bytes)
                 && let Some(walk) = shared.walk.take()
             {
                 shared.finished_bytes = 0;
-                return Some(Task::Walk(walk, std::mem::take(&mut shared.finished)));
+                return Task::Walk(walk, std::mem::take(&mut shared.finished));
             }
             if let Some(task) = shared.next_read(self.part_bytes) {
-                return Some(task);
+                return task;
+            }
+            if shared.arrived > 0 {
+                return Task::Settle;
             }
             shared = self.changed.wait(shared).expect("no panic with it locked");
         }

@@ -31,6 +31,7 @@ use rustix::io::{Errno, read};
 
 use self::links::{Inode, Links};
 use self::place::{Entry, Level, Names, Place};
+use super::direct::Bypass;
 use super::source::{SHRANK, change};
 use super::{io_fact, plain_fact};
 
@@ -107,6 +108,8 @@ pub struct LargeFile {
     pub path: OsString,
     /// It may have holes, which are to be left out.
     pub is_sparse: bool,
+    /// How its ranges are read.
+    pub bypass: Bypass,
 }
 
 /// A large file that is done with.
@@ -540,7 +543,14 @@ impl Recorder {
                 self.items = item;
                 self.open.insert(item, Open { inode, names: 0 });
                 let path = place.source_path(entry);
-                self.opened.push(LargeFile { item, file, stat, path, is_sparse: may_have_holes });
+                self.opened.push(LargeFile {
+                    item,
+                    file,
+                    stat,
+                    path,
+                    is_sparse: may_have_holes,
+                    bypass: Bypass::default(),
+                });
             }
             step
         };

@@ -3,6 +3,7 @@
 #[path = "../rig/mod.rs"]
 mod rig;
 
+mod cold;
 mod ends;
 mod files;
 mod forms;

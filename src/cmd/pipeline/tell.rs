@@ -14,7 +14,9 @@ use super::hop::Hop;
 use super::{Stage, StageEnd};
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
+use crate::cmd::report::read_line;
 use crate::control::frames::Report;
+use crate::engine::Read;
 
 /// A pipeline that is done sooner shows no bars.
 const BARS_AFTER: Duration = Duration::from_millis(400);
@@ -200,8 +202,10 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let report = report(hop)?;
     let seconds = report.micros as f64 / 1e6;
     let through = hop.tunneled.then_some(launcher);
+    let read = Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes };
+    let read = read_line(&read).map(|line| format!(", {line}")).unwrap_or_default();
     Some(format!(
-        "{}: {}, {:.3} GB/s, {}",
+        "{}: {}, {:.3} GB/s, {}{read}",
         hop.label(),
         DecimalBytes(report.bytes),
         rate(report.bytes, seconds),
@@ -293,6 +297,8 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
                 "lanes": report.lanes,
                 "encrypted": report.encrypted,
                 "retries": report.retries,
+                "read_direct_bytes": report.read_direct_bytes,
+                "read_cached_bytes": report.read_cached_bytes,
                 "through_launcher": hop.tunneled,
             })
         })

@@ -78,9 +78,27 @@ type Parts = Vec<(Part, Vec<u8>)>;
 /// The next part with its bytes.
 fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
     let mut target = vec![0xee; part_bytes];
-    let part = source.next(&mut target)?;
-    target.truncate(part.length);
-    Some((part, target))
+    let tally = Tally::default();
+    loop {
+        let part = match source.next(&mut target, &tally) {
+            Next::Part(part) => Some(part),
+            Next::Ended => return None,
+            Next::Later => {
+                std::thread::yield_now();
+                None
+            }
+            Next::Cold(range, cold) => {
+                // Not aligned, so this refuses the direct read, and the rest comes through the page cache.
+                let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
+                source.note_arrival();
+                source.settle(&range, &cold, outcome, &mut target, &tally)
+            }
+        };
+        if let Some(part) = part {
+            target.truncate(part.length);
+            return Some((part, target));
+        }
+    }
 }
 
 fn rest(source: &TreeSource, threads: usize, part_bytes: usize) -> Parts {
@@ -717,4 +735,58 @@ proptest! {
         make(&scratch.0, &nodes, &mut Vec::new());
         check(&scratch, 8192 << shift);
     }
+}
+
+#[test]
+fn large_files_that_are_cold_are_read_past_the_cache() {
+    // Memory file systems have no way past their cache; the disk that the tests are built on has.
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+    let directory = tempfile::tempdir_in(beside).expect("a directory");
+    let data = bytes(20 * PART_BYTES + 777, 5);
+    let path = directory.path().join("large");
+    fs::write(&path, &data).expect("written");
+    let file = fs::File::open(&path).expect("there");
+    file.sync_all().expect("synced");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("evicted");
+    let source = TreeSource::new(vec![root(directory.path(), "t")], PART_BYTES, all()).expect("a source");
+    let tally = Tally::default();
+    let (mut got, mut waiting) = (vec![0; data.len()], VecDeque::new());
+    let buffer = || {
+        let bytes = vec![0xee_u8; PART_BYTES + 4096];
+        let start = bytes.as_ptr().align_offset(4096);
+        (bytes, start)
+    };
+    // One thread, which has several ranges under way and settles one whenever there is nothing else.
+    let (mut is_told, mut laters) = (false, 0);
+    loop {
+        let (mut target, start) = buffer();
+        match source.next(&mut target[start..start + PART_BYTES], &tally) {
+            Next::Ended => break,
+            Next::Part(_) => {}
+            Next::Cold(range, cold) => waiting.push_back((range, cold, target, start)),
+            Next::Later => laters += 1,
+        }
+        if waiting.len() == 4 || waiting.iter().map(|(range, ..)| range.length()).any(|length| length < PART_BYTES) {
+            while let Some((range, cold, mut target, start)) = waiting.pop_front() {
+                let target = &mut target[start..start + PART_BYTES];
+                let outcome = rustix::io::pread(&cold.file, cold.hole(target), cold.hole_offset());
+                source.note_arrival();
+                // All ranges have been given out, and one is not settled: whoever asks is sent to do that.
+                if !is_told && waiting.is_empty() && range.length() < PART_BYTES {
+                    let (mut other, other_start) = buffer();
+                    let next = source.next(&mut other[other_start..other_start + PART_BYTES], &tally);
+                    assert!(matches!(next, Next::Later), "{next:?}");
+                    is_told = true;
+                }
+                let part = source.settle(&range, &cold, outcome, target, &tally).expect("read");
+                let at = part.position as usize;
+                got[at..at + part.length].copy_from_slice(&target[..part.length]);
+            }
+        }
+    }
+    assert!(got == data);
+    assert!(is_told && laters == 0);
+    assert_eq!(tally.direct_bytes.load(Ordering::Relaxed), data.len() as u64);
+    assert_eq!(tally.cached_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(source.counts().bytes, data.len() as u64);
 }

@@ -32,6 +32,8 @@ enum Place {
     Free,
     /// Being read and sealed, or sealed anew.
     Working,
+    /// Being read by a device that does many reads at once.
+    Queued,
     /// Waiting for a lane.
     Ready,
     /// With a lane's transport.
@@ -48,7 +50,7 @@ impl Place {
         match self {
             Self::Working | Self::Ready => true,
             Self::OnLane(lane) => path_of(lane) == Path::Tcp,
-            Self::Free | Self::Sent(_) | Self::Arrived => false,
+            Self::Free | Self::Queued | Self::Sent(_) | Self::Arrived => false,
         }
     }
 }
@@ -130,11 +132,16 @@ struct ReadAhead {
     held_back: bool,
     /// Since when a lane has been idle, with credit and without data.
     starved_since: Option<Duration>,
+    /// The source comes from a device that gives its rate only to who asks for much at once.
+    is_deep: bool,
 }
 
 impl ReadAhead {
     /// Chunks that may be ahead, with this number of lanes.
     fn max(&self, lanes: usize) -> usize {
+        if self.is_deep {
+            return usize::MAX;
+        }
         (READ_AHEAD_PER_LANE * lanes).max(READ_AHEAD_MIN) << self.doublings
     }
 
@@ -181,12 +188,14 @@ impl Sender {
     pub fn handle_sealed(&mut self, buffer: BufferId, header: &ChunkHeader) {
         let sequence = header.sequence;
         let state = &mut self.buffers[buffer as usize];
-        debug_assert_eq!(state.place, Place::Working);
+        debug_assert!(matches!(state.place, Place::Working | Place::Queued));
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
         if chunk.buffer.is_none() {
             self.fills_open -= 1;
+            // The last word counts: what is read now is in memory, or is not.
+            self.read_ahead.is_deep = state.place == Place::Queued;
         }
-        // Ready is as much ahead as working was.
+        state.move_to(Place::Ready, &mut self.read_ahead);
         *state = BufferState { place: Place::Ready, sequence, encrypted: header.sealed, taken: false, arrived: false };
         *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes: header.plain_bytes, tag: header.tag };
         self.sealed_end = self.sealed_end.max(sequence + 1);
@@ -226,6 +235,16 @@ impl Sender {
         let sequence = self.buffers[buffer as usize].sequence;
         let sealed = self.chunks[sequence as usize % SPAN_MAX].buffer == Some(buffer);
         sealed && self.buffers[buffer as usize].place == Place::Working
+    }
+
+    /// What goes into this buffer is read by a device that does many reads at once: all free buffers are to be filled,
+    /// as long as that is so.
+    pub fn handle_queued(&mut self, buffer: BufferId) {
+        let state = &mut self.buffers[buffer as usize];
+        // Queued already where a range could not be read and the buffer got another.
+        debug_assert!(matches!(state.place, Place::Working | Place::Queued));
+        state.move_to(Place::Queued, &mut self.read_ahead);
+        self.read_ahead.is_deep = true;
     }
 
     /// The source had ended before this buffer's turn came.
@@ -360,7 +379,7 @@ impl Sender {
             let state = &mut self.buffers[buffer as usize];
             match state.place {
                 // Nothing of it is changed: what a worker has of it comes back as it went.
-                Place::Free | Place::Working | Place::Ready => {
+                Place::Free | Place::Working | Place::Queued | Place::Ready => {
                     return Err(Violation::Impossible("acknowledgement"));
                 }
                 Place::OnLane(_) => state.taken = true,

@@ -202,3 +202,27 @@ fn receives_are_posted_once_a_lane_is_known_to_carry_payload() {
     receiver.handle_frame(rdma, told, Duration::ZERO).expect("allowed");
     assert_eq!(posted(&mut receiver), [RDMA_LANE_FIRST]);
 }
+
+#[test]
+fn a_source_that_waits_for_a_device_gets_the_whole_pool() {
+    const BUFFERS: u32 = 32;
+    let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::Tcp, Policy::Tcp)).expect("agreed");
+    let mut sender = Sender::new(agreed, true, BUFFERS);
+    sender.handle_lane_up(LaneId { index: 0, generation: 0 }, Duration::ZERO);
+    let mut fills = || {
+        sender.advance(Duration::from_millis(1));
+        let mut filled = Vec::new();
+        while let Some(action) = sender.poll_action() {
+            if let Action::Fill { buffer, .. } = action {
+                filled.push(buffer);
+            }
+        }
+        for &buffer in filled.iter().take(1) {
+            sender.handle_queued(buffer);
+        }
+        filled.len()
+    };
+    let few = fills();
+    assert!(few > 0 && few < BUFFERS as usize / 2, "a few while nothing is known of the source: {few}");
+    assert_eq!(fills(), BUFFERS as usize - few, "all others when one waits for a device");
+}

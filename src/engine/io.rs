@@ -1,0 +1,316 @@
+//! Direct reads, many at once: a ring of the kernel's, or threads where there is none to be had.
+//!
+//! A disk gives its rate only to who asks for much ahead, so a worker that meets a range that is not in the page cache
+//! hands it over here with its buffer, and takes another job. What has been read comes back to the workers as a job.
+//! Nothing is started before the first such range is met.
+//!
+//! # Invariants
+//!
+//! * The kernel writes only into buffers that stand in [`Flight`], which gives a buffer out when its completion has been
+//!   taken from the ring, and never frees one before. A buffer holds its pool: whatever ends meanwhile, the memory stays.
+//! * The thread ends when all who could ask have gone and nothing is under way. Who ends need not wait for it.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use flume::{Receiver, Sender, TryRecvError, WeakSender, unbounded};
+use io_uring::{IoUring, Probe, opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, pread, read, write};
+
+use super::work::{Job, Parts, Shared};
+use crate::fs::direct::Cold;
+use crate::fs::source::Part;
+use crate::fs::tree_source::ColdRange;
+use crate::transport::Buffer;
+
+/// Reads that are under way at once. A pool of the default size has half as many buffers.
+const DEPTH: usize = 64;
+
+/// Threads that read where there is no ring: as many as most disks need to be busy.
+const THREADS: usize = 16;
+
+/// Before a kernel that is short of memory is asked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// What marks the ring's own request, by which it is woken.
+const WAKE: u64 = u64::MAX;
+
+/// A range to be read directly.
+#[derive(Debug)]
+pub struct Request {
+    /// What it is read into.
+    pub buffer: Buffer,
+    /// Where it is.
+    pub cold: Cold,
+    /// What it is a range of.
+    pub place: Place,
+    /// It is to be encrypted then.
+    pub encrypt: bool,
+}
+
+/// What a range belongs to.
+#[derive(Debug)]
+pub enum Place {
+    /// A single file, as this part.
+    File(Part),
+    /// A large file of a tree.
+    Tree(ColdRange),
+}
+
+/// By which means direct reads are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Means {
+    /// A ring if the kernel gives one, else threads.
+    #[default]
+    Best,
+    /// Threads.
+    Threads,
+}
+
+/// Takes requests, and starts what serves them with the first.
+pub struct DirectReads {
+    jobs: WeakSender<Job>,
+    means: Means,
+    queue: Mutex<Option<Queue>>,
+}
+
+struct Queue {
+    requests: Sender<Request>,
+    bell: Option<Arc<Bell>>,
+}
+
+/// Wakes a thread that waits for completions.
+struct Bell {
+    event: OwnedFd,
+    /// It waits, or is about to.
+    is_awaited: AtomicBool,
+}
+
+impl Bell {
+    fn ring(&self) {
+        if self.is_awaited.swap(false, Ordering::SeqCst) {
+            // It can only be full if it has been rung already.
+            let _ = write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl DirectReads {
+    /// Nothing is started yet. What has been read is posted to `jobs`, as long as anybody else can.
+    pub fn new(jobs: WeakSender<Job>, means: Means) -> Self {
+        Self { jobs, means, queue: Mutex::new(None) }
+    }
+
+    /// Has a range read. `shared`: whose source it is of.
+    ///
+    /// # Errors
+    ///
+    /// The request itself if no thread can be made: it is to be read in another way.
+    pub fn submit(&self, request: Request, shared: &Arc<Shared>) -> Result<(), Box<Request>> {
+        let mut queue = self.queue.lock().expect("no panic with it locked");
+        if queue.is_none() {
+            *queue = self.start(shared).ok();
+        }
+        let Some(Queue { requests, bell }) = &*queue else { return Err(Box::new(request)) };
+        requests.send(request).map_err(|refused| Box::new(refused.into_inner()))?;
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+        Ok(())
+    }
+
+    fn start(&self, shared: &Arc<Shared>) -> std::io::Result<Queue> {
+        let (requests, queue) = unbounded();
+        let done = Done { jobs: self.jobs.clone(), shared: Arc::downgrade(shared) };
+        let bell = match self.means {
+            Means::Best => eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok(),
+            Means::Threads => None,
+        };
+        let bell = bell.map(|event| Arc::new(Bell { event, is_awaited: AtomicBool::new(false) }));
+        let its_bell = bell.clone();
+        std::thread::Builder::new().name("direct".to_owned()).stack_size(128 << 10).spawn(move || {
+            // Made here, since a ring may be bound to the thread that made it.
+            match its_bell.and_then(|bell| Ring::new(bell).ok()) {
+                Some(ring) => ring.run(&queue, &done),
+                None => run_threads(&queue, &done),
+            }
+        })?;
+        Ok(Queue { requests, bell })
+    }
+}
+
+/// Where finished reads go.
+#[derive(Clone)]
+struct Done {
+    jobs: WeakSender<Job>,
+    shared: Weak<Shared>,
+}
+
+impl Done {
+    fn post(&self, request: Request, outcome: Result<usize, Errno>) {
+        let (Some(jobs), Some(shared)) = (self.jobs.upgrade(), self.shared.upgrade()) else { return };
+        // A worker that waits for the tree to have something for it is to take this instead. Counted before it is
+        // posted, since it is counted off when it is taken.
+        if let (Place::Tree(_), Some(Parts::Tree(tree))) = (&request.place, &shared.source) {
+            tree.note_arrival();
+        }
+        let _ = jobs.send(Job::Arrived(Box::new(request), outcome));
+    }
+
+    /// Nobody takes what is read any more.
+    fn is_over(&self) -> bool {
+        self.shared.strong_count() == 0
+    }
+}
+
+fn run_threads(queue: &Receiver<Request>, done: &Done) {
+    for _ in 1..THREADS {
+        let (queue, done) = (queue.clone(), done.clone());
+        let run = move || read_each(&queue, &done);
+        // One is enough to go on with.
+        let _ = std::thread::Builder::new().name("direct".to_owned()).stack_size(64 << 10).spawn(run);
+    }
+    read_each(queue, done);
+}
+
+fn read_each(queue: &Receiver<Request>, done: &Done) {
+    while let Ok(mut request) = queue.recv() {
+        if done.is_over() {
+            continue;
+        }
+        let Request { buffer, cold, .. } = &mut request;
+        let outcome = loop {
+            match pread(&cold.file, cold.hole(buffer.payload_mut()), cold.hole_offset()) {
+                Err(Errno::INTR) => {}
+                outcome => break outcome,
+            }
+        };
+        done.post(request, outcome);
+    }
+}
+
+/// The requests that the kernel is at work on.
+struct Flight {
+    places: [Option<Request>; DEPTH],
+    count: usize,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        // Only after a panic is any left: the kernel may still write there, so the memory is given up.
+        for request in self.places.iter_mut().filter_map(Option::take) {
+            std::mem::forget(request);
+        }
+    }
+}
+
+struct Ring {
+    // Before `flight`: when the ring goes, its completions can no longer be taken.
+    ring: IoUring,
+    flight: Flight,
+    bell: Arc<Bell>,
+    /// The bell's request stands.
+    is_armed: bool,
+}
+
+impl Ring {
+    /// A ring that works. Made by the thread that uses it.
+    fn new(bell: Arc<Bell>) -> std::io::Result<Self> {
+        let entries = (DEPTH * 2) as u32;
+        let mut ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(entries)
+            .or_else(|_| IoUring::new(entries))?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::PollAdd::CODE) {
+            return Err(Errno::NOSYS.into());
+        }
+        // A filter of system calls may let a ring be made and not used.
+        // SAFETY: a request without any memory.
+        unsafe { ring.submission().push(&opcode::Nop::new().build()).map_err(|_| Errno::BUSY)? };
+        ring.submit_and_wait(1)?;
+        ring.completion().for_each(drop);
+        let flight = Flight { places: [const { None }; DEPTH], count: 0 };
+        Ok(Self { ring, flight, bell, is_armed: false })
+    }
+
+    fn run(mut self, queue: &Receiver<Request>, done: &Done) {
+        let mut is_ended = false;
+        while !is_ended || self.flight.count > 0 {
+            while !is_ended && self.flight.count < DEPTH {
+                let request = match self.flight.count {
+                    0 => queue.recv().map_err(|_| TryRecvError::Disconnected),
+                    _ => queue.try_recv(),
+                };
+                match request {
+                    Ok(_) if done.is_over() => {}
+                    Ok(request) => self.start(request),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_ended = true,
+                }
+            }
+            if self.flight.count > 0 {
+                self.wait(queue);
+                self.reap(done);
+            }
+        }
+    }
+
+    /// Prepares a read; it begins with the next wait.
+    fn start(&mut self, request: Request) {
+        let free = self.flight.places.iter().position(Option::is_none).expect("fewer than DEPTH are under way");
+        let request = self.flight.places[free].insert(request);
+        let offset = request.cold.hole_offset();
+        let file = types::Fd(request.cold.file.as_raw_fd());
+        let hole = request.cold.hole(request.buffer.payload_mut());
+        let read = opcode::Read::new(file, hole.as_mut_ptr(), hole.len() as u32).offset(offset).build();
+        self.flight.count += 1;
+        // SAFETY: the bytes belong to a buffer that stays in `flight`, untouched, until this request's completion has
+        // been taken; so does the descriptor. A slot's address does not change when its `Buffer` moves.
+        let pushed = unsafe { self.ring.submission().push(&read.user_data(free as u64)) };
+        pushed.expect("room for twice DEPTH");
+    }
+
+    /// Begins what has been prepared, and waits until something has been read or there is more to read.
+    fn wait(&mut self, queue: &Receiver<Request>) {
+        if !self.is_armed {
+            let event = types::Fd(self.bell.event.as_fd().as_raw_fd());
+            let poll = opcode::PollAdd::new(event, libc::POLLIN as u32).build().user_data(WAKE);
+            // SAFETY: a request without memory; the descriptor lives as long as the ring.
+            unsafe { self.ring.submission().push(&poll) }.expect("room for twice DEPTH");
+            self.is_armed = true;
+        }
+        self.bell.is_awaited.store(true, Ordering::SeqCst);
+        // Who asks looks at the flag after it has posted: one of the two sees the other.
+        let has_more = !queue.is_empty() && self.flight.count < DEPTH;
+        let waited = self.ring.submit_and_wait(usize::from(!has_more));
+        self.bell.is_awaited.store(false, Ordering::SeqCst);
+        match waited.as_ref().map_err(Errno::from_io_error) {
+            Ok(_) | Err(Some(Errno::INTR | Errno::BUSY)) => {}
+            Err(Some(Errno::AGAIN | Errno::NOMEM)) => std::thread::sleep(RETRY_PAUSE),
+            Err(_) => panic!("the ring is ours and was made to be used so: {waited:?}"),
+        }
+    }
+
+    fn reap(&mut self, done: &Done) {
+        while let Some(entry) = { self.ring.completion().next() } {
+            if entry.user_data() == WAKE {
+                self.is_armed = false;
+                let _ = read(&self.bell.event, &mut [0; 8]);
+                continue;
+            }
+            let Some(request) = self.flight.places[entry.user_data() as usize].take() else { continue };
+            self.flight.count -= 1;
+            let outcome = usize::try_from(entry.result());
+            done.post(request, outcome.map_err(|_| Errno::from_raw_os_error(-entry.result())));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

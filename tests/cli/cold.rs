@@ -1,0 +1,102 @@
+//! Files that are not in the page cache, on the disk that the tests are built on.
+
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::rig::*;
+
+/// Puts the file on the disk and its pages out of the cache.
+fn evict(path: &Path) {
+    let file = std::fs::File::open(path).expect("there");
+    file.sync_all().expect("synced");
+    fadvise(&file, 0, None, Advice::DontNeed).expect("evicted");
+    assert_eq!(cached_bytes(path), 0, "nothing holds its pages");
+}
+
+fn cached_bytes(path: &Path) -> u64 {
+    let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().expect("util-linux");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+/// Sends `source` (as an argument, or as standard input from an offset on) into a file; returns what the sender said
+/// and how many bytes it read directly and through the cache.
+fn send(source: &Path, offset: Option<u64>, expected: &[u8]) -> (String, [u64; 2]) {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
+    let mut command = rdsend();
+    command.args(["-v", "--json", "127.0.0.1", &port.to_string(), KEY]);
+    match offset {
+        None => drop(command.arg(source).stdin(Stdio::null())),
+        Some(offset) => {
+            let mut file = std::fs::File::open(source).expect("there");
+            file.seek(SeekFrom::Start(offset)).expect("sought");
+            command.stdin(file);
+        }
+    }
+    let mut sender = Process::spawn(command.stdout(Stdio::null()));
+    let ended = sender.wait();
+    ended.expect(0);
+    recv.wait().expect(0);
+    same(&std::fs::read(&target).expect("there"), expected);
+    let report = ended.report();
+    let counts = ["read_direct_bytes", "read_cached_bytes"].map(|key| report[key].as_u64().expect("a number"));
+    (ended.stderr.clone(), counts)
+}
+
+#[test]
+fn a_cold_file_is_read_past_the_cache() {
+    let scratch = Scratch::new();
+    for length in [1, 4096, (1 << 20) + 1, (40 << 20) + 12345] {
+        let data = noise(length);
+        let source = scratch.file("source", &data);
+        evict(&source);
+        let (said, counts) = send(&source, None, &data);
+        assert_eq!(counts, [length as u64, 0], "{length} bytes");
+        assert_eq!(cached_bytes(&source), 0, "{length} bytes: it stays cold");
+        assert!(said.lines().any(|line| line.starts_with("read: ") && line.ends_with(" direct")), "{said}");
+    }
+}
+
+#[test]
+fn a_cached_file_is_copied_and_nothing_is_said_of_it() {
+    let scratch = Scratch::new();
+    let data = noise((8 << 20) + 1);
+    let source = scratch.file("source", &data);
+    let (said, counts) = send(&source, None, &data);
+    assert_eq!(counts, [0, data.len() as u64]);
+    assert!(!said.contains("read: "), "{said}");
+}
+
+#[test]
+fn standard_input_from_an_offset_on() {
+    let scratch = Scratch::new();
+    let data = noise(5 << 20);
+    let source = scratch.file("source", &data);
+    for (offset, is_direct) in [(4096, true), (1, false), (5000, false)] {
+        evict(&source);
+        let expected = &data[offset as usize..];
+        let (_, counts) = send(&source, Some(offset), expected);
+        let all = expected.len() as u64;
+        assert_eq!(counts, if is_direct { [all, 0] } else { [0, all] }, "from {offset} on");
+    }
+}
+
+#[test]
+fn a_cold_file_that_is_sent_slowly_and_given_up() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", &noise(64 << 20));
+    evict(&source);
+    let (mut recv, port) = start_recv(&["-v"], Some(&scratch.join("target")));
+    let mut send = start_send(&["-v", "--bwlimit", "8M"], port, Some(&source));
+    recv.line_with("connection: ");
+    send.line_with("connection: ");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    send.signal(rustix::process::Signal::INT);
+    send.wait_for(std::time::Duration::from_secs(10)).expect(130);
+    recv.wait().expect(4);
+    assert_eq!(scratch.names(), ["source"], "nothing is published");
+}

@@ -119,7 +119,7 @@ fn serve() -> Result<(), Failure> {
         messages.flush(READER_MAX);
     });
     let mut end = End::new(Arc::clone(&say), true);
-    let mut station = Station::new(say, tell, true);
+    let mut station = Station::new(say, tell, true, true);
     let mut lost_since = None;
     loop {
         let input = match inputs.recv_timeout(LOOK_AGAIN) {

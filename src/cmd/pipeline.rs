@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use super::station::Station;
 use super::stream::forward_signals;
 use crate::control::frames::{self, Action, Begin, Hello, Job, Message, SessionKey, StageReport};
 use crate::control::launch::Launcher;
+use crate::control::tunnel::Emit;
 
 pub(super) mod grammar;
 mod hop;
@@ -42,6 +44,9 @@ const END_MAX: Duration = Duration::from_secs(1);
 
 /// How long the second end of a hop may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
+
+/// Messages that may wait to be told before a stage of ours waits as well.
+const COMPLAINTS_MAX: usize = 64;
 
 /// The host that this process itself is.
 const HERE: usize = 0;
@@ -66,6 +71,13 @@ pub(super) struct Plan<'a> {
     pub(super) report: &'a ReportOptions,
     /// The pipeline's output would not get in the way of progress bars.
     pub(super) may_draw: bool,
+}
+
+impl Plan<'_> {
+    /// Whether lines of standard error are labelled.
+    fn has_labels(&self) -> bool {
+        self.label && self.specs.iter().any(|spec| spec.host != self.specs[0].host)
+    }
 }
 
 /// A stage, as the caller knows it.
@@ -128,9 +140,18 @@ impl<'a> Pipeline<'a> {
         forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
         let said = post.clone();
-        let say: crate::control::tunnel::Emit =
-            Arc::new(move |message| drop(said.send((HERE, News::Message(message)))));
-        let station = Station::new(Arc::clone(&say), say, false);
+        let say: Emit = Arc::new(move |message| drop(said.send((HERE, News::Message(message)))));
+        let (queue, said) = (post.clone(), post.clone());
+        let tell: Emit = Arc::new(move |message| {
+            // As with a pipe: who writes to standard error waits for who reads it.
+            while matches!(message, Message::StageStderr { .. }) && queue.len() > COMPLAINTS_MAX {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(said.send((HERE, News::Message(message))));
+        });
+        // At a terminal a command of ours is to see that it writes to one.
+        let labels = plan.has_labels() && !std::io::stderr().is_terminal();
+        let station = Station::new(say, tell, false, labels);
         let here = Host { name: OsString::new(), voice: Voice::Here(station), gone: false };
         let manner = Manner {
             via: plan.via.clone().map(std::os::unix::ffi::OsStringExt::into_vec).unwrap_or_default(),
@@ -194,7 +215,7 @@ impl<'a> Pipeline<'a> {
     }
 
     fn start_hosts(&mut self) -> Result<(), Failure> {
-        let several = self.plan.label && self.plan.specs.iter().any(|spec| spec.host != self.plan.specs[0].host);
+        let several = self.plan.has_labels();
         let hosts: std::collections::BTreeSet<&OsStr> =
             self.plan.specs.iter().map(|spec| &*spec.host).filter(|host| !host.is_empty()).collect();
         let may_ask = may_ask(hosts.len());

@@ -25,9 +25,10 @@ pub(super) struct Station {
 }
 
 impl Station {
-    /// `emit` takes what this host says; `tell` what its stages tell, and may wait there for whoever reads it.
-    pub(super) fn new(emit: Emit, tell: Emit, is_agent: bool) -> Self {
-        Self { emit, is_agent, stages: Stages::new(tell, is_agent), ends: HashMap::new() }
+    /// `emit` takes what this host says; `tell` what its stages tell, and may wait there for whoever reads it;
+    /// standard error is among it or is this process's own.
+    pub(super) fn new(emit: Emit, tell: Emit, is_agent: bool, tells_stderr: bool) -> Self {
+        Self { emit, is_agent, stages: Stages::new(tell, is_agent, tells_stderr), ends: HashMap::new() }
     }
 
     /// Does what a message asks for; gives back one that is no pipeline's. Does not wait.

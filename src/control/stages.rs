@@ -69,6 +69,8 @@ pub struct Stages {
     emit: Emit,
     /// Where they are the caller's own: they share its standard error, and its terminal.
     is_agent: bool,
+    /// Standard error of the stages is told of; else it is this process's own.
+    tells_stderr: bool,
     program: PathBuf,
     held: HashMap<u32, Held>,
 }
@@ -81,10 +83,10 @@ struct Held {
 }
 
 impl Stages {
-    /// `emit` takes what stages tell. What they write to standard error may wait there for its reader.
-    pub fn new(emit: Emit, is_agent: bool) -> Self {
+    /// `emit` takes what stages tell. What they write to standard error, if that is told, may wait there for its reader.
+    pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
         let program = std::env::current_exe().ok().filter(|path| path.exists());
-        Self { emit, is_agent, program: program.unwrap_or_else(|| OWN.into()), held: HashMap::new() }
+        Self { emit, is_agent, tells_stderr, program: program.unwrap_or_else(|| OWN.into()), held: HashMap::new() }
     }
 
     /// Takes a stage, which is not started yet. One that an agent cannot have is answered with its end.
@@ -127,6 +129,7 @@ impl Stages {
             let run = Run {
                 emit: Arc::clone(&self.emit),
                 is_agent: self.is_agent,
+                tells_stderr: self.tells_stderr,
                 program: self.program.clone(),
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
@@ -174,6 +177,7 @@ impl Stages {
 struct Run {
     emit: Emit,
     is_agent: bool,
+    tells_stderr: bool,
     program: PathBuf,
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
@@ -305,7 +309,7 @@ impl Run {
                 out = Some(File::from(OwnedFd::from(read)));
             }
         }
-        command.stderr(if self.is_agent { Stdio::piped() } else { Stdio::inherit() });
+        command.stderr(if self.tells_stderr { Stdio::piped() } else { Stdio::inherit() });
         self.guard(&mut command)?;
         let spawned = command.spawn();
         // With them go our copies of the pipes' other ends.

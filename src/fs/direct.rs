@@ -134,6 +134,17 @@ impl Bypass {
         Ok(None)
     }
 
+    /// Whether reading a range is likely to wait for a device. Brings nothing into the page cache.
+    pub fn looks_cold(&self, file: impl AsFd, offset: u64, length: usize) -> bool {
+        let is_open = !self.is_closed.load(Ordering::Relaxed) && !self.is_warm.load(Ordering::Relaxed);
+        is_open && self.is_cold(file, offset, length)
+    }
+
+    /// A range was in the page cache, or was not: the next one is expected to be like it.
+    pub fn note_warm(&self, is_warm: bool) {
+        self.is_warm.store(is_warm, Ordering::Relaxed);
+    }
+
     /// Whether any of a range is not in the page cache, without having it brought there.
     fn is_cold(&self, file: impl AsFd, offset: u64, length: usize) -> bool {
         if !self.is_untold.load(Ordering::Relaxed) {

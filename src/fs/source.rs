@@ -191,12 +191,16 @@ impl FileSource {
     pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
         let target = &mut target[..part.length];
         let offset = self.start + part.position;
+        if self.bypass.looks_cold(&self.file, offset, part.length) {
+            return false;
+        }
         let is_read = match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => count == part.length,
             // A file system that cannot tell: on tmpfs and ramfs nothing waits.
             Err(Errno::OPNOTSUPP) => read_at(&self.file, &self.name, offset, target).is_ok(),
             Err(_) => false,
         };
+        self.bypass.note_warm(is_read);
         tally.cached_bytes.fetch_add(if is_read { part.length as u64 } else { 0 }, Ordering::Relaxed);
         is_read
     }

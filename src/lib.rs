@@ -7,4 +7,5 @@ pub mod cmd;
 pub mod control;
 pub mod engine;
 pub mod fs;
+pub mod measure;
 pub mod transport;

@@ -9,6 +9,7 @@ pub mod exit;
 pub mod key;
 mod launching;
 pub mod options;
+pub mod perf;
 mod place;
 mod plan;
 pub mod rdcp;

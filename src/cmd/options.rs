@@ -209,7 +209,7 @@ impl TransferOptions {
 }
 
 /// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000.
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim() {
@@ -229,7 +229,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     if (1.0..=u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err("out of range".to_owned()) }
 }
 
-fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+pub(super) fn parse_ports(text: &str) -> Result<RangeInclusive<u16>, String> {
     let usage = || "give FIRST-LAST, two ports from 1 to 65535".to_owned();
     let (first, last) = text.split_once('-').ok_or_else(usage)?;
     let (first, last): (u16, u16) = (first.parse().map_err(|_| usage())?, last.parse().map_err(|_| usage())?);

@@ -75,20 +75,20 @@ pub struct HostOptions {
     option: Vec<OsString>,
     /// The agent's program on other hosts [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH")]
-    agent: Option<OsString>,
+    pub(super) agent: Option<OsString>,
     /// Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it
     #[arg(long)]
-    bootstrap: bool,
+    pub(super) bootstrap: bool,
     /// The address or interface, of either end, that the data is to go by
     #[arg(long, value_name = "ADDRESS|INTERFACE")]
-    via: Option<OsString>,
+    pub(super) via: Option<OsString>,
     /// Send the data through the connections that ssh has made, by way of this host
     #[arg(long, conflicts_with = "via")]
-    relay: bool,
+    pub(super) relay: bool,
 }
 
 impl HostOptions {
-    fn launcher(&self) -> Result<Launcher, Failure> {
+    pub(super) fn launcher(&self) -> Result<Launcher, Failure> {
         let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
             (Some(command), _) => (command.clone(), "--rsh"),
             (None, Some(command)) if !command.is_empty() => (command, LAUNCHER_VARIABLE),

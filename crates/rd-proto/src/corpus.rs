@@ -15,6 +15,7 @@ const TARGETS: &[(&str, Body)] = &[
     ("decompress", crate::compress::fuzz::decompress),
     ("handshake_connector", crate::handshake::fuzz::connector),
     ("handshake_listener", crate::handshake::fuzz::listener),
+    ("measure_frame", crate::control::measure::fuzz::measure_frame),
     ("record_open", crate::record::fuzz::record_open),
     ("tree_records", crate::tree::fuzz::tree_records),
 ];
@@ -33,6 +34,7 @@ fn corpus_holds_what_this_version_makes() {
         crate::compress::fuzz::seeds(),
         crate::handshake::fuzz::seeds(),
         crate::control::fuzz::seeds(),
+        crate::control::measure::fuzz::seeds(),
     ];
     // A compressor may find shorter forms with each of its versions.
     runner::corpus_holds(&seeds.concat(), |target| target != "decompress");

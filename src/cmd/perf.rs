@@ -1,0 +1,352 @@
+//! `rdperf`: measures the wire between two hosts, and the storage and memory of this one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
+use rd_proto::control::Policy;
+use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
+use rustix::io::Errno;
+
+use super::exit::{Exit, Failure, escaped, os};
+use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports};
+use super::rdcp::HostOptions;
+use crate::measure::report::Report;
+
+pub(super) mod serve;
+mod wire;
+
+/// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
+const ALL: std::ops::RangeInclusive<u32> = 1..=23;
+
+/// The longest that a run with a number of messages may take, where no `--duration` says otherwise.
+const COUNTED_MAX: Duration = Duration::from_secs(60);
+
+/// Measure the wire between two hosts, and what copies depend on at each
+///
+/// `rdperf HOST` starts the other end by ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY that it
+/// prints. MODE is bw (bandwidth), lat (latency), ping (latency, and every message compared as it comes back), qps
+/// (throughput against the number of connections) or limits (what limits a copy to HOST[:PATH]); without MODE, latency
+/// and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any file;
+/// `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as perftest has
+/// them; latency is half of a round trip.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdperf",
+    version,
+    override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
+        rdperf [OPTIONS] disk PATH\n       rdperf [OPTIONS] mem|model",
+    after_help = EXIT_CODES
+)]
+pub struct PerfArguments {
+    /// What is measured
+    #[arg(value_name = "HOST [MODE]", num_args = 0..=2)]
+    positionals: Vec<OsString>,
+    #[command(flatten)]
+    load: LoadOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+    #[command(flatten)]
+    serve: ServeOptions,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    hosts: HostOptions,
+}
+
+/// Options of what is sent.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Load")]
+struct LoadOptions {
+    /// Every length from 2 bytes to 8 MiB
+    #[arg(short, long, conflicts_with = "size")]
+    all: bool,
+    /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u32>,
+    /// Messages of each length, instead of a time [default of ping: 10]
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    iterations: Option<u64>,
+    /// Seconds for each length, and for each number of connections, block size or depth
+    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    duration: Duration,
+    /// Connections: queue pairs, or TCP streams; with qps, the most of them
+    #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
+    qp: Option<u32>,
+    /// Messages on their way on each connection
+    #[arg(short = 't', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    depth: u16,
+    /// Both ends send at once; the sums are told
+    #[arg(short, long)]
+    bidirectional: bool,
+    /// The other end sends
+    #[arg(long, conflicts_with = "bidirectional")]
+    reverse: bool,
+    /// Look for messages all the time, at both ends, instead of sleeping until one comes
+    #[arg(long)]
+    poll: bool,
+    /// Which transport carries the messages
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    transport: Transport,
+}
+
+/// Options of what is told.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Output")]
+struct OutputOptions {
+    /// Write one JSON object, to FILE or else to standard output instead of the tables
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Write comma-separated values, to FILE or else to standard output instead of the tables
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-", conflicts_with = "json")]
+    csv: Option<PathBuf>,
+    /// Print what happens as it does
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Options of `rdperf serve`.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Serve")]
+struct ServeOptions {
+    /// End after the first measurement
+    #[arg(long)]
+    once: bool,
+    /// Ports that the listening end may take: for RDMA, and for TCP where none is given
+    #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
+    port_range: Option<std::ops::RangeInclusive<u16>>,
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; 5 cannot \
+    read; 6 cannot write; 7 messages came back damaged; 9 protocol or version; 128+n ended by signal n; 141 standard \
+    output was closed";
+
+/// What a command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Task {
+    Serve(u16),
+    Wire(Target, Mode),
+}
+
+/// The other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    /// An `rdperf serve`.
+    Server(OsString, u16),
+    /// A host that the launcher is given.
+    Launched(OsString),
+}
+
+/// What of the wire is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Both,
+    Bandwidth,
+    Latency,
+    Ping,
+}
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::run("rdperf", || match PerfArguments::try_parse() {
+        Ok(arguments) => perf(&arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
+    super::key::conceal(None);
+    match task(&arguments.positionals)? {
+        Task::Serve(port) => serve::serve(arguments, port),
+        Task::Wire(target, mode) => {
+            let (report, failure) = wire::measure(arguments, &target, mode)?;
+            write(&arguments.output, &report)?;
+            failure.map_or(Ok(()), Err)
+        }
+    }
+}
+
+fn task(words: &[OsString]) -> Result<Task, Failure> {
+    let wrong = |message: &str| Err(super::usage(&PerfArguments::command(), message));
+    let texts: Vec<&str> = words.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    match (&texts[..], words) {
+        ([], _) => wrong("HOST is needed, or one of serve, disk, mem, model"),
+        (["serve"], _) => Ok(Task::Serve(0)),
+        (["serve", _], [_, port]) => {
+            Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
+        }
+        ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
+        ([first, second], [one, other]) => match (mode(first), mode(second)) {
+            (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
+            // As other tools have it.
+            (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
+            (None, None) => wrong(&format!("there is no mode {:?}", escaped(other))),
+        },
+        _ => wrong("too many arguments"),
+    }
+}
+
+fn mode(word: &str) -> Option<Mode> {
+    Some(match word {
+        "bw" => Mode::Bandwidth,
+        "lat" => Mode::Latency,
+        "ping" => Mode::Ping,
+        _ => return None,
+    })
+}
+
+/// `HOST`, `HOST:PORT`, `[ADDRESS]`, `[ADDRESS]:PORT`.
+fn target(word: &OsStr) -> Result<Target, Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let bytes = word.as_bytes();
+    let bare = |host: &[u8]| -> Result<OsString, Failure> {
+        let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
+        // It would be an option of the launcher's.
+        if host.is_empty() || host.starts_with(b"-") {
+            return Err(usage(format!("no host in {:?}", escaped(word))));
+        }
+        Ok(OsStr::from_bytes(host).to_owned())
+    };
+    let colon = bytes.iter().rposition(|&byte| byte == b':').filter(|_| !bytes.ends_with(b"]"));
+    let Some(colon) = colon else { return Ok(Target::Launched(bare(bytes)?)) };
+    let (host, port) = (&bytes[..colon], OsStr::from_bytes(&bytes[colon + 1..]));
+    if host.contains(&b':') && !host.starts_with(b"[") {
+        return Err(usage(format!("an address is written in brackets: [{}]", escaped(word))));
+    }
+    match parse_port(&port.to_owned()) {
+        Ok(0) | Err(_) => Err(usage(format!("{:?} is no port of an rdperf serve", escaped(port)))),
+        Ok(port) => Ok(Target::Server(bare(host)?, port)),
+    }
+}
+
+fn parse_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes).ok().filter(|&bytes| bytes <= MESSAGE_BYTES_MAX).ok_or_else(|| "at most 8M".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.001..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("give 0.001 to 3600".to_owned())
+    }
+}
+
+impl LoadOptions {
+    fn policy(&self) -> Policy {
+        match self.transport {
+            Transport::Auto => Policy::Auto,
+            Transport::Rdma => Policy::Rdma,
+            Transport::PreferRdma => Policy::PreferRdma,
+            Transport::Tcp => Policy::Tcp,
+        }
+    }
+
+    /// The lengths to measure; `default` where none is asked for.
+    fn sizes(&self, default: u32) -> Vec<u32> {
+        match self.size {
+            _ if self.all => ALL.map(|power| 1 << power).collect(),
+            Some(size) => vec![size],
+            None => vec![default],
+        }
+    }
+
+    /// How long one run sends, and how many messages.
+    fn extent(&self) -> (Duration, u64) {
+        match self.iterations {
+            Some(count) => (self.duration.max(COUNTED_MAX), count),
+            None => (self.duration, 0),
+        }
+    }
+}
+
+/// Writes what was measured, as asked.
+fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
+    let mut shown = false;
+    for (path, text) in [(&options.json, Report::to_json as fn(&Report) -> String), (&options.csv, Report::to_csv)] {
+        let Some(path) = path else { continue };
+        let mut text = text(report);
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        if path.as_os_str() == "-" {
+            shown = true;
+            print(&text)?;
+        } else {
+            write_file(path, text.as_bytes())?;
+        }
+    }
+    if shown { Ok(()) } else { print(&report.to_text()) }
+}
+
+fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
+    File::create(path).and_then(|mut file| file.write_all(bytes)).map_err(|error| {
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        Failure::new(Exit::Destination, format!("cannot write {}: {errno}", escaped(path.as_os_str())))
+    })
+}
+
+/// Writes to standard output.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
+        _ => Failure::new(
+            Exit::Destination,
+            format!("cannot write standard output: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task_of(words: &[&str]) -> Result<Task, u8> {
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        task(&words).map_err(|failure| failure.exit.code())
+    }
+
+    #[test]
+    fn a_port_means_a_server_and_a_host_alone_ssh() {
+        let server = |host: &str, port| Target::Server(host.into(), port);
+        let launched = |host: &str| Target::Launched(host.into());
+        for (words, expected) in [
+            (&["h:7000"][..], Task::Wire(server("h", 7000), Mode::Both)),
+            (&["h"], Task::Wire(launched("h"), Mode::Both)),
+            (&["user@h", "lat"], Task::Wire(launched("user@h"), Mode::Latency)),
+            (&["bw", "h"], Task::Wire(launched("h"), Mode::Bandwidth)),
+            (&["[fd00::1]:7000", "ping"], Task::Wire(server("fd00::1", 7000), Mode::Ping)),
+            (&["[fd00::1]", "bw"], Task::Wire(launched("fd00::1"), Mode::Bandwidth)),
+            (&["serve"], Task::Serve(0)),
+            (&["serve", "7000"], Task::Serve(7000)),
+        ] {
+            assert_eq!(task_of(words), Ok(expected), "{words:?}");
+        }
+        for words in [&[][..], &["h", "nothing"], &["-h"], &["h:0"], &["h:x"], &["fd00::1"], &["serve", "x"], &[":7"]] {
+            assert_eq!(task_of(words), Err(1), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_and_times_have_bounds() {
+        assert_eq!((parse_size("8M"), parse_size("1"), parse_size("2K")), (Ok(8 << 20), Ok(1), Ok(2048)));
+        assert!(parse_size("8388609").is_err() && parse_size("0").is_err());
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["0", "-1", "NaN", "1e9", ""].iter().all(|text| parse_seconds(text).is_err()));
+    }
+
+    #[test]
+    fn all_lengths_are_perftests() {
+        let arguments = PerfArguments::try_parse_from(["rdperf", "-a", "h"]).expect("right");
+        let sizes = arguments.load.sizes(2);
+        assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
+    }
+}

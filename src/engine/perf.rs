@@ -26,7 +26,7 @@ use rustix::net::{RecvFlags, recv};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
 use super::rdma::candidates;
 use crate::transport::bundle::tcp::TcpGroup;
-use crate::transport::bundle::{Group, Outcome, Part, Plan, Progress};
+use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress};
 use crate::transport::rdma::bundle::{Bundle, Gate, Settings};
 use crate::transport::rdma::{ConnectError, RemoteEndpoint, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
@@ -45,7 +45,7 @@ const PAIR_MAX: Duration = Duration::from_millis(1500);
 const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// How long an end goes on after its time of sending is up, for what is on its way.
-const REST_MAX: Duration = Duration::from_secs(10);
+const REST_MAX: Duration = Duration::from_secs(20);
 
 /// The longest sleep in a run; threads and frames wake it before.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -461,7 +461,8 @@ fn go(
         }
     };
     let duration = Duration::from_micros(run.duration_us);
-    let deadline = Instant::now() + duration + 2 * REST_MAX;
+    let start = Instant::now();
+    let deadline = start + duration + 2 * REST_MAX;
     std::thread::scope(|scope| {
         let mut threads = Vec::with_capacity(count);
         let mut before = 0;
@@ -473,6 +474,7 @@ fn go(
             before += group.connections() as u64;
             let plan = Plan {
                 part,
+                start,
                 message_bytes: run.message_bytes as usize,
                 messages: if run.messages == 0 { u64::MAX } else { share as u64 },
                 duration,
@@ -686,12 +688,17 @@ impl Responder<'_> {
             received: outcome.received.messages,
             sending_ns: nanoseconds(outcome.sent.time()),
             receiving_ns: nanoseconds(outcome.received.time()),
-            sending_peak: outcome.sent.peak,
-            receiving_peak: outcome.received.peak,
+            sending_peak: peak_bytes(&outcome.sent, run.message_bytes),
+            receiving_peak: peak_bytes(&outcome.received, run.message_bytes),
         };
         link.send(&Frame::Seen(seen))?;
         Ok(())
     }
+}
+
+/// Bytes a second at the peak; 0 where there is none.
+pub fn peak_bytes(flow: &Flow, message_bytes: u32) -> u64 {
+    flow.peak().map_or(0, |messages| (messages * f64::from(message_bytes)) as u64)
 }
 
 const _: () = assert!(TCP_CONNECTIONS_MAX <= CONNECTIONS_MAX);

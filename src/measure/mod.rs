@@ -4,4 +4,6 @@
 //! * `model`: an adapter's on-board cache, and what it does to many connections.
 //! * `disk`, `mem`: storage and memory of this host.
 
+pub mod disk;
+pub mod mem;
 pub mod report;

@@ -26,8 +26,14 @@ pub const WARM_UP: u64 = 32;
 /// Longer latencies count as this one, in nanoseconds: a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Parts of a run, of which the best is its peak.
-const PARTS: u32 = 10;
+/// Stretches of time in which a run is counted.
+const BINS: usize = 64;
+
+/// The shortest stretch, in microseconds. They double whenever a run is longer than all of them.
+const BIN_US_MIN: u64 = 1000;
+
+/// The peak is the best of so many parts of a run: a burst out of full buffers is none.
+const PARTS: usize = 10;
 
 /// What a group does in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +56,8 @@ pub enum Part {
 pub struct Plan {
     /// What it does.
     pub part: Part,
+    /// When the run began, for all groups alike.
+    pub start: Instant,
     /// Bytes of each message: at most what the bundle was made for.
     pub message_bytes: usize,
     /// How many messages this group sends; `u64::MAX` for as many as it can.
@@ -113,7 +121,7 @@ pub struct Outcome {
 }
 
 /// Messages in one direction.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Flow {
     /// How many.
     pub messages: u64,
@@ -121,8 +129,7 @@ pub struct Flow {
     pub first: Option<Instant>,
     /// When the last had been sent, or had come.
     pub last: Option<Instant>,
-    /// Bytes a second in the best part of the run; 0 if it was too short to have parts.
-    pub peak: u64,
+    bins: Bins,
 }
 
 impl Flow {
@@ -134,13 +141,77 @@ impl Flow {
         }
     }
 
-    /// Both together: two groups of one end. Their best parts need not have been at one time, so that the sum of the
-    /// peaks is what they reached at most.
+    /// Messages a second in the best tenth of the run; `None` if that was too short to be told apart.
+    pub fn peak(&self) -> Option<f64> {
+        self.bins.peak()
+    }
+
+    /// Both together: two groups of one end.
     pub fn add(&mut self, other: &Self) {
         self.messages += other.messages;
         self.first = [self.first, other.first].into_iter().flatten().min();
         self.last = self.last.max(other.last);
-        self.peak += other.peak;
+        self.bins.add(&other.bins);
+    }
+}
+
+/// Messages by time.
+#[derive(Clone, Debug)]
+struct Bins {
+    width_us: u64,
+    counts: [u64; BINS],
+    used: usize,
+}
+
+impl Default for Bins {
+    fn default() -> Self {
+        Self { width_us: BIN_US_MIN, counts: [0; BINS], used: 0 }
+    }
+}
+
+impl Bins {
+    fn count(&mut self, messages: u64, since_start: Duration) {
+        let at_us = u64::try_from(since_start.as_micros()).unwrap_or(u64::MAX);
+        while at_us / self.width_us >= BINS as u64 {
+            self.widen();
+        }
+        let at = (at_us / self.width_us) as usize;
+        self.counts[at] += messages;
+        self.used = self.used.max(at + 1);
+    }
+
+    fn widen(&mut self) {
+        for at in 0..BINS {
+            let pair = self.counts.get(2 * at..2 * at + 2);
+            self.counts[at] = pair.map_or(0, |pair| pair.iter().sum());
+        }
+        self.width_us = self.width_us.saturating_mul(2);
+        self.used = self.used.div_ceil(2);
+    }
+
+    fn add(&mut self, other: &Self) {
+        let mut other = other.clone();
+        while self.width_us < other.width_us {
+            self.widen();
+        }
+        while other.width_us < self.width_us {
+            other.widen();
+        }
+        for (ours, theirs) in self.counts.iter_mut().zip(other.counts) {
+            *ours += theirs;
+        }
+        self.used = self.used.max(other.used);
+    }
+
+    fn peak(&self) -> Option<f64> {
+        // The last one has not been filled.
+        let whole = &self.counts[..self.used.saturating_sub(1)];
+        let together = whole.len().div_ceil(PARTS);
+        if whole.len() < PARTS {
+            return None;
+        }
+        let best = whole.windows(together).map(|bins| bins.iter().sum::<u64>()).max()?;
+        Some(best as f64 / (together as u64 * self.width_us) as f64 * 1e6)
     }
 }
 
@@ -198,56 +269,28 @@ pub fn fill_pattern(target: &mut [u8], seed: u64, number: u64) {
     }
 }
 
-/// Counts messages in one direction and finds the best part of the run.
+/// Counts messages in one direction.
 pub(super) struct Meter {
     pub(super) flow: Flow,
-    message_bytes: u64,
-    part: PartLength,
-    part_began: Instant,
-    part_messages: u64,
-}
-
-enum PartLength {
-    Messages(u64),
-    Time(Duration),
+    start: Instant,
 }
 
 impl Meter {
     pub(super) fn new(plan: &Plan) -> Self {
-        let part = match plan.messages {
-            u64::MAX => PartLength::Time(plan.duration / PARTS),
-            messages => PartLength::Messages((messages / u64::from(PARTS)).max(1)),
-        };
-        let message_bytes = plan.message_bytes as u64;
-        Self { flow: Flow::default(), message_bytes, part, part_began: Instant::now(), part_messages: 0 }
+        Self { flow: Flow::default(), start: plan.start }
     }
 
     /// The first message is about to be sent.
     pub(super) fn begin(&mut self, now: Instant) {
-        if self.flow.first.is_none() {
-            self.flow.first = Some(now);
-            self.part_began = now;
-        }
+        self.flow.first.get_or_insert(now);
     }
 
-    /// So many more messages are done. One that has come is the beginning only: nobody knows how long it took.
+    /// So many more messages are done.
     pub(super) fn count(&mut self, messages: u64, now: Instant) {
+        self.begin(now);
         self.flow.messages += messages;
         self.flow.last = Some(now);
-        if self.flow.first.is_none() {
-            return self.begin(now);
-        }
-        self.part_messages += messages;
-        let elapsed = now.saturating_duration_since(self.part_began);
-        let is_over = match self.part {
-            PartLength::Messages(length) => self.part_messages >= length,
-            PartLength::Time(length) => elapsed >= length,
-        };
-        if is_over && !elapsed.is_zero() {
-            let rate = (self.part_messages * self.message_bytes) as f64 / elapsed.as_secs_f64();
-            self.flow.peak = self.flow.peak.max(rate as u64);
-            (self.part_began, self.part_messages) = (now, 0);
-        }
+        self.flow.bins.count(messages, now.saturating_duration_since(self.start));
     }
 }
 
@@ -270,24 +313,31 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_the_best_part() {
-        let plan = Plan {
-            part: Part::Stream { sends: true, receives: false },
-            message_bytes: 1000,
-            messages: 100,
-            duration: Duration::MAX,
-            limit: Duration::MAX,
-            verify: None,
-        };
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let mut meter = Meter::new(&plan);
-        meter.begin(start);
-        meter.count(10, at(10)); // 1 MB/s
-        meter.count(10, at(12)); // 5 MB/s
-        meter.count(80, at(100));
-        assert_eq!((meter.flow.messages, meter.flow.peak), (100, 5_000_000));
-        assert_eq!(meter.flow.time(), Duration::from_millis(100));
+    fn the_peak_is_the_best_tenth() {
+        let ms = Duration::from_millis;
+        let mut bins = Bins::default();
+        for at in 0..40 {
+            bins.count(if (10..14).contains(&at) { 30 } else { 10 }, ms(at));
+        }
+        assert_eq!(bins.peak(), Some(30_000.0), "four of forty");
+        bins.count(10_000, ms(50));
+        assert_eq!(bins.peak(), Some(26_000.0), "now five are a tenth, and the last one does not count");
+        assert_eq!(Bins::default().peak(), None);
+    }
+
+    #[test]
+    fn a_long_run_is_counted_in_longer_stretches() {
+        let mut long = Bins::default();
+        for second in 0..100 {
+            long.count(1000, Duration::from_secs(second));
+        }
+        assert_eq!((long.counts.iter().sum::<u64>(), long.width_us), (100_000, 2_048_000));
+        let peak = long.peak().expect("long enough");
+        assert!((900.0..1200.0).contains(&peak), "{peak}");
+        let mut both = Bins::default();
+        both.count(5, Duration::from_millis(3));
+        both.add(&long);
+        assert_eq!((both.counts.iter().sum::<u64>(), both.counts[0]), (100_005, long.counts[0] + 5));
     }
 
     #[test]

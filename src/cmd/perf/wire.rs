@@ -13,7 +13,7 @@ use super::{Mode, PerfArguments, Target};
 use crate::cmd::exit::{Exit, Failure, escaped};
 use crate::cmd::{key, send};
 use crate::engine::link::rng;
-use crate::engine::perf::{Asked, Driver, Ran};
+use crate::engine::perf::{Asked, Driver, Ran, peak_bytes};
 use crate::measure::report::{Bandwidth, Direction, Latency, Ping, Report, Wire};
 use crate::transport::Medium;
 
@@ -122,7 +122,7 @@ pub(super) fn bandwidth(run: Run, ran: &Ran) -> Bandwidth {
             messages: here.sent.messages,
             sending: here.sent.time(),
             receiving: Duration::from_nanos(there.receiving_ns),
-            peaks: (here.sent.peak, there.receiving_peak),
+            peaks: (peak_bytes(&here.sent, run.message_bytes), there.receiving_peak),
         });
     }
     if run.backward {
@@ -130,7 +130,7 @@ pub(super) fn bandwidth(run: Run, ran: &Ran) -> Bandwidth {
             messages: here.received.messages,
             sending: Duration::from_nanos(there.sending_ns),
             receiving: here.received.time(),
-            peaks: (there.sending_peak, here.received.peak),
+            peaks: (there.sending_peak, peak_bytes(&here.received, run.message_bytes)),
         });
     }
     Bandwidth::new(run.message_bytes.into(), &directions)

@@ -117,12 +117,13 @@ impl Wire<'_> {
 
     fn ask(&self, plan: &Plan, out: &mut [u8], back: &mut [u8]) -> Result<Outcome, LaneError> {
         let mut outcome = Outcome { latency: Some(latency_histogram()), ..Outcome::default() };
-        let warm_up = if plan.verify.is_some() { 0 } else { WARM_UP.min(plan.messages / 10) };
+        let warm_up = if plan.verify.is_some() || plan.messages == 0 { 0 } else { WARM_UP };
+        let messages = plan.messages.saturating_add(warm_up);
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
         let start = Instant::now();
         let mut now = start;
         sent.begin(start);
-        while sent.flow.messages < plan.messages && now.duration_since(start) < plan.duration {
+        while sent.flow.messages < messages && now.duration_since(start) < plan.duration {
             let number = sent.flow.messages;
             if let Some(seed) = plan.verify {
                 fill_pattern(out, seed, number);
@@ -162,7 +163,7 @@ impl Wire<'_> {
                 self.progress.count_received(1);
             }
         }
-        Ok(Outcome { sent: meter.flow, received: meter.flow, ..Outcome::default() })
+        Ok(Outcome { sent: meter.flow.clone(), received: meter.flow, ..Outcome::default() })
     }
 
     fn stream_out(&self, plan: &Plan, message: &[u8]) -> Result<Meter, LaneError> {

@@ -9,7 +9,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use super::super::devices::Held;
-use super::super::{ConnectError, Wake, lane_error, sleep_on, until};
+use super::super::{ConnectError, lane_error, sleep_on, until};
 use super::{Account, Station};
 use crate::transport::LaneError;
 use crate::transport::bundle::{
@@ -35,6 +35,10 @@ const COMPLETIONS: usize = 32;
 
 /// Messages sent between two looks at the completion queue.
 const BURST: usize = 64;
+
+/// Bytes that a group has on their way at most, however deep its queues are: many times what any link holds, and little
+/// enough to arrive soon when the time of a run is up.
+const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 
 /// Empty polls between two looks at whether the run is over.
 const SPINS: u32 = 1024;
@@ -94,9 +98,9 @@ impl Pair {
         self.posted - self.retired
     }
 
-    fn may_send(&self, account: &Account) -> bool {
+    fn may_send(&self, account: &Account, depth: u64) -> bool {
         let window = u64::from(account.window) + self.credits * u64::from(account.credit);
-        self.outstanding() < u64::from(account.depth) && self.messages < window
+        self.outstanding() < depth && self.messages < window
     }
 
     /// Whether a completion is asked for often enough if the next send asks for none.
@@ -146,7 +150,6 @@ pub(super) struct RdmaGroup {
     poll: bool,
     queue: Arc<CompletionQueue>,
     region: Arc<MessageRegion>,
-    wake: Arc<Wake>,
     held: Held,
     /// An event has been asked for and has not come.
     armed: bool,
@@ -161,7 +164,6 @@ impl RdmaGroup {
             poll: station.settings.poll,
             queue: Arc::clone(queue),
             region: Arc::clone(&station.region),
-            wake: Arc::clone(&station.wake),
             held: station.held.clone(),
             armed: false,
             spins: 0,
@@ -263,7 +265,8 @@ impl RdmaGroup {
             self.armed = true;
             return Ok(());
         }
-        let [completions, _] = sleep_on([self.queue.channel().as_fd(), self.wake.as_fd()], LOOK_AGAIN);
+        // Not on the station's wake as well: each descriptor costs, and a device that goes is noticed soon enough.
+        let [completions] = sleep_on([self.queue.channel().as_fd()], LOOK_AGAIN);
         if completions && self.queue.take_event().map_err(|error| lane_error(&error))? {
             self.armed = false;
         }
@@ -301,7 +304,8 @@ impl RdmaGroup {
         let mut latency = latency_histogram();
         let mut damaged = 0;
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
-        let warm_up = if plan.verify.is_some() { 0 } else { WARM_UP.min(plan.messages / 10) };
+        let warm_up = if plan.verify.is_some() || plan.messages == 0 { 0 } else { WARM_UP };
+        let messages = plan.messages.saturating_add(warm_up);
         let signal_every = u64::from(self.account.sends) / 2;
         let mut contents = vec![0; plan.message_bytes];
         let start = Instant::now();
@@ -313,7 +317,7 @@ impl RdmaGroup {
         let mut turn: VecDeque<u32> = (0..self.pairs.len() as u32).collect();
         let mut completions = [WorkCompletion::default(); COMPLETIONS];
         loop {
-            let over = posted >= plan.messages || now.duration_since(start) >= plan.duration;
+            let over = posted >= messages || now.duration_since(start) >= plan.duration;
             if over && under_way == 0 {
                 break;
             }
@@ -321,7 +325,7 @@ impl RdmaGroup {
             for _ in 0..due {
                 let place = turn.pop_front().expect("as many as were counted");
                 let pair = &mut self.pairs[place as usize];
-                if pair.outstanding() >= u64::from(self.account.sends) || posted >= plan.messages {
+                if pair.outstanding() >= u64::from(self.account.sends) || posted >= messages {
                     turn.push_back(place);
                     continue;
                 }
@@ -414,7 +418,7 @@ impl RdmaGroup {
                 progress.count_received(came);
             }
         }
-        Ok(Outcome { sent: meter.flow, received: meter.flow, ..Outcome::default() })
+        Ok(Outcome { sent: meter.flow.clone(), received: meter.flow, ..Outcome::default() })
     }
 
     fn stream(
@@ -426,7 +430,9 @@ impl RdmaGroup {
         tell_sent: &(dyn Fn(u64) + Sync),
     ) -> Result<Outcome, LaneError> {
         let credit_bytes = if plan.message_bytes == CREDIT_BYTES { CREDIT_BYTES_OTHER } else { CREDIT_BYTES };
-        let signal_every = u64::from(self.account.depth / 4).clamp(1, 32);
+        let in_flight = IN_FLIGHT_BYTES_MAX / plan.message_bytes / self.pairs.len().max(1);
+        let depth = u64::from(self.account.depth).min(in_flight as u64).max(1);
+        let signal_every = (depth / 4).clamp(1, 32);
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
         let mut ready: VecDeque<u32> = VecDeque::new();
         for (place, pair) in self.pairs.iter_mut().enumerate() {
@@ -467,7 +473,7 @@ impl RdmaGroup {
                     let signal = expired || pair.messages + 1 == quota || pair.signal_is_due(signal_every);
                     pair.send(place, SEND_SLOT, plan.message_bytes, true, signal)?;
                     posted += 1;
-                    if pair.may_send(&self.account) {
+                    if pair.may_send(&self.account, depth) {
                         pair.is_ready = true;
                         ready.push_back(place);
                     }
@@ -517,7 +523,7 @@ impl RdmaGroup {
                     }
                 };
                 let pair = &mut self.pairs[place as usize];
-                if sending && !pair.is_ready && pair.may_send(&self.account) {
+                if sending && !pair.is_ready && pair.may_send(&self.account, depth) {
                     pair.is_ready = true;
                     ready.push_back(place);
                 }

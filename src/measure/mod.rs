@@ -6,4 +6,5 @@
 
 pub mod disk;
 pub mod mem;
+pub mod model;
 pub mod report;

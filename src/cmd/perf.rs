@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -15,14 +15,23 @@ use rustix::io::Errno;
 
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports};
+use super::plan::Spec;
 use super::rdcp::HostOptions;
+use crate::measure::plot::{self, Format};
 use crate::measure::report::Report;
 
-pub(super) mod serve;
+pub(super) mod agent;
+mod launched;
+mod limits;
+mod local;
+mod serve;
 mod wire;
 
 /// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
 const ALL: std::ops::RangeInclusive<u32> = 1..=23;
+
+/// Messages on their way on each connection, as perftest has it.
+const DEPTH_DEFAULT: u16 = 128;
 
 /// The longest that a run with a number of messages may take, where no `--duration` says otherwise.
 const COUNTED_MAX: Duration = Duration::from_secs(60);
@@ -51,8 +60,13 @@ pub struct PerfArguments {
     load: LoadOptions,
     #[command(flatten)]
     output: OutputOptions,
+    /// What limits reads: a file, or a directory, in which it makes and removes one of its own
+    #[arg(long, value_name = "PATH", default_value = ".")]
+    source: PathBuf,
     #[command(flatten)]
     serve: ServeOptions,
+    #[command(flatten)]
+    model: ModelOptions,
     #[command(flatten)]
     key: KeyOptions,
     #[command(flatten)]
@@ -78,9 +92,9 @@ struct LoadOptions {
     /// Connections: queue pairs, or TCP streams; with qps, the most of them
     #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
-    /// Messages on their way on each connection
-    #[arg(short = 't', long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
-    depth: u16,
+    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128, with qps 1]
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    depth: Option<u16>,
     /// Both ends send at once; the sums are told
     #[arg(short, long)]
     bidirectional: bool,
@@ -105,9 +119,33 @@ struct OutputOptions {
     /// Write comma-separated values, to FILE or else to standard output instead of the tables
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-", conflicts_with = "json")]
     csv: Option<PathBuf>,
+    /// Draw what was measured, as SVG or PNG by the name's ending
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    compare: Vec<PathBuf>,
     /// Print what happens as it does
     #[arg(short, long)]
     verbose: bool,
+}
+
+/// Options of `rdperf model`.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Model")]
+struct ModelOptions {
+    /// Fit the model to the sweep of connections in a report of --json
+    #[arg(long, value_name = "FILE")]
+    fit: Option<PathBuf>,
+    /// Say how many queue pairs each of N clients may use
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    clients: Option<u32>,
+    /// The adapter's memory for caching [default: 2M, or what fits the sweep]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    sram: Option<u64>,
+    /// The share of the peak that is left at 3000 connections
+    #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_share)]
+    left: f64,
 }
 
 /// Options of `rdperf serve`.
@@ -132,6 +170,12 @@ const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot
 enum Task {
     Serve(u16),
     Wire(Target, Mode),
+    Limits(Target, OsString),
+    Storage(OsString),
+    Memory,
+    Model,
+    /// Reports alone are drawn.
+    Compare,
 }
 
 /// The other end.
@@ -150,6 +194,7 @@ enum Mode {
     Bandwidth,
     Latency,
     Ping,
+    Connections,
 }
 
 /// The whole command.
@@ -162,33 +207,70 @@ pub fn main() -> ExitCode {
 
 fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     super::key::conceal(None);
-    match task(&arguments.positionals)? {
-        Task::Serve(port) => serve::serve(arguments, port),
-        Task::Wire(target, mode) => {
-            let (report, failure) = wire::measure(arguments, &target, mode)?;
-            write(&arguments.output, &report)?;
-            failure.map_or(Ok(()), Err)
-        }
+    let output = &arguments.output;
+    if let Some(path) = &output.plot
+        && Format::of(path).is_none()
+    {
+        let name = escaped(path.as_os_str());
+        return Err(Failure::new(Exit::Usage, format!("--plot {name}: the name must end in .svg or .png")));
     }
+    // Before anything is measured: they can be read.
+    let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
+    let (report, failure) = match task(&arguments.positionals, !others.is_empty())? {
+        Task::Serve(port) => return serve::serve(arguments, port),
+        Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
+        Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
+        Task::Storage(path) => (local::storage(arguments, &path)?, None),
+        Task::Memory => (local::memory(arguments), None),
+        Task::Model => (local::model(arguments)?, None),
+        Task::Compare => (Report::new(), None),
+    };
+    if let Some(path) = &output.plot {
+        draw(path, &report, &others, &output.compare)?;
+    }
+    if report != Report::new() {
+        write(output, &report)?;
+    }
+    failure.map_or(Ok(()), Err)
 }
 
-fn task(words: &[OsString]) -> Result<Task, Failure> {
+fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
     let wrong = |message: &str| Err(super::usage(&PerfArguments::command(), message));
     let texts: Vec<&str> = words.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     match (&texts[..], words) {
+        ([], _) if compares => Ok(Task::Compare),
         ([], _) => wrong("HOST is needed, or one of serve, disk, mem, model"),
         (["serve"], _) => Ok(Task::Serve(0)),
         (["serve", _], [_, port]) => {
             Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
         }
+        (["disk", _], [_, path]) => Ok(Task::Storage(path.clone())),
+        (["disk"], _) => wrong("disk needs a PATH"),
+        (["mem"], _) => Ok(Task::Memory),
+        (["model"], _) => Ok(Task::Model),
         ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
-        ([first, second], [one, other]) => match (mode(first), mode(second)) {
-            (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
-            // As other tools have it.
-            (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
-            (None, None) => wrong(&format!("there is no mode {:?}", escaped(other))),
+        // As other tools have it: the mode first.
+        ([first, second], [one, other]) => match (*first, *second) {
+            (_, "limits") => limited(one),
+            ("limits", _) => limited(other),
+            _ => match (mode(first), mode(second)) {
+                (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
+                (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
+                (None, None) => wrong(&format!("there is no mode {:?}", escaped(other))),
+            },
         },
         _ => wrong("too many arguments"),
+    }
+}
+
+/// `HOST`, `HOST:PORT` or `HOST:PATH`.
+fn limited(word: &OsStr) -> Result<Task, Failure> {
+    if let Ok(server @ Target::Server(..)) = target(word) {
+        return Ok(Task::Limits(server, OsString::new()));
+    }
+    match Spec::parse(word).map_err(|reason| Failure::new(Exit::Usage, reason))? {
+        Spec::There(host, path) => Ok(Task::Limits(Target::Launched(host), path)),
+        _ => Ok(Task::Limits(target(word)?, OsString::new())),
     }
 }
 
@@ -197,6 +279,7 @@ fn mode(word: &str) -> Option<Mode> {
         "bw" => Mode::Bandwidth,
         "lat" => Mode::Latency,
         "ping" => Mode::Ping,
+        "qps" => Mode::Connections,
         _ => return None,
     })
 }
@@ -239,7 +322,43 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.01..=1.0).contains(share)).ok_or_else(|| "give 0.01 to 1".to_owned())
+}
+
+/// Reads a report of `--json`.
+fn read_report(path: &Path) -> Result<Report, Failure> {
+    let name = escaped(path.as_os_str());
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+        Failure::new(Exit::Source, format!("cannot read {name}: {errno}"))
+    })?;
+    Report::from_json(&text).map_err(|reason| Failure::new(Exit::Source, format!("{name} {reason}")))
+}
+
+/// Draws a report, and others beside it under the names of their files.
+fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
+    let format = Format::of(path).expect("looked at before");
+    let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
+    let mut all: Vec<(String, &Report)> = Vec::new();
+    if *report != Report::new() {
+        all.push(("now".to_owned(), report));
+    }
+    all.extend(names.iter().map(named).zip(others));
+    let Some(bytes) = plot::draw(&all, format) else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "there is nothing to draw: --plot shows sweeps of lengths or connections, and the model",
+        ));
+    };
+    write_file(path, &bytes)
+}
+
 impl LoadOptions {
+    fn depth(&self) -> u16 {
+        self.depth.unwrap_or(DEPTH_DEFAULT)
+    }
+
     fn policy(&self) -> Policy {
         match self.transport {
             Transport::Auto => Policy::Auto,
@@ -311,7 +430,7 @@ mod tests {
 
     fn task_of(words: &[&str]) -> Result<Task, u8> {
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        task(&words).map_err(|failure| failure.exit.code())
+        task(&words, false).map_err(|failure| failure.exit.code())
     }
 
     #[test]
@@ -327,6 +446,13 @@ mod tests {
             (&["[fd00::1]", "bw"], Task::Wire(launched("fd00::1"), Mode::Bandwidth)),
             (&["serve"], Task::Serve(0)),
             (&["serve", "7000"], Task::Serve(7000)),
+            (&["h", "qps"], Task::Wire(launched("h"), Mode::Connections)),
+            (&["h:/srv", "limits"], Task::Limits(launched("h"), "/srv".into())),
+            (&["limits", "h"], Task::Limits(launched("h"), "".into())),
+            (&["h:7000", "limits"], Task::Limits(server("h", 7000), "".into())),
+            (&["disk", "/srv"], Task::Storage("/srv".into())),
+            (&["mem"], Task::Memory),
+            (&["model"], Task::Model),
         ] {
             assert_eq!(task_of(words), Ok(expected), "{words:?}");
         }

@@ -597,6 +597,52 @@ pub enum Message {
     /// It has ended.
     #[n(23)]
     TunnelClose(#[n(0)] u32),
+    /// Listen for one measurement of the wire. LISTENING or FAILED answers.
+    #[n(50)]
+    Measure {
+        /// What both ends have in common.
+        #[n(0)]
+        key: SessionKey,
+        /// Ports to choose from, first and last.
+        #[n(1)]
+        ports: Option<(u16, u16)>,
+        /// An address or an interface's name; endpoints that it names are marked.
+        #[cbor(n(2), with = "minicbor::bytes")]
+        via: Vec<u8>,
+    },
+    /// Measure storage: read a file, or read or write a file of the agent's own in a directory. STORAGE or FAILED answers.
+    #[n(51)]
+    MeasureStorage {
+        /// The file or directory; empty for where relative paths start.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+        /// Writes, which needs a directory.
+        #[n(1)]
+        writes: bool,
+        /// For how long, in microseconds, a minute at most.
+        #[n(2)]
+        micros: u64,
+    },
+    /// What came of it.
+    #[n(52)]
+    Storage(#[n(0)] Storage),
+}
+
+/// How fast storage is.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Storage {
+    /// Blocks a second.
+    #[n(0)]
+    pub iops: f64,
+    /// Bytes of each.
+    #[n(1)]
+    pub bytes: u64,
+    /// Blocks on their way.
+    #[n(2)]
+    pub depth: u32,
+    /// Past the page cache.
+    #[n(3)]
+    pub direct: bool,
 }
 
 impl Message {

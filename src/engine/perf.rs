@@ -27,7 +27,7 @@ use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_
 use super::rdma::candidates;
 use crate::transport::bundle::tcp::TcpGroup;
 use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress};
-use crate::transport::rdma::bundle::{Bundle, Gate, Settings};
+use crate::transport::rdma::bundle::{Bundle, Gate, Settings, connections_limit};
 use crate::transport::rdma::{ConnectError, RemoteEndpoint, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
 
@@ -219,6 +219,13 @@ impl Asked {
             poll: self.poll,
         }
     }
+}
+
+/// Connections that this host can have, at this depth.
+pub fn connections_max(policy: Policy, depth: u16) -> u32 {
+    let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
+    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, 1).ok());
+    limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
 }
 
 /// What came of a run.

@@ -18,15 +18,15 @@ pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory
     counts
         .into_iter()
         .map(|threads| {
-            let row = Memory { threads, mib_s: copy(threads, duration) / 1_048_576.0 };
+            let row = Memory { threads, mib_s: copies_with(threads, duration) / 1_048_576.0 };
             each(&row);
             row
         })
         .collect()
 }
 
-/// Bytes a second that so many threads copy.
-fn copy(threads: u32, duration: Duration) -> f64 {
+/// Bytes a second that so many threads copy, each its own memory.
+pub fn copies_with(threads: u32, duration: Duration) -> f64 {
     let ready = Barrier::new(threads as usize);
     let rates = std::thread::scope(|scope| {
         let copying: Vec<_> = (0..threads)

@@ -7,4 +7,5 @@
 pub mod disk;
 pub mod mem;
 pub mod model;
+pub mod plot;
 pub mod report;

@@ -55,6 +55,9 @@ fn samples() -> Vec<Message> {
         Message::Ended(Box::new(Report { fault: Some(fault), bytes: 9, ..Report::default() })),
         Message::Notice { code: 1, index: 16, generation: 3, reason: None },
         Message::TunnelData { id: 1, bytes: vec![0; 100] },
+        Message::Measure { key: SessionKey([9; 32]), ports: Some((7000, 7009)), via: b"ib0".to_vec() },
+        Message::MeasureStorage { path: b"/srv".to_vec(), writes: true, micros: 1_000_000 },
+        Message::Storage(Storage { iops: 1234.5, bytes: 1 << 20, depth: 8, direct: true }),
     ]
 }
 

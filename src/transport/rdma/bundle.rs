@@ -385,6 +385,11 @@ impl Gate {
         interrupted: impl Fn() -> bool,
     ) -> Result<(), ConnectError> {
         let what = "waiting for connections";
+        if let Some(most) = self.station.as_ref().map(|station| station.settings.connections_max)
+            && connections > most
+        {
+            return Err(ConnectError::Limit { what: "queue pairs", most, wanted: connections });
+        }
         self.tokens.extend((self.connections..connections).map(|index| (token(&self.seed, index), index)));
         let mut accepted: HashMap<u32, QueuePair> = HashMap::new();
         let mut pending = HashSet::new();
@@ -434,7 +439,10 @@ impl Gate {
         if self.station.is_none() {
             let known = self.listeners.iter().find(|(.., held)| held.device.has(&id));
             let (_, endpoint, held) = known.ok_or(VerbsError::OtherDevice)?;
-            let station = Station::new(held.clone(), endpoint.medium, self.settings)?;
+            // As many as there may be, which may be more than will come: this device's own limit is met when it is.
+            let limit = connections_limit(endpoint, self.settings.depth, self.settings.threads)?;
+            let connections_max = self.settings.connections_max.min(limit);
+            let station = Station::new(held.clone(), endpoint.medium, Settings { connections_max, ..self.settings })?;
             self.groups = station.groups();
             self.station = Some(station);
         }

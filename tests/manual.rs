@@ -8,6 +8,7 @@ use std::path::Path;
 use clap::{Arg, Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
+use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
@@ -28,8 +29,14 @@ fn manual_pages_and_completions_are_those_of_the_definitions() {
     }
 }
 
-fn commands() -> [Command; 4] {
-    [SendArguments::command(), RecvArguments::command(), CopyArguments::command(), AgentArguments::command()]
+fn commands() -> [Command; 5] {
+    [
+        SendArguments::command(),
+        RecvArguments::command(),
+        CopyArguments::command(),
+        PerfArguments::command(),
+        AgentArguments::command(),
+    ]
 }
 
 /// The first cells of the rows of the README's tables that begin with a code span.

@@ -28,7 +28,7 @@ pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory
 /// Bytes a second that so many threads copy, each its own memory.
 pub fn copies_with(threads: u32, duration: Duration) -> f64 {
     let ready = Barrier::new(threads as usize);
-    let rates = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let copying: Vec<_> = (0..threads)
             .map(|_| {
                 scope.spawn(|| {
@@ -50,8 +50,7 @@ pub fn copies_with(threads: u32, duration: Duration) -> f64 {
             })
             .collect();
         copying.into_iter().map(|thread| thread.join().expect("no panic in it")).sum()
-    });
-    rates
+    })
 }
 
 #[cfg(test)]

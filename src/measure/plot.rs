@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plotters::backend::{BitMapBackend, SVGBackend};
-use plotters::coord::ranged1d::{KeyPointHint, Ranged};
+use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErrorKind};
 
@@ -82,7 +82,9 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
                 (false, "") => name.clone(),
                 (false, _) => format!("{name}: {what}"),
             };
-            Series { name, points: points(report) }
+            // A row without a number is not one at the bottom.
+            let points = points(report).into_iter().filter(|point| point.1 > 0.0).collect();
+            Series { name, points }
         });
         lines.filter(|series| !series.points.is_empty()).collect()
     };
@@ -170,13 +172,11 @@ where
     }
 }
 
-fn fill_chart<'a, B: DrawingBackend + 'a, Y: Ranged<ValueType = f64>>(
-    mut context: ChartContext<'a, B, Cartesian2d<Powers, Y>>,
-    chart: &Chart,
-) -> Drawn<()>
+fn fill_chart<'a, B, Y>(mut context: ChartContext<'a, B, Cartesian2d<Powers, Y>>, chart: &Chart) -> Drawn<()>
 where
+    B: DrawingBackend + 'a,
     B::ErrorType: 'static,
-    Y: plotters::coord::ranged1d::ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let label: fn(&f64) -> String = if chart.in_bytes { bytes_label } else { number_label };
     context
@@ -208,7 +208,7 @@ where
             .background_style(WHITE.mix(0.85))
             .border_style(RGBColor(200, 200, 200))
             .position(if chart.log_up { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight })
-            .label_font(("sans-serif", 13))
+            .label_font(("sans-serif", 18))
             .draw()?;
     }
     Ok(())
@@ -251,7 +251,7 @@ impl Ranged for Powers {
     }
 }
 
-impl plotters::coord::ranged1d::ValueFormatter<f64> for Powers {
+impl ValueFormatter<f64> for Powers {
     fn format(value: &f64) -> String {
         number_label(value)
     }
@@ -294,7 +294,7 @@ const LETTER: i32 = 8;
 
 /// How many pixels wide and high a dot is.
 fn dot(size: f64) -> i32 {
-    if size >= 18.0 { 2 } else { 1 }
+    if size >= 20.0 { 2 } else { 1 }
 }
 
 fn glyph(letter: char) -> [u8; 8] {
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn nothing_makes_no_drawing_and_one_point_makes_one() {
         assert!(draw(&[(String::new(), &Report::new())], Format::Svg).is_none());
-        let point = Bandwidth { bytes: 65_536, average_mib_s: 0.0, ..Bandwidth::default() };
+        let point = Bandwidth { bytes: 65_536, average_mib_s: 5.0, ..Bandwidth::default() };
         let report = Report { bandwidth: vec![point], ..Report::new() };
         assert!(draw(&[(String::new(), &report)], Format::Svg).is_some());
         assert!(draw(&[(String::new(), &report)], Format::Png).is_some());

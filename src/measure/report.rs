@@ -472,7 +472,7 @@ impl Report {
             table("", &["#connections", "RC[Mops]", "grouped[Mops]", "state at client[Mops]"], rows.collect());
             text.push('\n');
             for (name, value, origin) in &model.constants {
-                let _ = writeln!(text, "{name:28} {value:>12}  {origin}");
+                let _ = writeln!(text, "{name:32} {value:>10}  {origin}");
             }
             for answer in &model.answers {
                 let _ = writeln!(text, "\n{answer}");

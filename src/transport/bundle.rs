@@ -20,7 +20,8 @@ pub mod tcp;
 /// How long a thread sleeps at most before it looks whether the run is over.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Round trips at the start of an echo that are not measured: caches and clocks of processors warm up in them.
+/// Round trips at the start of an echo that are not measured: caches and clocks of processors warm up in them. Fewer,
+/// where they would take more than a tenth of the run.
 pub const WARM_UP: u64 = 32;
 
 /// Longer latencies count as this one, in nanoseconds: a minute.

@@ -102,6 +102,12 @@ pub(in crate::cmd) fn session(
 /// What a measurement with `peer` ended with.
 pub(in crate::cmd) fn failure(error: &PerfError, peer: &str) -> Failure {
     match error {
+        PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: {what}: {}", os(*error)))
+        }
+        PerfError::Link(LinkError::TimedOut) => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: no answer any more"))
+        }
         PerfError::Link(LinkError::Os { error, .. }) => Failure::new(
             Exit::Connect,
             format!(
@@ -117,7 +123,7 @@ pub(in crate::cmd) fn failure(error: &PerfError, peer: &str) -> Failure {
         }
         PerfError::Link(LinkError::Transport(reason)) => Failure::new(
             Exit::Connect,
-            format!("no RDMA connection to {peer}: {reason}; --transport prefer-rdma counts software devices and TCP"),
+            format!("no RDMA connection to {peer}: {reason}; without --transport rdma, TCP is measured"),
         ),
         PerfError::Link(error) => Failure::link(error, peer),
         PerfError::Lane(error) => Failure::new(Exit::LinkLost, format!("lost a connection to {peer}: {error}")),

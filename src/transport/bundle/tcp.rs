@@ -138,7 +138,7 @@ impl Wire<'_> {
             if plan.verify.is_some() && out != back {
                 outcome.damaged += 1;
             }
-            if number >= warm_up
+            if (number >= warm_up || before.duration_since(start) > plan.duration / 10)
                 && let Some(latency) = &mut outcome.latency
             {
                 record_half(latency, now - before);

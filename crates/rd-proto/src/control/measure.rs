@@ -249,7 +249,11 @@ impl Run {
             _ => return Err(FrameError::Value("load")),
         };
         let (forward, backward) = (reader.bool()?, reader.bool()?);
-        if !forward && !backward || load == Load::Echo && (!forward || backward) {
+        let known = match load {
+            Load::Echo => forward && !backward,
+            Load::Stream => forward || backward,
+        };
+        if !known {
             return Err(FrameError::Value("direction"));
         }
         Ok(Self {

@@ -629,11 +629,11 @@ pub enum Message {
 }
 
 /// How fast storage is.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Storage {
-    /// Blocks a second.
+    /// Blocks in a million seconds.
     #[n(0)]
-    pub iops: f64,
+    pub micro_iops: u64,
     /// Bytes of each.
     #[n(1)]
     pub bytes: u64,

@@ -50,8 +50,13 @@ const REST_MAX: Duration = Duration::from_secs(20);
 /// The longest sleep in a run; threads and frames wake it before.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Memory that messages of one length may take at the answering end, over all its TCP connections, in bytes.
-const ECHO_BYTES_MAX: u64 = 256 << 20;
+/// Memory that messages may take in one direction at the answering end, over all its TCP connections, in bytes.
+const MESSAGES_BYTES_MAX: u64 = 256 << 20;
+
+/// The most that one receiving call asks for where messages are shorter, and what that may come to over all connections,
+/// in bytes.
+const RECEIVE_BYTES_MAX: usize = 256 << 10;
+const RECEIVE_BYTES_TOGETHER: usize = 64 << 20;
 
 /// A thread for each TCP connection: no more than these.
 pub const TCP_CONNECTIONS_MAX: u32 = 4096;
@@ -247,6 +252,7 @@ pub struct Driver {
     session: SessionId,
     secret: SessionSecret,
     host: Vec<u8>,
+    fell_back: Option<ConnectError>,
 }
 
 enum Connections {
@@ -274,13 +280,20 @@ impl Driver {
         let Frame::Opened { seed, endpoints, host } = link.receive(Instant::now() + ANSWER_MAX)? else {
             return Err(LinkError::Unexpected.into());
         };
-        let mut driver =
-            Self { connections: Connections::Tcp(Vec::new()), link, asked, address, session, secret, host };
+        let mut driver = {
+            let connections = Connections::Tcp(Vec::new());
+            Self { connections, link, asked, address, session, secret, host, fell_back: None }
+        };
         match driver.open_rdma(seed, &endpoints) {
             Ok(bundle) => driver.connections = Connections::Rdma(Box::new(bundle)),
             Err(error @ PerfError::Peer { .. }) => return Err(error),
             Err(error) if asked.policy == Policy::Rdma => return Err(error),
-            Err(_) => driver.grow(1)?,
+            Err(error) => {
+                if let PerfError::Rdma(error) = error {
+                    driver.fell_back = Some(error);
+                }
+                driver.grow(1)?;
+            }
         }
         Ok(driver)
     }
@@ -398,6 +411,11 @@ impl Driver {
         }
     }
 
+    /// Why TCP is measured although both ends have RDMA, where that is so.
+    pub fn fell_back(&self) -> Option<&ConnectError> {
+        self.fell_back.as_ref()
+    }
+
     /// The other host's name, as it says it.
     pub fn host(&self) -> &[u8] {
         &self.host
@@ -484,6 +502,7 @@ fn go(
                 start,
                 message_bytes: run.message_bytes as usize,
                 messages: if run.messages == 0 { u64::MAX } else { share as u64 },
+                receive_bytes: RECEIVE_BYTES_MAX.min(RECEIVE_BYTES_TOGETHER / count),
                 duration,
                 limit: REST_MAX,
                 verify,
@@ -651,6 +670,8 @@ impl Responder<'_> {
     fn grow(&mut self, connections: u32, rdma: bool, asked: Asked, link: &mut Link) -> Result<(), PerfError> {
         let deadline = Instant::now() + GROW_MAX + GROW_EACH_MAX * connections;
         if rdma {
+            // The end that connects gives up first, and says what it tries next.
+            let deadline = deadline + ANSWER_MAX;
             let gate = self.gate.as_mut().ok_or(LinkError::Unexpected)?;
             gate.grow(connections, deadline, || link.has_input())?;
             link.send(&Frame::Grown { connections })?;
@@ -685,8 +706,9 @@ impl Responder<'_> {
         if groups.is_empty() {
             return Err(LinkError::Unexpected.into());
         }
-        if bytes > ECHO_BYTES_MAX {
-            return Err(PerfError::TooMany { what: "bytes of messages at a time", most: ECHO_BYTES_MAX });
+        if bytes > MESSAGES_BYTES_MAX {
+            let what = "bytes of messages, one for each connection,";
+            return Err(PerfError::TooMany { what, most: MESSAGES_BYTES_MAX });
         }
         let (outcome, _) = go(&mut groups, part, run, None, link, false, |link| link.send(&Frame::Go))?;
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -61,6 +61,8 @@ pub struct Plan {
     pub start: Instant,
     /// Bytes of each message: at most what the bundle was made for.
     pub message_bytes: usize,
+    /// Bytes that one receiving call asks for at least, where there are no messages but bytes.
+    pub receive_bytes: usize,
     /// How many messages this group sends; `u64::MAX` for as many as it can.
     pub messages: u64,
     /// How long it sends.

@@ -70,7 +70,8 @@ pub(in crate::cmd) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, 
         let duration = Duration::from_micros(micros).min(STORAGE_MAX);
         emit(match disk::throughput(&path, action, duration) {
             Ok(row) => {
-                Message::Storage(Storage { iops: row.iops, bytes: row.bytes, depth: row.depth, direct: row.direct })
+                let micro_iops = (row.iops * 1e6) as u64;
+                Message::Storage(Storage { micro_iops, bytes: row.bytes, depth: row.depth, direct: row.direct })
             }
             Err((Action::Read, fact)) => Message::Failed(Fault::io(Exit::Source.code(), "cannot read", &fact)),
             Err((Action::Write, fact)) => Message::Failed(Fault::io(Exit::Destination.code(), "cannot write", &fact)),

@@ -56,7 +56,9 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
     if let Some(launched) = &session.launched {
         let storage = launched.storage(path, true, load.duration)?;
         let what = format!("{}:{}", launched.label(), path.to_string_lossy());
-        add(stage("sink", what, storage.iops, storage.bytes, storage.depth));
+        let cached = if storage.direct { "" } else { ", through the page cache" };
+        let iops = storage.micro_iops as f64 / 1e6;
+        add(stage("sink", format!("{what}{cached}"), iops, storage.bytes, storage.depth));
     }
     // As data passes them.
     let order = ["source", "memory", "wire", "sink"];

@@ -1,6 +1,6 @@
 //! The end that asks: `rdperf HOST`.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
@@ -269,6 +269,9 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, asked: Asked) -> 
         }
     };
     let driver = Driver::open(stream, established, asked).map_err(|error| failure(&error, &peer))?;
+    if let Some(error) = driver.fell_back() {
+        crate::cmd::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
+    }
     if arguments.output.verbose {
         crate::cmd::say(&format!("rdperf: {}", driver.describe()));
     }
@@ -290,7 +293,7 @@ impl Progress {
     fn step(&mut self, what: &str) {
         self.done += 1;
         if self.draws {
-            eprint!("\r\x1b[K{what} ({} of {})", self.done, self.steps);
+            draw(&format!("{what} ({} of {})", self.done, self.steps));
         }
     }
 }
@@ -298,7 +301,13 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.draws {
-            eprint!("\r\x1b[K");
+            draw("");
         }
     }
+}
+
+/// Draws a line of the terminal anew.
+fn draw(line: &str) {
+    // Where standard error is closed nobody is looking.
+    let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
 }

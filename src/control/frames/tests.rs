@@ -57,7 +57,7 @@ fn samples() -> Vec<Message> {
         Message::TunnelData { id: 1, bytes: vec![0; 100] },
         Message::Measure { key: SessionKey([9; 32]), ports: Some((7000, 7009)), via: b"ib0".to_vec() },
         Message::MeasureStorage { path: b"/srv".to_vec(), writes: true, micros: 1_000_000 },
-        Message::Storage(Storage { iops: 1234.5, bytes: 1 << 20, depth: 8, direct: true }),
+        Message::Storage(Storage { micro_iops: 1_234_500_000, bytes: 1 << 20, depth: 8, direct: true }),
     ]
 }
 

@@ -11,9 +11,6 @@ use super::{
 };
 use crate::transport::{LaneError, tcp};
 
-/// The least that is asked for in one call where small messages come one behind the other.
-const RECEIVE_BYTES_MIN: usize = 256 << 10;
-
 /// One connection.
 pub struct TcpGroup {
     socket: TcpStream,
@@ -43,7 +40,7 @@ impl TcpGroup {
             Part::Answer => (0, plan.message_bytes),
             Part::Stream { sends, receives } => (
                 if sends { plan.message_bytes } else { 0 },
-                if receives { plan.message_bytes.max(RECEIVE_BYTES_MIN) } else { 0 },
+                if receives { plan.message_bytes.max(plan.receive_bytes) } else { 0 },
             ),
         };
         for (room, bytes) in [(&mut self.outgoing, out), (&mut self.incoming, back)] {

@@ -1,6 +1,6 @@
 //! rdma-pipe: pipes, files and pipelines between hosts, at the link's speed.
 //!
-//! The layers, each reaching only downwards: `cmd` → `control`, `engine` → `transport`, `fs` → `rd_proto`. See
+//! The layers, each reaching only downwards: `cmd` → `control`, `engine`, `measure` → `transport`, `fs` → `rd_proto`. See
 //! `docs/ARCHITECTURE.md`.
 
 pub mod cmd;

@@ -4,9 +4,13 @@ mod rig;
 
 use std::io::Read;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rig::*;
 use serde_json::Value;
+
+/// Under emulation, and on a busy machine, some hundred megabytes take their time.
+const LONG: Duration = Duration::from_secs(240);
 
 /// The testbed's first host.
 const HOST: &str = "10.9.0.1";
@@ -29,7 +33,7 @@ fn measure(port: u16, arguments: &[&str]) -> Value {
         let mut text = String::new();
         stdout.read_to_string(&mut text).map(|_| text)
     });
-    process.wait().expect(0);
+    process.wait_for(LONG).expect(0);
     let text = reader.join().expect("no panic").expect("text");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
 }

@@ -40,10 +40,10 @@ const COUNTED_MAX: Duration = Duration::from_secs(60);
 ///
 /// `rdperf HOST` starts the other end by ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY that it
 /// prints. MODE is bw (bandwidth), lat (latency), ping (latency, and every message compared as it comes back), qps
-/// (throughput against the number of connections) or limits (what limits a copy to HOST[:PATH]); without MODE, latency
-/// and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any file;
-/// `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as perftest has
-/// them; latency is half of a round trip.
+/// (throughput against the number of connections) or limits (what limits a copy to HOST, or HOST:PATH); without MODE,
+/// latency and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any
+/// file; `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as
+/// perftest has them; latency is half of a round trip.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdperf",

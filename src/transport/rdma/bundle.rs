@@ -5,7 +5,7 @@
 //!
 //! # Coming up
 //!
-//! The end that connects resolves and connects [`BATCH`] identifiers at a time ([`Bundle::grow`]), the other accepts
+//! The end that connects resolves and connects `BATCH` identifiers at a time ([`Bundle::grow`]), the other accepts
 //! them ([`Gate::grow`]). When both have them all, the end that connected sends one short message on each, and the other
 //! waits for it: on iWARP it may not send before.
 //!

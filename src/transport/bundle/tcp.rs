@@ -62,11 +62,13 @@ struct Wire<'a> {
 }
 
 impl Wire<'_> {
+    fn check(&self) -> Result<(), LaneError> {
+        if self.progress.is_stopped() { Err(LaneError::Closed) } else { Ok(()) }
+    }
+
     /// Whether a wait is to go on.
     fn goes_on(&self) -> Result<(), LaneError> {
-        if self.progress.is_stopped() {
-            return Err(LaneError::Closed);
-        }
+        self.check()?;
         if Instant::now() >= self.deadline {
             return Err(LaneError::Os { what: "waiting for the other end", error: Errno::TIMEDOUT });
         }
@@ -74,6 +76,7 @@ impl Wire<'_> {
     }
 
     fn send_all(&self, message: &[u8]) -> Result<(), LaneError> {
+        self.check()?;
         let mut done = 0;
         while done < message.len() {
             match send(self.socket, &message[done..], SendFlags::NOSIGNAL) {
@@ -89,6 +92,7 @@ impl Wire<'_> {
     /// Receives something, or nothing after [`LOOK_AGAIN`] or a number of attempts.
     fn receive(&self, target: &mut [u8]) -> Result<usize, LaneError> {
         let flags = if self.poll { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        self.check()?;
         for _ in 0..1024 {
             match recv(self.socket, &mut *target, flags) {
                 Ok((0, _)) => return Err(LaneError::PeerClosed),

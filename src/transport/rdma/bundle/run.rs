@@ -276,9 +276,9 @@ impl RdmaGroup {
         Ok(false)
     }
 
-    /// Nothing has completed: sleeps, or goes on polling; says when the run is to end. Returns whether time has passed in
+    /// Nothing has completed: sleeps, or goes on polling. Returns whether time has passed in
     /// which nothing happened. The clock is read only then: on some hosts that is slower than sending a message.
-    fn idle(&mut self, progress: &Progress, deadline: Instant) -> Result<bool, LaneError> {
+    fn idle(&mut self, deadline: Instant) -> Result<bool, LaneError> {
         if self.poll {
             self.spins = self.spins.wrapping_add(1);
             if !self.spins.is_multiple_of(SPINS) {
@@ -288,9 +288,6 @@ impl RdmaGroup {
             self.check()?;
         } else if self.sleep()? {
             return Ok(false);
-        }
-        if progress.is_stopped() {
-            return Err(LaneError::Closed);
         }
         if Instant::now() >= deadline {
             return Err(LaneError::Os { what: "waiting for the other end", error: Errno::TIMEDOUT });
@@ -345,8 +342,11 @@ impl RdmaGroup {
                 under_way += 1;
             }
             let taken = self.take(&mut completions)?;
+            if progress.is_stopped() {
+                return Err(LaneError::Closed);
+            }
             if taken == 0 {
-                self.idle(progress, deadline)?;
+                self.idle(deadline)?;
                 continue;
             }
             now = Instant::now();
@@ -400,8 +400,11 @@ impl RdmaGroup {
         let mut late: VecDeque<(u32, u32)> = VecDeque::new();
         while !progress.is_complete() || !late.is_empty() {
             let taken = self.take(&mut completions)?;
+            if progress.is_stopped() {
+                return Err(LaneError::Closed);
+            }
             if taken == 0 {
-                self.idle(progress, deadline)?;
+                self.idle(deadline)?;
                 continue;
             }
             let mut came = 0;
@@ -506,8 +509,11 @@ impl RdmaGroup {
                 break;
             }
             let taken = self.take(&mut completions)?;
+            if progress.is_stopped() {
+                return Err(LaneError::Closed);
+            }
             if taken == 0 {
-                if self.idle(progress, deadline)? {
+                if self.idle(deadline)? {
                     now = Instant::now();
                 }
                 continue;

@@ -125,7 +125,11 @@ impl Wire<'_> {
         let start = Instant::now();
         let mut now = start;
         sent.begin(start);
-        while sent.flow.messages < messages && now.duration_since(start) < plan.duration {
+        let recorded = |outcome: &Outcome| outcome.latency.as_ref().map_or(0, |latency| latency.len());
+        while sent.flow.messages < messages
+            && recorded(&outcome) < plan.messages
+            && now.duration_since(start) < plan.duration
+        {
             let number = sent.flow.messages;
             if let Some(seed) = plan.verify {
                 fill_pattern(out, seed, number);

@@ -318,7 +318,8 @@ impl RdmaGroup {
         let mut turn: VecDeque<u32> = (0..self.pairs.len() as u32).collect();
         let mut completions = [WorkCompletion::default(); COMPLETIONS];
         loop {
-            let over = posted >= messages || now.duration_since(start) >= plan.duration;
+            let enough = posted >= messages || latency.len() >= plan.messages;
+            let over = enough || now.duration_since(start) >= plan.duration;
             if over && under_way == 0 {
                 break;
             }
@@ -360,7 +361,10 @@ impl RdmaGroup {
                         else {
                             return Err(LaneError::Framing("a message that nobody waits for"));
                         };
-                        let over = posted >= messages || now.duration_since(start) >= plan.duration;
+                        let is_warm = sent_at.duration_since(start) > plan.duration / 10;
+                        let counts = is_warm || received.flow.messages >= warm_up;
+                        let enough = posted >= messages || latency.len() + u64::from(counts) >= plan.messages;
+                        let over = enough || now.duration_since(start) >= plan.duration;
                         let room = pair.outstanding() < u64::from(self.account.sends);
                         if !over && room && plan.verify.is_none() {
                             // The next goes first: counting this one can wait.
@@ -373,8 +377,7 @@ impl RdmaGroup {
                             turn.push_back(place);
                         }
                         self.post_receive(place, slot)?;
-                        let is_warm = sent_at.duration_since(start) > plan.duration / 10;
-                        if is_warm || received.flow.messages >= warm_up {
+                        if counts && latency.len() < plan.messages {
                             record_half(&mut latency, now - sent_at);
                         }
                         if plan.verify.is_some() && self.region.read(slot, 0, plan.message_bytes) != contents {

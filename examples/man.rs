@@ -12,6 +12,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::rdpipe;
 use rdma_pipe::cmd::recv::RecvArguments;
@@ -90,6 +91,30 @@ fn pages() -> Vec<Page> {
             other: "rdcp",
             environment: &[("HOME", "Where relative paths start.")],
             examples: &[("rdcp --agent /opt/rdma-pipe/bin/rdma-pipe-agent image.raw backup:", "How it is used.")],
+        },
+        Page {
+            command: PerfArguments::command(),
+            other: "rdcp",
+            environment: &[
+                ("RD_KEY", "KEY, for HOST:PORT and for serve."),
+                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
+                NO_COLOR,
+            ],
+            examples: &[
+                ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),
+                ("rdperf serve", "Takes a free port, makes a key and prints the line to run at the other host."),
+                ("rdperf -a --plot sweep.svg gpu2", "All message lengths, drawn."),
+                ("rdperf --poll -q 8 -b gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
+                (
+                    "rdperf qps gpu2 --json=qps.json && rdperf model --fit qps.json --clients 64",
+                    "How many queue pairs 64 clients may use.",
+                ),
+                (
+                    "rdperf --plot both.png --compare monday.json --compare friday.json",
+                    "Two reports of --json over each other.",
+                ),
+                ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),
+            ],
         },
         Page {
             command: SendArguments::command(),

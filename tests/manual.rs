@@ -9,6 +9,7 @@ use clap::{Arg, Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::rdpipe;
 use rdma_pipe::cmd::recv::RecvArguments;
@@ -37,6 +38,7 @@ fn commands() -> Vec<Command> {
         CopyArguments::command(),
         rdpipe::command(),
         DoctorArguments::command(),
+        PerfArguments::command(),
         AgentArguments::command(),
     ]
 }

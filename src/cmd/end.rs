@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use super::examiner::Examiner;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::TransferOptions;
+use super::perf;
 use super::place;
 use super::report::{medium_from_name, medium_name};
 use super::stream::{Ended, FirstLane, NotBegun, Session, Teller};
@@ -120,6 +121,13 @@ impl End {
                 });
             }
             Message::Signal(number) => self.stop(number),
+            Message::Measure { key, ports, via } => {
+                let listening = perf::agent::listen(&key, ports, |port| self.reachable(port, &via));
+                self.say(listening.map_or_else(Message::Failed, Message::Listening));
+            }
+            Message::MeasureStorage { path, writes, micros } => {
+                perf::agent::measure_storage(path, writes, micros, Arc::clone(&self.emit));
+            }
             message if message.is_tunnel() => self.tunnel.handle(message),
             // Answers, which no end is asked for.
             _ => {}
@@ -260,13 +268,18 @@ impl End {
         let port = listener.port();
         self.tunnel.serve(port);
         *live.listener.lock().expect("no panic with it locked") = Some(listener);
+        Ok(self.reachable(port, via))
+    }
+
+    /// Where this end can be reached at a port.
+    fn reachable(&self, port: u16, via: &[u8]) -> Vec<Endpoint> {
         let mut endpoints = endpoints::own(port, via);
         if let Some(address) = endpoints::ssh_address().filter(|_| self.is_agent) {
             // Known to be reachable by the caller: before others that are as near and as fast.
             let port_there = |endpoint: &Endpoint| endpoint.socket_address().is_some_and(|at| at.ip() == address);
             endpoints.sort_by_key(|endpoint| !port_there(endpoint));
         }
-        Ok(endpoints)
+        endpoints
     }
 
     fn dial(&self, reach: impl FnOnce(&Key) -> Result<(std::net::TcpStream, Established), String> + Send + 'static) {

@@ -110,8 +110,13 @@ impl Failure {
         Self::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)))
     }
 
-    /// A link that could not be made to `peer`.
+    /// A link that could not be made to `peer`, where rdrecv or an agent should be.
     pub fn link(error: &LinkError, peer: &str) -> Self {
+        Self::unreached(error, peer, "rdrecv")
+    }
+
+    /// A link that could not be made to `peer`, where `program` should be.
+    pub fn unreached(error: &LinkError, peer: &str, program: &str) -> Self {
         match error {
             LinkError::Handshake(HandshakeError::WrongKey) => {
                 Self::new(Exit::Authentication, format!("{peer} has another KEY; give both ends the same one"))
@@ -128,7 +133,10 @@ impl Failure {
             LinkError::Refused(refusal) => Self::refused(*refusal, peer),
             LinkError::Os { error, .. } => Self::new(
                 Exit::Connect,
-                format!("cannot reach {peer}: {}; check that rdrecv runs there and that the port is open", os(*error)),
+                format!(
+                    "cannot reach {peer}: {}; check that {program} runs there and that the port is open",
+                    os(*error)
+                ),
             ),
             LinkError::TimedOut => Self::new(
                 Exit::Connect,

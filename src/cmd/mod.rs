@@ -11,6 +11,7 @@ pub mod exit;
 pub mod key;
 mod launching;
 pub mod options;
+pub mod perf;
 mod pipeline;
 mod place;
 mod plan;

@@ -191,7 +191,7 @@ fn open(target: Option<&Target>) -> Result<Work, IoFact> {
 }
 
 /// An address of this host that others are likely to reach: the one that its packets to the outside would bear.
-fn own_address() -> String {
+pub(super) fn own_address() -> String {
     // Connecting a datagram socket sends nothing; it only makes the system choose. The address is reserved for
     // documentation (RFC 5737), so it is routed like any other stranger's.
     let outside = (Ipv4Addr::new(192, 0, 2, 1), 9);

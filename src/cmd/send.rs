@@ -113,7 +113,8 @@ fn transfer(
         Some(key) => key,
         None => key::ask()?,
     };
-    let first = reach(host, port, &key, Duration::from_secs(u64::from(arguments.connect_timeout)))?;
+    let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
+    let first = reach(host, port, &key, patience, "rdrecv")?;
     let (post, events) = channel();
     let console = Console { name: "rdsend", report: &arguments.report, may_draw: true };
     let session = Session {
@@ -139,8 +140,15 @@ fn standard_input() -> Result<File, Failure> {
     cloned.map(File::from).map_err(|error| Failure::new(Exit::Source, format!("cannot read standard input: {error}")))
 }
 
-/// Connects and authenticates, trying again until `patience` is used up while nobody listens yet.
-fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<FirstLane, Failure> {
+/// Connects and authenticates, trying again until `patience` is used up while nobody listens yet. `program`: what should
+/// listen there.
+pub(super) fn reach(
+    host: &OsString,
+    port: u16,
+    key: &Key,
+    patience: Duration,
+    program: &str,
+) -> Result<FirstLane, Failure> {
     let deadline = Instant::now() + patience;
     let host_name = escaped(host);
     let bare = host_name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host_name);
@@ -162,14 +170,14 @@ fn reach(host: &OsString, port: u16, key: &Key, patience: Duration) -> Result<Fi
                 Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
                 // The listener is not there yet, or was overrun: it may be there in a moment.
                 Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,
-                Err(error) => return Err(Failure::link(&error, &peer_name)),
+                Err(error) => return Err(Failure::unreached(&error, &peer_name, program)),
             }
         }
         if let LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } = last {
-            return Err(Failure::link(&last, &peer_name));
+            return Err(Failure::unreached(&last, &peer_name, program));
         }
         if Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(Failure::link(&last, &peer_name));
+            return Err(Failure::unreached(&last, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

@@ -12,9 +12,11 @@
 
 use std::fmt;
 
+mod measure;
 mod stage;
 mod tree;
 
+pub use measure::Storage;
 pub use stage::{Action, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport};
 pub use tree::{Found, Kind, Place, Placed, Root, Sieve, TreeSettings};
 
@@ -593,6 +595,35 @@ pub enum Message {
     /// What came of each: see `measure::door`.
     #[n(45)]
     Knocked(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// Listen for one measurement of the wire. LISTENING or FAILED answers.
+    #[n(50)]
+    Measure {
+        /// What both ends have in common.
+        #[n(0)]
+        key: SessionKey,
+        /// Ports to choose from, first and last.
+        #[n(1)]
+        ports: Option<(u16, u16)>,
+        /// An address or an interface's name; endpoints that it names are marked.
+        #[cbor(n(2), with = "minicbor::bytes")]
+        via: Vec<u8>,
+    },
+    /// Measure storage: read a file, or read or write a file of the agent's own in a directory. STORAGE or FAILED answers.
+    #[n(51)]
+    MeasureStorage {
+        /// The file or directory; empty for where relative paths start.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+        /// Writes, which needs a directory.
+        #[n(1)]
+        writes: bool,
+        /// For how long, in microseconds, a minute at most.
+        #[n(2)]
+        micros: u64,
+    },
+    /// What came of it.
+    #[n(52)]
+    Storage(#[n(0)] Storage),
 }
 
 impl Message {

@@ -163,9 +163,19 @@ fn read_exact(stream: &mut TcpStream, target: &mut [u8], deadline: Instant) -> R
 ///
 /// [`LinkError::Os`] and [`LinkError::Control`].
 pub fn send_frame(stream: &mut TcpStream, control: &mut ControlChannel, frame: &Frame) -> Result<(), LinkError> {
-    let (mut plain, mut sealed) = (Vec::new(), Vec::new());
+    let mut plain = Vec::new();
     frame.encode(&mut plain);
-    control.seal(&plain, &mut sealed)?;
+    send_plain(stream, control, &plain)
+}
+
+/// Seals an encoded frame and sends it on a socket that is not a lane.
+///
+/// # Errors
+///
+/// [`LinkError::Os`] and [`LinkError::Control`].
+pub fn send_plain(stream: &mut TcpStream, control: &mut ControlChannel, plain: &[u8]) -> Result<(), LinkError> {
+    let mut sealed = Vec::new();
+    control.seal(plain, &mut sealed)?;
     let mut record = vec![b'F', 0];
     record.extend((sealed.len() as u16).to_le_bytes());
     record.extend(sealed);

@@ -43,6 +43,8 @@ const MESSAGE_BYTES: usize = LENGTH_PREFIX_BYTES + HANDSHAKE_BYTES_MAX;
 pub enum Incoming {
     /// The first lane of a session, which now is the one that is served.
     First(TcpStream, Box<Established>),
+    /// A further connection of the session that is served, where the listener was told to make no lanes.
+    Further(TcpStream, Box<Established>),
     /// Somebody who was answered and did not prove the key.
     Stranger(SocketAddr),
     /// Somebody is guessing the key; until a session is served, the listener has ended.
@@ -104,6 +106,30 @@ impl Listener {
     ///
     /// What the system answered; EADDRINUSE if no port of `ports` is free.
     pub fn start(port: u16, ports: Option<RangeInclusive<u16>>, key: Key, post: Post<Event>) -> std::io::Result<Self> {
+        Self::start_as(port, ports, key, post, true)
+    }
+
+    /// As [`Listener::start`], but makes no lanes: further connections are told as [`Incoming::Further`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::start`].
+    pub fn start_without_lanes(
+        port: u16,
+        ports: Option<RangeInclusive<u16>>,
+        key: Key,
+        post: Post<Event>,
+    ) -> std::io::Result<Self> {
+        Self::start_as(port, ports, key, post, false)
+    }
+
+    fn start_as(
+        port: u16,
+        ports: Option<RangeInclusive<u16>>,
+        key: Key,
+        post: Post<Event>,
+        makes_lanes: bool,
+    ) -> std::io::Result<Self> {
         let socket = match (port, ports) {
             (0, Some(range)) => {
                 let mut free = range
@@ -126,6 +152,7 @@ impl Listener {
             stop: Arc::clone(&stop),
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
             guesses: 0,
+            makes_lanes,
         };
         std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
         Ok(Self { port, registry, stop })
@@ -187,6 +214,7 @@ struct Acceptor {
     stop: Arc<OwnedFd>,
     peers: VecDeque<Peer>,
     guesses: u32,
+    makes_lanes: bool,
 }
 
 /// What came of a peer's bytes.
@@ -346,6 +374,9 @@ impl Acceptor {
             }
         } else if established.lane.index < RDMA_LANE_FIRST && registry.accept(established.lane) {
             drop(registry);
+            if !self.makes_lanes {
+                return self.tell(Incoming::Further(stream, established));
+            }
             // Nothing to be done about one that fails: its other end dials again.
             let _ = announce(&self.post, established.lane, |report| tcp_lane(stream, established.control, report));
         }

@@ -1,8 +1,7 @@
 //! Runs a session over lanes, a source or a sink, and a pool of buffers.
 //!
-//! One loop owns the session's state. Everything else is threads that do one thing and report to it: two for each TCP
-//! lane, one for each RDMA lane, workers that seal and open, a reader or writer where the source or sink is a stream,
-//! and short-lived ones that dial. Buffers travel between them by value, so a buffer is in one place at a time.
+//! One loop owns the session's state. Everything else is threads that do one thing and report to it: lanes' own, workers,
+//! the reader or writer of a stream, dials. Buffers travel by value, so a buffer is in one place at a time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,6 +29,7 @@ pub mod link;
 pub mod listen;
 mod orphan;
 pub mod pace;
+pub mod perf;
 pub mod rdma;
 pub mod reach;
 mod summary;

@@ -8,16 +8,27 @@
 //! * `root`: the files in which a kernel tells of itself. `facts`: what is known of a host. `gather`: finds it out.
 //! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.
 //! * `door`: opens ports to be tried, and tries those of another host.
+//!
+//! Beside that, what is measured and what is made of it, numbers in, tables and drawings out:
+//!
+//! * `report`: the numbers, as text, CSV and JSON. `plot`: as drawings.
+//! * `model`: an adapter's on-board cache, and what it does to many connections.
+//! * `disk`, `mem`: storage and memory of this host.
 
 pub mod checks;
 #[cfg(test)]
 mod corpus;
+pub mod disk;
 pub mod door;
 pub mod facts;
 pub mod finding;
 pub mod gather;
+pub mod mem;
+pub mod model;
+pub mod plot;
 #[cfg(test)]
 pub(crate) mod recorded;
+pub mod report;
 pub mod root;
 
 pub use checks::{compare, examine};

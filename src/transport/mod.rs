@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
+pub mod bundle;
 #[cfg(test)]
 pub(crate) mod corpus;
 pub mod mem;

@@ -460,7 +460,7 @@ impl Mute {
         Self::await_event(&events, EventKind::AddressResolved)?;
         id.resolve_route(PATIENCE)?;
         Self::await_event(&events, EventKind::RouteResolved)?;
-        let depths = Depths { sends: 4, receives: 4, segments: 1 };
+        let depths = Depths { sends: 4, receives: 4, segments: 1, inline_bytes: 0 };
         let queue_pair = QueuePair::new(id, &domain, &queue, &region, depths)?;
         queue_pair.id().connect(&ConnectParameters { private_data, retry_count: 7, rnr_retry_count: 0 })?;
         Self::await_event(&events, EventKind::Established)?;

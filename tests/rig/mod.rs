@@ -51,6 +51,12 @@ pub fn rdpipe() -> Command {
     command
 }
 
+pub fn rdperf() -> Command {
+    let mut command = command(env!("CARGO_BIN_EXE_rdperf"));
+    command.env_remove("RDCP_RSH");
+    command
+}
+
 /// The agent's program, for `--agent`.
 pub const AGENT: &str = env!("CARGO_BIN_EXE_rdma-pipe-agent");
 

@@ -7,6 +7,7 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+pub mod measure;
 #[cfg(test)]
 mod tests;
 
@@ -436,6 +437,18 @@ impl Frame {
     }
 }
 
+impl Policy {
+    fn decode(byte: u8) -> Result<Self, FrameError> {
+        match byte {
+            0 => Ok(Self::Auto),
+            1 => Ok(Self::Rdma),
+            2 => Ok(Self::PreferRdma),
+            3 => Ok(Self::Tcp),
+            _ => Err(FrameError::Value("policy")),
+        }
+    }
+}
+
 impl Offer {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend([self.role as u8, self.policy as u8, self.encrypt as u8]);
@@ -455,13 +468,7 @@ impl Offer {
                 1 => Role::Receiver,
                 _ => return Err(FrameError::Value("role")),
             },
-            policy: match reader.u8()? {
-                0 => Policy::Auto,
-                1 => Policy::Rdma,
-                2 => Policy::PreferRdma,
-                3 => Policy::Tcp,
-                _ => return Err(FrameError::Value("policy")),
-            },
+            policy: Policy::decode(reader.u8()?)?,
             encrypt: match reader.u8()? {
                 0 => Encrypt::Auto,
                 1 => Encrypt::Always,

@@ -15,13 +15,14 @@ const TARGETS: &[(&str, Body)] = &[
     ("decompress", crate::compress::fuzz::decompress),
     ("handshake_connector", crate::handshake::fuzz::connector),
     ("handshake_listener", crate::handshake::fuzz::listener),
+    ("measure_frame", crate::control::measure::fuzz::measure_frame),
     ("record_open", crate::record::fuzz::record_open),
     ("tree_records", crate::tree::fuzz::tree_records),
 ];
 
 #[test]
 fn every_target_has_a_body_and_a_corpus() {
-    let elsewhere = ["agent_", "measure_", "transport_"];
+    let elsewhere = ["agent_", "measure_doors", "measure_facts", "transport_"];
     runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| {
         !elsewhere.iter().any(|begins| name.starts_with(begins))
     });
@@ -36,6 +37,7 @@ fn corpus_holds_what_this_version_makes() {
         crate::compress::fuzz::seeds(),
         crate::handshake::fuzz::seeds(),
         crate::control::fuzz::seeds(),
+        crate::control::measure::fuzz::seeds(),
     ];
     // A compressor may find shorter forms with each of its versions.
     runner::corpus_holds(&seeds.concat(), |target| target != "decompress");

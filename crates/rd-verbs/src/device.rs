@@ -34,6 +34,8 @@ pub struct DeviceAttr {
     pub max_sge: u32,
     /// Entries of one completion queue, at most.
     pub max_cqe: u32,
+    /// Queue pairs, at most.
+    pub max_qp: u32,
 }
 
 /// What a port can do, as far as it matters here.
@@ -137,6 +139,7 @@ impl Device {
             max_qp_wr: positive(raw.max_qp_wr),
             max_sge: positive(raw.max_sge),
             max_cqe: positive(raw.max_cqe),
+            max_qp: positive(raw.max_qp),
         })
     }
 

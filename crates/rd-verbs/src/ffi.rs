@@ -11,6 +11,7 @@ pub const QPS_ERR: c_uint = 6;
 pub const QP_STATE: c_int = 1;
 pub const WR_SEND: c_uint = 2;
 pub const SEND_SIGNALED: c_uint = 1 << 1;
+pub const SEND_INLINE: c_uint = 1 << 3;
 pub const WC_SUCCESS: c_uint = 0;
 pub const WC_WR_FLUSH_ERR: c_uint = 5;
 pub const PORT_ACTIVE: c_uint = 4;

@@ -66,7 +66,7 @@ fn expected() -> Vec<(String, usize)> {
             qp_num = "qp_num", wc_flags = "wc_flags",
         }
         at ffi::DeviceAttr = "struct ibv_device_attr" {
-            vendor_id = "vendor_id", max_qp_wr = "max_qp_wr", max_sge = "max_sge", max_cqe = "max_cqe",
+            vendor_id = "vendor_id", max_qp = "max_qp", max_qp_wr = "max_qp_wr", max_sge = "max_sge", max_cqe = "max_cqe",
             max_pkeys = "max_pkeys", phys_port_cnt = "phys_port_cnt",
         }
         at ffi::PortAttr = "struct ibv_port_attr" {
@@ -96,6 +96,7 @@ fn expected() -> Vec<(String, usize)> {
         ("IBV_QP_STATE", ffi::QP_STATE as usize),
         ("IBV_WR_SEND", ffi::WR_SEND as usize),
         ("IBV_SEND_SIGNALED", ffi::SEND_SIGNALED as usize),
+        ("IBV_SEND_INLINE", ffi::SEND_INLINE as usize),
         ("IBV_WC_SUCCESS", ffi::WC_SUCCESS as usize),
         ("IBV_WC_WR_FLUSH_ERR", ffi::WC_WR_FLUSH_ERR as usize),
         ("IBV_PORT_ACTIVE", ffi::PORT_ACTIVE as usize),

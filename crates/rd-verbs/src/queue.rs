@@ -117,25 +117,25 @@ impl CompletionQueue {
         check("ibv_req_notify_cq", unsafe { (self.req_notify_cq)(self.raw.as_ptr(), 0) })
     }
 
-    /// Takes and acknowledges the channel's events; whether there was any. One may stand for several completions.
+    /// Takes and acknowledges the channel's event; whether there was one. It may stand for several completions.
+    ///
+    /// There is at most one: a queue makes an event once after each [`CompletionQueue::request_notification`], and is the
+    /// only one on its channel. So this is one system call for each time that somebody slept.
     ///
     /// # Errors
     ///
     /// What `ibv_get_cq_event` left.
-    pub fn take_events(&self) -> Result<bool, Error> {
+    pub fn take_event(&self) -> Result<bool, Error> {
         let api = self.channel.device.api();
-        let mut any = false;
-        loop {
-            let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the channel is open; the call writes both.
-            if unsafe { (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut queue, &mut context) } != 0 {
-                let error = Error::last("ibv_get_cq_event");
-                return if error.errno() == Some(libc::EAGAIN) { Ok(any) } else { Err(error) };
-            }
-            // SAFETY: this queue is the only one on the channel, so the event is its own.
-            unsafe { (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1) };
-            any = true;
+        let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the channel is open; the call writes both.
+        if unsafe { (api.ibv_get_cq_event)(self.channel.raw.as_ptr(), &mut queue, &mut context) } != 0 {
+            let error = Error::last("ibv_get_cq_event");
+            return if error.errno() == Some(libc::EAGAIN) { Ok(false) } else { Err(error) };
         }
+        // SAFETY: this queue is the only one on the channel, so the event is its own.
+        unsafe { (api.ibv_ack_cq_events)(self.raw.as_ptr(), 1) };
+        Ok(true)
     }
 
     /// The channel, to sleep on.
@@ -206,6 +206,9 @@ pub struct Depths {
     pub receives: u32,
     /// Scatter-gather entries of each.
     pub segments: u32,
+    /// Bytes of a message that the adapter may be handed with the work request, instead of fetching them. Where the
+    /// device does not allow so many, there are none.
+    pub inline_bytes: u32,
 }
 
 /// The most segments that this crate posts in one work request.
@@ -216,6 +219,7 @@ pub struct QueuePair {
     raw: NonNull<ffi::Qp>,
     post_send: unsafe extern "C" fn(*mut ffi::Qp, *mut ffi::SendWr, *mut *mut ffi::SendWr) -> c_int,
     post_recv: unsafe extern "C" fn(*mut ffi::Qp, *mut ffi::RecvWr, *mut *mut ffi::RecvWr) -> c_int,
+    inline_bytes: u32,
     /// After the queue pair (destroyed in `drop`), and before what it uses.
     id: Id,
     _queue: Arc<CompletionQueue>,
@@ -230,8 +234,8 @@ unsafe impl Send for QueuePair {}
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// Creates one on `id`, which is bound to the device of `domain`. Sends and receives complete on `queue`; every
-    /// send is signalled. Receives may be posted at once.
+    /// Creates one on `id`, which is bound to the device of `domain`. Sends and receives complete on `queue`. Receives
+    /// may be posted at once.
     ///
     /// # Errors
     ///
@@ -262,20 +266,39 @@ impl QueuePair {
                 max_recv_wr: depths.receives,
                 max_send_sge: depths.segments,
                 max_recv_sge: depths.segments,
-                max_inline_data: 0,
+                max_inline_data: depths.inline_bytes,
             },
             qp_type: ffi::QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the identifier is bound to the domain's device, and everything named is alive and kept by `self`.
-        let answer = unsafe { (id.api().rdma_create_qp)(id.raw.as_ptr(), domain.raw(), &mut attributes) };
-        check("rdma_create_qp", answer)?;
+        let create = |attributes: &mut ffi::QpInitAttr| {
+            // SAFETY: the identifier is bound to the domain's device, and everything named is alive and kept by `self`.
+            let answer = unsafe { (id.api().rdma_create_qp)(id.raw.as_ptr(), domain.raw(), attributes) };
+            check("rdma_create_qp", answer)
+        };
+        // The call writes what it granted into the attributes, and devices do not tell before how much they inline.
+        let mut granted = depths.inline_bytes;
+        if let Err(error) = create(&mut attributes) {
+            if depths.inline_bytes == 0 {
+                return Err(error);
+            }
+            granted = 0;
+            attributes.cap = ffi::QpCap {
+                max_send_wr: depths.sends,
+                max_recv_wr: depths.receives,
+                max_send_sge: depths.segments,
+                max_recv_sge: depths.segments,
+                max_inline_data: 0,
+            };
+            create(&mut attributes)?;
+        }
         // SAFETY: the identifier is alive, its queue pair was just created.
         let raw = NonNull::new(unsafe { (*id.raw.as_ptr()).qp }).ok_or_else(|| Error::last("rdma_create_qp"))?;
         Ok(Self {
             raw,
             post_send,
             post_recv,
+            inline_bytes: granted,
             id,
             _queue: Arc::clone(queue),
             messages: Arc::clone(messages),
@@ -315,6 +338,20 @@ impl QueuePair {
         unsafe { self.send(work_id, &[self.messages.segment(slot, length)]) }
     }
 
+    /// As [`QueuePair::send_message`], inline where it is short enough for that. Without `signalled` its completion is
+    /// told only if it fails; then a later send that is signalled tells of this one as well, and until that has been
+    /// polled this one takes its place in the queue.
+    ///
+    /// # Errors
+    ///
+    /// What `ibv_post_send` answered: ENOMEM when the queue is full.
+    pub fn send_message_inline(&self, work_id: u64, slot: u32, length: u32, signalled: bool) -> Result<(), Error> {
+        let signalled = if signalled { ffi::SEND_SIGNALED } else { 0 };
+        let inline = if length <= self.inline_bytes { ffi::SEND_INLINE } else { 0 };
+        // SAFETY: as in `send_message`.
+        unsafe { self.post(work_id, &[self.messages.segment(slot, length)], signalled | inline) }
+    }
+
     /// Posts a whole slot of the queue pair's message region to receive into.
     ///
     /// # Errors
@@ -337,6 +374,14 @@ impl QueuePair {
     ///
     /// What `ibv_post_send` answered: ENOMEM when the queue is full. Nothing was posted then.
     pub unsafe fn send(&self, work_id: u64, segments: &[Segment]) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post(work_id, segments, ffi::SEND_SIGNALED) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`QueuePair::send`].
+    unsafe fn post(&self, work_id: u64, segments: &[Segment], flags: std::ffi::c_uint) -> Result<(), Error> {
         let mut list = scatter_gather(segments);
         let mut request = ffi::SendWr {
             wr_id: work_id,
@@ -344,7 +389,7 @@ impl QueuePair {
             sg_list: list.as_mut_ptr(),
             num_sge: segments.len() as c_int,
             opcode: ffi::WR_SEND,
-            send_flags: ffi::SEND_SIGNALED,
+            send_flags: flags,
             imm_data: 0,
             unions: [0; 11],
         };

@@ -34,7 +34,7 @@ const ACK_TIMEOUT_EXPONENT: u8 = 16;
 /// second.
 const ACK_TIMEOUT_EXPONENT_SOFTWARE: u8 = 19;
 
-fn ack_timeout_exponent(medium: Medium) -> u8 {
+pub(super) fn ack_timeout_exponent(medium: Medium) -> u8 {
     if medium == Medium::RdmaSoftware { ACK_TIMEOUT_EXPONENT_SOFTWARE } else { ACK_TIMEOUT_EXPONENT }
 }
 
@@ -260,10 +260,10 @@ impl Kit {
 
 /// Sends and receives of the payload queue pair: one of each for every buffer, and the greeting.
 fn payload_depths(buffers: u32) -> Depths {
-    Depths { sends: buffers + 1, receives: buffers + 1, segments: 2 }
+    Depths { sends: buffers + 1, receives: buffers + 1, segments: 2, inline_bytes: 0 }
 }
 
-fn parameters(private_data: &[u8]) -> ConnectParameters<'_> {
+pub(super) fn parameters(private_data: &[u8]) -> ConnectParameters<'_> {
     ConnectParameters { private_data, retry_count: RETRY_COUNT, rnr_retry_count: RNR_RETRY_COUNT }
 }
 
@@ -383,7 +383,7 @@ impl Connection {
         let descriptors = [self.kit.queue.channel().as_fd(), self.kit.events.as_fd(), self.kit.wake.as_fd()];
         sleep_on(descriptors, until(deadline));
         self.kit.wake.clear();
-        if self.kit.queue.take_events()? {
+        if self.kit.queue.take_event()? {
             self.kit.armed = false;
         }
         Ok(())

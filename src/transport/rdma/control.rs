@@ -211,7 +211,7 @@ impl ControlQueue {
         queue: &Arc<CompletionQueue>,
         region: &Arc<MessageRegion>,
     ) -> Result<Self, VerbsError> {
-        let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1 };
+        let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
         let queue_pair = QueuePair::new(id, domain, queue, region, depths)?;
         for slot in 0..SLOTS {
             queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;

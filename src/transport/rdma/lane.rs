@@ -263,7 +263,7 @@ impl Poller {
                 self.kit.wake.clear();
             }
             if completions {
-                match self.kit.queue.take_events() {
+                match self.kit.queue.take_event() {
                     Ok(any) => self.kit.armed &= !any,
                     Err(error) => return lane_error(&error),
                 }

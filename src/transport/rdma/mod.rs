@@ -15,6 +15,7 @@
 //! * `path`: what an endpoint's packets can be.
 //! * `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
+//! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!
 //! # When a device goes
 //!
@@ -22,6 +23,7 @@
 //! process has opened. When one goes it tells all who subscribed: they let go of what they have on it, and once nothing
 //! is left the device itself is closed. When it is back, [`endpoints`] finds it again.
 
+pub mod bundle;
 mod connection;
 mod control;
 mod devices;

@@ -1,0 +1,39 @@
+complete -c rdperf -s s -l size -d 'Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping]' -r
+complete -c rdperf -s n -l iterations -d 'Messages of each length, instead of a time [default of ping: 10]' -r
+complete -c rdperf -s D -l duration -d 'Seconds for each length, and for each number of connections, block size or depth' -r
+complete -c rdperf -s q -l qp -d 'Connections: queue pairs, or TCP streams; with qps, the most of them' -r
+complete -c rdperf -s t -l depth -d 'Messages, or blocks of storage, on their way; messages on each connection [default: 128, with qps 1]' -r
+complete -c rdperf -l transport -d 'Which transport carries the messages' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
+rdma\t'RDMA only; fail where there is none'
+prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
+tcp\t'TCP only'"
+complete -c rdperf -l json -d 'Write one JSON object, to FILE or else to standard output instead of the tables' -r -F
+complete -c rdperf -l csv -d 'Write comma-separated values, to FILE or else to standard output instead of the tables' -r -F
+complete -c rdperf -l plot -d 'Draw what was measured, as SVG or PNG by the name\'s ending' -r -F
+complete -c rdperf -l compare -d 'A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn' -r -F
+complete -c rdperf -l source -d 'What limits reads: a file, or a directory, in which it makes and removes one of its own' -r -F
+complete -c rdperf -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
+complete -c rdperf -l fit -d 'Fit the model to the sweep of connections in a report of --json' -r -F
+complete -c rdperf -l clients -d 'Say how many queue pairs each of N clients may use' -r
+complete -c rdperf -l sram -d 'The adapter\'s memory for caching [default: 2M, or what fits the sweep]' -r
+complete -c rdperf -l left -d 'The share of the peak that is left at 3000 connections' -r
+complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE; KEY is then not among the arguments' -r -F
+complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments' -r
+complete -c rdperf -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdperf -s p -d 'ssh\'s port' -r
+complete -c rdperf -s i -d 'ssh\'s key; may be repeated' -r
+complete -c rdperf -s J -d 'The host that ssh goes through' -r
+complete -c rdperf -s F -d 'ssh\'s configuration' -r
+complete -c rdperf -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
+complete -c rdperf -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
+complete -c rdperf -l via -d 'The address or interface, of either end, that the data is to go by' -r
+complete -c rdperf -s a -l all -d 'Every length from 2 bytes to 8 MiB'
+complete -c rdperf -s b -l bidirectional -d 'Both ends send at once; the sums are told'
+complete -c rdperf -l reverse -d 'The other end sends'
+complete -c rdperf -l poll -d 'Look for messages all the time, at both ends, instead of sleeping until one comes'
+complete -c rdperf -s v -l verbose -d 'Print what happens as it does'
+complete -c rdperf -l once -d 'End after the first measurement'
+complete -c rdperf -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
+complete -c rdperf -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
+complete -c rdperf -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c rdperf -s V -l version -d 'Print version'

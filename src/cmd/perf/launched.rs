@@ -1,0 +1,144 @@
+//! The other end, started by ssh or another launcher for one measurement.
+
+use std::ffi::{OsStr, OsString};
+use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, unbounded};
+use rd_proto::handshake::{Established, Key};
+
+use super::PerfArguments;
+use crate::cmd::exit::{Exit, Failure, escaped, os};
+use crate::cmd::launching::{News, Remote, greet};
+use crate::control::endpoints;
+use crate::control::frames::{Fault, Hello, Message, SessionKey, Storage};
+use crate::control::launch::AGENT;
+use crate::engine::link::rng;
+use crate::engine::reach::reach_best;
+
+/// How long the agent may take to listen.
+const LISTEN_MAX: Duration = Duration::from_secs(15);
+
+/// How long to try the agent's endpoints.
+const REACH_MAX: Duration = Duration::from_secs(5);
+
+/// How much longer than asked for measuring storage may take: a file is written first.
+const STORAGE_EXTRA: Duration = Duration::from_secs(120);
+
+/// An agent that answers. Dropping it ends it.
+pub(super) struct Launched {
+    remote: Remote,
+    news: Receiver<(usize, News)>,
+    host: OsString,
+    via: Vec<u8>,
+    ports: Option<(u16, u16)>,
+}
+
+impl Launched {
+    /// Starts the agent on `host`.
+    pub(super) fn start(arguments: &PerfArguments, host: &OsStr) -> Result<Self, Failure> {
+        let hosts = &arguments.hosts;
+        if hosts.relay {
+            return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
+        }
+        let launcher = hosts.launcher()?;
+        let agent = hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned());
+        let (post, news) = unbounded();
+        let mut remote = Remote::start(&launcher, host, &agent, 0, post, true)?;
+        greet([&mut remote].into_iter(), &news, &launcher, hosts.bootstrap)?;
+        let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
+        let via = hosts.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
+        Ok(Self { remote, news, host: host.to_owned(), via, ports })
+    }
+
+    pub(super) fn label(&self) -> String {
+        escaped(&self.host)
+    }
+
+    /// Has the agent listen, and connects to it.
+    pub(super) fn reach(&self) -> Result<(TcpStream, Established), Failure> {
+        let mut random = [0; 32];
+        rand_core::Rng::fill_bytes(&mut rng(), &mut random);
+        let key = SessionKey(random);
+        self.remote.send(Message::Measure { key: key.clone(), ports: self.ports, via: self.via.clone() });
+        let Message::Listening(mut offered) = self.answer(LISTEN_MAX)? else { return Err(self.unexpected()) };
+        offered.truncate(endpoints::ENDPOINTS_MAX);
+        let mut via = &self.via[..];
+        if offered.iter().any(|endpoint| endpoint.is_via) {
+            offered.retain(|endpoint| endpoint.is_via);
+            via = b"";
+        }
+        let ours = Hello::ours();
+        if via.is_empty()
+            && !ours.kernel_id.is_empty()
+            && ours.kernel_id == self.remote.kernel_id()
+            && let Some(port) = offered.first().map(|endpoint| endpoint.port)
+        {
+            offered.extend(endpoints::loopback(port));
+        }
+        let addresses = endpoints::ranked(&offered, via);
+        let key = Key::from_random(key.0);
+        reach_best(&addresses, &key, Instant::now() + REACH_MAX).map_err(|error| {
+            let label = self.label();
+            Failure::new(
+                Exit::Connect,
+                format!(
+                    "cannot reach a port of {label}: {error}; open one and name it with --port-range, or run rdperf \
+                     serve at the end that can be reached"
+                ),
+            )
+        })
+    }
+
+    /// Has the agent measure storage.
+    pub(super) fn storage(&self, path: &OsStr, writes: bool, duration: Duration) -> Result<Storage, Failure> {
+        let micros = duration.as_micros() as u64;
+        self.remote.send(Message::MeasureStorage { path: path.as_bytes().to_vec(), writes, micros });
+        match self.answer(duration + STORAGE_EXTRA)? {
+            Message::Storage(storage) => Ok(storage),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn answer(&self, limit: Duration) -> Result<Message, Failure> {
+        let deadline = Instant::now() + limit;
+        let label = self.label();
+        loop {
+            match self.news.recv_deadline(deadline) {
+                Ok((_, News::Message(Message::Failed(fault)))) => return Err(failed(&fault, &label)),
+                Ok((_, News::Message(Message::Say(line)))) => {
+                    crate::cmd::say(&format!("rdperf: {label}: {}", escaped(OsStr::new(&line))));
+                }
+                Ok((_, News::Message(message))) => return Ok(message),
+                Ok((_, News::Gone)) => {
+                    return Err(Failure::new(Exit::LinkLost, format!("lost the agent on {label}")));
+                }
+                Ok(_) => {}
+                Err(_) => return Err(Failure::new(Exit::Connect, format!("{label} does not answer"))),
+            }
+        }
+    }
+
+    fn unexpected(&self) -> Failure {
+        Failure::new(Exit::Protocol, format!("the agent on {} does not keep to the protocol", self.label()))
+    }
+}
+
+/// What went wrong there, for a person.
+fn failed(fault: &Fault, label: &str) -> Failure {
+    let detail = escaped(OsStr::new(&fault.detail));
+    let mut line = format!("{label}: ");
+    if fault.what.is_empty() {
+        line += &detail;
+    } else {
+        line += &format!("{} {}", escaped(OsStr::new(&fault.what)), escaped(OsStr::from_bytes(&fault.path)));
+        if fault.errno != 0 {
+            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+        }
+        if !detail.is_empty() {
+            line += &format!(": {detail}");
+        }
+    }
+    Failure::new(Exit::from_code(fault.exit), line)
+}

@@ -1,0 +1,733 @@
+//! Measuring the wire between two hosts: the end that asks ([`Driver`]) and the end that answers ([`answer`]).
+//!
+//! The first connection is a session's first lane, authenticated like any other. Sealed frames of
+//! [`rd_proto::control::measure`] cross it, and nothing else. What is measured crosses connections that are made for it,
+//! a [`bundle`](crate::transport::bundle): further TCP connections of the session, or RDMA queue pairs.
+//!
+//! In a run, threads send and receive, one for each group of connections. The thread that called waits for them and for
+//! the other end, which may fail or vanish meanwhile.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rd_proto::control::measure::{CONNECTIONS_MAX, Frame, Load, Run, Seen};
+use rd_proto::control::{CONTROL_SEAL_BYTES, Endpoint as Offered, Frame as TransferFrame, Policy, Refusal};
+use rd_proto::frame::CONTROL_BYTES_MAX;
+use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
+use super::rdma::candidates;
+use crate::transport::bundle::tcp::TcpGroup;
+use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress};
+use crate::transport::rdma::bundle::{Bundle, Gate, Settings, connections_limit};
+use crate::transport::rdma::{ConnectError, RemoteEndpoint, pairs};
+use crate::transport::{LaneError, Medium, unmapped};
+
+/// How long the other end may take to answer a question.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// How long connections may take to come up, and how much longer each of them.
+const GROW_MAX: Duration = Duration::from_secs(5);
+const GROW_EACH_MAX: Duration = Duration::from_millis(50);
+
+/// The longest that one pair of RDMA addresses is tried.
+const PAIR_MAX: Duration = Duration::from_millis(1500);
+
+/// How long the answering end waits to be asked something.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// How long an end goes on after its time of sending is up, for what is on its way.
+const REST_MAX: Duration = Duration::from_secs(20);
+
+/// The longest sleep in a run; threads and frames wake it before.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Memory that messages may take in one direction at the answering end, over all its TCP connections, in bytes.
+const MESSAGES_BYTES_MAX: u64 = 256 << 20;
+
+/// The most that one receiving call asks for where messages are shorter, and what that may come to over all connections,
+/// in bytes.
+const RECEIVE_BYTES_MAX: usize = 256 << 10;
+const RECEIVE_BYTES_TOGETHER: usize = 64 << 20;
+
+/// A thread for each TCP connection: no more than these.
+pub const TCP_CONNECTIONS_MAX: u32 = 4096;
+
+/// Stack of a thread that sends and receives.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Why a measurement ended early.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PerfError {
+    /// The connection that carries frames.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A connection that is measured.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// RDMA connections did not come up.
+    #[error(transparent)]
+    Rdma(#[from] ConnectError),
+    /// The other end gives up.
+    #[error("exit {exit}: {reason:?}")]
+    Peer {
+        /// The exit code that it leads to.
+        exit: u8,
+        /// Why, as the other end says it: not to be trusted on a terminal as it is.
+        reason: Vec<u8>,
+    },
+    /// The other end asks for more than there is.
+    #[error("more than {most} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The most.
+        most: u64,
+    },
+    /// The system refused something.
+    #[error("{what}: {error}")]
+    Os {
+        /// What.
+        what: &'static str,
+        /// Its error.
+        error: Errno,
+    },
+}
+
+impl PerfError {
+    fn os(what: &'static str, error: &std::io::Error) -> Self {
+        Self::Os { what, error: Errno::from_io_error(error).unwrap_or(Errno::IO) }
+    }
+}
+
+/// The connection that carries frames.
+pub struct Link {
+    stream: TcpStream,
+    channel: ControlChannel,
+    bytes: VecDeque<u8>,
+}
+
+impl Link {
+    /// Takes an authenticated first lane.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered to the socket's options.
+    pub fn new(stream: TcpStream, channel: ControlChannel) -> Result<Self, PerfError> {
+        let tuned = stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(ANSWER_MAX)));
+        tuned.map_err(|error| PerfError::os("socket", &error))?;
+        Ok(Self { stream, channel, bytes: VecDeque::new() })
+    }
+
+    fn send(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        let mut plain = Vec::new();
+        frame.encode(&mut plain);
+        send_plain(&mut self.stream, &mut self.channel, &plain)
+    }
+
+    /// The next frame that is not a failure, by `deadline`.
+    fn receive(&mut self, deadline: Instant) -> Result<Frame, PerfError> {
+        loop {
+            match self.take()? {
+                Some(Frame::Failed { exit, reason }) => return Err(PerfError::Peer { exit, reason }),
+                Some(frame) => return Ok(frame),
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(LinkError::TimedOut.into());
+            }
+            self.wait(None, left);
+        }
+    }
+
+    /// Waits until there is something to read, or `bell` rings.
+    fn wait(&self, bell: Option<&OwnedFd>, limit: Duration) {
+        let limit = Timespec::try_from(limit).expect("not for ages");
+        let mut list = vec![PollFd::new(&self.stream, PollFlags::IN)];
+        list.extend(bell.map(|bell| PollFd::new(bell, PollFlags::IN)));
+        // An error (EINTR) is a wake-up for nothing.
+        let _ = poll(&mut list, Some(&limit));
+    }
+
+    /// Whether the other end has said something, or has gone.
+    fn has_input(&self) -> bool {
+        let mut list = [PollFd::new(&self.stream, PollFlags::IN)];
+        !self.bytes.is_empty() || poll(&mut list, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Takes the next frame, if all of it has come.
+    fn take(&mut self) -> Result<Option<Frame>, LinkError> {
+        const PREFIX_BYTES: usize = 4;
+        loop {
+            if self.bytes.len() >= PREFIX_BYTES {
+                let length = usize::from(u16::from_le_bytes([self.bytes[2], self.bytes[3]]));
+                let known = self.bytes[0] == b'F' && self.bytes[1] == 0;
+                if !known || !(CONTROL_SEAL_BYTES..=CONTROL_BYTES_MAX).contains(&length) {
+                    return Err(LinkError::Unexpected);
+                }
+                if self.bytes.len() >= PREFIX_BYTES + length {
+                    let sealed: Vec<u8> = self.bytes.drain(..PREFIX_BYTES + length).skip(PREFIX_BYTES).collect();
+                    let mut plain = Vec::new();
+                    self.channel.open(&sealed, &mut plain)?;
+                    return Frame::decode(&plain).map(Some).map_err(|error| match TransferFrame::decode(&plain) {
+                        // A listener that is busy says so to whoever comes.
+                        Ok(Some(TransferFrame::Refuse(refusal))) => LinkError::Refused(refusal),
+                        _ => error.into(),
+                    });
+                }
+            }
+            let mut piece = [0; 4096];
+            match recv(&self.stream, &mut piece, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(LinkError::Closed),
+                Ok((count, _)) => self.bytes.extend(&piece[..count]),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(LinkError::Os { what: "receive", error }),
+            }
+        }
+    }
+}
+
+/// What a measurement is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Which transport.
+    pub policy: Policy,
+    /// Connections that there will be at most.
+    pub connections_max: u32,
+    /// Bytes of the largest message.
+    pub message_bytes_max: u32,
+    /// Messages that one connection may have on their way.
+    pub depth: u16,
+    /// Both ends look for messages all the time.
+    pub poll: bool,
+    /// Threads that RDMA connections are divided among, at this end.
+    pub threads: u32,
+}
+
+impl Asked {
+    fn settings(&self) -> Settings {
+        Settings {
+            message_bytes_max: self.message_bytes_max,
+            depth: self.depth,
+            connections_max: self.connections_max,
+            threads: self.threads,
+            poll: self.poll,
+        }
+    }
+}
+
+/// Connections that this host can have, at this depth.
+pub fn connections_max(policy: Policy, depth: u16) -> u32 {
+    let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
+    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, 1).ok());
+    limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// At this end.
+    pub here: Outcome,
+    /// At the other.
+    pub there: Seen,
+}
+
+/// The end that asks.
+pub struct Driver {
+    /// Before the link: the other end, which is told nothing, sees all go together.
+    connections: Connections,
+    link: Link,
+    asked: Asked,
+    address: SocketAddr,
+    session: SessionId,
+    secret: SessionSecret,
+    host: Vec<u8>,
+    fell_back: Option<ConnectError>,
+}
+
+enum Connections {
+    Tcp(Vec<TcpGroup>),
+    Rdma(Box<Bundle>),
+}
+
+impl Driver {
+    /// Opens a measurement on an authenticated first lane. One connection is there afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`PerfError`]; for the policy `rdma`, why there is none.
+    pub fn open(stream: TcpStream, established: Established, asked: Asked) -> Result<Self, PerfError> {
+        let address = stream.peer_addr().map_err(|error| PerfError::os("connection", &error))?;
+        let Established { session, secret, control, .. } = established;
+        let mut link = Link::new(stream, control)?;
+        link.send(&Frame::Open {
+            policy: asked.policy,
+            connections_max: asked.connections_max,
+            message_bytes_max: asked.message_bytes_max,
+            depth: asked.depth,
+            poll: asked.poll,
+        })?;
+        let Frame::Opened { seed, endpoints, host } = link.receive(Instant::now() + ANSWER_MAX)? else {
+            return Err(LinkError::Unexpected.into());
+        };
+        let mut driver = {
+            let connections = Connections::Tcp(Vec::new());
+            Self { connections, link, asked, address, session, secret, host, fell_back: None }
+        };
+        match driver.open_rdma(seed, &endpoints) {
+            Ok(bundle) => driver.connections = Connections::Rdma(Box::new(bundle)),
+            Err(error @ PerfError::Peer { .. }) => return Err(error),
+            Err(error) if asked.policy == Policy::Rdma => return Err(error),
+            Err(error) => {
+                if let PerfError::Rdma(error) = error {
+                    driver.fell_back = Some(error);
+                }
+                driver.grow(1)?;
+            }
+        }
+        Ok(driver)
+    }
+
+    /// Makes the first RDMA connection, by the best pair of addresses that works.
+    fn open_rdma(&mut self, seed: [u8; 16], endpoints: &[Offered]) -> Result<Bundle, PerfError> {
+        if self.asked.policy == Policy::Tcp {
+            return Err(LinkError::Transport("not asked for".to_owned()).into());
+        }
+        let local = candidates(self.asked.policy)?;
+        let remote: Vec<_> = endpoints
+            .iter()
+            .map(|endpoint| RemoteEndpoint {
+                medium: if endpoint.hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
+                address: endpoint.address,
+                prefix_bits: endpoint.prefix_bits,
+                rate_mbps: endpoint.rate_mbps,
+            })
+            .collect();
+        if remote.is_empty() {
+            return Err(LinkError::Transport("the other end has no RDMA device".to_owned()).into());
+        }
+        self.link.send(&Frame::Grow { connections: 1, rdma: true })?;
+        let deadline = Instant::now() + GROW_MAX;
+        let mut failure = PerfError::Rdma(ConnectError::Timeout("connecting"));
+        for (local, remote) in pairs(&local, &remote) {
+            let attempt = Bundle::new(&local, remote.address, seed, self.asked.settings()).and_then(|mut bundle| {
+                bundle.grow(1, deadline.min(Instant::now() + PAIR_MAX))?;
+                Ok(bundle)
+            });
+            match attempt {
+                Ok(mut bundle) => {
+                    self.await_grown(1, deadline)?;
+                    bundle.greet(deadline)?;
+                    return Ok(bundle);
+                }
+                Err(error) => failure = error.into(),
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        // The other end may know better why, and says so at once.
+        if let Some(Frame::Failed { exit, reason }) = self.link.take()? {
+            return Err(PerfError::Peer { exit, reason });
+        }
+        Err(failure)
+    }
+
+    fn await_grown(&mut self, wanted: u32, deadline: Instant) -> Result<(), PerfError> {
+        match self.link.receive(deadline)? {
+            Frame::Grown { connections } if connections == wanted => Ok(()),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+
+    /// Makes connections until there are this many. Fewer than there are changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`PerfError`]; the measurement is over then.
+    pub fn grow(&mut self, connections: u32) -> Result<(), PerfError> {
+        if connections <= self.connections() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + GROW_MAX + GROW_EACH_MAX * connections;
+        let rdma = matches!(self.connections, Connections::Rdma(_));
+        self.link.send(&Frame::Grow { connections, rdma })?;
+        let grown = match &mut self.connections {
+            Connections::Rdma(bundle) => bundle.grow(connections, deadline).map_err(PerfError::from),
+            Connections::Tcp(groups) => (groups.len() as u32..connections).try_for_each(|number| {
+                let mut stream = connect(self.address, deadline)?;
+                // The listener accepts each name of a connection once, and later ones only.
+                let lane = LaneId { index: 1, generation: number + 1 };
+                let hello = connect_join(&self.secret, self.session, lane, &mut rng());
+                authenticate(&mut stream, hello, deadline.min(Instant::now() + AUTHENTICATE_MAX))?;
+                groups.push(TcpGroup::new(stream, self.asked.poll).map_err(|error| PerfError::os("socket", &error))?);
+                Ok(())
+            }),
+        };
+        if let Err(error) = grown {
+            return Err(match self.link.take() {
+                Ok(Some(Frame::Failed { exit, reason })) => PerfError::Peer { exit, reason },
+                _ => error,
+            });
+        }
+        self.await_grown(connections, deadline)?;
+        if let Connections::Rdma(bundle) = &mut self.connections {
+            bundle.greet(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> u32 {
+        match &self.connections {
+            Connections::Tcp(groups) => groups.len() as u32,
+            Connections::Rdma(bundle) => bundle.connections(),
+        }
+    }
+
+    /// The medium that is measured.
+    pub fn medium(&self) -> Medium {
+        match &self.connections {
+            Connections::Tcp(_) => Medium::Tcp,
+            Connections::Rdma(bundle) => bundle.medium(),
+        }
+    }
+
+    /// What is measured, for a person: medium, device, addresses.
+    pub fn describe(&self) -> String {
+        match &self.connections {
+            Connections::Tcp(_) => format!("TCP to {}", unmapped(self.address).ip()),
+            Connections::Rdma(bundle) => bundle.describe(),
+        }
+    }
+
+    /// Why TCP is measured although both ends have RDMA, where that is so.
+    pub fn fell_back(&self) -> Option<&ConnectError> {
+        self.fell_back.as_ref()
+    }
+
+    /// The other host's name, as it says it.
+    pub fn host(&self) -> &[u8] {
+        &self.host
+    }
+
+    /// Runs one load over all connections. `verify`: the seed of what the messages of an echo hold, which is compared as
+    /// they come back; else they hold anything.
+    ///
+    /// # Errors
+    ///
+    /// [`PerfError`]; the measurement is over then.
+    pub fn run(&mut self, run: Run, verify: Option<u64>) -> Result<Ran, PerfError> {
+        self.link.send(&Frame::Run(run))?;
+        match self.link.receive(Instant::now() + ANSWER_MAX)? {
+            Frame::Go => {}
+            _ => return Err(LinkError::Unexpected.into()),
+        }
+        let part = match run.load {
+            Load::Echo => Part::Ask,
+            Load::Stream => Part::Stream { sends: run.forward, receives: run.backward },
+        };
+        let mut groups = self.connections.groups();
+        let (here, there) = go(&mut groups, part, run, verify, &mut self.link, true, |_| Ok(()))?;
+        Ok(Ran { here, there: there.expect("waited for") })
+    }
+
+    /// Ends the measurement.
+    pub fn close(mut self) {
+        // Where the other end is not there any more, it has ended as well.
+        let _ = self.link.send(&Frame::Close);
+    }
+}
+
+impl Connections {
+    fn groups(&mut self) -> Vec<&mut dyn Group> {
+        match self {
+            Self::Tcp(groups) => groups.iter_mut().map(|group| group as &mut dyn Group).collect(),
+            Self::Rdma(bundle) => bundle.groups().collect(),
+        }
+    }
+}
+
+/// Runs the groups, and listens to the other end meanwhile. `begun` is called when all threads run. Returns what came of
+/// it here and, if it `asks`, there.
+fn go(
+    groups: &mut [&mut dyn Group],
+    part: Part,
+    run: Run,
+    verify: Option<u64>,
+    link: &mut Link,
+    asks: bool,
+    begun: impl FnOnce(&mut Link) -> Result<(), LinkError>,
+) -> Result<(Outcome, Option<Seen>), PerfError> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|error| PerfError::Os { what: "eventfd", error })?;
+    let ring = || {
+        let _ = rustix::io::write(&bell, &1_u64.to_ne_bytes());
+    };
+    let progress = Progress::default();
+    let count = groups.len();
+    let connections: u64 = groups.iter().map(|group| group.connections() as u64).sum();
+    let (sent, senders, running) = (AtomicU64::new(0), AtomicUsize::new(count), AtomicUsize::new(count));
+    let failure: Mutex<Option<LaneError>> = Mutex::new(None);
+    let tell_sent = |messages: u64| {
+        sent.fetch_add(messages, Ordering::AcqRel);
+        if senders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            ring();
+        }
+    };
+    let duration = Duration::from_micros(run.duration_us);
+    let start = Instant::now();
+    let deadline = start + duration + 2 * REST_MAX;
+    std::thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(count);
+        let mut before = 0;
+        for group in groups.iter_mut() {
+            let part_of = |connections_before: u64| {
+                u128::from(run.messages) * u128::from(connections_before) / u128::from(connections.max(1))
+            };
+            let share = part_of(before + group.connections() as u64) - part_of(before);
+            before += group.connections() as u64;
+            let plan = Plan {
+                part,
+                start,
+                message_bytes: run.message_bytes as usize,
+                messages: if run.messages == 0 { u64::MAX } else { share as u64 },
+                receive_bytes: RECEIVE_BYTES_MAX.min(RECEIVE_BYTES_TOGETHER / count),
+                duration,
+                limit: REST_MAX,
+                verify,
+            };
+            let (progress, tell_sent, ring, running, failure) = (&progress, &tell_sent, &ring, &running, &failure);
+            let body = move || {
+                let outcome = group.run(&plan, progress, tell_sent);
+                if let Err(error) = &outcome {
+                    failure.lock().expect("no panic with it locked").get_or_insert(error.clone());
+                }
+                running.fetch_sub(1, Ordering::AcqRel);
+                ring();
+                outcome
+            };
+            let builder = std::thread::Builder::new().name("perf".to_owned()).stack_size(STACK_BYTES);
+            match builder.spawn_scoped(scope, body) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    progress.stop();
+                    return Err(PerfError::os("cannot start a thread", &error));
+                }
+            }
+        }
+        let watched = begun(link).map_err(PerfError::from).and_then(|()| {
+            let mut told = false;
+            let mut seen = None;
+            loop {
+                if let Some(error) = failure.lock().expect("no panic with it locked").clone() {
+                    return Err(error.into());
+                }
+                if !told && senders.load(Ordering::Acquire) == 0 {
+                    link.send(&Frame::Done { messages: sent.load(Ordering::Acquire) })?;
+                    told = true;
+                }
+                while let Some(frame) = link.take()? {
+                    match frame {
+                        Frame::Done { messages } => progress.expect(messages),
+                        Frame::Seen(there) if asks => seen = Some(there),
+                        Frame::Failed { exit, reason } => return Err(PerfError::Peer { exit, reason }),
+                        _ => return Err(LinkError::Unexpected.into()),
+                    }
+                }
+                if told && running.load(Ordering::Acquire) == 0 && (seen.is_some() || !asks) {
+                    return Ok(seen);
+                }
+                if Instant::now() >= deadline {
+                    return Err(LinkError::TimedOut.into());
+                }
+                link.wait(Some(&bell), LOOK_AGAIN);
+                let _ = rustix::io::read(&bell, &mut [0; 8]);
+            }
+        });
+        if watched.is_err() {
+            progress.stop();
+        }
+        let mut all = Outcome::default();
+        for thread in threads {
+            if let Ok(outcome) = thread.join().expect("no panic in it") {
+                all.add(outcome);
+            }
+        }
+        // A connection that broke says less than the other end does of why.
+        match watched {
+            Err(error @ PerfError::Lane(_)) => Err(match link.receive(Instant::now() + LOOK_AGAIN) {
+                Err(told @ PerfError::Peer { .. }) => told,
+                _ => error,
+            }),
+            watched => watched.map(|seen| (all, seen)),
+        }
+    })
+}
+
+/// What the answering end is given.
+pub struct Answering<'a> {
+    /// Further TCP connections of this session, as they come, or none within that time.
+    pub further: &'a dyn Fn(Duration) -> Option<TcpStream>,
+    /// Ports to listen on for RDMA.
+    pub ports: Option<&'a RangeInclusive<u16>>,
+    /// A failure as an exit code and a sentence, for the other end.
+    pub explain: &'a dyn Fn(&PerfError) -> (u8, String),
+    /// This host's name.
+    pub host: &'a [u8],
+}
+
+/// Answers one measurement, until the other end closes it.
+///
+/// # Errors
+///
+/// [`PerfError`]; the other end has been told.
+pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError> {
+    let outcome = Responder { answering, gate: None, streams: Vec::new(), asked: None }.serve(&mut link);
+    match &outcome {
+        Ok(()) | Err(PerfError::Peer { .. }) => {}
+        // Somebody who wants to send: told in the words of a transfer.
+        Err(PerfError::Link(LinkError::Frame(_))) => {
+            send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer));
+        }
+        Err(error) => {
+            let (exit, reason) = (answering.explain)(error);
+            let _ = link.send(&Frame::Failed { exit, reason: reason.into_bytes() });
+        }
+    }
+    outcome
+}
+
+struct Responder<'a> {
+    answering: &'a Answering<'a>,
+    gate: Option<Gate>,
+    streams: Vec<TcpGroup>,
+    asked: Option<Asked>,
+}
+
+impl Responder<'_> {
+    fn serve(&mut self, link: &mut Link) -> Result<(), PerfError> {
+        loop {
+            let frame = match link.receive(Instant::now() + IDLE_MAX) {
+                Err(PerfError::Link(LinkError::Closed)) if self.asked.is_some() => return Ok(()),
+                frame => frame?,
+            };
+            match (frame, self.asked) {
+                (Frame::Open { policy, connections_max, message_bytes_max, depth, poll }, None) => {
+                    let asked = Asked { policy, connections_max, message_bytes_max, depth, poll, threads: 1 };
+                    let opened = self.open(asked);
+                    link.send(&opened)?;
+                    self.asked = Some(asked);
+                }
+                (Frame::Grow { connections, rdma }, Some(asked)) if connections <= asked.connections_max => {
+                    match self.grow(connections, rdma, asked, link) {
+                        // It tries something else.
+                        Err(PerfError::Rdma(ConnectError::Timeout(_))) if rdma && link.has_input() => {}
+                        grown => grown?,
+                    }
+                }
+                (Frame::Run(run), Some(asked)) if run.message_bytes <= asked.message_bytes_max => {
+                    self.run(run, link)?;
+                }
+                (Frame::Close, _) => return Ok(()),
+                _ => return Err(LinkError::Unexpected.into()),
+            }
+        }
+    }
+
+    fn open(&mut self, asked: Asked) -> Frame {
+        let seed = SessionId::random(&mut rng()).0;
+        let mut endpoints = Vec::new();
+        if asked.policy != Policy::Tcp
+            && let Ok(candidates) = candidates(asked.policy)
+            && let Ok(gate) = Gate::new(&candidates, self.answering.ports, seed, asked.settings())
+        {
+            endpoints = gate
+                .endpoints()
+                .into_iter()
+                .map(|(endpoint, address)| Offered {
+                    hardware: endpoint.medium == Medium::RdmaHardware,
+                    address,
+                    prefix_bits: endpoint.prefix_bits,
+                    rate_mbps: endpoint.rate_mbps,
+                })
+                .collect();
+            self.gate = Some(gate);
+        }
+        Frame::Opened { seed, endpoints, host: self.answering.host.to_vec() }
+    }
+
+    fn grow(&mut self, connections: u32, rdma: bool, asked: Asked, link: &mut Link) -> Result<(), PerfError> {
+        let deadline = Instant::now() + GROW_MAX + GROW_EACH_MAX * connections;
+        if rdma {
+            // The end that connects gives up first, and says what it tries next.
+            let deadline = deadline + ANSWER_MAX;
+            let gate = self.gate.as_mut().ok_or(LinkError::Unexpected)?;
+            gate.grow(connections, deadline, || link.has_input())?;
+            link.send(&Frame::Grown { connections })?;
+            gate.await_greetings(deadline)?;
+            return Ok(());
+        }
+        self.gate = None;
+        if connections > TCP_CONNECTIONS_MAX {
+            return Err(PerfError::TooMany { what: "TCP connections", most: TCP_CONNECTIONS_MAX.into() });
+        }
+        while (self.streams.len() as u32) < connections {
+            if Instant::now() >= deadline || link.has_input() {
+                return Err(LinkError::TimedOut.into());
+            }
+            let Some(stream) = (self.answering.further)(LOOK_AGAIN) else { continue };
+            self.streams.push(TcpGroup::new(stream, asked.poll).map_err(|error| PerfError::os("socket", &error))?);
+        }
+        link.send(&Frame::Grown { connections })?;
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run, link: &mut Link) -> Result<(), PerfError> {
+        let part = match run.load {
+            Load::Echo => Part::Answer,
+            Load::Stream => Part::Stream { sends: run.backward, receives: run.forward },
+        };
+        let mut groups: Vec<&mut dyn Group> = match &mut self.gate {
+            Some(gate) => gate.groups().collect(),
+            None => self.streams.iter_mut().map(|group| group as &mut dyn Group).collect(),
+        };
+        let bytes = groups.len() as u64 * u64::from(run.message_bytes);
+        if groups.is_empty() {
+            return Err(LinkError::Unexpected.into());
+        }
+        if bytes > MESSAGES_BYTES_MAX {
+            let what = "bytes of messages, one for each connection,";
+            return Err(PerfError::TooMany { what, most: MESSAGES_BYTES_MAX });
+        }
+        let (outcome, _) = go(&mut groups, part, run, None, link, false, |link| link.send(&Frame::Go))?;
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let seen = Seen {
+            sent: outcome.sent.messages,
+            received: outcome.received.messages,
+            sending_ns: nanoseconds(outcome.sent.time()),
+            receiving_ns: nanoseconds(outcome.received.time()),
+            sending_peak: peak_bytes(&outcome.sent, run.message_bytes),
+            receiving_peak: peak_bytes(&outcome.received, run.message_bytes),
+        };
+        link.send(&Frame::Seen(seen))?;
+        Ok(())
+    }
+}
+
+/// Bytes a second at the peak; 0 where there is none.
+pub fn peak_bytes(flow: &Flow, message_bytes: u32) -> u64 {
+    flow.peak().map_or(0, |messages| (messages * f64::from(message_bytes)) as u64)
+}
+
+const _: () = assert!(TCP_CONNECTIONS_MAX <= CONNECTIONS_MAX);

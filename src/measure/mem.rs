@@ -1,0 +1,66 @@
+//! Memory: how fast it is copied, by how many threads.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use super::report::Memory;
+
+/// Bytes that each thread copies from, and as many to: far more than caches hold.
+const AREA_BYTES: usize = 64 << 20;
+
+/// Bytes of one copy: a chunk.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Copies with each number of threads from 1 on, doubling, up to `threads_max`, for `duration` each.
+pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory)) -> Vec<Memory> {
+    let mut counts: Vec<u32> = (0..=5).map(|power| 1 << power).filter(|&count| count < threads_max).collect();
+    counts.push(threads_max.max(1));
+    counts
+        .into_iter()
+        .map(|threads| {
+            let row = Memory { threads, mib_s: copies_with(threads, duration) / 1_048_576.0 };
+            each(&row);
+            row
+        })
+        .collect()
+}
+
+/// Bytes a second that so many threads copy, each its own memory.
+pub fn copies_with(threads: u32, duration: Duration) -> f64 {
+    let ready = Barrier::new(threads as usize);
+    std::thread::scope(|scope| {
+        let copying: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    // Written here, so that the pages are there, and near this thread.
+                    let source = vec![1_u8; AREA_BYTES];
+                    let mut target = vec![2_u8; AREA_BYTES];
+                    ready.wait();
+                    let start = Instant::now();
+                    let mut bytes = 0_u64;
+                    while start.elapsed() < duration {
+                        for (to, from) in target.chunks_mut(COPY_BYTES).zip(source.chunks(COPY_BYTES)) {
+                            to.copy_from_slice(std::hint::black_box(from));
+                            bytes += to.len() as u64;
+                        }
+                        std::hint::black_box(&mut target);
+                    }
+                    bytes as f64 / start.elapsed().as_secs_f64()
+                })
+            })
+            .collect();
+        copying.into_iter().map(|thread| thread.join().expect("no panic in it")).sum()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_double_up_to_the_most() {
+        let rows = copies(3, Duration::from_millis(5), |_| {});
+        assert_eq!(rows.iter().map(|row| row.threads).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(rows.iter().all(|row| row.mib_s > 50.0), "{rows:?}");
+    }
+}

@@ -1,0 +1,424 @@
+//! A model of an adapter's on-board memory, and of what many connections do to throughput.
+//!
+//! An adapter keeps what it needs to know of a connection in host memory and caches it in on-board SRAM. For one small
+//! operation it needs the connection's state, the work queue entry, and the translation (MTT) and protection (MPT) entries
+//! of the memory that is named. While all of that fits, an operation costs what the adapter's pipeline takes. Past that,
+//! LRU evicts what other connections will need again, and each operation waits for reads over PCIe.
+//!
+//! # What is known, and what is fitted
+//!
+//! * 375 bytes of state for a connection, and about 2 MB of SRAM (ConnectX-4 and -5), are known. Alone they would allow
+//!   5600 connections. A ConnectX-6 at 100 Gb/s keeps its peak up to about 450 (Wang and others, StaR, ICNP 2021, figure
+//!   1: 32-byte READs, one under way on each connection).
+//! * So each connection takes 4.6 KB, twelve times its state. Here that is a window of 64 work queue entries of 64 bytes,
+//!   which adapters fetch ahead of need, and a cache line each of MTT, MPT and completion queue context. The sizes of
+//!   the entries are usual ones; that *64* of them are kept is fitted to the 450.
+//! * The share of the peak that is left at 3000 connections fits how many PCIe reads run side by side. The text says that
+//!   performance past 3000 connections "is 70 % of the peak"; that is how it is read here, and the default. It can also be
+//!   read as *lower by* 70 %, which is `left_at_3000` = 0.3.
+//! * The pipeline's rate and the round trip are round numbers; they scale the curve and do not change its shape.
+//!
+//! # Throughput
+//!
+//! Each connection has one operation under way: it is on the wire and at the other end for `round_trip`, and queues for
+//! the adapter. That is a closed queueing network with one server, whose throughput mean value analysis gives exactly.
+//! Connections are taken to come up in random order, so that LRU finds an entry with probability `capacity / connections`
+//! (strictly in turn, it would find none). A test compares that with a simulated LRU cache.
+
+use super::report;
+
+/// Bytes of a cache line, as MTT, MPT and completion queue contexts are cached.
+const LINE_BYTES: f64 = 64.0;
+
+/// Connections at which `left_at_3000` is told.
+const FAR: u32 = 3000;
+
+/// The largest number of connections of a curve.
+const CURVE_MAX: u32 = 4096;
+
+/// An adapter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adapter {
+    /// On-board memory for caching, in bytes.
+    pub sram_bytes: f64,
+    /// State of one connection, in bytes, without its work queue.
+    pub state_bytes: f64,
+    /// Work queue entries of one connection that are kept.
+    pub work_entries: f64,
+    /// Bytes of one of those.
+    pub work_entry_bytes: f64,
+    /// MTT, MPT and completion queue context entries of one connection, a line each.
+    pub other_lines: f64,
+    /// One operation in the pipeline with everything cached, in nanoseconds.
+    pub service_ns: f64,
+    /// One operation outside of this adapter, in nanoseconds.
+    pub round_trip_ns: f64,
+    /// One read over PCIe, in nanoseconds.
+    pub pcie_ns: f64,
+    /// Reads that an operation needs if nothing of its connection is cached.
+    pub pcie_reads: f64,
+    /// Reads that run side by side.
+    pub pcie_parallel: f64,
+}
+
+impl Default for Adapter {
+    fn default() -> Self {
+        Self::with_left_at_3000(0.7)
+    }
+}
+
+/// How connections are dealt with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scheme {
+    /// Each is used whenever it has something to do.
+    Plain,
+    /// They are used in groups that take turns (ScaleRPC): each group fits the cache, and has to be fetched at its turn.
+    Grouped {
+        /// How long a turn is, in nanoseconds.
+        turn_ns: f64,
+    },
+    /// Their state is kept at the client and comes with each packet (StaR): there is nothing to cache.
+    ClientState,
+}
+
+/// ScaleRPC's turn: 100 µs.
+pub const GROUPED: Scheme = Scheme::Grouped { turn_ns: 100_000.0 };
+
+impl Adapter {
+    /// A ConnectX-6 at 100 Gb/s that has this share of its peak left at 3000 connections.
+    pub fn with_left_at_3000(left: f64) -> Self {
+        let adapter = Self {
+            sram_bytes: 2.0 * 1024.0 * 1024.0,
+            state_bytes: 375.0,
+            work_entries: 64.0,
+            work_entry_bytes: 64.0,
+            other_lines: 3.0,
+            service_ns: 40.0,
+            round_trip_ns: 2000.0,
+            pcie_ns: 900.0,
+            pcie_reads: 4.0,
+            pcie_parallel: 1.0,
+        };
+        // There the adapter is what limits, so that the time of an operation is what its misses add.
+        let added_ns = adapter.service_ns * (1.0 / left.clamp(0.01, 1.0) - 1.0);
+        let misses = 1.0 - adapter.capacity() / f64::from(FAR);
+        let needed = adapter.pcie_reads * adapter.pcie_ns * misses / added_ns.max(1e-9);
+        Self { pcie_parallel: needed, ..adapter }
+    }
+
+    /// Bytes of SRAM that one connection takes with all that its operations need.
+    pub fn connection_bytes(&self) -> f64 {
+        self.state_bytes + self.work_entries * self.work_entry_bytes + self.other_lines * LINE_BYTES
+    }
+
+    /// Connections that fit.
+    pub fn capacity(&self) -> f64 {
+        self.sram_bytes / self.connection_bytes()
+    }
+
+    /// What an operation waits for PCIe if nothing of its connection is cached, in nanoseconds.
+    pub fn miss_ns(&self) -> f64 {
+        self.pcie_reads * self.pcie_ns / self.pcie_parallel
+    }
+
+    /// The share of operations whose connection is cached.
+    pub fn hit_ratio(&self, connections: u32) -> f64 {
+        (self.capacity() / f64::from(connections.max(1))).min(1.0)
+    }
+
+    /// Millions of operations a second.
+    pub fn mops(&self, connections: u32, scheme: Scheme) -> f64 {
+        let plain = |connections: u32| {
+            let service = self.service_ns + (1.0 - self.hit_ratio(connections)) * self.miss_ns();
+            closed_network(connections, service, self.round_trip_ns)
+        };
+        let per_ns = match scheme {
+            Scheme::Plain => plain(connections),
+            Scheme::ClientState => closed_network(connections, self.service_ns, self.round_trip_ns),
+            Scheme::Grouped { turn_ns } => {
+                let group = (self.capacity() as u32).max(1);
+                if connections <= group {
+                    plain(connections)
+                } else {
+                    // Each turn begins with a group that has been evicted.
+                    let fetching = (f64::from(group) * self.miss_ns()).min(turn_ns);
+                    plain(group) * (1.0 - fetching / turn_ns)
+                }
+            }
+        };
+        per_ns * 1000.0
+    }
+
+    /// The number of connections with the highest throughput (the largest of several), and that in Mops.
+    pub fn peak(&self) -> (u32, f64) {
+        let mut best = (1, 0.0);
+        for connections in points() {
+            let mops = self.mops(connections, Scheme::Plain);
+            if mops >= best.1 {
+                best = (connections, mops);
+            }
+        }
+        best
+    }
+
+    /// How many queue pairs each of so many clients may use without passing the peak; 0 if even one each passes it.
+    pub fn queue_pairs_for(&self, clients: u32) -> u32 {
+        self.capacity() as u32 / clients.max(1)
+    }
+
+    /// The answer to that in words.
+    pub fn advice(&self, clients: u32) -> String {
+        let capacity = self.capacity() as u32;
+        match self.queue_pairs_for(clients) {
+            0 => {
+                let left = 100.0 * self.mops(clients, Scheme::Plain) / self.peak().1;
+                let grouped = 100.0 * self.mops(clients, GROUPED) / self.peak().1;
+                format!(
+                    "{clients} clients: 1 queue pair each is {clients}, more than the {capacity} that the adapter caches; \
+                     about {left:.0} % of the peak is left, {grouped:.0} % where groups of {capacity} take turns"
+                )
+            }
+            each => format!(
+                "{clients} clients: up to {each} queue pair{} each ({} of the {capacity} that the adapter caches)",
+                if each == 1 { "" } else { "s" },
+                each * clients
+            ),
+        }
+    }
+
+    /// Finds the adapter that fits a sweep: connections, and operations a second. It fits the pipeline's rate, the round
+    /// trip, how many connections are cached, and what a miss costs; `None` for fewer than three points.
+    pub fn fit(points: &[(u32, f64)]) -> Option<Self> {
+        let points: Vec<(u32, f64)> =
+            points.iter().copied().filter(|&(connections, rate)| connections > 0 && rate > 0.0).collect();
+        if points.len() < 3 {
+            return None;
+        }
+        let best = points.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+        let &(least, rate) = points.iter().min_by_key(|&&(connections, _)| connections).expect("three");
+        let largest = points.iter().map(|&(connections, _)| connections).max().expect("three");
+        let mut fitted: Option<(f64, Self)> = None;
+        for service_part in [1.0, 0.97, 0.93, 0.87, 0.8, 0.7] {
+            let service_ns = 1e9 / best * service_part;
+            let round_trip_ns = (f64::from(least) * 1e9 / rate - service_ns).max(0.0);
+            for capacity in geometric(2.0, 2.0 * f64::from(largest), 48) {
+                for misses in std::iter::once(0.0).chain(geometric(0.05, 50.0, 40)) {
+                    let adapter = Self::fitted(service_ns, round_trip_ns, capacity, misses * service_ns);
+                    let error: f64 = points
+                        .iter()
+                        .map(|&(connections, rate)| {
+                            (adapter.mops(connections, Scheme::Plain) * 1e6 / rate).ln().powi(2)
+                        })
+                        .sum();
+                    if fitted.as_ref().is_none_or(|(least, _)| error < *least) {
+                        fitted = Some((error, adapter));
+                    }
+                }
+            }
+        }
+        fitted.map(|(_, adapter)| adapter)
+    }
+
+    fn fitted(service_ns: f64, round_trip_ns: f64, capacity: f64, miss_ns: f64) -> Self {
+        let known = Self::default();
+        let others = known.state_bytes + known.other_lines * LINE_BYTES;
+        let room = known.sram_bytes / capacity;
+        Self {
+            work_entries: ((room - others) / known.work_entry_bytes).max(0.0),
+            // Where connections take less than their state, the memory is larger than was thought.
+            sram_bytes: capacity * room.max(others),
+            service_ns,
+            round_trip_ns,
+            pcie_parallel: known.pcie_reads * known.pcie_ns / miss_ns.max(1e-6),
+            ..known
+        }
+    }
+
+    /// The curve and the constants, for a report. `fitted`: to a measured sweep.
+    pub fn report(&self, fitted: bool, clients: Option<u32>) -> report::Model {
+        let (peak_connections, peak_mops) = self.peak();
+        let curve = points()
+            .into_iter()
+            .map(|connections| {
+                let mops = |scheme| self.mops(connections, scheme);
+                (connections, mops(Scheme::Plain), mops(GROUPED), mops(Scheme::ClientState))
+            })
+            .collect();
+        let to_sweep = |text: &str| if fitted { "fitted to the sweep".to_owned() } else { text.to_owned() };
+        let rounded = |value: f64| (value * 100.0).round() / 100.0;
+        let constants = [
+            ("SRAM, bytes", self.sram_bytes, "known: about 2 MB".to_owned()),
+            ("connection state, bytes", self.state_bytes, "known".to_owned()),
+            ("work queue entries kept", self.work_entries, to_sweep("fitted: 450 connections fill the SRAM")),
+            ("work queue entry, bytes", self.work_entry_bytes, "usual".to_owned()),
+            ("MTT, MPT, CQ lines of 64 bytes", self.other_lines, "usual".to_owned()),
+            ("bytes of one connection", self.connection_bytes(), "sum of these".to_owned()),
+            ("connections that fit", self.capacity().floor(), "SRAM by that".to_owned()),
+            ("pipeline, ns", self.service_ns, to_sweep("assumed: scales the curve")),
+            ("round trip, ns", self.round_trip_ns, to_sweep("assumed: how steeply it rises")),
+            ("PCIe read, ns", self.pcie_ns, "usual".to_owned()),
+            ("PCIe reads of a miss", self.pcie_reads, "state, work queue, MTT, MPT".to_owned()),
+            ("PCIe reads side by side", self.pcie_parallel, to_sweep("fitted: the share left at 3000 connections")),
+        ];
+        report::Model {
+            constants: constants
+                .into_iter()
+                .map(|(name, value, origin)| (name.to_owned(), rounded(value), origin))
+                .collect(),
+            curve,
+            peak_connections,
+            peak_mops,
+            answers: clients.map(|clients| self.advice(clients)).into_iter().collect(),
+        }
+    }
+}
+
+/// Numbers of connections at which curves are drawn.
+fn points() -> Vec<u32> {
+    let mut points: Vec<u32> =
+        geometric(1.0, f64::from(CURVE_MAX), 73).into_iter().map(|point| point.round() as u32).collect();
+    points.extend([450, FAR]);
+    points.sort_unstable();
+    points.dedup();
+    points
+}
+
+fn geometric(first: f64, last: f64, count: u32) -> Vec<f64> {
+    let factor = (last / first).powf(1.0 / f64::from(count - 1));
+    (0..count).map(|step| first * factor.powi(step as i32)).collect()
+}
+
+/// Operations a nanosecond of `customers` that each spend `elsewhere` and then queue for one server: exact mean value
+/// analysis.
+fn closed_network(customers: u32, service: f64, elsewhere: f64) -> f64 {
+    let mut queue = 0.0;
+    let mut throughput = 0.0;
+    for number in 1..=customers {
+        let residence = service * (1.0 + queue);
+        throughput = f64::from(number) / (elsewhere + residence);
+        queue = throughput * residence;
+    }
+    throughput
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use super::*;
+
+    #[test]
+    fn state_alone_would_allow_many_more_connections() {
+        let adapter = Adapter::default();
+        assert_eq!((adapter.sram_bytes / adapter.state_bytes) as u32, 5592);
+        assert_eq!(adapter.capacity().round(), 450.0);
+    }
+
+    #[test]
+    fn the_peak_is_near_450_and_then_it_falls() {
+        let adapter = Adapter::default();
+        let (peak, mops) = adapter.peak();
+        assert!((400..=500).contains(&peak), "{peak}");
+        let mut before = mops;
+        for connections in [600, 1000, 2000, 3000, 4000] {
+            let now = adapter.mops(connections, Scheme::Plain);
+            assert!(now < before, "{connections}");
+            before = now;
+        }
+        for (one, more) in [(1, 2), (2, 8), (8, 32), (32, 100)] {
+            let rise = adapter.mops(more, Scheme::Plain) / adapter.mops(one, Scheme::Plain);
+            assert!(rise > 1.2, "{one} to {more}: {rise}");
+        }
+    }
+
+    #[test]
+    fn at_3000_as_much_is_left_as_was_asked_for() {
+        for left in [0.7, 0.3] {
+            let adapter = Adapter::with_left_at_3000(left);
+            let share = adapter.mops(3000, Scheme::Plain) / adapter.peak().1;
+            assert!((share - left).abs() < 0.01, "{left}: {share}");
+            assert!((400..=500).contains(&adapter.peak().0));
+        }
+    }
+
+    #[test]
+    fn grouping_and_state_at_the_client_do_not_fall() {
+        let adapter = Adapter::default();
+        for connections in [1000, 3000, 4096] {
+            let [plain, grouped, client] =
+                [Scheme::Plain, GROUPED, Scheme::ClientState].map(|scheme| adapter.mops(connections, scheme));
+            assert!(plain < grouped && grouped < client, "{connections}: {plain} {grouped} {client}");
+            assert!(client > 0.99 * adapter.peak().1, "{connections}");
+        }
+        // Below the capacity there is nothing to group.
+        assert_eq!(adapter.mops(100, GROUPED), adapter.mops(100, Scheme::Plain));
+    }
+
+    /// An LRU cache that counts what it finds.
+    fn simulated_hits(capacity: usize, connections: u64, accesses: u64) -> f64 {
+        let (mut used, mut order) = (HashMap::new(), BTreeMap::new());
+        let (mut state, mut hits, mut counted) = (7_u64, 0, 0);
+        for time in 0..accesses {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let connection = state % connections;
+            let known = used.insert(connection, time);
+            if let Some(before) = known {
+                order.remove(&before);
+            }
+            order.insert(time, connection);
+            if used.len() > capacity {
+                let (_, oldest) = order.pop_first().expect("more than the capacity");
+                used.remove(&oldest);
+            }
+            if time > accesses / 4 {
+                counted += 1;
+                hits += u64::from(known.is_some());
+            }
+        }
+        hits as f64 / counted as f64
+    }
+
+    #[test]
+    fn lru_finds_what_the_model_says() {
+        let adapter = Adapter::default();
+        for connections in [100, 450, 900, 3000] {
+            let simulated = simulated_hits(adapter.capacity() as usize, connections, 200_000);
+            let said = adapter.hit_ratio(connections as u32);
+            assert!((simulated - said).abs() < 0.02, "{connections}: {simulated} {said}");
+        }
+    }
+
+    #[test]
+    fn one_connection_waits_for_its_round_trip_only() {
+        let adapter = Adapter::default();
+        let expected = 1000.0 / (adapter.round_trip_ns + adapter.service_ns);
+        assert!((adapter.mops(1, Scheme::Plain) - expected).abs() < 1e-9);
+        assert!(adapter.mops(100_000, Scheme::ClientState) <= 1000.0 / adapter.service_ns);
+    }
+
+    #[test]
+    fn a_sweep_is_fitted() {
+        let truth = Adapter::fitted(25.0, 5000.0, 120.0, 60.0);
+        let sweep: Vec<(u32, f64)> =
+            (0..12).map(|power| 1 << power).map(|n| (n, truth.mops(n, Scheme::Plain) * 1e6)).collect();
+        let fitted = Adapter::fit(&sweep).expect("twelve points");
+        for &(connections, rate) in &sweep {
+            let ratio = fitted.mops(connections, Scheme::Plain) * 1e6 / rate;
+            assert!((0.93..1.07).contains(&ratio), "{connections}: {ratio}");
+        }
+        assert!((0.7..1.4).contains(&(fitted.capacity() / 120.0)), "{}", fitted.capacity());
+        assert_eq!(Adapter::fit(&sweep[..2]), None);
+    }
+
+    #[test]
+    fn clients_share_what_fits() {
+        let adapter = Adapter::default();
+        assert_eq!(adapter.queue_pairs_for(1), 449);
+        assert_eq!(adapter.queue_pairs_for(64), 7);
+        assert_eq!(adapter.queue_pairs_for(3000), 0);
+        assert!(adapter.advice(64).starts_with("64 clients: up to 7 queue pairs each (448 of the 449"));
+        assert!(adapter.advice(3000).contains("about 70 % of the peak is left"), "{}", adapter.advice(3000));
+    }
+}

@@ -1,0 +1,622 @@
+//! The numbers of a measurement, and how they are written: columns as perftest prints them, CSV, JSON.
+//!
+//! MB is perftest's: 2²⁰ bytes. Latencies are half of a round trip, in microseconds.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// The version of the JSON that is written, under `"rdperf"`.
+pub const FORMAT: u32 = 1;
+
+const MIB: f64 = 1_048_576.0;
+
+/// All that one command has measured. What was not measured is left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`FORMAT`].
+    pub rdperf: u32,
+    /// The program's version.
+    pub version: String,
+    /// How the wire was measured, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Wire>,
+    /// Latency against message size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<Latency>,
+    /// Bandwidth against message size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<Bandwidth>,
+    /// Throughput against the number of connections.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub connections: Vec<Connections>,
+    /// Messages sent and compared as they came back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ping: Option<Ping>,
+    /// Storage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk: Vec<Disk>,
+    /// Memory copies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<Memory>,
+    /// What limits a copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+    /// An adapter's model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
+}
+
+/// How the wire was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Wire {
+    /// This host's name.
+    pub from: String,
+    /// The other host, as the user calls it.
+    pub to: String,
+    /// `tcp`, `rdma` or `rdma-software`.
+    pub medium: String,
+    /// Device and addresses.
+    pub route: String,
+    /// `events` or `polling`: how messages were waited for.
+    pub wait: String,
+    /// Connections.
+    pub connections: u32,
+    /// Messages on their way on each of them, at most.
+    pub depth: u32,
+}
+
+/// Half round trips of messages of one size, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Bytes of each message.
+    pub bytes: u64,
+    /// Round trips.
+    pub iterations: u64,
+    /// The shortest.
+    pub min_us: f64,
+    /// The one that came most often.
+    pub typical_us: f64,
+    /// Mean.
+    pub average_us: f64,
+    /// Standard deviation.
+    pub deviation_us: f64,
+    /// Median: what perftest calls typical.
+    pub p50_us: f64,
+    /// 99 of 100 were shorter.
+    pub p99_us: f64,
+    /// 999 of 1000 were shorter.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+impl Latency {
+    /// Of a histogram of nanoseconds.
+    pub fn new(bytes: u64, histogram: &Histogram<u64>) -> Self {
+        let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
+        let typical = histogram.iter_recorded().max_by_key(|step| step.count_at_value());
+        Self {
+            bytes,
+            iterations: histogram.len(),
+            min_us: us(histogram.min()),
+            typical_us: us(typical.map_or(0, |step| step.value_iterated_to())),
+            average_us: histogram.mean() / 1000.0,
+            deviation_us: histogram.stdev() / 1000.0,
+            p50_us: us(histogram.value_at_quantile(0.5)),
+            p99_us: us(histogram.value_at_quantile(0.99)),
+            p999_us: us(histogram.value_at_quantile(0.999)),
+            max_us: us(histogram.max()),
+        }
+    }
+}
+
+/// Throughput of messages of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bandwidth {
+    /// Bytes of each message.
+    pub bytes: u64,
+    /// Messages, of both directions.
+    pub iterations: u64,
+    /// The best tenth of the run, in MiB/s.
+    pub peak_mib_s: f64,
+    /// The whole run, in MiB/s.
+    pub average_mib_s: f64,
+    /// Millions of messages a second.
+    pub rate_mpps: f64,
+    /// Both ends sent; the numbers are the sums.
+    #[serde(default)]
+    pub bidirectional: bool,
+}
+
+/// One direction of a run, as both ends saw it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Direction {
+    /// Messages.
+    pub messages: u64,
+    /// From the first send to the last completion.
+    pub sending: Duration,
+    /// From the first arrival to the last.
+    pub receiving: Duration,
+    /// Peaks at the sender and the receiver, in bytes a second; 0 where there was none.
+    pub peaks: (u64, u64),
+}
+
+impl Bandwidth {
+    /// Of the directions that sent. In each, the end that took longer counts: a sender is done when its system has
+    /// taken the last message, which over TCP is long before that has arrived.
+    pub fn new(bytes: u64, directions: &[Direction]) -> Self {
+        let mut row = Self { bytes, bidirectional: directions.len() > 1, ..Self::default() };
+        for direction in directions {
+            let per_second = |messages: u64, time: Duration| {
+                if time.is_zero() { f64::INFINITY } else { messages as f64 / time.as_secs_f64() }
+            };
+            // The first message that arrived took no time that anybody knows.
+            let arrived = per_second(direction.messages.saturating_sub(1), direction.receiving);
+            let rate = per_second(direction.messages, direction.sending).min(arrived);
+            let rate = if rate.is_finite() { rate } else { 0.0 };
+            let peak = match direction.peaks {
+                (0, peak) | (peak, 0) => peak,
+                (sender, receiver) => sender.min(receiver),
+            };
+            let average = rate * bytes as f64 / MIB;
+            row.iterations += direction.messages;
+            row.rate_mpps += rate / 1e6;
+            row.average_mib_s += average;
+            row.peak_mib_s += average.max(peak as f64 / MIB);
+        }
+        row
+    }
+}
+
+/// Throughput with some number of connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Connections {
+    /// Connections.
+    pub connections: u32,
+    /// Round trips a second of 32 bytes each way, one on its way on each connection.
+    pub operations_s: f64,
+    /// The median round trip of those, in microseconds.
+    pub operation_us: f64,
+    /// One-way throughput of 64 KiB messages, in MiB/s.
+    pub large_mib_s: f64,
+}
+
+/// Messages that were sent and compared as they came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ping {
+    /// Their latency.
+    pub latency: Latency,
+    /// Those that came back with other contents.
+    pub damaged: u64,
+}
+
+/// Reading or writing storage with blocks of one size and so many on their way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Disk {
+    /// What was read or written.
+    pub path: String,
+    /// `read` or `write`.
+    pub action: String,
+    /// Past the page cache (O_DIRECT).
+    pub direct: bool,
+    /// At random offsets, else one behind the other.
+    pub random: bool,
+    /// Bytes of each block.
+    pub bytes: u64,
+    /// Blocks on their way.
+    pub depth: u32,
+    /// Blocks a second.
+    pub iops: f64,
+    /// Throughput in MiB/s.
+    pub mib_s: f64,
+    /// The median time of one block, in microseconds.
+    pub p50_us: f64,
+    /// 99 of 100 were faster.
+    pub p99_us: f64,
+}
+
+/// Copying memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Threads that copy, each its own memory.
+    pub threads: u32,
+    /// Bytes copied a second, all threads together, in MiB/s: each byte is read once and written once.
+    pub mib_s: f64,
+}
+
+/// One of the things that a copy passes through.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stage {
+    /// `source`, `memory`, `wire` or `sink`.
+    pub name: String,
+    /// What it is: a path, a route.
+    pub what: String,
+    /// Its throughput, in MiB/s.
+    pub mib_s: f64,
+    /// Operations a second of one of those that are under way at a time.
+    pub operations_s: f64,
+    /// Bytes of each operation.
+    pub bytes: u64,
+    /// How many are under way at a time.
+    pub parallel: u32,
+}
+
+/// What a copy passes through, and which of it is the slowest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// In the order in which data passes.
+    pub stages: Vec<Stage>,
+    /// The name of the slowest.
+    pub limit: String,
+    /// A sentence that says so.
+    pub sentence: String,
+}
+
+/// A curve of the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Model {
+    /// The model's constants, and where they come from.
+    pub constants: Vec<(String, f64, String)>,
+    /// Connections, and for each the throughput in Mops: plain, grouped, state at the client.
+    pub curve: Vec<(u32, f64, f64, f64)>,
+    /// Connections at the peak of plain RC.
+    pub peak_connections: u32,
+    /// The same, in Mops.
+    pub peak_mops: f64,
+    /// Answers to what was asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<String>,
+}
+
+impl Report {
+    /// An empty report of this version.
+    pub fn new() -> Self {
+        Self { rdperf: FORMAT, version: env!("CARGO_PKG_VERSION").to_owned(), ..Self::default() }
+    }
+
+    /// One JSON object on one line, without its end.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("names and numbers")
+    }
+
+    /// Reads what [`Report::to_json`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// A sentence, if it is none, or one of another format.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        let report: Self = serde_json::from_str(text).map_err(|error| format!("is no report of rdperf: {error}"))?;
+        if report.rdperf != FORMAT {
+            return Err(format!("has format {}, this program reads {FORMAT}", report.rdperf));
+        }
+        Ok(report)
+    }
+
+    /// Comma-separated values: a line of names and one for each row, table after table, with an empty line between.
+    pub fn to_csv(&self) -> String {
+        let mut tables = Vec::new();
+        let mut table = |names: &str, rows: Vec<String>| {
+            if !rows.is_empty() {
+                tables.push(format!("{names}\n{}\n", rows.join("\n")));
+            }
+        };
+        let pinged = self.ping.iter().map(|ping| ping.latency);
+        table(
+            "bytes,iterations,min_us,typical_us,average_us,deviation_us,p50_us,p99_us,p999_us,max_us",
+            self.latency.iter().copied().chain(pinged).map(|row| latency_cells(&row).join(",")).collect(),
+        );
+        table(
+            "bytes,iterations,peak_mib_s,average_mib_s,rate_mpps",
+            self.bandwidth.iter().map(|row| bandwidth_cells(row).join(",")).collect(),
+        );
+        let line = |row: &Connections| {
+            format!("{},{:.0},{:.2},{:.2}", row.connections, row.operations_s, row.operation_us, row.large_mib_s)
+        };
+        table("connections,operations_s,operation_us,large_mib_s", self.connections.iter().map(line).collect());
+        let line = |row: &Disk| {
+            format!(
+                "{},{},{},{},{},{},{:.0},{:.2},{:.2},{:.2}",
+                quoted(&row.path),
+                row.action,
+                row.direct,
+                row.random,
+                row.bytes,
+                row.depth,
+                row.iops,
+                row.mib_s,
+                row.p50_us,
+                row.p99_us
+            )
+        };
+        table("path,action,direct,random,bytes,depth,iops,mib_s,p50_us,p99_us", self.disk.iter().map(line).collect());
+        let line = |row: &Memory| format!("{},{:.2}", row.threads, row.mib_s);
+        table("threads,mib_s", self.memory.iter().map(line).collect());
+        let stages = self.limits.iter().flat_map(|limits| &limits.stages);
+        let line = |row: &Stage| {
+            let Stage { name, what, mib_s, operations_s, bytes, parallel } = row;
+            format!("{name},{},{mib_s:.2},{operations_s:.2},{bytes},{parallel}", quoted(what))
+        };
+        table("stage,what,mib_s,operations_s,bytes,parallel", stages.map(line).collect());
+        let curve = self.model.iter().flat_map(|model| &model.curve);
+        let line = |(connections, plain, grouped, state): &(u32, f64, f64, f64)| {
+            format!("{connections},{plain:.3},{grouped:.3},{state:.3}")
+        };
+        table("connections,rc_mops,grouped_mops,client_state_mops", curve.map(line).collect());
+        tables.join("\n")
+    }
+
+    /// Tables for a person.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        if let Some(wire) = &self.wire {
+            let _ = writeln!(
+                text,
+                "{} > {}: {}, {} connection{}, depth {}, {}",
+                wire.from,
+                wire.to,
+                wire.route,
+                wire.connections,
+                if wire.connections == 1 { "" } else { "s" },
+                wire.depth,
+                wire.wait
+            );
+        }
+        let mut table = |heading: &str, names: &[&str], rows: Vec<Vec<String>>| {
+            if !rows.is_empty() {
+                if !text.is_empty() {
+                    text.push('\n');
+                }
+                if !heading.is_empty() {
+                    let _ = writeln!(text, "{heading}");
+                }
+                columns(&mut text, names, &rows);
+            }
+        };
+        table(
+            "",
+            &[
+                "#bytes",
+                "#iterations",
+                "t_min[usec]",
+                "t_typical[usec]",
+                "t_avg[usec]",
+                "t_stdev[usec]",
+                "50%[usec]",
+                "99%[usec]",
+                "99.9%[usec]",
+                "t_max[usec]",
+            ],
+            self.latency.iter().map(latency_cells).collect(),
+        );
+        let heading = if self.bandwidth.iter().any(|row| row.bidirectional) { "Both directions together" } else { "" };
+        table(
+            heading,
+            &["#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"],
+            self.bandwidth.iter().map(bandwidth_cells).collect(),
+        );
+        let rows = self.connections.iter().map(|row| {
+            vec![
+                row.connections.to_string(),
+                format!("{:.0}", row.operations_s),
+                format!("{:.2}", row.operation_us),
+                format!("{:.2}", row.large_mib_s),
+            ]
+        });
+        table("", &["#connections", "32 B ops/sec", "50%[usec]", "64 KiB BW[MB/sec]"], rows.collect());
+        if let Some(ping) = &self.ping {
+            table(
+                "",
+                &[
+                    "#bytes",
+                    "#iterations",
+                    "t_min[usec]",
+                    "t_typical[usec]",
+                    "t_avg[usec]",
+                    "t_stdev[usec]",
+                    "50%[usec]",
+                    "99%[usec]",
+                    "99.9%[usec]",
+                    "t_max[usec]",
+                ],
+                vec![latency_cells(&ping.latency)],
+            );
+            let _ = writeln!(
+                text,
+                "{} of {} messages came back as they were sent",
+                ping.latency.iterations - ping.damaged.min(ping.latency.iterations),
+                ping.latency.iterations
+            );
+            return text;
+        }
+        let rows = self.disk.iter().map(|row| {
+            vec![
+                row.action.clone(),
+                if row.random { "random" } else { "in order" }.to_owned(),
+                row.bytes.to_string(),
+                row.depth.to_string(),
+                format!("{:.0}", row.iops),
+                format!("{:.2}", row.mib_s),
+                format!("{:.2}", row.p50_us),
+                format!("{:.2}", row.p99_us),
+            ]
+        });
+        let first = self.disk.first();
+        let heading = first.map_or(String::new(), |row| {
+            format!("{}{}", row.path, if row.direct { "" } else { ", through the page cache (no O_DIRECT here)" })
+        });
+        table(&heading, &["", "", "#bytes", "depth", "IOPS", "BW[MB/sec]", "50%[usec]", "99%[usec]"], rows.collect());
+        let rows = self.memory.iter().map(|row| vec![row.threads.to_string(), format!("{:.0}", row.mib_s)]);
+        table("", &["threads", "copied[MB/sec]"], rows.collect());
+        if let Some(limits) = &self.limits {
+            let rows = limits.stages.iter().map(|stage| {
+                vec![
+                    stage.name.clone(),
+                    format!("{:.0}", stage.mib_s),
+                    format!("{:.1}", stage.operations_s),
+                    stage.bytes.to_string(),
+                    stage.parallel.to_string(),
+                    stage.what.clone(),
+                ]
+            });
+            table("", &["", "BW[MB/sec]", "each[ops/sec]", "#bytes", "parallel", "what"], rows.collect());
+            let _ = writeln!(text, "\n{}", limits.sentence);
+            return text;
+        }
+        if let Some(model) = &self.model {
+            let rows = model.curve.iter().map(|(connections, plain, grouped, state)| {
+                vec![connections.to_string(), format!("{plain:.2}"), format!("{grouped:.2}"), format!("{state:.2}")]
+            });
+            table("", &["#connections", "RC[Mops]", "grouped[Mops]", "state at client[Mops]"], rows.collect());
+            text.push('\n');
+            for (name, value, origin) in &model.constants {
+                let _ = writeln!(text, "{name:32} {value:>10}  {origin}");
+            }
+            for answer in &model.answers {
+                let _ = writeln!(text, "\n{answer}");
+            }
+        }
+        text
+    }
+}
+
+fn latency_cells(row: &Latency) -> Vec<String> {
+    let times =
+        [row.min_us, row.typical_us, row.average_us, row.deviation_us, row.p50_us, row.p99_us, row.p999_us, row.max_us];
+    let mut cells = vec![row.bytes.to_string(), row.iterations.to_string()];
+    cells.extend(times.map(|time| format!("{time:.2}")));
+    cells
+}
+
+fn bandwidth_cells(row: &Bandwidth) -> Vec<String> {
+    vec![
+        row.bytes.to_string(),
+        row.iterations.to_string(),
+        format!("{:.2}", row.peak_mib_s),
+        format!("{:.2}", row.average_mib_s),
+        format!("{:.6}", row.rate_mpps),
+    ]
+}
+
+/// A field of CSV.
+fn quoted(text: &str) -> String {
+    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+/// Columns as wide as what is in them, to the left as perftest has them.
+fn columns(text: &mut String, names: &[&str], rows: &[Vec<String>]) {
+    let width = |at: usize| {
+        let cells = rows.iter().map(|row| row[at].chars().count());
+        cells.chain([names[at].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..names.len()).map(width).collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut written = String::new();
+        for (cell, width) in cells.zip(&widths) {
+            let _ = write!(written, " {cell:width$}   ");
+        }
+        let _ = writeln!(text, "{}", written.trim_end());
+    };
+    line(&mut names.iter().copied());
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let latency = Latency {
+            bytes: 2,
+            iterations: 1000,
+            min_us: 1.25,
+            typical_us: 1.5,
+            average_us: 1.6,
+            deviation_us: 0.25,
+            p50_us: 1.5,
+            p99_us: 2.0,
+            p999_us: 3.0,
+            max_us: 10.0,
+        };
+        let wire = Wire {
+            from: "here".to_owned(),
+            to: "there".to_owned(),
+            medium: "tcp".to_owned(),
+            route: "TCP to 10.0.0.2".to_owned(),
+            wait: "events".to_owned(),
+            connections: 1,
+            depth: 128,
+        };
+        let second = Duration::from_secs(1);
+        let direction =
+            Direction { messages: 16_000, sending: second, receiving: second / 2, peaks: (2000 << 20, 1500 << 20) };
+        Report {
+            wire: Some(wire),
+            latency: vec![latency],
+            bandwidth: vec![Bandwidth::new(65_536, &[direction])],
+            ..Report::new()
+        }
+    }
+
+    #[test]
+    fn columns_are_perftests() {
+        let text = report().to_text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "here > there: TCP to 10.0.0.2, 1 connection, depth 128, events");
+        let head: Vec<&str> = lines[5].split("  ").map(str::trim).filter(|name| !name.is_empty()).collect();
+        assert_eq!(head, ["#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"]);
+        let row: Vec<&str> = lines[6].split_whitespace().collect();
+        assert_eq!(row, ["65536", "16000", "1500.00", "1000.00", "0.016000"]);
+        let latency: Vec<&str> = lines[3].split_whitespace().collect();
+        assert_eq!(latency, ["2", "1000", "1.25", "1.50", "1.60", "0.25", "1.50", "2.00", "3.00", "10.00"]);
+    }
+
+    #[test]
+    fn csv_has_a_table_for_each_kind() {
+        assert_eq!(
+            report().to_csv(),
+            "bytes,iterations,min_us,typical_us,average_us,deviation_us,p50_us,p99_us,p999_us,max_us\n\
+             2,1000,1.25,1.50,1.60,0.25,1.50,2.00,3.00,10.00\n\n\
+             bytes,iterations,peak_mib_s,average_mib_s,rate_mpps\n65536,16000,1500.00,1000.00,0.016000\n"
+        );
+        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+
+    #[test]
+    fn json_comes_back_and_other_formats_do_not() {
+        let text = report().to_json();
+        assert!(!text.contains('\n') && text.starts_with("{\"rdperf\":1,"), "{text}");
+        assert_eq!(Report::from_json(&text), Ok(report()));
+        assert!(Report::from_json(&text.replace("\"rdperf\":1", "\"rdperf\":2")).is_err());
+        assert!(Report::from_json("{}").is_err());
+        assert!(Report::from_json("no").is_err());
+    }
+
+    #[test]
+    fn the_slower_end_of_each_direction_counts() {
+        let ms = Duration::from_millis;
+        let quick = Direction { messages: 101, sending: ms(10), receiving: ms(100), peaks: (0, 0) };
+        let row = Bandwidth::new(1 << 20, &[quick]);
+        assert_eq!(row.average_mib_s.round(), 1000.0);
+        assert_eq!(row.peak_mib_s, row.average_mib_s, "a run without parts has no better one");
+        let both = Bandwidth::new(1 << 20, &[quick, quick]);
+        assert_eq!((both.iterations, both.average_mib_s.round(), both.bidirectional), (202, 2000.0, true));
+        let nothing = Direction::default();
+        assert_eq!(Bandwidth::new(8, &[nothing]).average_mib_s, 0.0);
+    }
+
+    #[test]
+    fn latencies_are_those_of_the_histogram() {
+        let mut histogram = Histogram::new(3).expect("digits");
+        for value in [1000, 1500, 1500, 1500, 9000] {
+            histogram.record(value).expect("it grows");
+        }
+        let row = Latency::new(2, &histogram);
+        assert_eq!((row.iterations, row.min_us, row.typical_us, row.p50_us), (5, 1.0, 1.5, 1.5));
+        assert!((8.9..9.1).contains(&row.p999_us) && (8.9..9.1).contains(&row.max_us), "{row:?}");
+    }
+}

@@ -1,0 +1,254 @@
+//! A bundle's group over TCP: one connection, with blocking calls, as a TCP lane makes them.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::{
+    Flow, Group, LOOK_AGAIN, Meter, Outcome, Part, Plan, Progress, WARM_UP, fill_pattern, latency_histogram,
+    record_half,
+};
+use crate::transport::{LaneError, tcp};
+
+/// One connection.
+pub struct TcpGroup {
+    socket: TcpStream,
+    poll: bool,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+}
+
+impl TcpGroup {
+    /// Takes a connected socket. `poll`: it is looked at all the time instead of sleeping until something comes.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered to the socket's options.
+    pub fn new(socket: TcpStream, poll: bool) -> std::io::Result<Self> {
+        tcp::tune(&socket)?;
+        socket.set_nonblocking(false)?;
+        socket.set_read_timeout(Some(LOOK_AGAIN))?;
+        socket.set_write_timeout(Some(LOOK_AGAIN))?;
+        Ok(Self { socket, poll, outgoing: Vec::new(), incoming: Vec::new() })
+    }
+
+    /// Room for messages of this length. Not for the largest from the start: there may be thousands of connections.
+    fn make_room(&mut self, plan: &Plan) {
+        let (out, back) = match plan.part {
+            Part::Ask => (plan.message_bytes, plan.message_bytes),
+            Part::Answer => (0, plan.message_bytes),
+            Part::Stream { sends, receives } => (
+                if sends { plan.message_bytes } else { 0 },
+                if receives { plan.message_bytes.max(plan.receive_bytes) } else { 0 },
+            ),
+        };
+        for (room, bytes) in [(&mut self.outgoing, out), (&mut self.incoming, back)] {
+            if room.len() != bytes {
+                *room = vec![0; bytes];
+            }
+        }
+    }
+}
+
+/// A socket with what ends a wait on it.
+#[derive(Clone, Copy)]
+struct Wire<'a> {
+    socket: &'a TcpStream,
+    poll: bool,
+    progress: &'a Progress,
+    deadline: Instant,
+}
+
+impl Wire<'_> {
+    fn check(&self) -> Result<(), LaneError> {
+        if self.progress.is_stopped() { Err(LaneError::Closed) } else { Ok(()) }
+    }
+
+    /// Whether a wait is to go on.
+    fn goes_on(&self) -> Result<(), LaneError> {
+        self.check()?;
+        if Instant::now() >= self.deadline {
+            return Err(LaneError::Os { what: "waiting for the other end", error: Errno::TIMEDOUT });
+        }
+        Ok(())
+    }
+
+    fn send_all(&self, message: &[u8]) -> Result<(), LaneError> {
+        self.check()?;
+        let mut done = 0;
+        while done < message.len() {
+            match send(self.socket, &message[done..], SendFlags::NOSIGNAL) {
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.goes_on()?,
+                Err(error) => return Err(LaneError::Os { what: "send", error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives something, or nothing after [`LOOK_AGAIN`] or a number of attempts.
+    fn receive(&self, target: &mut [u8]) -> Result<usize, LaneError> {
+        let flags = if self.poll { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+        self.check()?;
+        for _ in 0..1024 {
+            match recv(self.socket, &mut *target, flags) {
+                Ok((0, _)) => return Err(LaneError::PeerClosed),
+                Ok((count, _)) => return Ok(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if self.poll => {}
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(error) => return Err(LaneError::Os { what: "receive", error }),
+            }
+        }
+        Ok(0)
+    }
+
+    fn receive_all(&self, target: &mut [u8]) -> Result<(), LaneError> {
+        let mut done = 0;
+        while done < target.len() {
+            match self.receive(&mut target[done..])? {
+                0 => self.goes_on()?,
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&self, plan: &Plan, out: &mut [u8], back: &mut [u8]) -> Result<Outcome, LaneError> {
+        let mut outcome = Outcome { latency: Some(latency_histogram()), ..Outcome::default() };
+        let warm_up = if plan.verify.is_some() || plan.messages == 0 { 0 } else { WARM_UP };
+        let messages = plan.messages.saturating_add(warm_up);
+        let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
+        let start = Instant::now();
+        let mut now = start;
+        sent.begin(start);
+        let recorded = |outcome: &Outcome| outcome.latency.as_ref().map_or(0, |latency| latency.len());
+        while sent.flow.messages < messages
+            && recorded(&outcome) < plan.messages
+            && now.duration_since(start) < plan.duration
+        {
+            let number = sent.flow.messages;
+            if let Some(seed) = plan.verify {
+                fill_pattern(out, seed, number);
+                now = Instant::now();
+            }
+            let before = now;
+            self.send_all(out)?;
+            self.receive_all(back)?;
+            now = Instant::now();
+            sent.count(1, now);
+            received.count(1, now);
+            if plan.verify.is_some() && out != back {
+                outcome.damaged += 1;
+            }
+            if (number >= warm_up || before.duration_since(start) > plan.duration / 10)
+                && let Some(latency) = &mut outcome.latency
+            {
+                record_half(latency, now - before);
+            }
+        }
+        (outcome.sent, outcome.received) = (sent.flow, received.flow);
+        Ok(outcome)
+    }
+
+    fn answer(&self, message: &mut [u8]) -> Result<Outcome, LaneError> {
+        // Without times: the end that asks has them, and here they would only cost.
+        let mut flow = Flow::default();
+        let mut have = 0;
+        while !self.progress.is_complete() {
+            match self.receive(&mut message[have..])? {
+                0 => self.goes_on()?,
+                count => have += count,
+            }
+            if have == message.len() {
+                have = 0;
+                self.send_all(message)?;
+                flow.messages += 1;
+                self.progress.count_received(1);
+            }
+        }
+        Ok(Outcome { sent: flow.clone(), received: flow, ..Outcome::default() })
+    }
+
+    fn stream_out(&self, plan: &Plan, message: &[u8]) -> Result<Meter, LaneError> {
+        let mut meter = Meter::new(plan);
+        let start = Instant::now();
+        meter.begin(start);
+        let mut now = start;
+        while meter.flow.messages < plan.messages && now.duration_since(start) < plan.duration {
+            self.send_all(message)?;
+            now = Instant::now();
+            meter.count(1, now);
+        }
+        Ok(meter)
+    }
+
+    fn stream_in(&self, plan: &Plan, target: &mut [u8]) -> Result<Meter, LaneError> {
+        let mut meter = Meter::new(plan);
+        let mut part = 0;
+        while !self.progress.is_complete() {
+            match self.receive(target)? {
+                0 => self.goes_on()?,
+                count => part += count,
+            }
+            let whole = part / plan.message_bytes;
+            if whole > 0 {
+                part %= plan.message_bytes;
+                meter.count(whole as u64, Instant::now());
+                self.progress.count_received(whole as u64);
+            }
+        }
+        Ok(meter)
+    }
+}
+
+impl Group for TcpGroup {
+    fn connections(&self) -> usize {
+        1
+    }
+
+    fn run(&mut self, plan: &Plan, progress: &Progress, sent: &(dyn Fn(u64) + Sync)) -> Result<Outcome, LaneError> {
+        self.make_room(plan);
+        let Self { socket, outgoing, incoming, poll } = self;
+        let deadline = Instant::now() + plan.duration.min(Duration::from_secs(1 << 20)) + plan.limit;
+        let wire = Wire { socket, poll: *poll, progress, deadline };
+        match plan.part {
+            Part::Ask => {
+                let outcome = wire.ask(plan, outgoing, incoming)?;
+                sent(outcome.sent.messages);
+                Ok(outcome)
+            }
+            Part::Answer => {
+                // The other end's number is what ends this, and ours tells it nothing.
+                sent(0);
+                wire.answer(incoming)
+            }
+            Part::Stream { sends, receives } => {
+                let out = || -> Result<_, LaneError> {
+                    if !sends {
+                        sent(0);
+                        return Ok(Meter::new(plan));
+                    }
+                    let meter = wire.stream_out(plan, outgoing)?;
+                    sent(meter.flow.messages);
+                    Ok(meter)
+                };
+                let (out, back) = if sends && receives {
+                    std::thread::scope(|scope| {
+                        let out = scope.spawn(out);
+                        let back = wire.stream_in(plan, incoming);
+                        (out.join().expect("no panic in it"), back)
+                    })
+                } else if receives {
+                    (out(), wire.stream_in(plan, incoming))
+                } else {
+                    (out(), Ok(Meter::new(plan)))
+                };
+                Ok(Outcome { sent: out?.flow, received: back?.flow, ..Outcome::default() })
+            }
+        }
+    }
+}

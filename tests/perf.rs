@@ -1,0 +1,361 @@
+//! `rdperf` as a command: over loopback with a server, with a launcher that runs the agent on this host, and on this
+//! host's own storage and memory. `tests/perf_rdma.rs` has the same over RDMA.
+
+mod rig;
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rig::proxy::{Damage, Plan, Proxy, Spot, Way};
+use rig::*;
+use serde_json::Value;
+
+/// How a run ended, and what it wrote.
+struct Measured {
+    ended: Ended,
+    text: String,
+}
+
+impl Measured {
+    #[track_caller]
+    fn json(&self) -> Value {
+        self.ended.expect(0);
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error} in {:?}", self.text))
+    }
+}
+
+fn run(command: &mut Command) -> Measured {
+    use std::io::Read;
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut stdout = process.stdout();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let ended = process.wait();
+    Measured { ended, text: reader.join().expect("no panic").expect("text") }
+}
+
+/// A server with [`KEY`], and its port.
+struct Server {
+    process: Process,
+    port: u16,
+}
+
+impl Server {
+    fn start() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(arguments: &[&str]) -> Self {
+        let mut command = rdperf();
+        command.args(["serve", "0"]).args(arguments).env("RD_KEY", KEY).stdin(Stdio::null());
+        let process = Process::spawn(&mut command);
+        let port = process.port();
+        Self { process, port }
+    }
+
+    fn measure(&self, arguments: &[&str]) -> Measured {
+        measure_at(self.port, arguments)
+    }
+}
+
+fn measure_at(port: u16, arguments: &[&str]) -> Measured {
+    run(rdperf().arg(format!("127.0.0.1:{port}")).args(arguments).env("RD_KEY", KEY))
+}
+
+#[test]
+fn latency_and_bandwidth_in_perftests_columns() {
+    let server = Server::start();
+    let measured = server.measure(&["--duration", "0.05"]);
+    measured.ended.expect(0);
+    let lines: Vec<&str> = measured.text.lines().filter(|line| !line.is_empty()).collect();
+    assert!(lines[0].contains("TCP to 127.0.0.1, 1 connection, depth 128, events"), "{}", lines[0]);
+    assert!(lines[1].trim_start().starts_with("#bytes") && lines[1].contains("t_min[usec]"), "{}", lines[1]);
+    assert!(lines[3].contains("BW peak[MB/sec]") && lines[3].contains("MsgRate[Mpps]"), "{}", lines[3]);
+    let numbers =
+        |line: &str| -> Vec<f64> { line.split_whitespace().map(|number| number.parse().expect("a number")).collect() };
+    let latency = numbers(lines[2]);
+    assert_eq!((latency.len(), latency[0]), (10, 2.0));
+    assert!(
+        latency[1] >= 10.0 && latency[2] > 0.1 && latency[2] <= latency[6] && latency[6] <= latency[9],
+        "{latency:?}"
+    );
+    let bandwidth = numbers(lines[4]);
+    assert_eq!((bandwidth.len(), bandwidth[0]), (5, 65_536.0));
+    assert!(bandwidth[2] >= bandwidth[3] && bandwidth[3] > 10.0, "{bandwidth:?}");
+    // A server goes on.
+    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+}
+
+#[test]
+fn a_sweep_of_all_lengths_as_json_csv_and_drawings() {
+    let scratch = Scratch::new();
+    let server = Server::start();
+    let svg = scratch.join("sweep.svg");
+    let json = scratch.join("sweep.json");
+    let csv = scratch.join("sweep.csv");
+    let options =
+        [format!("--plot={}", svg.display()), format!("--json={}", json.display()), format!("--csv={}", csv.display())];
+    let mut arguments = vec!["--all", "-n", "12"];
+    arguments.extend(options[..2].iter().map(String::as_str));
+    server.measure(&arguments).ended.expect(0);
+    let report: Value = serde_json::from_slice(&fs::read(&json).expect("written")).expect("JSON");
+    assert_eq!((report["rdperf"].as_u64(), report["wire"]["medium"].as_str()), (Some(1), Some("tcp")));
+    for table in ["latency", "bandwidth"] {
+        let rows = report[table].as_array().expect("rows");
+        let sizes: Vec<u64> = rows.iter().map(|row| row["bytes"].as_u64().expect("a number")).collect();
+        assert_eq!(sizes, (1..=23).map(|power| 1 << power).collect::<Vec<u64>>(), "{table}");
+        assert!(rows.iter().all(|row| row["iterations"] == 12), "{table}: {rows:?}");
+    }
+    for name in ["min_us", "typical_us", "p50_us", "p99_us", "p999_us", "max_us"] {
+        assert!(report["latency"][0][name].as_f64().is_some_and(|time| time > 0.0), "{name}");
+    }
+    for name in ["peak_mib_s", "average_mib_s", "rate_mpps"] {
+        assert!(report["bandwidth"][22][name].as_f64().is_some_and(|rate| rate > 0.0), "{name}");
+    }
+    let drawn = fs::read_to_string(&svg).expect("written");
+    assert!(drawn.starts_with("<svg") && drawn.contains("Bandwidth") && drawn.contains("Latency"));
+
+    // Two runs over each other, without measuring anything.
+    let png = scratch.join("both.png");
+    let other = scratch.join("other.json");
+    fs::copy(&json, &other).expect("a copy");
+    let mut compare = rdperf();
+    compare.arg("--plot").arg(&png).arg("--compare").arg(&json).arg("--compare").arg(&other);
+    run(&mut compare).ended.expect(0);
+    assert_eq!(&fs::read(&png).expect("written")[..8], b"\x89PNG\r\n\x1a\n");
+
+    let written = server.measure(&["bw", "-n", "10", &options[2]]);
+    written.ended.expect(0);
+    let text = fs::read_to_string(&csv).expect("written");
+    assert!(text.starts_with("bytes,iterations,peak_mib_s,average_mib_s,rate_mpps\n65536,10,"), "{text}");
+    assert!(written.text.contains("BW average"), "the table is still printed");
+}
+
+#[test]
+fn both_directions_several_connections_the_other_way_and_polling() {
+    let server = Server::start();
+    let both = server.measure(&["bw", "-b", "-q", "3", "-n", "300", "-s", "4K", "--json"]).json();
+    assert_eq!(
+        (&both["bandwidth"][0]["iterations"], &both["bandwidth"][0]["bidirectional"]),
+        (&600.into(), &true.into())
+    );
+    assert_eq!(both["wire"]["connections"], 3);
+    let back = server.measure(&["bw", "--reverse", "-n", "100", "--json"]).json();
+    assert_eq!(back["bandwidth"][0]["iterations"], 100);
+    let poll = server.measure(&["lat", "--poll", "-n", "50", "--json"]).json();
+    assert_eq!((&poll["wire"]["wait"], &poll["latency"][0]["iterations"]), (&"polling".into(), &50.into()));
+}
+
+#[test]
+fn throughput_against_the_number_of_connections() {
+    let server = Server::start();
+    let report = server.measure(&["qps", "-q", "6", "--duration", "0.05", "--json"]).json();
+    let rows = report["connections"].as_array().expect("rows");
+    let counts: Vec<u64> = rows.iter().map(|row| row["connections"].as_u64().expect("a number")).collect();
+    assert_eq!(counts, [1, 2, 4, 6]);
+    for row in rows {
+        for name in ["operations_s", "operation_us", "large_mib_s"] {
+            assert!(row[name].as_f64().is_some_and(|number| number > 0.0), "{name} in {row}");
+        }
+    }
+}
+
+#[test]
+fn ping_compares_what_comes_back() {
+    let server = Server::start();
+    let measured = server.measure(&["ping", "-n", "20", "-s", "10000"]);
+    measured.ended.expect(0);
+    assert!(measured.text.contains("20 of 20 messages came back as they were sent"), "{}", measured.text);
+}
+
+#[test]
+fn a_damaged_echo_is_caught() {
+    let server = Server::start();
+    // The second connection is the one that is measured; what it carries begins after its handshake.
+    for way in [Way::Up, Way::Down] {
+        let spot = Spot { way, connection: Some(1), offset: 150_000 };
+        let proxy = Proxy::start(server.port, Plan { damage: vec![(spot, Damage::Flip(3))], ..Plan::default() });
+        let measured = measure_at(proxy.port(), &["ping", "-n", "4", "-s", "64K"]);
+        measured.ended.expect(7).one_line("rdperf", &["1 messages came back", "other contents"]);
+        assert!(measured.text.contains("3 of 4 messages came back as they were sent"), "{way:?}: {}", measured.text);
+    }
+}
+
+#[test]
+fn a_wrong_key_no_server_and_another_program() {
+    let server = Server::start();
+    let address = format!("127.0.0.1:{}", server.port);
+    let wrong = run(rdperf().arg(&address).env("RD_KEY", "another"));
+    wrong.ended.expect(2).one_line("rdperf", &["another KEY", &address]);
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let nobody = measure_at(free, &["lat"]);
+    nobody.ended.expect(3).one_line("rdperf", &["cannot reach", "refused", "rdperf serve"]);
+    let none = run(rdperf().arg(&address).stdin(Stdio::null()));
+    assert!([1, 2].contains(&none.ended.code), "no KEY at all: {:?}", none.ended);
+
+    // rdsend and rdperf do not take each other for their own.
+    let mut send = rdsend();
+    let sent = run(send.args(["127.0.0.1", &server.port.to_string(), KEY, "/dev/null"]));
+    sent.ended.expect(3).one_line("rdsend", &["does not accept"]);
+    let mut receiver = rdrecv();
+    let receiver = Process::spawn(receiver.args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::null()));
+    measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not measure"]);
+    // And the server still serves.
+    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+}
+
+#[test]
+fn a_server_serves_one_at_a_time_and_once() {
+    let mut server = Server::with(&["--once", "--verbose"]);
+    let mut first = rdperf();
+    let address = format!("127.0.0.1:{}", server.port);
+    first.args([&address, "bw", "-D", "30"]).env("RD_KEY", KEY).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut first = Process::spawn(&mut first);
+    server.process.line_with("127.0.0.1 measures");
+    let second = run(rdperf().args([&address, "lat", "-n", "1"]).env("RD_KEY", KEY));
+    second.ended.expect(3).one_line("rdperf", &["busy"]);
+    // Killed, it leaves a server that notices.
+    first.signal(rustix::process::Signal::KILL);
+    first.wait().expect(137);
+    let ended = server.process.wait();
+    assert_eq!(ended.code, 4, "{}", ended.stderr);
+}
+
+#[test]
+fn a_lost_link_ends_it() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port, Plan::default());
+    let mut command = rdperf();
+    command.args([&format!("127.0.0.1:{}", proxy.port()), "bw", "-D", "60"]).env("RD_KEY", KEY);
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let until = std::time::Instant::now() + PATIENCE;
+    while proxy.forwarded(Way::Up) < 1 << 20 {
+        assert!(std::time::Instant::now() < until, "nothing is measured: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    proxy.reset_all();
+    process.wait_for(Duration::from_secs(10)).expect(4).one_line("rdperf", &["lost"]);
+}
+
+/// A scratch directory with a launcher that runs the agent on this host.
+fn launcher(scratch: &Scratch) -> Vec<String> {
+    let path = scratch.file("rsh", b"#!/bin/sh\nexec sh -c \"exec $2\"\n");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    fs::create_dir(scratch.join("home")).expect("a directory");
+    vec!["--rsh".to_owned(), path.display().to_string(), "--agent".to_owned(), AGENT.to_owned()]
+}
+
+#[test]
+fn the_other_end_is_started_by_the_launcher() {
+    let scratch = Scratch::new();
+    let options = launcher(&scratch);
+    let home = scratch.join("home");
+    let report = run(rdperf().arg("h1").args(&options).args(["--json", "-D", "0.05"]).env("HOME", &home)).json();
+    assert_eq!((&report["wire"]["to"], &report["wire"]["medium"]), (&"h1".into(), &"tcp".into()));
+    assert!(report["bandwidth"][0]["average_mib_s"].as_f64().is_some_and(|rate| rate > 10.0), "{report}");
+    let missing = run(rdperf().args(["h1", "--rsh", "sh -c 'exit 127' x"]));
+    missing.ended.expect(3).one_line("rdperf", &["h1 has no rdma-pipe-agent"]);
+}
+
+#[test]
+fn what_limits_a_copy() {
+    let scratch = Scratch::new();
+    let mut options = launcher(&scratch);
+    let home = scratch.join("home");
+    fs::create_dir(home.join("sink")).expect("a directory");
+    let source = scratch.file("source", &noise(8 << 20));
+    options.extend(["--source".to_owned(), source.display().to_string()]);
+    options.extend(["-D", "0.2"].map(str::to_owned));
+    let limits =
+        |target: &str| run(rdperf().args([target, "limits"]).args(&options).arg("--json").env("HOME", &home)).json();
+    let report = limits("h1:sink");
+    let stages = report["limits"]["stages"].as_array().expect("stages");
+    let names: Vec<&str> = stages.iter().map(|stage| stage["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["source", "memory", "wire", "sink"]);
+    let rate = |stage: &Value| stage["mib_s"].as_f64().expect("a number");
+    let slowest = stages.iter().min_by(|one, other| rate(one).total_cmp(&rate(other))).expect("four");
+    assert_eq!(report["limits"]["limit"], slowest["name"]);
+    let sentence = report["limits"]["sentence"].as_str().expect("a sentence");
+    for part in [
+        &format!("The {} limits", slowest["name"].as_str().expect("a name"))[..],
+        "operations/s x 1 MiB x",
+        "at a time =",
+    ] {
+        assert!(sentence.contains(part), "{part} in {sentence}");
+    }
+    for stage in stages {
+        let product = stage["operations_s"].as_f64().expect("a number")
+            * stage["parallel"].as_f64().expect("a number")
+            * stage["bytes"].as_f64().expect("a number")
+            / 1_048_576.0;
+        assert!((product / rate(stage) - 1.0).abs() < 1e-6, "{stage}");
+    }
+    assert_eq!(home.join("sink").read_dir().expect("readable").count(), 0, "nothing is left");
+    assert!(fs::read(&source).expect("there") == noise(8 << 20), "the source is as it was");
+
+    let missing = run(rdperf().args(["h1:nowhere", "limits"]).args(&options).env("HOME", &home));
+    assert!([5, 6].contains(&missing.ended.code), "{:?}", missing.ended);
+    missing.ended.one_line("rdperf", &["h1: ", "nowhere", "No such file"]);
+}
+
+#[test]
+fn storage_of_this_host() {
+    let scratch = Scratch::new();
+    let file = scratch.file("data", &noise(4 << 20));
+    let report = run(rdperf().arg("disk").arg(&file).args(["-D", "0.02", "--json"])).json();
+    let rows = report["disk"].as_array().expect("rows");
+    assert_eq!(rows.len(), 9, "three sizes at three depths");
+    assert!(rows.iter().all(|row| row["action"] == "read" && row["iops"].as_f64().is_some_and(|iops| iops > 0.0)));
+    assert!(fs::read(&file).expect("there") == noise(4 << 20));
+    let directory = scratch.path().display().to_string();
+    let report = run(rdperf().args(["disk", &directory, "-D", "0.02", "-s", "4K", "-t", "4", "--json"])).json();
+    let actions: Vec<&str> =
+        report["disk"].as_array().expect("rows").iter().map(|row| row["action"].as_str().expect("text")).collect();
+    assert_eq!(actions, ["write", "read"]);
+    assert_eq!(scratch.names(), ["data"]);
+    run(rdperf().args(["disk", "/nonexistent"])).ended.expect(5).one_line("rdperf", &["/nonexistent", "No such file"]);
+}
+
+#[test]
+fn memory_and_the_model() {
+    let memory = run(rdperf().args(["mem", "-D", "0.02", "--json"])).json();
+    assert!(memory["memory"][0]["mib_s"].as_f64().is_some_and(|rate| rate > 100.0), "{memory}");
+    let scratch = Scratch::new();
+    let svg = scratch.join("model.svg");
+    let model = run(rdperf().args(["model", "--clients", "64", "--plot"]).arg(&svg));
+    model.ended.expect(0);
+    for part in ["state at client[Mops]", "64 clients: up to 7 queue pairs each", "fitted: 450", "known"] {
+        assert!(model.text.contains(part), "{part} in {}", model.text);
+    }
+    assert!(fs::read_to_string(&svg).expect("written").contains("StaR"));
+    let report = run(rdperf().args(["model", "--json"])).json();
+    let peak = report["model"]["peak_connections"].as_u64().expect("a number");
+    assert!((400..=500).contains(&peak), "{peak}");
+}
+
+#[test]
+fn command_lines_that_make_no_sense() {
+    for arguments in [
+        &[][..],
+        &["h", "nothing"],
+        &["h", "bw", "x"],
+        &["disk"],
+        &["h:0"],
+        &["fd00::1"],
+        &["h", "-s", "9M"],
+        &["h", "-a", "-s", "2"],
+        &["h", "-D", "0"],
+        &["model", "--plot", "x.gif"],
+        &["--compare", "x.json"],
+        &["h", "--relay"],
+    ] {
+        let wrong = run(rdperf().args(arguments));
+        assert_eq!((wrong.ended.code, wrong.text.as_str()), (1, ""), "{arguments:?}: {}", wrong.ended.stderr);
+    }
+    run(rdperf().args(["model", "--compare", "missing.json", "--plot", "x.svg"])).ended.expect(5);
+}

@@ -1,0 +1,118 @@
+//! `rdperf` over RDMA: run by `tests/run` in a guest, on a host with an rxe or siw device that talks to itself.
+
+mod rig;
+
+use std::io::Read;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rig::*;
+use serde_json::Value;
+
+/// Under emulation, and on a busy machine, some hundred megabytes take their time.
+const LONG: Duration = Duration::from_secs(240);
+
+/// The testbed's first host.
+const HOST: &str = "10.9.0.1";
+
+/// A server, and its port.
+fn server() -> (Process, u16) {
+    let mut command = rdperf();
+    let server = Process::spawn(command.args(["serve", "0"]).env("RD_KEY", KEY).stdin(Stdio::null()));
+    let port = server.port();
+    (server, port)
+}
+
+#[track_caller]
+fn measure(port: u16, arguments: &[&str]) -> Value {
+    let mut command = rdperf();
+    command.arg(format!("{HOST}:{port}")).args(arguments).arg("--json").env("RD_KEY", KEY);
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut stdout = process.stdout();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    process.wait_for(LONG).expect(0);
+    let text = reader.join().expect("no panic").expect("text");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+}
+
+#[track_caller]
+fn is_positive(row: &Value, names: &[&str]) {
+    for name in names {
+        assert!(row[name].as_f64().is_some_and(|number| number > 0.0), "{name} in {row}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn every_length_by_events() {
+    let (_server, port) = server();
+    let report = measure(port, &["--transport", "rdma", "-a", "-n", "6"]);
+    assert_eq!(report["wire"]["medium"], "rdma-software");
+    for (table, names) in
+        [("latency", &["min_us", "p50_us", "p99_us", "max_us"][..]), ("bandwidth", &["average_mib_s", "rate_mpps"])]
+    {
+        let rows = report[table].as_array().expect("rows");
+        assert_eq!(rows.len(), 23, "{table}");
+        for row in rows {
+            assert_eq!(row["iterations"], 6, "{row}");
+            is_positive(row, names);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn both_ways_backwards_and_polling_with_several_queue_pairs() {
+    let (_server, port) = server();
+    // A credit has another length where messages have its own.
+    for size in ["8", "4", "4096"] {
+        let row =
+            &measure(port, &["bw", "--transport", "rdma", "-b", "-q", "4", "-n", "500", "-s", size])["bandwidth"][0];
+        assert_eq!((&row["iterations"], &row["bidirectional"]), (&1000.into(), &true.into()), "{size}");
+        is_positive(row, &["average_mib_s"]);
+    }
+    let back = measure(port, &["bw", "--transport", "rdma", "--reverse", "-n", "300", "-s", "1000"]);
+    assert_eq!(back["bandwidth"][0]["iterations"], 300);
+    for mode in ["bw", "lat"] {
+        let poll = measure(port, &[mode, "--transport", "rdma", "--poll", "-n", "300", "-t", "1"]);
+        assert_eq!(poll["wire"]["wait"], "polling");
+    }
+    // By time: nobody knows which message is the last until it is over.
+    let timed = measure(port, &["bw", "--transport", "rdma", "-q", "3", "-b", "-D", "0.5", "-s", "64"]);
+    is_positive(&timed["bandwidth"][0], &["average_mib_s", "peak_mib_s"]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn many_queue_pairs() {
+    let (_server, port) = server();
+    let report = measure(port, &["qps", "--transport", "rdma", "-q", "40", "-D", "0.2"]);
+    let rows = report["connections"].as_array().expect("rows");
+    let counts: Vec<u64> = rows.iter().map(|row| row["connections"].as_u64().expect("a number")).collect();
+    assert_eq!(counts, [1, 2, 4, 8, 16, 32, 40]);
+    for row in rows {
+        is_positive(row, &["operations_s", "operation_us", "large_mib_s"]);
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn pings_come_back_as_they_were_sent() {
+    let (_server, port) = server();
+    for size in ["1", "64", "100000"] {
+        let report = measure(port, &["ping", "--transport", "rdma", "-n", "20", "-s", size]);
+        assert_eq!((&report["ping"]["damaged"], &report["ping"]["latency"]["iterations"]), (&0.into(), &20.into()));
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn software_devices_count_where_they_are_asked_for() {
+    let (_server, port) = server();
+    assert_eq!(measure(port, &["lat", "-n", "20"])["wire"]["medium"], "tcp");
+    assert_eq!(measure(port, &["lat", "-n", "20", "--transport", "prefer-rdma"])["wire"]["medium"], "rdma-software");
+    assert_eq!(measure(port, &["lat", "-n", "20", "--transport", "tcp"])["wire"]["medium"], "tcp");
+}

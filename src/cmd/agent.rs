@@ -60,9 +60,6 @@ const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
-    if let Some(code) = super::helper() {
-        return code;
-    }
     super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
         Err(error) => super::parse_failure(&error),

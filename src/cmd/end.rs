@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, RecvTimeoutError, Sender};
+use flume::{Receiver, RecvTimeoutError, Sender, bounded};
 use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
@@ -25,7 +25,7 @@ use super::options::TransferOptions;
 use super::perf;
 use super::place;
 use super::report::{medium_from_name, medium_name};
-use super::stream::{Ended, FirstLane, NotBegun, Session, Teller};
+use super::stream::{Ended, FirstLane, NoWork, NotBegun, Session, Teller};
 use super::tree;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings};
@@ -60,6 +60,8 @@ pub(super) struct End {
 /// A session, or a copy on this host, that has been begun.
 struct Live {
     post: Sender<Event>,
+    /// Told that both ends of a pipeline's session are ready.
+    go: Sender<()>,
     key: SessionKey,
     ports: Option<std::ops::RangeInclusive<u16>>,
     listener: Arc<Mutex<Option<Listener>>>,
@@ -119,6 +121,11 @@ impl End {
                     let address = tunnel.listen().map_err(|error| error.to_string())?;
                     reach::reach(address, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
                 });
+            }
+            Message::Go => {
+                if let Some(live) = &self.live {
+                    let _ = live.go.try_send(());
+                }
             }
             Message::Signal(number) => self.stop(number),
             Message::Measure { key, ports, via } => {
@@ -183,12 +190,13 @@ impl End {
         self.say(Message::FoundAll);
     }
 
-    /// Begins a session; with a stage of a pipeline, one that moves that stage's input or output.
-    pub(super) fn begin(&mut self, begin: Begin, stage: Option<AtStage>) {
+    /// Begins a session; for a pipeline, one that waits until it is told that its other end is ready as well.
+    pub(super) fn begin(&mut self, begin: Begin, hop: Option<AtHop>) {
         let standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
         let of_stage = matches!(begin.job, Job::SendStage { .. } | Job::ReceiveStage { .. });
         let options = TransferOptions::from_settings(&begin.settings);
-        let fits = !(self.is_busy() || standard && self.is_agent) && of_stage == stage.is_some();
+        let has_stage = matches!(hop, Some(AtHop::In(_) | AtHop::Out(_)));
+        let fits = !(self.is_busy() || standard && self.is_agent) && of_stage == has_stage;
         let Some(options) = options.filter(|_| fits) else {
             return self.say(ended_with(Fault::plain(Exit::Protocol.code(), "a job that cannot be done")));
         };
@@ -196,13 +204,15 @@ impl End {
         let (listener, dialed) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let ended = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicBool::new(false));
+        let (go, goes) = bounded(1);
         let (key, ports, caller_is_peer) = (begin.key.clone(), options.port_range.clone(), begin.caller_is_peer);
         let run = Run {
             emit: Arc::clone(&self.emit),
             is_agent: self.is_agent,
             options,
             begin,
-            stage: Mutex::new(stage),
+            hop: Mutex::new(hop),
+            goes,
             post: post.clone(),
             events,
             listener: Arc::clone(&listener),
@@ -215,7 +225,7 @@ impl End {
             Ok(thread) => {
                 let stop = Arc::new(AtomicBool::new(false));
                 self.live =
-                    Some(Live { post, key, ports, listener, dialed, stop, caller_is_peer, ended, lost, thread });
+                    Some(Live { post, go, key, ports, listener, dialed, stop, caller_is_peer, ended, lost, thread });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -239,6 +249,7 @@ impl End {
                 let (listener, dialed, lost) = (Arc::default(), Arc::default(), Arc::default());
                 self.live = Some(Live {
                     post,
+                    go: bounded(1).0,
                     key,
                     ports: None,
                     listener,
@@ -363,7 +374,8 @@ struct Run {
     is_agent: bool,
     options: TransferOptions,
     begin: Begin,
-    stage: Mutex<Option<AtStage>>,
+    hop: Mutex<Option<AtHop>>,
+    goes: Receiver<()>,
     post: Sender<Event>,
     events: Receiver<Event>,
     listener: Arc<Mutex<Option<Listener>>>,
@@ -372,10 +384,14 @@ struct Run {
     lost: Arc<AtomicBool>,
 }
 
-/// A stage of a pipeline that a session moves the input or output of, once it is started.
-pub(super) enum AtStage {
+/// What one end of a pipeline's session moves.
+pub(super) enum AtHop {
+    /// The input of a stage, once that is started.
     In(Attachment<Inlet>),
+    /// The output of one.
     Out(Attachment<Outlet>),
+    /// The caller's standard input or output.
+    Standard,
 }
 
 /// What is moved, looked at but not begun.
@@ -385,7 +401,8 @@ enum Prepared {
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeSettings),
     ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
-    Stage(AtStage),
+    /// Of a stage that has not been started.
+    Stage(Role),
     SendRelay(RelayOutput),
     ReceiveOpen(File, PathBuf, Option<RelayInput>),
 }
@@ -407,7 +424,6 @@ impl Run {
         // Before the other end is met: what is to be read or written can be. Nothing is made yet.
         let prepared = self.prepare()?;
         let (stream, established) = self.first_lane()?;
-        let prepared = self.started(prepared)?;
         let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
         let first = FirstLane { stream, established, peer_name, is_named: true };
         let registry =
@@ -434,10 +450,32 @@ impl Run {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
             Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) => (Role::Sender, None),
             Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) => (Role::Receiver, None),
-            Prepared::Stage(_) => unreachable!("has been started"),
+            Prepared::Stage(role) => (*role, None),
         };
+        let mut stage_fault = None;
         // The one place where it is decided what a session reads from or writes to.
-        let make_work = |chunk_bytes| match prepared {
+        let make_work = |chunk_bytes| {
+            let prepared = match self.await_hop(prepared) {
+                Ok(prepared) => prepared,
+                Err(Fault { exit: exit @ 129.., .. }) => return Err(NoWork::Stopped(exit - 128)),
+                Err(fault) => {
+                    let (path, detail) = (fault.path.clone(), fault.detail.clone().into_bytes());
+                    let fact = IoFact { errno: fault.errno, path, detail };
+                    stage_fault = Some(fault);
+                    return Err(NoWork::Io(fact));
+                }
+            };
+            self.work(prepared, chunk_bytes).map_err(NoWork::from)
+        };
+        match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
+            Ok(ended) => Ok(report(&ended, &lanes.lock().expect("no panic with it locked"))),
+            Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
+            Err(NotBegun::Here(failure)) => Err(stage_fault.unwrap_or_else(|| plain(&failure))),
+        }
+    }
+
+    fn work(&self, prepared: Prepared, chunk_bytes: usize) -> Result<Work, IoFact> {
+        match prepared {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
@@ -461,11 +499,6 @@ impl Run {
                 let output = output.map_err(|error| std_fact(name, &error))?;
                 Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
             }
-        };
-        match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
-            Ok(ended) => Ok(report(&ended, &lanes.lock().expect("no panic with it locked"))),
-            Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
-            Err(NotBegun::Here(failure)) => Err(plain(&failure)),
         }
     }
 
@@ -493,30 +526,38 @@ impl Run {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
             }
             Job::SendStage { .. } | Job::ReceiveStage { .. } => {
-                let stage = self.stage.lock().expect("no panic with it locked").take();
-                Ok(Prepared::Stage(stage.expect("looked at when it was begun")))
+                let sends = matches!(self.begin.job, Job::SendStage { .. });
+                Ok(Prepared::Stage(if sends { Role::Sender } else { Role::Receiver }))
             }
         }
     }
 
-    /// Waits until a stage has been started and what it reads or writes is there.
-    fn started(&self, prepared: Prepared) -> Result<Prepared, Fault> {
-        let Prepared::Stage(stage) = prepared else { return Ok(prepared) };
+    /// In a pipeline: waits until the stage has been started and what it reads or writes is there, and then until the
+    /// other end is as far. No lane lives yet, so that this may take as long as it does.
+    fn await_hop(&self, prepared: Prepared) -> Result<Prepared, Fault> {
+        let Some(hop) = self.hop.lock().expect("no panic with it locked").take() else { return Ok(prepared) };
+        (self.emit)(Message::Agreed);
+        let prepared = match hop {
+            AtHop::Standard => prepared,
+            AtHop::In(inlet) => match self.await_one(&inlet)?? {
+                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path, None),
+                Inlet::Tee(file, path, relay) => Prepared::ReceiveOpen(file, path, Some(relay)),
+            },
+            AtHop::Out(outlet) => match self.await_one(&outlet)?? {
+                Outlet::File(file, path) => Self::sized(file, path.into_os_string())?,
+                Outlet::Relay(relay) => Prepared::SendRelay(relay),
+            },
+        };
+        (self.emit)(Message::Ready);
+        self.await_one(&self.goes)?;
+        Ok(prepared)
+    }
+
+    /// Waits for something, or for a reason not to.
+    fn await_one<T>(&self, from: &Receiver<T>) -> Result<T, Fault> {
         loop {
-            let started = match &stage {
-                AtStage::In(inlet) => inlet.recv_timeout(LOOK_AGAIN).map(|inlet| {
-                    inlet.map(|inlet| match inlet {
-                        Inlet::File(file, path) => Prepared::ReceiveOpen(file, path, None),
-                        Inlet::Tee(file, path, relay) => Prepared::ReceiveOpen(file, path, Some(relay)),
-                    })
-                }),
-                AtStage::Out(outlet) => outlet.recv_timeout(LOOK_AGAIN).map(|outlet| match outlet? {
-                    Outlet::File(file, path) => Self::sized(file, path.into_os_string()),
-                    Outlet::Relay(relay) => Ok(Prepared::SendRelay(relay)),
-                }),
-            };
-            match started {
-                Ok(started) => return started,
+            match from.recv_timeout(LOOK_AGAIN) {
+                Ok(one) => return Ok(one),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
                 }

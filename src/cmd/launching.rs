@@ -3,12 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{ChildStdin, ChildStdout};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::exit::{Exit, Failure, escaped, os};
 use crate::control::channel::{Outbox, receive, skip_to_magic};
 use crate::control::frames::{Hello, MAJOR, MINOR, Message};
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
+use crate::control::stages::{Warden, own_program};
 use flume::{Receiver, Sender, bounded};
 
 /// What comes from the hosts of a copy or a pipeline.
@@ -323,11 +325,23 @@ impl Drop for Remote {
     }
 }
 
+/// Ends our launchers where we are killed: cut off from its host, one would wait for the network's own time-outs.
+static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
+
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
-    launcher.start(host, command).map_err(|error| {
+    let launched = launcher.start(host, command).map_err(|error| {
         let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.name())))
-    })
+    })?;
+    let mut warden = WARDEN.lock().expect("no panic with it locked");
+    if warden.is_none() {
+        // Without one it all works as well.
+        *warden = Warden::start(&own_program()).ok();
+    }
+    if let Some(warden) = &mut *warden {
+        warden.watch(launched.process.id());
+    }
+    Ok(launched)
 }
 
 /// Reads what an agent says, in a thread of its own.

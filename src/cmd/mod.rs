@@ -28,6 +28,9 @@ use exit::Failure;
 
 /// Runs a command: prints its failure, if any, as one line, and gives the exit code.
 pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    if let Some(code) = helper() {
+        return code;
+    }
     match command() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

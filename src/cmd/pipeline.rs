@@ -331,7 +331,7 @@ impl<'a> Pipeline<'a> {
     fn attend(&mut self, stages: &[usize], hops: &[usize]) {
         let mut running = false;
         loop {
-            if !running && self.fatal.is_none() && hops.iter().all(|&at| self.hops[at].has_met()) {
+            if !running && self.fatal.is_none() && hops.iter().all(|&at| self.hops[at].has_agreed()) {
                 running = true;
                 self.start(stages);
             }
@@ -469,6 +469,13 @@ impl<'a> Pipeline<'a> {
         match message {
             message if message.is_tunnel() => self.send_end(at, which.other(), &message),
             Message::Ended(report) => self.hop_ended(at, which, *report),
+            Message::Agreed => self.hops[at].note_agreed(which),
+            Message::Ready => {
+                if self.hops[at].note_ready(which) {
+                    self.send_end(at, Which::From, &Message::Go);
+                    self.send_end(at, Which::To, &Message::Go);
+                }
+            }
             Message::Progress(bytes) => {
                 if bytes > self.hops[at].bytes {
                     self.hops[at].bytes = bytes;

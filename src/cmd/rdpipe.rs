@@ -67,9 +67,6 @@ pub fn command() -> clap::Command {
 
 /// The whole command.
 pub fn main() -> ExitCode {
-    if let Some(code) = super::helper() {
-        return code;
-    }
     super::run("rdpipe", || {
         let parsed = command().try_get_matches();
         match parsed.and_then(|matches: ArgMatches| PipeArguments::from_arg_matches(&matches)) {

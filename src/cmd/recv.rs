@@ -19,7 +19,7 @@ use super::exit::{Exit, Failure, os};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
 use super::send::EXIT_CODES;
-use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
+use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
@@ -130,7 +130,7 @@ fn transfer(
     };
     loop {
         let first = next_sender(&session.events, deadline, arguments.report.verbose)?;
-        let make_work = |_chunk_bytes| open(target.as_ref());
+        let make_work = |_chunk_bytes| open(target.as_ref()).map_err(NoWork::from);
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(ended) => return Ok(ended),
             Err(NotBegun::Here(failure)) => return Err(failure),

@@ -125,7 +125,7 @@ fn transfer(
         heeds_signals: true,
         tells_for_both: true,
     };
-    let make_work = |chunk_bytes| Source::new(input, &name, chunk_bytes).map(Work::Send);
+    let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
     session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
         NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,
     })

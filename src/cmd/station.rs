@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::end::{AtStage, End};
+use super::end::{AtHop, End};
 use crate::control::frames::{Begin, Job, Message, STAGES_MAX};
 use crate::control::stages::Stages;
 use crate::control::tunnel::Emit;
@@ -69,13 +69,13 @@ impl Station {
                 emit(message);
             }
         };
-        let stage = match begin.job {
-            Job::SendStage { stage } => self.stages.attach_outlet(stage).map(AtStage::Out),
-            Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(AtStage::In),
-            _ => None,
+        let hop = match begin.job {
+            Job::SendStage { stage } => self.stages.attach_outlet(stage).map(AtHop::Out),
+            Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(AtHop::In),
+            _ => Some(AtHop::Standard),
         };
         let mut end = End::new(Arc::new(say), self.is_agent);
-        end.begin(begin, stage);
+        end.begin(begin, hop);
         self.ends.insert(number, end);
     }
 

@@ -95,6 +95,20 @@ pub(super) enum NotBegun {
     Here(Failure),
 }
 
+/// Why there is nothing to move.
+pub(super) enum NoWork {
+    /// The source or sink cannot be.
+    Io(IoFact),
+    /// This end was told to stop, by a signal.
+    Stopped(u8),
+}
+
+impl From<IoFact> for NoWork {
+    fn from(fact: IoFact) -> Self {
+        Self::Io(fact)
+    }
+}
+
 /// A session that has been.
 pub(super) struct Ended {
     pub(super) summary: Summary,
@@ -135,14 +149,14 @@ impl Session<'_> {
     }
 
     /// Exchanges offers, then runs the session to its end. `listening`: the sessions that the listening end serves;
-    /// without it this end dials. `make_work` is given the agreed chunk size.
+    /// without it this end dials. `make_work` is given the agreed chunk size; it may take as long as the other end's.
     pub(super) fn run(
         &self,
         mut first: FirstLane,
         role: Role,
         size_bytes: Option<u64>,
         listening: Option<&Arc<Mutex<Registry>>>,
-        make_work: impl FnOnce(usize) -> Result<Work, IoFact>,
+        make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
         let ours = self.offer(role, &first.stream, size_bytes);
         let theirs = exchange_offers(&mut first.stream, &mut first.established.control, &ours)
@@ -168,10 +182,13 @@ impl Session<'_> {
             forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok())
                 .map_err(|error| system("cannot handle signals", error))?;
         }
-        let work = make_work(agreed.chunk_bytes).map_err(|fact| {
-            let (failure, cause) = match role {
-                Role::Sender => (Failure::source(&fact), Cause::Source(fact)),
-                Role::Receiver => (Failure::destination(&fact), Cause::Sink(fact)),
+        let work = make_work(agreed.chunk_bytes).map_err(|no_work| {
+            let (failure, cause) = match (no_work, role) {
+                (NoWork::Io(fact), Role::Sender) => (Failure::source(&fact), Cause::Source(fact)),
+                (NoWork::Io(fact), Role::Receiver) => (Failure::destination(&fact), Cause::Sink(fact)),
+                (NoWork::Stopped(number), _) => {
+                    (Failure { exit: Exit::Signal(number), message: None }, Cause::Signal(number))
+                }
             };
             // The session has begun for the peer: without a word it would wait for this end to come back.
             send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));

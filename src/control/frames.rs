@@ -573,6 +573,15 @@ pub enum Message {
         #[n(1)]
         signal: u8,
     },
+    /// The two ends of a pipeline's session have agreed on how; this one waits for its stage to be started.
+    #[n(30)]
+    Agreed,
+    /// The stage has been started, and the session can begin as soon as the other end can.
+    #[n(31)]
+    Ready,
+    /// Both can.
+    #[n(32)]
+    Go,
     /// Asks what this end's host is like.
     #[n(40)]
     Examine,

@@ -123,6 +123,11 @@ pub struct Process {
 }
 
 impl Process {
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for its end until `limit` has passed: its exit code, 128 + n where a signal ended it.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;

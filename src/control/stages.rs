@@ -28,6 +28,7 @@ use super::names::home_expanded;
 use super::tunnel::Emit;
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 use guard::Guard;
+pub use guard::Warden;
 use redirection::Side;
 
 /// Exit code of a fault of a source, as DESIGN.md has it.
@@ -85,8 +86,7 @@ struct Held {
 impl Stages {
     /// `emit` takes what stages tell. What they write to standard error, if that is told, may wait there for its reader.
     pub fn new(emit: Emit, is_agent: bool, tells_stderr: bool) -> Self {
-        let program = std::env::current_exe().ok().filter(|path| path.exists());
-        Self { emit, is_agent, tells_stderr, program: program.unwrap_or_else(|| OWN.into()), held: HashMap::new() }
+        Self { emit, is_agent, tells_stderr, program: own_program(), held: HashMap::new() }
     }
 
     /// Takes a stage, which is not started yet. One that an agent cannot have is answered with its end.
@@ -388,6 +388,12 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
         return Ok(());
     }
     file.set_modified(now).map_err(|error| fault(DESTINATION, "cannot touch", path, &error))
+}
+
+/// This program, to be a helper of this process.
+pub fn own_program() -> PathBuf {
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    program.unwrap_or_else(|| OWN.into())
 }
 
 /// Whether there is a terminal that a command could ask for something on.

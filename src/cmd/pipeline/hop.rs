@@ -68,6 +68,9 @@ pub(super) struct Hop {
     reason: String,
     deadline: Instant,
     pub(super) tunneled: bool,
+    /// Which ends have agreed with the other, and which are ready to begin.
+    agreed: [bool; 2],
+    ready: [bool; 2],
     pub(super) bytes: u64,
     pub(super) reports: [Option<Report>; 2],
     /// When the first of the reports came.
@@ -112,6 +115,8 @@ impl Hop {
             reason: String::new(),
             deadline: Instant::now() + CONNECT_MAX,
             tunneled: false,
+            agreed: [false; 2],
+            ready: [false; 2],
             bytes: 0,
             reports: [None, None],
             told: None,
@@ -132,6 +137,22 @@ impl Hop {
         self.state == State::Met
     }
 
+    /// Its stages may be started.
+    pub(super) fn has_agreed(&self) -> bool {
+        self.has_met() && self.agreed == [true; 2]
+    }
+
+    /// An end is ready to begin: true when both are.
+    pub(super) fn note_ready(&mut self, which: Which) -> bool {
+        self.ready[which as usize] = true;
+        self.ready == [true; 2]
+    }
+
+    /// An end has agreed with the other.
+    pub(super) fn note_agreed(&mut self, which: Which) {
+        self.agreed[which as usize] = true;
+    }
+
     /// Both ends have told how it ended.
     pub(super) fn is_over(&self) -> bool {
         self.reports.iter().all(Option::is_some)
@@ -145,7 +166,7 @@ impl Hop {
 
     /// When it must have come further.
     pub(super) fn due(&self) -> Option<Instant> {
-        (!matches!(self.state, State::Met | State::Failed)).then_some(self.deadline)
+        (self.state != State::Failed && !self.has_agreed()).then_some(self.deadline)
     }
 
     /// The first thing to be done, once both ends have been begun.
@@ -198,6 +219,7 @@ impl Hop {
 
     fn meet(&mut self) -> Next {
         self.state = State::Met;
+        self.deadline = Instant::now() + CONNECT_MAX;
         Next::default()
     }
 

@@ -116,6 +116,77 @@ impl Drop for Guard {
     }
 }
 
+/// A guard of single processes, such as launchers, which must stay in the group of a terminal. They are ended if this
+/// process ends without a word; dropping it leaves them.
+#[derive(Debug)]
+pub struct Warden {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+/// The word by which a guard is told that it is a warden.
+const WARDEN: &str = "processes";
+
+impl Warden {
+    /// Starts one: `program` is one of ours.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub fn start(program: &Path) -> std::io::Result<Self> {
+        let mut child = Command::new(program)
+            .args([WORD, WARDEN])
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin })
+    }
+
+    /// Watches over one more process.
+    pub fn watch(&mut self, process: u32) {
+        use std::io::Write;
+        if let Some(stdin) = &mut self.stdin {
+            let _ = stdin.write_all(format!("{process}\n").as_bytes());
+        }
+    }
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        self.watch(0);
+        drop(self.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// When a process began, in ticks since the system did: with its number, that names it for good.
+fn began(process: Pid) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+/// A warden's own process: the numbers of processes, a line each; 0 is the word to leave them.
+fn ward() {
+    let mut known: Vec<(Pid, u64)> = Vec::new();
+    for line in std::io::stdin().lines() {
+        let Some(number) = line.ok().and_then(|line| line.parse().ok()) else { break };
+        let Some(process) = Pid::from_raw(number) else { return };
+        known.extend(began(process).map(|began| (process, began)));
+    }
+    for (signal, then) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::ZERO)] {
+        known.retain(|&(process, since)| began(process) == Some(since));
+        for &(process, _) in &known {
+            let _ = kill_process(process, signal);
+        }
+        if !known.is_empty() {
+            std::thread::sleep(then);
+        }
+    }
+}
+
 impl Scope {
     fn signal(&self, signal: Signal) {
         match self {
@@ -161,6 +232,9 @@ pub fn main(mark: Option<&OsStr>) {
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU] {
         // What reaches the group is meant for the others.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
+    }
+    if mark.is_some_and(|mark| mark == WARDEN) {
+        return ward();
     }
     let mut told = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut told);

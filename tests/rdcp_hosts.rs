@@ -207,7 +207,7 @@ fn ssh_that_is_cut_does_not_cut_the_copy() {
         [("up", here("source"), network.at("h2", "up")), ("down", network.at("h2", "source"), here("down"))]
     {
         let mut process = network.slow(&[], from, to);
-        let launchers = children(process.pid());
+        let launchers = launchers(process.pid());
         assert_eq!(launchers.len(), 1);
         kill_process(launchers[0], Signal::KILL).expect("ssh");
         process.wait().expect(0);

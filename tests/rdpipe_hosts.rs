@@ -343,7 +343,7 @@ fn ssh_that_is_cut_leaves_none() {
     let network = Network::start();
     for victim in 0..3 {
         let mut process = endless(&network, &[]);
-        let launchers = children(process.pid());
+        let launchers = launchers(process.pid());
         assert_eq!(launchers.len(), 3);
         let start = Instant::now();
         kill_process(launchers[victim], Signal::KILL).expect("ssh");

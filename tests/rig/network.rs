@@ -161,7 +161,9 @@ pub fn crossed_on(host: u32, interface: &str) -> u64 {
 }
 
 /// The launchers that a process has started.
-pub fn children(pid: u32) -> Vec<Pid> {
+pub fn launchers(pid: u32) -> Vec<Pid> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a process");
-    text.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("a number")).expect("not 0")).collect()
+    let is_ssh = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ssh");
+    let number = |pid: &str| Pid::from_raw(pid.parse().expect("a number")).expect("not 0");
+    text.split_whitespace().filter(is_ssh).map(number).collect()
 }

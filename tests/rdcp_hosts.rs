@@ -237,7 +237,7 @@ fn killed_processes_leave_none() {
         let agents = ours_after(&network, &from, &to);
         for victim in 0..agents {
             let mut process = network.slow(&[], from.clone(), to.clone());
-            let agents: Vec<u32> = ours().into_iter().filter(|&pid| pid != process.pid()).collect();
+            let agents = running_agents();
             let start = Instant::now();
             kill_process(Pid::from_raw(agents[victim] as i32).expect("not 0"), Signal::KILL).expect("an agent");
             process.wait_for(GONE).expect(4);

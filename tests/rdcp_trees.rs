@@ -115,7 +115,7 @@ fn killed_at_three_quarters(network: &Network, bytes: u64, rate: &str, victim: V
     match victim {
         Victim::Caller => process.signal(Signal::KILL),
         Victim::Agent => {
-            let agents: Vec<u32> = ours().into_iter().filter(|&pid| pid != process.pid()).collect();
+            let agents = running_agents();
             assert_eq!(agents.len(), 1);
             kill_process(Pid::from_raw(agents[0] as i32).expect("not 0"), Signal::KILL).expect("an agent");
         }
@@ -285,7 +285,7 @@ fn what_ends_a_copy_of_a_tree_leaves_no_process_and_no_half_file() {
         }
         for victim in 0..*agents {
             let (mut process, inodes) = start(from, to);
-            let mut running: Vec<u32> = ours().into_iter().filter(|&pid| pid != process.pid()).collect();
+            let mut running = running_agents();
             running.sort_unstable();
             assert_eq!(running.len(), *agents, "an agent for each remote end");
             let began = Instant::now();

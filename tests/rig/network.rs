@@ -131,6 +131,16 @@ pub fn ours() -> Vec<u32> {
         .collect()
 }
 
+/// The agents that run, on any host: by their own name, not by what a caller started beside itself.
+pub fn running_agents() -> Vec<u32> {
+    let is_agent = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        exe == Path::new(AGENT) && !words.windows(7).any(|word| word == b"--guard")
+    };
+    ours().into_iter().filter(is_agent).collect()
+}
+
 #[track_caller]
 pub fn all_gone(within: Duration) {
     let until = Instant::now() + within;

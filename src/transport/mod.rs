@@ -151,7 +151,8 @@ pub trait Lane: Send {
     /// reported within 1 s, from a lane thread. Calling it again does nothing.
     fn close(&mut self);
 
-    /// When the peer was last heard: any byte or completion that it caused, also in the middle of a chunk.
+    /// When the peer was last heard: a frame, a chunk, a completion that it caused, or enough bytes of a chunk that
+    /// is on its way.
     fn last_heard(&self) -> Instant;
 }
 

@@ -35,6 +35,10 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a closing lane waits for its last frames to go and for the peer to close as well.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
 
+/// What must come of a record that is not whole yet for the peer to count as heard. Heartbeats are far less: where bytes
+/// were lost on the way, they are all that comes to fill the gap.
+const PART_HEARD_BYTES: usize = 4096;
+
 /// Silence after which the kernel probes the peer, and the time between probes. Only a stopped peer (^Z) is silent for
 /// longer than the session's heartbeat.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -319,10 +323,19 @@ impl Shared {
         // The chunk whose payload is coming in, its length, and how much of it is there.
         let mut current: Option<(Buffer, usize, usize)> = None;
         let mut chunks = 0;
+        // Bytes since the peer was last heard.
+        let mut unheard = 0;
         loop {
-            if let Err(error) = self.parse(&mut staging, &mut current, &mut chunks) {
-                self.give_back(current);
-                return error;
+            match self.parse(&mut staging, &mut current, &mut chunks) {
+                Ok(whole) if whole || unheard >= PART_HEARD_BYTES => {
+                    self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+                    unheard = 0;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    self.give_back(current);
+                    return error;
+                }
             }
             staging.make_room();
             let end = staging.end;
@@ -346,7 +359,7 @@ impl Shared {
                     return LaneError::Os { what: "receive", error };
                 }
             };
-            self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+            unheard += count;
             if let Some((_, wanted, have)) = &mut current {
                 let landed = count.min(*wanted - *have);
                 *have += landed;
@@ -362,27 +375,30 @@ impl Shared {
         }
     }
 
-    /// Takes as many whole records as there are out of what has been received. `chunks` counts those of this connection.
+    /// Takes as many whole records as there are out of what has been received, and says whether there was one. `chunks`
+    /// counts those of this connection.
     fn parse(
         &self,
         staging: &mut Staging,
         current: &mut Option<(Buffer, usize, usize)>,
         chunks: &mut u8,
-    ) -> Result<(), LaneError> {
+    ) -> Result<bool, LaneError> {
+        let mut whole = false;
         loop {
             if let Some((buffer, wanted, have)) = current {
                 let landed = staging.take_into(&mut buffer.payload_mut()[*have..*wanted]);
                 *have += landed;
                 if have < wanted {
-                    return Ok(());
+                    return Ok(whole);
                 }
+                whole = true;
                 let (mut buffer, wanted, _) = current.take().expect("just seen");
                 if let Some(inline) = self.inline.get() {
                     inline.receive(&mut buffer);
                 }
                 (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
             }
-            let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(()) };
+            let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(whole) };
             let record_bytes = record.bytes();
             match record {
                 Record::Chunk { header, wire_bytes } => {
@@ -400,7 +416,10 @@ impl Shared {
                     *chunks = chunks.wrapping_add(1);
                     *current = Some((buffer, wire_bytes, 0));
                 }
-                Record::Control(sealed) => (self.report)(LaneEvent::Control(sealed.to_vec())),
+                Record::Control(sealed) => {
+                    whole = true;
+                    (self.report)(LaneEvent::Control(sealed.to_vec()));
+                }
             }
             staging.start += record_bytes;
         }

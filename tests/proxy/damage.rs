@@ -1,6 +1,6 @@
 //! Bytes that change on their way: repaired, or refused; never written.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 use crate::rig::*;
@@ -125,6 +125,20 @@ fn header_in(bytes: &[u8]) -> u64 {
     }
     assert_eq!(bytes[offset], b'C', "a chunk");
     offset as u64
+}
+
+#[test]
+fn heartbeats_do_not_fill_a_gap() {
+    // The only chunk comes short. What follows it are heartbeats, some 20 bytes a second.
+    let input = noise(CHUNK);
+    for encrypt in ["always", "never"] {
+        let header = first_header(encrypt, &input);
+        let began = Instant::now();
+        let (send, recv) = survives(plan(vec![at(Way::Up, 0, header + 1000, Damage::Drop(2000))]), encrypt, &input);
+        send.expect(0);
+        recv.expect(0);
+        assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    }
 }
 
 #[test]

@@ -48,6 +48,9 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 /// Handshake messages that may wait to be read.
 const INBOX_MAX: usize = 64;
 
+/// Ports to connect from that are tried, where each is found to be taken.
+const PORT_TRIES: u32 = 5;
+
 /// Why a connection did not come up, or broke during its handshake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
@@ -113,8 +116,15 @@ pub fn connect(
     std::thread::Builder::new()
         .name("rd-rdma-connect".to_owned())
         .spawn(move || {
+            let mut tries = 1..PORT_TRIES;
+            let outcome = loop {
+                match dial(Arc::clone(&registered), &local, remote, &request, deadline) {
+                    Err(ConnectError::Verbs(error)) if is_port_taken(&error) && tries.next().is_some() => {}
+                    outcome => break outcome,
+                }
+            };
             // If nobody waits any more the connection is dropped here.
-            let _ = sender.send(dial(registered, &local, remote, &request, deadline));
+            let _ = sender.send(outcome);
         })
         .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
     // The thread keeps the deadline itself where it can; it gets a moment to say what it was waiting for.
@@ -122,6 +132,11 @@ pub fn connect(
         Ok(outcome) => outcome,
         Err(_) => Err(ConnectError::Timeout("connecting")),
     }
+}
+
+/// iWARP connects from a TCP port, which the RDMA connection manager picks without knowing of the sockets that hold it.
+fn is_port_taken(error: &VerbsError) -> bool {
+    error.errno() == Some(Errno::ADDRINUSE.raw_os_error())
 }
 
 fn dial(

@@ -23,6 +23,7 @@ use super::station::Station;
 use super::stream::forward_signals;
 use crate::control::frames::{self, Action, Begin, Hello, Job, Message, SessionKey, StageReport};
 use crate::control::launch::Launcher;
+use crate::control::stages::CANNOT_RUN;
 use crate::control::tunnel::Emit;
 
 pub(super) mod grammar;
@@ -699,9 +700,6 @@ impl<'a> Pipeline<'a> {
         }
     }
 }
-
-/// Exit code of a stage whose shell cannot be run.
-const CANNOT_RUN: u8 = 127;
 
 /// The number of a hop's end, at every host.
 fn end_number(hop: usize, which: Which) -> u32 {

@@ -31,14 +31,20 @@ use guard::Guard;
 pub use guard::Warden;
 use redirection::Side;
 
-/// Exit code of a fault of a source, as DESIGN.md has it.
+/// Exit code of a stage that cannot be started, as README's exit codes have it.
+const CONNECT: u8 = 3;
+
+/// Of a fault of a source.
 const SOURCE: u8 = 5;
 
-/// And of a destination.
+/// Of a fault of a destination.
 const DESTINATION: u8 = 6;
 
+/// Of what the protocol does not allow.
+const PROTOCOL: u8 = 9;
+
 /// What a shell answers when it cannot run a command.
-const CANNOT_RUN: u8 = 127;
+pub const CANNOT_RUN: u8 = 127;
 
 /// This program, where its path is not known or it has been replaced.
 const OWN: &str = "/proc/self/exe";
@@ -98,7 +104,7 @@ impl Stages {
             && (1..=SHELL_WORDS_MAX).contains(&stage.shell.len())
             && !(standard && self.is_agent);
         if !fits {
-            let fault = Some(Fault::plain(9, "a stage that cannot be"));
+            let fault = Some(Fault::plain(PROTOCOL, "a stage that cannot be"));
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
@@ -140,7 +146,7 @@ impl Stages {
             let spawned =
                 std::thread::Builder::new().name("stage".to_owned()).stack_size(256 << 10).spawn(move || run.run());
             if let Err(error) = spawned {
-                let fault = Some(Fault::plain(3, format!("cannot start a thread: {error}")));
+                let fault = Some(Fault::plain(CONNECT, format!("cannot start a thread: {error}")));
                 let report = StageReport { fault, ..StageReport::default() };
                 emit(Message::StageEnded { stage: number, report });
             }
@@ -240,7 +246,7 @@ impl Run {
 
     /// Hands the session out of this stage what it reads, or drops that where the output is to be dropped.
     fn let_out(&mut self, outlet: impl FnOnce() -> std::io::Result<Outlet>) -> Result<(), Fault> {
-        let system = |error: std::io::Error| Fault::plain(3, format!("cannot start: {error}"));
+        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
         if let Some(hook) = self.outlet.take() {
             let _ = hook.send(Ok(outlet().map_err(system)?));
         } else if self.stage.output == Output::Dropped
@@ -271,7 +277,7 @@ impl Run {
         let shares_group = !self.is_agent && has_terminal();
         let mark = shares_group.then(|| format!("{}.{}", std::process::id(), self.stage.number));
         let guard = Guard::start(&self.program, mark)
-            .map_err(|error| Fault::plain(3, format!("cannot start a guard: {error}")))?;
+            .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
         guard.guards(command);
         *self.guard.lock().expect("no panic with it locked") = Some(guard);
         Ok(())
@@ -286,7 +292,7 @@ impl Run {
     }
 
     fn command(&mut self, text: &[u8]) -> Result<StageReport, Fault> {
-        let system = |error: std::io::Error| Fault::plain(3, format!("cannot start: {error}"));
+        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
         let mut command = self.shell();
         command.arg(OsStr::from_bytes(text));
         let mut into = None;
@@ -365,7 +371,7 @@ fn ended(child: &mut Child) -> StageReport {
     match child.wait() {
         Ok(status) => StageReport { code: status.code(), signal: status.signal(), ..StageReport::default() },
         Err(error) => StageReport {
-            fault: Some(Fault::plain(3, format!("cannot wait for the command: {error}"))),
+            fault: Some(Fault::plain(CONNECT, format!("cannot wait for the command: {error}"))),
             ..StageReport::default()
         },
     }

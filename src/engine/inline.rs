@@ -111,11 +111,7 @@ impl Inline for Lane {
             self.table.plan(id, part, encrypt);
             return Prepared::WouldWait;
         }
-        self.shared.sealing.fetch_add(1, Ordering::Relaxed);
-        let mut header = header_of(&part, encrypt);
-        self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..part.length]);
-        *buffer.header_mut() = header.encode();
-        self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        let header = self.shared.seal(header_of(&part, encrypt), buffer);
         self.table.tags.lock().expect("no panic with it locked").push((id, header.tag));
         Prepared::Ready
     }

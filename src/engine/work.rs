@@ -110,6 +110,24 @@ impl Shared {
             shrinks: Shrinks { skip: AtomicU64::new(0) },
         }
     }
+
+    /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
+    pub(super) fn seal(&self, mut header: ChunkHeader, buffer: &mut Buffer) -> ChunkHeader {
+        let wire_bytes = header.wire_bytes as usize;
+        self.counted(|| {
+            self.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
+            *buffer.header_mut() = header.encode();
+        });
+        header
+    }
+
+    /// Does what the report calls the processor's work.
+    fn counted<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.sealing.fetch_add(1, Ordering::Relaxed);
+        let done = work();
+        self.sealing.fetch_sub(1, Ordering::Relaxed);
+        done
+    }
 }
 
 /// Whether the data has been shrinking lately.
@@ -174,10 +192,7 @@ impl Opener {
 
     /// Whether the chunk is genuine; then its payload is what was read at the other end.
     pub(super) fn open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
-        shared.sealing.fetch_add(1, Ordering::Relaxed);
-        let genuine = self.try_open(shared, buffer);
-        shared.sealing.fetch_sub(1, Ordering::Relaxed);
-        genuine
+        shared.counted(|| self.try_open(shared, buffer))
     }
 
     fn try_open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
@@ -300,12 +315,12 @@ impl Worker {
     }
 
     fn seal(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
-        self.shared.sealing.fetch_add(1, Ordering::Relaxed);
-        let (compression, wire_bytes) = self.compress(&mut buffer, part.length);
-        let mut header = ChunkHeader { compression, wire_bytes: wire_bytes as u32, ..header_of(part, encrypt) };
-        self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
-        *buffer.header_mut() = header.encode();
-        self.shared.sealing.fetch_sub(1, Ordering::Relaxed);
+        let shared = Arc::clone(&self.shared);
+        let header = shared.counted(|| {
+            let (compression, wire_bytes) = self.compress(&mut buffer, part.length);
+            let header = ChunkHeader { compression, wire_bytes: wire_bytes as u32, ..header_of(part, encrypt) };
+            shared.seal(header, &mut buffer)
+        });
         Event::Sealed(buffer, header)
     }
 
@@ -339,9 +354,7 @@ impl Worker {
     fn encrypt(&mut self, mut buffer: Buffer) -> Event {
         let mut header = ChunkHeader::decode(buffer.header()).expect("we encoded it");
         header.sealed = true;
-        let wire_bytes = header.wire_bytes as usize;
-        self.shared.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
-        *buffer.header_mut() = header.encode();
+        let header = self.shared.seal(header, &mut buffer);
         Event::Sealed(buffer, header)
     }
 

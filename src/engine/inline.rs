@@ -46,10 +46,10 @@ impl Table {
     /// `None` where others than the lanes have the time for it: more processors than lanes.
     pub(super) fn new(buffers: u32, lanes: u16) -> Option<Arc<Self>> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let slots = || (0..buffers).map(|_| Slot::default()).collect();
         (processors <= usize::from(lanes)).then(|| {
+            let slots = (0..buffers).map(|_| Slot::default()).collect();
             let tags = Mutex::new(Vec::with_capacity(buffers as usize));
-            Arc::new(Self { slots: slots(), tags })
+            Arc::new(Self { slots, tags })
         })
     }
 
@@ -92,13 +92,11 @@ pub(super) struct Lane {
     table: Arc<Table>,
     shared: Arc<Shared>,
     opener: Mutex<Opener>,
-    /// This end receives.
-    receives: bool,
 }
 
 impl Lane {
-    pub(super) fn new(table: Arc<Table>, shared: Arc<Shared>, receives: bool) -> Self {
-        Self { table, shared, opener: Mutex::new(Opener::new()), receives }
+    pub(super) fn new(table: Arc<Table>, shared: Arc<Shared>) -> Self {
+        Self { table, shared, opener: Mutex::new(Opener::new()) }
     }
 }
 
@@ -117,11 +115,9 @@ impl Inline for Lane {
     }
 
     fn receive(&self, buffer: &mut Buffer) {
-        if self.receives {
-            let genuine = self.opener.lock().expect("no panic with it locked").open(&self.shared, buffer);
-            let opened = if genuine { GENUINE } else { DAMAGED };
-            self.table.slots[buffer.id() as usize].opened.store(opened, Ordering::Relaxed);
-        }
+        let genuine = self.opener.lock().expect("no panic with it locked").open(&self.shared, buffer);
+        let opened = if genuine { GENUINE } else { DAMAGED };
+        self.table.slots[buffer.id() as usize].opened.store(opened, Ordering::Relaxed);
     }
 }
 
@@ -159,7 +155,7 @@ impl Engine {
             *buffer.header_mut() = header.encode();
         }
         self.summary.encrypted |= encrypt;
-        machine.handle_planned(buffer, &header);
+        machine.handle_sealed(buffer, &header);
         true
     }
 

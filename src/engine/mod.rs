@@ -356,10 +356,8 @@ impl Engine {
             }
             Event::LaneUp(id, mut lane, control) => {
                 self.monitor.lane_up(lane.medium(), &lane.describe());
-                let inline = self.inline.as_ref().map(|table| {
-                    let receives = matches!(self.half, Half::Receive { .. });
-                    inline::Lane::new(Arc::clone(table), Arc::clone(&self.shared), receives)
-                });
+                let inline = self.inline.as_ref();
+                let inline = inline.map(|table| inline::Lane::new(Arc::clone(table), Arc::clone(&self.shared)));
                 let is_inline = inline.is_some_and(|inline| lane.work_inline(Arc::new(inline)));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);

@@ -185,6 +185,10 @@ impl Sender {
     }
 
     /// The chunk in this buffer has been sealed (the first time, or anew). Its header is what will be sent.
+    ///
+    /// Or it is planned: what will be read into the buffer is known, and that its lane's own thread is to read and seal it,
+    /// just before it sends it. The header has no tag then: [`Self::handle_tag`] follows before the receiver can have the
+    /// chunk, or [`Self::handle_unsent`].
     pub fn handle_sealed(&mut self, buffer: BufferId, header: &ChunkHeader) {
         let sequence = header.sequence;
         let state = &mut self.buffers[buffer as usize];
@@ -203,13 +207,6 @@ impl Sender {
         if header.is_final {
             self.final_sequence = Some(sequence);
         }
-    }
-
-    /// What will be read into this buffer is known, and that its lane's own thread is to read and seal it, just before it
-    /// sends it. The header has no tag yet: [`Self::handle_tag`] follows before the receiver can have the chunk, or
-    /// [`Self::handle_unsent`].
-    pub fn handle_planned(&mut self, buffer: BufferId, header: &ChunkHeader) {
-        self.handle_sealed(buffer, header);
     }
 
     /// A planned chunk has been sealed.

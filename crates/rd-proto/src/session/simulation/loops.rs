@@ -92,7 +92,7 @@ impl Simulation {
             }
             In::Planned(buffer) => {
                 let header = self.ends[SENDER].slots[buffer as usize].header.expect("planned");
-                self.sender.handle_planned(buffer, &ChunkHeader { tag: [0; 16], ..header });
+                self.sender.handle_sealed(buffer, &ChunkHeader { tag: [0; 16], ..header });
             }
             In::Tag(buffer, tag) => self.sender.handle_tag(buffer, tag),
             In::Unsent(lane, buffer) => {

@@ -18,7 +18,6 @@ use super::plan::{Plan, Spec};
 use super::rdcp::HostOptions;
 use super::report::Reporter;
 use crate::control::frames::TreeSettings;
-use crate::control::launch::AGENT;
 use crate::measure::{Facts, Level, compare, examine, gather};
 
 mod output;
@@ -124,7 +123,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             relay: arguments.hosts.relay,
             via: arguments.hosts.via.clone(),
             launcher,
-            agent: arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned()),
+            agent: arguments.hosts.agent(),
             bootstrap: arguments.hosts.bootstrap,
             transfer: &transfer,
             report: &quiet,

@@ -1,6 +1,6 @@
 //! `rdcp`: copies files between any two hosts.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
@@ -75,7 +75,7 @@ pub struct HostOptions {
     option: Vec<OsString>,
     /// The agent's program on other hosts [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH")]
-    pub(super) agent: Option<OsString>,
+    agent: Option<OsString>,
     /// Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it
     #[arg(long)]
     pub(super) bootstrap: bool,
@@ -109,6 +109,11 @@ impl HostOptions {
         add("-o", &mut self.option.iter());
         Launcher::new(&command, options)
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
+    }
+
+    /// The agent's program on other hosts.
+    pub(super) fn agent(&self) -> OsString {
+        self.agent.clone().unwrap_or_else(|| OsString::from(AGENT))
     }
 }
 
@@ -146,7 +151,6 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches) -> Result<(), Failure> {
         return Err(usage("standard input (-) cannot be one of several SRC"));
     }
     let sieve = arguments.tree.sieve(matches)?;
-    let agent = arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned());
     let plan = Plan {
         sources,
         destination,
@@ -158,7 +162,7 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches) -> Result<(), Failure> {
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),
         launcher: arguments.hosts.launcher()?,
-        agent,
+        agent: arguments.hosts.agent(),
         bootstrap: arguments.hosts.bootstrap,
         transfer: &arguments.transfer,
         report: &arguments.report,

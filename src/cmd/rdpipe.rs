@@ -13,7 +13,6 @@ use super::pipeline::{Pipeline, Plan, tell_plan};
 use super::rdcp::HostOptions;
 use super::report::Reporter;
 use crate::control::frames::{Output, SHELL_WORDS_MAX, STAGES_MAX};
-use crate::control::launch::AGENT;
 
 /// Ports from the one of `-p` on that are tried.
 const PORTS: u16 = 64;
@@ -99,7 +98,7 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
         shell: shell.into_iter().map(|word| word.into_bytes().into()).collect(),
         label: !arguments.no_label,
         launcher: arguments.hosts.launcher()?,
-        agent: arguments.hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned()),
+        agent: arguments.hosts.agent(),
         bootstrap: arguments.hosts.bootstrap,
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),

@@ -13,7 +13,6 @@ use crate::cmd::exit::{Exit, Failure, escaped, os};
 use crate::cmd::launching::{News, Remote, greet};
 use crate::control::endpoints;
 use crate::control::frames::{Fault, Hello, Message, SessionKey, Storage};
-use crate::control::launch::AGENT;
 use crate::engine::link::rng;
 use crate::engine::reach::reach_best;
 
@@ -43,9 +42,8 @@ impl Launched {
             return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
         }
         let launcher = hosts.launcher()?;
-        let agent = hosts.agent.clone().unwrap_or_else(|| OsStr::new(AGENT).to_owned());
         let (post, news) = unbounded();
-        let mut remote = Remote::start(&launcher, host, &agent, 0, post, true)?;
+        let mut remote = Remote::start(&launcher, host, &hosts.agent(), 0, post, true)?;
         greet([&mut remote].into_iter(), &news, &launcher, hosts.bootstrap)?;
         let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
         let via = hosts.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());

@@ -17,22 +17,21 @@ use serde_json::json;
 
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped};
-use super::launching::{News, Post, Remote, greet, may_ask};
+use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use super::place::target;
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Found, Job, Kind, Message, Place, Placed, Report, Root, SessionKey};
+use crate::control::frames::{Begin, Found, Job, Kind, Message, Place, Placed, Report, Root};
 use crate::control::names;
-use crate::engine::link::rng;
 use crate::engine::{Monitor, Summary};
 
 mod examine;
 mod meet;
 mod side;
 
+use side::Side;
 pub(super) use side::told;
-use side::{Side, Voice};
 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -142,10 +141,7 @@ impl<'a> Copy<'a> {
 
     /// Waits until every agent has said who it is.
     fn greet(&mut self) -> Result<(), Failure> {
-        let agents = self.sides.iter_mut().filter_map(|side| match &mut side.voice {
-            Voice::There(remote) => Some(&mut **remote),
-            Voice::Here(_) => None,
-        });
+        let agents = self.sides.iter_mut().filter_map(|side| side.voice.agent());
         greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
     }
 
@@ -427,7 +423,7 @@ impl<'a> Copy<'a> {
     }
 
     fn same_kernel(&self, one: usize, other: usize) -> bool {
-        one == other || is_same_kernel(&self.sides[one].kernel_id(), &self.sides[other].kernel_id())
+        one == other || is_same_kernel(&self.sides[one].voice.kernel_id(), &self.sides[other].voice.kernel_id())
     }
 
     fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
@@ -589,7 +585,7 @@ impl<'a> Copy<'a> {
 
     /// Runs one session between two sides.
     fn session(&mut self, from: usize, send: Job, to: usize, receive: Job) -> Result<Outcomes, Failure> {
-        let key = SessionKey(random_key());
+        let key = session_key();
         let caller_is_peer = from == HERE || to == HERE;
         self.teller = if caller_is_peer { HERE } else { from };
         self.session = Some((from, to));
@@ -730,16 +726,4 @@ pub(super) fn route(report: &Report, through: Option<&str>) -> String {
             format!("{}{others}, {lanes}, {sealed}{by_way}", escaped(OsStr::new(&report.route)))
         }
     }
-}
-
-/// Whether two kernels with these names are one.
-pub(super) fn is_same_kernel(one: &[u8], other: &[u8]) -> bool {
-    !one.is_empty() && one == other
-}
-
-pub(super) fn random_key() -> [u8; 32] {
-    use rand_core::Rng as _;
-    let mut bytes = [0; 32];
-    rng().fill_bytes(&mut bytes);
-    bytes
 }

@@ -6,12 +6,15 @@ use std::process::{ChildStdin, ChildStdout};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use flume::{Receiver, Sender, bounded};
+use rand_core::Rng as _;
+
 use super::exit::{Exit, Failure, escaped, os};
 use crate::control::channel::{Outbox, receive, skip_to_magic};
-use crate::control::frames::{Hello, MAJOR, MINOR, Message};
+use crate::control::frames::{Hello, MAJOR, MINOR, Message, SessionKey};
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::stages::{Warden, own_program};
-use flume::{Receiver, Sender, bounded};
+use crate::engine::link::rng;
 
 /// What comes from the hosts of a copy or a pipeline.
 pub(super) enum News {
@@ -25,6 +28,43 @@ pub(super) enum News {
 
 /// Where a host's news are posted, with its number.
 pub(super) type Post = Sender<(usize, News)>;
+
+/// How a host is spoken to.
+pub(super) enum Voice<Own> {
+    /// It is this one, and its part is in this process.
+    Here(Own),
+    There(Box<Remote>),
+}
+
+impl<Own> Voice<Own> {
+    /// The agent, on another host.
+    pub(super) fn agent(&mut self) -> Option<&mut Remote> {
+        match self {
+            Self::Here(_) => None,
+            Self::There(remote) => Some(remote),
+        }
+    }
+
+    /// Names the kernel that the host runs on; empty where that is not known.
+    pub(super) fn kernel_id(&self) -> Vec<u8> {
+        match self {
+            Self::Here(_) => Hello::ours().kernel_id,
+            Self::There(remote) => remote.kernel_id().to_vec(),
+        }
+    }
+}
+
+/// Whether two kernels with these names are one.
+pub(super) fn is_same_kernel(one: &[u8], other: &[u8]) -> bool {
+    !one.is_empty() && one == other
+}
+
+/// A key for one session.
+pub(super) fn session_key() -> SessionKey {
+    let mut key = SessionKey([0; 32]);
+    rng().fill_bytes(&mut key.0);
+    key
+}
 
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
 const HELLO_MAX: Duration = Duration::from_secs(120);

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 use minicbor::bytes::ByteVec;
 
-use super::copy::{is_same_kernel, random_key, told};
+use super::copy::told;
 use super::end;
 use super::exit::{Exit, Failure, escaped};
-use super::launching::{News, Post, Remote, greet, may_ask};
+use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, notice_line};
 use super::station::Station;
 use super::stream::forward_signals;
-use crate::control::frames::{self, Action, Begin, Hello, Job, Message, SessionKey, StageReport};
+use crate::control::frames::{self, Action, Begin, Job, Message, StageReport};
 use crate::control::launch::Launcher;
 use crate::control::stages::CANNOT_RUN;
 use crate::control::tunnel::Emit;
@@ -101,13 +101,8 @@ struct StageEnd {
 struct Host {
     /// As the launcher is given it; empty for this host.
     name: OsString,
-    voice: Voice,
+    voice: Voice<Station>,
     gone: bool,
-}
-
-enum Voice {
-    Here(Station),
-    There(Box<Remote>),
 }
 
 /// A pipeline that is being run.
@@ -232,10 +227,7 @@ impl<'a> Pipeline<'a> {
             let complaints = Labelled::new(several.then(|| spec.label()));
             self.stages.push(Stage { spec: spec.clone(), host, complaints, started: false, end: None });
         }
-        let agents = self.hosts.iter_mut().filter_map(|host| match &mut host.voice {
-            Voice::There(remote) => Some(&mut **remote),
-            Voice::Here(_) => None,
-        });
+        let agents = self.hosts.iter_mut().filter_map(|host| host.voice.agent());
         greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
     }
 
@@ -271,13 +263,13 @@ impl<'a> Pipeline<'a> {
             let host = |stage: Option<usize>| stage.map_or(HERE, |stage| self.stages[stage].host);
             let name = |stage: Option<usize>| grammar::label(&self.hosts[host(stage)].name);
             let hosts = [host(from), host(to)];
-            let is_one_kernel =
-                hosts[0] == hosts[1] || is_same_kernel(&self.kernel_id(hosts[0]), &self.kernel_id(hosts[1]));
+            let kernel_id = |host: usize| self.hosts[host].voice.kernel_id();
+            let is_one_kernel = hosts[0] == hosts[1] || is_same_kernel(&kernel_id(hosts[0]), &kernel_id(hosts[1]));
             let names = [name(from), name(to)];
             self.hops.push(Hop::new(hosts, [from, to], names, HERE, is_one_kernel, &self.manner));
         }
         for at in first..self.hops.len() {
-            let key = SessionKey(random_key());
+            let key = session_key();
             let [from, to] = self.hops[at].stages;
             let send = from.map_or(Job::SendStandard, |stage| Job::SendStage { stage: stage as u32 });
             let receive = to.map_or(Job::ReceiveStandard, |stage| Job::ReceiveStage { stage: stage as u32 });
@@ -296,13 +288,6 @@ impl<'a> Pipeline<'a> {
             self.take_on(at, next);
         }
         (first..self.hops.len()).collect()
-    }
-
-    fn kernel_id(&self, host: usize) -> Vec<u8> {
-        match &self.hosts[host].voice {
-            Voice::Here(_) => Hello::ours().kernel_id,
-            Voice::There(remote) => remote.kernel_id().to_vec(),
-        }
     }
 
     fn take_on(&mut self, hop: usize, next: Next) {

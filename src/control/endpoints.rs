@@ -64,6 +64,23 @@ fn rate_mbps(interface: &str) -> u32 {
     text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
 }
 
+/// What an end is to try of the endpoints that the other has told, and what restricts it in doing so: where they are what
+/// `via` names at the other, that has been heeded.
+pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec<Endpoint>, Vec<u8>) {
+    told.truncate(ENDPOINTS_MAX);
+    if told.iter().any(|endpoint| endpoint.is_via) {
+        told.retain(|endpoint| endpoint.is_via);
+        return (told, Vec::new());
+    }
+    if via.is_empty()
+        && is_one_kernel
+        && let Some(port) = told.first().map(|endpoint| endpoint.port)
+    {
+        told.extend(loopback(port));
+    }
+    (told, via.to_vec())
+}
+
 /// The offered endpoints in the order in which they are to be tried: those on a subnet of ours first, then by the speed
 /// of the slower link. With `via`, only those on a subnet of what it names here.
 pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Vec<SocketAddr> {
@@ -138,6 +155,24 @@ mod tests {
         assert_eq!(only, ["10.1.2.2"]);
         assert_eq!(rank(&theirs, &ours, b"192.168.7.1", rates).len(), 1);
         assert!(rank(&theirs, &ours, b"eth9", rates).is_empty());
+    }
+
+    #[test]
+    fn via_at_the_other_end_is_heeded_once() {
+        let told = vec![offered("10.1.2.2", 16, 1), Endpoint { is_via: true, ..offered("192.168.7.2", 24, 1) }];
+        let (tried, via) = super::offered(told.clone(), b"ib0", true);
+        assert_eq!((tried.as_slice(), via.as_slice()), (&told[1..], &b""[..]));
+        let (tried, via) = super::offered(told[..1].to_vec(), b"ib0", true);
+        assert_eq!((tried.as_slice(), via.as_slice()), (&told[..1], &b"ib0"[..]), "our own end is restricted");
+    }
+
+    #[test]
+    fn one_kernel_has_loopback_and_nobody_more_than_the_most() {
+        let told = vec![offered("10.1.2.2", 16, 1); ENDPOINTS_MAX + 1];
+        assert_eq!(super::offered(told.clone(), b"", false).0, told[1..]);
+        let (tried, _) = super::offered(told, b"", true);
+        assert_eq!(tried[ENDPOINTS_MAX..], loopback(7000));
+        assert!(super::offered(Vec::new(), b"", true).0.is_empty(), "without a port there is nothing to try");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use super::side::Voice;
 use super::{Copy, HERE};
 use crate::cmd::exit::{Exit, Failure, escaped};
 use crate::cmd::report::medium_name;
@@ -32,8 +31,8 @@ impl Copy<'_> {
     pub(in crate::cmd) fn examine(&mut self, here: Facts, lasting: Option<Duration>) -> Result<Path, NoWay> {
         let started = Instant::now();
         let there = self.agent().map_err(|failure| {
-            let lacks = |voice: &Voice| matches!(voice, Voice::There(remote) if remote.lacks_agent());
-            NoWay { lacks_agent: self.sides.last().is_some_and(|side| lacks(&side.voice)), failure }
+            let agent = self.sides.last_mut().and_then(|side| side.voice.agent());
+            NoWay { lacks_agent: agent.is_some_and(|remote| remote.lacks_agent()), failure }
         })?;
         let agent_micros = started.elapsed().as_micros() as u64;
         self.examine_from(there, here, agent_micros, lasting).map_err(|failure| NoWay { failure, lacks_agent: false })

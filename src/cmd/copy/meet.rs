@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Copy;
 use crate::cmd::exit::{Exit, Failure, escaped};
 use crate::control::endpoints;
-use crate::control::frames::{Endpoint, Message};
+use crate::control::frames::Message;
 
 /// How long an end may take to listen, or to try all endpoints of the other.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -79,31 +79,9 @@ impl Copy<'_> {
         if self.plan.relay {
             return Ok(Met::No("--relay".to_owned()));
         }
-        let (endpoints, via) = self.offered(endpoints, via, listener, dialer);
+        let (endpoints, via) = endpoints::offered(endpoints, &via, self.same_kernel(listener, dialer));
         self.send(dialer, Message::Dial { endpoints, via });
         self.told_of_meeting(dialer)
-    }
-
-    /// The endpoints to try, and what restricts the end that tries them.
-    fn offered(
-        &self,
-        mut endpoints: Vec<Endpoint>,
-        via: Vec<u8>,
-        listener: usize,
-        dialer: usize,
-    ) -> (Vec<Endpoint>, Vec<u8>) {
-        endpoints.truncate(endpoints::ENDPOINTS_MAX);
-        if endpoints.iter().any(|endpoint| endpoint.is_via) {
-            endpoints.retain(|endpoint| endpoint.is_via);
-            return (endpoints, Vec::new());
-        }
-        if via.is_empty()
-            && self.same_kernel(listener, dialer)
-            && let Some(port) = endpoints.first().map(|endpoint| endpoint.port)
-        {
-            endpoints.extend(endpoints::loopback(port));
-        }
-        (endpoints, via)
     }
 
     fn told_of_meeting(&mut self, dialer: usize) -> Result<Met, Failure> {

@@ -5,20 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cmd::end::End;
 use crate::cmd::exit::{Exit, Failure, escaped, os};
-use crate::cmd::launching::Remote;
-use crate::control::frames::{Fault, Hello};
-
-/// How a side is spoken to.
-pub(super) enum Voice {
-    Here(End),
-    There(Box<Remote>),
-}
+use crate::cmd::launching::Voice;
+use crate::control::frames::Fault;
 
 /// One host of a copy.
 pub(super) struct Side {
     /// As the launcher is given it; empty for this host.
     pub(super) host: OsString,
-    pub(super) voice: Voice,
+    pub(super) voice: Voice<End>,
     /// Its agent is not heard any more.
     pub(super) gone: bool,
 }
@@ -27,14 +21,6 @@ impl Side {
     /// A path of this side's, for a person.
     pub(super) fn name(&self, path: &[u8]) -> String {
         name_at(&self.host, path)
-    }
-
-    /// Names the kernel that it runs on; empty where that is not known.
-    pub(super) fn kernel_id(&self) -> Vec<u8> {
-        match &self.voice {
-            Voice::Here(_) => Hello::ours().kernel_id,
-            Voice::There(remote) => remote.kernel_id().to_vec(),
-        }
     }
 
     /// The side, for a person.

@@ -10,10 +10,9 @@ use rd_proto::handshake::{Established, Key};
 
 use super::PerfArguments;
 use crate::cmd::exit::{Exit, Failure, escaped, os};
-use crate::cmd::launching::{News, Remote, greet};
+use crate::cmd::launching::{News, Remote, greet, is_same_kernel, session_key};
 use crate::control::endpoints;
-use crate::control::frames::{Fault, Hello, Message, SessionKey, Storage};
-use crate::engine::link::rng;
+use crate::control::frames::{Fault, Hello, Message, Storage};
 use crate::engine::reach::reach_best;
 
 /// How long the agent may take to listen.
@@ -56,26 +55,12 @@ impl Launched {
 
     /// Has the agent listen, and connects to it.
     pub(super) fn reach(&self) -> Result<(TcpStream, Established), Failure> {
-        let mut random = [0; 32];
-        rand_core::Rng::fill_bytes(&mut rng(), &mut random);
-        let key = SessionKey(random);
+        let key = session_key();
         self.remote.send(Message::Measure { key: key.clone(), ports: self.ports, via: self.via.clone() });
-        let Message::Listening(mut offered) = self.answer(LISTEN_MAX)? else { return Err(self.unexpected()) };
-        offered.truncate(endpoints::ENDPOINTS_MAX);
-        let mut via = &self.via[..];
-        if offered.iter().any(|endpoint| endpoint.is_via) {
-            offered.retain(|endpoint| endpoint.is_via);
-            via = b"";
-        }
-        let ours = Hello::ours();
-        if via.is_empty()
-            && !ours.kernel_id.is_empty()
-            && ours.kernel_id == self.remote.kernel_id()
-            && let Some(port) = offered.first().map(|endpoint| endpoint.port)
-        {
-            offered.extend(endpoints::loopback(port));
-        }
-        let addresses = endpoints::ranked(&offered, via);
+        let Message::Listening(endpoints) = self.answer(LISTEN_MAX)? else { return Err(self.unexpected()) };
+        let is_one_kernel = is_same_kernel(&Hello::ours().kernel_id, self.remote.kernel_id());
+        let (endpoints, via) = endpoints::offered(endpoints, &self.via, is_one_kernel);
+        let addresses = endpoints::ranked(&endpoints, &via);
         let key = Key::from_random(key.0);
         reach_best(&addresses, &key, Instant::now() + REACH_MAX).map_err(|error| {
             let label = self.label();

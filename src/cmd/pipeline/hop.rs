@@ -260,8 +260,7 @@ impl Hop {
     }
 
     /// The endpoints to try, and what restricts the end that tries them.
-    fn offered(&self, mut endpoints: Vec<Endpoint>, manner: &Manner) -> Result<(Vec<Endpoint>, Vec<u8>), String> {
-        endpoints.truncate(endpoints::ENDPOINTS_MAX);
+    fn offered(&self, endpoints: Vec<Endpoint>, manner: &Manner) -> Result<(Vec<Endpoint>, Vec<u8>), String> {
         let port = endpoints.first().map(|endpoint| endpoint.port);
         if let (State::Listening(listener), Some(name), Some(port)) = (&self.state, &manner.name, port)
             && self.named == Some(*listener)
@@ -270,14 +269,7 @@ impl Hop {
             let found = found.map_err(|error| format!("cannot find {}: {error}", escaped(OsStr::new(name))))?;
             return Ok((found.map(endpoints::given).collect(), Vec::new()));
         }
-        if endpoints.iter().any(|endpoint| endpoint.is_via) {
-            endpoints.retain(|endpoint| endpoint.is_via);
-            return Ok((endpoints, Vec::new()));
-        }
-        if manner.via.is_empty() && self.is_one_kernel {
-            endpoints.extend(port.into_iter().flat_map(endpoints::loopback));
-        }
-        Ok((endpoints, manner.via.clone()))
+        Ok(endpoints::offered(endpoints, &manner.via, self.is_one_kernel))
     }
 }
 

@@ -115,10 +115,7 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
             .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")));
     }
     let mut reporter = Reporter::open(&arguments.report)?;
-    match Pipeline::new(&plan) {
-        Ok(pipeline) => pipeline.run(&mut reporter),
-        Err(failure) => Err(failure),
-    }
+    Pipeline::new(&plan)?.run(&mut reporter)
 }
 
 /// Whether there is a standard input to read. A terminal is none, and neither is the null device.

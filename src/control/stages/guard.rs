@@ -116,12 +116,12 @@ impl Drop for Guard {
     }
 }
 
-/// A guard of single processes, such as launchers, which must stay in the group of a terminal. They are ended if this
-/// process ends without a word; dropping it leaves them.
+/// A guard of single processes, such as launchers, which must stay in the group of a terminal. Those that are left when
+/// this process ends, or the warden is dropped, are ended.
 #[derive(Debug)]
 pub struct Warden {
-    child: Child,
-    stdin: Option<ChildStdin>,
+    /// Its end is what the warden waits for. Nobody waits for the warden: it outlives whoever started it.
+    stdin: ChildStdin,
 }
 
 /// The word by which a guard is told that it is a warden.
@@ -141,24 +141,14 @@ impl Warden {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let stdin = child.stdin.take();
-        Ok(Self { child, stdin })
+        let stdin = child.stdin.take().expect("a pipe was asked for");
+        Ok(Self { stdin })
     }
 
     /// Watches over one more process.
     pub fn watch(&mut self, process: u32) {
         use std::io::Write;
-        if let Some(stdin) = &mut self.stdin {
-            let _ = stdin.write_all(format!("{process}\n").as_bytes());
-        }
-    }
-}
-
-impl Drop for Warden {
-    fn drop(&mut self) {
-        self.watch(0);
-        drop(self.stdin.take());
-        let _ = self.child.wait();
+        let _ = self.stdin.write_all(format!("{process}\n").as_bytes());
     }
 }
 
@@ -168,12 +158,11 @@ fn began(process: Pid) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
-/// A warden's own process: the numbers of processes, a line each; 0 is the word to leave them.
+/// A warden's own process: the numbers of processes, a line each.
 fn ward() {
     let mut known: Vec<(Pid, u64)> = Vec::new();
     for line in std::io::stdin().lines() {
-        let Some(number) = line.ok().and_then(|line| line.parse().ok()) else { break };
-        let Some(process) = Pid::from_raw(number) else { return };
+        let Some(process) = line.ok().and_then(|line| Pid::from_raw(line.parse().ok()?)) else { break };
         known.extend(began(process).map(|began| (process, began)));
     }
     for (signal, then) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::ZERO)] {

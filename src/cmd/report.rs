@@ -19,16 +19,16 @@ use crate::engine::{Monitor, Read, Summary};
 use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
-const BAR_AFTER: Duration = Duration::from_millis(400);
+pub(super) const BAR_AFTER: Duration = Duration::from_millis(400);
 
 /// The rate that is shown is that of the last seconds.
 const RATE_OVER: Duration = Duration::from_secs(3);
 
 /// Where progress is a line each: how often.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+pub(super) const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Redraws a second.
-const BAR_HZ: u8 = 8;
+pub(super) const BAR_HZ: u8 = 8;
 
 /// Tells a person on standard error.
 pub struct Terminal {
@@ -47,7 +47,7 @@ pub struct Terminal {
 
 /// How progress is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+pub(super) enum Progress {
     /// Not at all.
     Off,
     /// A bar that is drawn anew.
@@ -56,24 +56,37 @@ enum Progress {
     Lines,
 }
 
+impl Progress {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
+        match (options.progress, std::io::stderr().is_terminal()) {
+            (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
+            (true, false) => Self::Lines,
+            _ => Self::Off,
+        }
+    }
+}
+
 /// The rate over the last seconds.
 #[derive(Default)]
-struct Rate(VecDeque<(Instant, u64)>);
+pub(super) struct Rate(VecDeque<(Instant, u64)>);
 
 impl Rate {
-    fn add(&mut self, now: Instant, bytes: u64) {
+    pub(super) fn add(&mut self, now: Instant, bytes: u64) {
         self.0.push_back((now, bytes));
-        while self.0.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
+        // Two are left, however old: lines are told further apart than that.
+        while self.0.len() > 2 && self.0.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
             self.0.pop_front();
         }
     }
 
-    fn bytes_per_second(&self) -> f64 {
+    /// `None` as long as there is nothing to compare with.
+    pub(super) fn bytes_per_second(&self) -> Option<f64> {
         match (self.0.front(), self.0.back()) {
             (Some((first, before)), Some((last, after))) if last > first => {
-                (after - before) as f64 / (*last - *first).as_secs_f64()
+                Some((after - before) as f64 / (*last - *first).as_secs_f64())
             }
-            _ => 0.0,
+            _ => None,
         }
     }
 }
@@ -88,11 +101,6 @@ impl Terminal {
         size_bytes: Option<u64>,
         may_draw: bool,
     ) -> Self {
-        let progress = match (options.progress, std::io::stderr().is_terminal()) {
-            (_, true) if !options.quiet && (may_draw || options.progress) => Progress::Bar,
-            (true, false) => Progress::Lines,
-            _ => Progress::Off,
-        };
         Self {
             name,
             peer: peer.to_owned(),
@@ -102,7 +110,7 @@ impl Terminal {
             size_bytes,
             began: Instant::now(),
             bar: None,
-            progress,
+            progress: Progress::new(options, may_draw),
             rate: Rate::default(),
             logged: Instant::now(),
         }
@@ -155,7 +163,7 @@ impl Monitor for Terminal {
         }
         let now = Instant::now();
         self.rate.add(now, counters.bytes);
-        let rate = self.rate.bytes_per_second();
+        let rate = self.rate.bytes_per_second().unwrap_or(0.0);
         let left = self.size_bytes.filter(|_| rate > 0.0).map(|size| {
             let seconds = size.saturating_sub(counters.bytes) as f64 / rate;
             format!(" {} left", HumanDuration(Duration::from_secs_f64(seconds.min(1e7))))
@@ -168,7 +176,7 @@ impl Monitor for Terminal {
             }
             return;
         }
-        if now - self.began < BAR_AFTER || !in_foreground() {
+        if now - self.began < BAR_AFTER || in_foreground() != Some(true) {
             return;
         }
         if self.bar.is_none() {
@@ -201,10 +209,10 @@ pub(super) fn notice_line(
     })
 }
 
-/// Whether this process may draw on its terminal: a job in the background leaves it to the one in front.
-fn in_foreground() -> bool {
-    let owner = tcgetpgrp(std::io::stderr());
-    owner.is_ok_and(|owner| owner == getpgrp())
+/// Whether this process is in front on its terminal: a job in the background leaves that to the one in front. `None` where
+/// standard error is no terminal of this session.
+pub(super) fn in_foreground() -> Option<bool> {
+    tcgetpgrp(std::io::stderr()).ok().map(|owner| owner == getpgrp())
 }
 
 impl Drop for Terminal {
@@ -215,9 +223,14 @@ impl Drop for Terminal {
     }
 }
 
-/// The rate of a transfer in GB/s, decimal.
-fn gigabytes_per_second(summary: &Summary) -> f64 {
-    summary.counters.bytes as f64 / summary.seconds.max(1e-9) / 1e9
+/// A rate in GB/s, decimal.
+pub(super) fn gigabytes_per_second(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9) / 1e9
+}
+
+/// A number for `--json`: to six places.
+pub(super) fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
 }
 
 pub(super) fn medium_name(medium: Medium) -> &'static str {
@@ -275,7 +288,8 @@ impl<'a> Reporter<'a> {
             if let Some(line) = read_line(&summary.read) {
                 super::say(&line);
             }
-            super::say(&format!("Bandwidth {:.3} GB/s", gigabytes_per_second(summary)));
+            let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds);
+            super::say(&format!("Bandwidth {rate:.3} GB/s"));
         }
         let report = json_report(summary, failure);
         self.write(&report)
@@ -313,12 +327,11 @@ fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
-    let rounded = |value: f64| (value * 1e6).round() / 1e6;
     json!({
         "event": "end",
         "bytes": summary.counters.bytes,
         "seconds": rounded(summary.seconds),
-        "gb_per_s": rounded(gigabytes_per_second(summary)),
+        "gb_per_s": rounded(gigabytes_per_second(summary.counters.bytes, summary.seconds)),
         "transport": summary.media.iter().map(|&medium| medium_name(medium)).collect::<Vec<_>>().join("+"),
         "lanes": summary.lanes,
         "encrypted": summary.encrypted,

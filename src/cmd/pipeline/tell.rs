@@ -1,34 +1,24 @@
 //! What a pipeline tells: standard error of its stages, progress, and at the end who held it up.
 
-use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rustix::process::getpgrp;
-use rustix::termios::tcgetpgrp;
 use serde_json::{Value, json};
 
 use super::hop::Hop;
 use super::{Stage, StageEnd};
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
-use crate::cmd::report::read_line;
+use crate::cmd::report::{
+    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, read_line, rounded,
+};
 use crate::control::frames::Report;
 use crate::engine::Read;
 
-/// A pipeline that is done sooner shows no bars.
-const BARS_AFTER: Duration = Duration::from_millis(400);
-
-/// Where progress is a line each: how often.
-const LINES_EVERY: Duration = Duration::from_secs(5);
-
-/// The rate that is shown is that of the last seconds.
-const RATE_OVER: Duration = Duration::from_secs(3);
-
 /// How often bars are drawn anew.
-const BARS_EVERY: Duration = Duration::from_millis(125);
+const BARS_EVERY: Duration = Duration::from_millis(1000 / BAR_HZ as u64);
 
 /// A line of a stage's standard error is passed on when it is that long, without its end.
 const LINE_BYTES_MAX: usize = 4 << 10;
@@ -39,30 +29,19 @@ const LIMITER_SHARE_MIN: f64 = 0.3;
 /// Standard error, which stages, bars and we ourselves share.
 pub(super) struct Screen {
     quiet: bool,
-    mode: Mode,
+    progress: Progress,
     began: Instant,
     drawn: Instant,
     bars: Option<(MultiProgress, Vec<ProgressBar>)>,
-    rates: Vec<VecDeque<(Instant, u64)>>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Off,
-    Bars,
-    Lines,
+    rates: Vec<Rate>,
 }
 
 impl Screen {
     /// `may_draw`: nothing else writes to the terminal.
     pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
-        let mode = match (options.progress, std::io::stderr().is_terminal()) {
-            (_, true) if !options.quiet && (may_draw || options.progress) => Mode::Bars,
-            (true, false) => Mode::Lines,
-            _ => Mode::Off,
-        };
+        let progress = Progress::new(options, may_draw);
         let now = Instant::now();
-        Self { quiet: options.quiet, mode, began: now, drawn: now, bars: None, rates: Vec::new() }
+        Self { quiet: options.quiet, progress, began: now, drawn: now, bars: None, rates: Vec::new() }
     }
 
     fn beside_bars(&self, write: impl FnOnce()) {
@@ -92,40 +71,35 @@ impl Screen {
 
     /// Shows how far the hops have come.
     pub(super) fn progress(&mut self, hops: &[Hop]) {
-        if self.mode == Mode::Off {
+        if self.progress == Progress::Off {
             return;
         }
         let now = Instant::now();
-        let every = if self.mode == Mode::Bars { BARS_EVERY } else { LINES_EVERY };
-        if now - self.drawn < every || now - self.began < BARS_AFTER {
+        let every = if self.progress == Progress::Bar { BARS_EVERY } else { LINE_EVERY };
+        if now - self.drawn < every || now - self.began < BAR_AFTER {
             return;
         }
         self.drawn = now;
-        self.rates.resize_with(hops.len(), VecDeque::new);
+        self.rates.resize_with(hops.len(), Rate::default);
         for (rate, hop) in self.rates.iter_mut().zip(hops) {
-            rate.push_back((now, hop.bytes));
-            while rate.len() > 2 && rate.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
-                rate.pop_front();
-            }
+            rate.add(now, hop.bytes);
         }
-        let rate = |at: usize| match (self.rates[at].front(), self.rates[at].back()) {
-            (Some((then, before)), Some((last, after))) if last > then => {
-                (after - before) as f64 / (*last - *then).as_secs_f64() / 1e9
-            }
-            _ => hops[at].bytes as f64 / self.began.elapsed().as_secs_f64() / 1e9,
+        let rate = |at: usize| match self.rates[at].bytes_per_second() {
+            Some(rate) => rate / 1e9,
+            None => gigabytes_per_second(hops[at].bytes, self.began.elapsed().as_secs_f64()),
         };
         let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
         let lines: Vec<String> = moving
             .map(|(at, hop)| format!("{}: {} {:.3} GB/s", hop.label(), DecimalBytes(hop.bytes), rate(at)))
             .collect();
-        if self.mode == Mode::Lines {
+        if self.progress == Progress::Lines {
             return lines.iter().for_each(|line| self.say(line));
         }
-        if tcgetpgrp(std::io::stderr()).is_ok_and(|owner| owner != getpgrp()) {
+        if in_foreground() == Some(false) {
             return;
         }
         let (bars, shown) = self.bars.get_or_insert_with(|| {
-            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(8)), Vec::new())
+            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(BAR_HZ)), Vec::new())
         });
         while shown.len() < lines.len() {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a fixed template");
@@ -184,14 +158,6 @@ impl Labelled {
     }
 }
 
-fn rounded(value: f64) -> f64 {
-    (value * 1e6).round() / 1e6
-}
-
-fn rate(bytes: u64, seconds: f64) -> f64 {
-    bytes as f64 / seconds.max(1e-9) / 1e9
-}
-
 /// The report of a hop's sender, or what there is.
 fn report(hop: &Hop) -> Option<&Report> {
     hop.reports[0].as_ref().or(hop.reports[1].as_ref())
@@ -208,7 +174,7 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
         "{}: {}, {:.3} GB/s, {}{read}",
         hop.label(),
         DecimalBytes(report.bytes),
-        rate(report.bytes, seconds),
+        gigabytes_per_second(report.bytes, seconds),
         crate::cmd::copy::route(report, through)
     ))
 }
@@ -292,7 +258,7 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
                 "to": hop.names[1],
                 "bytes": hop.bytes,
                 "seconds": rounded(seconds),
-                "gb_per_s": rounded(rate(report.bytes, seconds)),
+                "gb_per_s": rounded(gigabytes_per_second(report.bytes, seconds)),
                 "transport": report.media.join("+"),
                 "lanes": report.lanes,
                 "encrypted": report.encrypted,

@@ -1,24 +1,31 @@
 //! Metadata onto an entry that is open: owner, extended attributes, mode and times, in the one order in which none of
-//! them undoes another.
+//! them undoes another. [`Setter`] does so for trees that are received; local copies have calls and ACLs from here.
 //!
 //! A change of owner clears setuid, setgid and capabilities, so it comes first. `user.` attributes want write permission,
 //! and setting an ACL changes the mode, so the mode comes after them. Times come last.
 //!
 //! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rd_proto::tree::{Metadata, Time, Xattrs};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, fchmod, fchown,
-    fremovexattr, fsetxattr, futimens, setxattr, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fchown,
+    fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, setxattr,
+    utimensat,
 };
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 /// The access ACL of an entry.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+
 /// The ACL that a directory gives to what is made in it.
-pub(super) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
+/// The attributes that are ACLs.
+pub(super) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
 
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
@@ -44,13 +51,80 @@ impl Default for Keep {
     }
 }
 
-/// An entry to set metadata on.
+/// An entry to read metadata of, or set it on, by a descriptor.
 #[derive(Clone, Copy, Debug)]
-pub enum Handle<'a> {
+pub enum Object<'a> {
     /// Opened for reading or writing.
     Open(BorrowedFd<'a>),
-    /// Opened as a place only (`O_PATH`), as links and special files must be.
+    /// Opened as a place only (`O_PATH | O_NOFOLLOW`), as links and special files must be.
     Path(BorrowedFd<'a>),
+}
+
+impl Object<'_> {
+    /// Opens an entry of a directory without following it or waking what is behind it, for [`Object::Path`].
+    pub(super) fn open_path(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+        openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    pub(super) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(fd) => flistxattr(fd, names),
+            Self::Path(fd) => listxattr(itself(fd), names),
+        }
+    }
+
+    pub(super) fn xattr(self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Self::Open(fd) => fgetxattr(fd, name, value),
+            Self::Path(fd) => getxattr(itself(fd), name, value),
+        }
+    }
+
+    pub(super) fn set_xattr(self, name: impl Arg, value: &[u8]) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => fsetxattr(fd, name, value, XattrFlags::empty()),
+            Self::Path(fd) => setxattr(itself(fd), name, value, XattrFlags::empty()),
+        }
+    }
+
+    pub(super) fn set_owner(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => fchown(fd, uid, gid),
+            Self::Path(fd) => chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH),
+        }
+    }
+
+    pub(super) fn set_mode(self, mode: u32) -> Result<(), Errno> {
+        let mode = Mode::from_raw_mode(mode);
+        match self {
+            Self::Open(fd) => fchmod(fd, mode),
+            Self::Path(fd) => chmod(itself(fd), mode),
+        }
+    }
+
+    pub(super) fn set_times(self, times: &Timestamps) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => futimens(fd, times),
+            Self::Path(fd) => match utimensat(fd, c"", times, AtFlags::EMPTY_PATH) {
+                // Kernels before 5.8 do not take it.
+                Err(Errno::INVAL) => utimensat(CWD, itself(fd), times, AtFlags::empty()),
+                done => done,
+            },
+        }
+    }
+}
+
+/// Whether what is made in this directory gets an ACL from it.
+pub(super) fn has_default_acl(directory: impl AsFd) -> bool {
+    fgetxattr_query(directory, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0)
+}
+
+/// Takes away the ACLs that an entry has, but those to be `kept`.
+pub(super) fn remove_acls(entry: impl AsFd, kept: impl Fn(&[u8]) -> bool) {
+    for name in ACLS.into_iter().filter(|name| !kept(name)) {
+        // There is none, or the file system knows none.
+        let _ = fremovexattr(entry.as_fd(), name);
+    }
 }
 
 /// What an entry has before anything is set.
@@ -100,12 +174,12 @@ impl Setter {
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
     /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
     /// are that ACL's mask then, and the group may have less.
-    pub fn apply(self, handle: Handle<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
+    pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
         let Self { keep, is_root } = self;
         let mut applied = Applied::default();
         let mut owner = (current.uid, current.gid);
         if keep.owner && is_root && owner != (metadata.uid, metadata.gid) {
-            match set_owner(handle, metadata) {
+            match set_owner(object, metadata) {
                 Ok(()) => owner = (metadata.uid, metadata.gid),
                 Err(error) => applied.error = Some(error),
             }
@@ -113,13 +187,11 @@ impl Setter {
         let mut lost_acl = false;
         if keep.xattrs {
             if current.inherits_acl
-                && let Handle::Open(fd) = handle
+                && let Object::Open(fd) = object
             {
-                // It may have none: then there is nothing to remove.
-                let _ = fremovexattr(fd, ACCESS_ACL);
-                let _ = fremovexattr(fd, DEFAULT_ACL);
+                remove_acls(fd, |_| false);
             }
-            lost_acl = set_xattrs(handle, metadata.xattrs, is_root, &mut applied);
+            lost_acl = set_xattrs(object, metadata.xattrs, is_root, &mut applied);
         } else {
             lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
         }
@@ -130,56 +202,36 @@ impl Setter {
             if lost_acl {
                 mode &= !0o070;
             }
-            let done = match handle {
-                Handle::Open(fd) => fchmod(fd, Mode::from_raw_mode(mode)),
-                Handle::Path(fd) => chmodat(CWD, itself(fd), Mode::from_raw_mode(mode), AtFlags::empty()),
-            };
-            applied.error = applied.error.or(done.err());
+            applied.error = applied.error.or(object.set_mode(mode).err());
         }
         if keep.times {
             let times =
                 Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
-            let done = match handle {
-                Handle::Open(fd) => futimens(fd, &times),
-                Handle::Path(fd) => match utimensat(fd, "", &times, AtFlags::EMPTY_PATH) {
-                    // Kernels before 5.8 do not take it.
-                    Err(Errno::INVAL) => utimensat(CWD, itself(fd), &times, AtFlags::empty()),
-                    done => done,
-                },
-            };
-            applied.error = applied.error.or(done.err());
+            applied.error = applied.error.or(object.set_times(&times).err());
         }
         applied
     }
 }
 
-fn set_owner(handle: Handle<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
+fn set_owner(object: Object<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
     // The number -1 means "leave it"; no file has it.
     if metadata.uid == u32::MAX || metadata.gid == u32::MAX {
         return Err(Errno::INVAL);
     }
-    let (uid, gid) = (Some(Uid::from_raw(metadata.uid)), Some(Gid::from_raw(metadata.gid)));
-    match handle {
-        Handle::Open(fd) => fchown(fd, uid, gid),
-        Handle::Path(fd) => chownat(fd, "", uid, gid, AtFlags::EMPTY_PATH),
-    }
+    object.set_owner(Some(Uid::from_raw(metadata.uid)), Some(Gid::from_raw(metadata.gid)))
 }
 
 /// Whether an access ACL was not set.
-fn set_xattrs(handle: Handle<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &mut Applied) -> bool {
+fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &mut Applied) -> bool {
     let mut lost_acl = false;
     for (name, value) in xattrs.iter() {
-        let is_acl = name == ACCESS_ACL || name == DEFAULT_ACL;
+        let is_acl = ACLS.contains(&name);
         let is_privileged = name.starts_with(b"security.") || name.starts_with(b"trusted.");
         // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
         if !(is_acl || name.starts_with(b"user.") || is_privileged && is_root) {
             continue;
         }
-        let done = match handle {
-            Handle::Open(fd) => fsetxattr(fd, name, value, XattrFlags::empty()),
-            Handle::Path(fd) => setxattr(itself(fd), name, value, XattrFlags::empty()),
-        };
-        if let Err(error) = done {
+        if let Err(error) = object.set_xattr(name, value) {
             lost_acl |= name == ACCESS_ACL;
             // Root of a container may set few of the privileged ones; cp ignores that, too.
             if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
@@ -201,4 +253,32 @@ pub(super) fn itself(fd: impl AsFd) -> String {
 
 fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than a buffer for most attributes holds.
+    #[test]
+    fn a_long_default_acl_is_one() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = std::fs::File::open(scratch.path()).expect("there");
+        assert!(!has_default_acl(&directory));
+        let entry = |tag: u16, id: u32| [&tag.to_le_bytes()[..], &7_u16.to_le_bytes(), &id.to_le_bytes()].concat();
+        let users = (1000..1100).map(|id| entry(2, id));
+        let ends = [4, 0x10, 0x20].map(|tag| entry(tag, u32::MAX));
+        let entries = [entry(1, u32::MAX)].into_iter().chain(users).chain(ends);
+        let acl: Vec<u8> = [2_u32.to_le_bytes().to_vec()].into_iter().chain(entries).flatten().collect();
+        match Object::Open(directory.as_fd()).set_xattr(DEFAULT_ACL, &acl) {
+            // The file system knows none, or none that long.
+            Err(Errno::OPNOTSUPP | Errno::NOSPC) => return,
+            done => done.expect("set"),
+        }
+        assert!(has_default_acl(&directory));
+        remove_acls(&directory, |name| name == DEFAULT_ACL);
+        assert!(has_default_acl(&directory), "kept");
+        remove_acls(&directory, |_| false);
+        assert!(!has_default_acl(&directory));
+    }
 }

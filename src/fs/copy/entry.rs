@@ -17,7 +17,8 @@ use super::place;
 use super::tree::{Directory, DirectoryRef};
 use super::work::Worker;
 use super::{Note, Problem, Side};
-use crate::fs::copy::metadata::{self, Metadata, Object, Present};
+use crate::fs::copy::metadata::{self, Metadata, Present};
+use crate::fs::metadata::Object;
 
 /// An entry of a directory that is being copied.
 #[derive(Clone, Debug)]
@@ -242,7 +243,7 @@ impl<'e> Worker<'e, '_> {
         let mut attributes = Vec::new();
         if preserve.xattrs || preserve.acls {
             let source = opened(&directory.source, &entry.source).source()?;
-            attributes = metadata::read_attributes(Object::of_path(&source), preserve).source()?;
+            attributes = metadata::read_attributes(Object::Path(source.as_fd()), preserve).source()?;
         }
         if kind == FileType::Symlink && attributes.is_empty() && directory.is_unseen {
             // What nearly every symbolic link needs, without opening it: nobody can have swapped it here.
@@ -267,8 +268,9 @@ impl<'e> Worker<'e, '_> {
         }
         let mode = if preserve.mode { metadata.mode } else { metadata::masked(metadata.mode, engine.umask) };
         let present = Present { owner: Some((now.st_uid, now.st_gid)), mode: None };
-        let lost = metadata::apply(Object::of_path(&made), kind, &metadata, Some(mode), &attributes, preserve, present)
-            .destination()?;
+        let lost =
+            metadata::apply(Object::Path(made.as_fd()), kind, &metadata, Some(mode), &attributes, preserve, present)
+                .destination()?;
         for lost in lost {
             engine.note(directory, entry, Note::Lost(&lost.what, lost.errno));
         }

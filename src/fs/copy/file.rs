@@ -16,7 +16,8 @@ use super::place::Output;
 use super::tree::{Directory, DirectoryRef};
 use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
-use crate::fs::copy::metadata::{self, Attribute, Metadata, Object, Present};
+use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
+use crate::fs::metadata::Object;
 use crate::fs::write_at;
 
 /// Files of at least this size are copied in ranges by several threads.

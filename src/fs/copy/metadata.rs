@@ -7,25 +7,23 @@
 //!
 //! Owner, attributes, mode, times: changing the owner drops set-user-ID bits and capabilities; an ACL changes the mode's
 //! group bits, and setting the mode gives the ACL the same mask again; everything but the times changes them.
+//!
+//! The calls are those of [`crate::fs::metadata`]. What is done where one of them is refused is not: here it is what cp does
+//! with files of this host; there, what another host's file may be given.
 
 use std::ffi::{CStr, CString};
-use std::fmt::Write as _;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fchown,
-    fgetxattr, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, setxattr, utimensat,
-};
+use rustix::fs::{FileType, Gid, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
+
+use crate::fs::metadata::{ACLS, Object, remove_acls};
 
 /// The longest list of attribute names, and the longest value, that Linux has.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
 /// Tried first: most objects have few or no attributes.
 const ATTRIBUTE_BYTES: usize = 512;
-
-const ACL_ACCESS: &CStr = c"system.posix_acl_access";
-const ACL_DEFAULT: &CStr = c"system.posix_acl_default";
 
 /// Which properties a copy keeps. What is off is as for a new file, or left out where it is a kind of entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,82 +122,6 @@ pub struct Lost {
     pub errno: Errno,
 }
 
-/// An object, by a descriptor.
-#[derive(Clone, Copy, Debug)]
-pub enum Object<'a> {
-    /// Open for reading or writing.
-    Open(BorrowedFd<'a>),
-    /// Opened with `O_PATH | O_NOFOLLOW`.
-    Path(BorrowedFd<'a>),
-}
-
-impl<'a> Object<'a> {
-    /// Opens an entry of a directory without following it or waking what is behind it, for [`Object::of_path`].
-    ///
-    /// # Errors
-    ///
-    /// The error number.
-    pub fn open_path(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
-        openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-    }
-
-    /// The object that a descriptor of [`Object::open_path`] holds.
-    pub fn of_path(fd: &'a OwnedFd) -> Self {
-        Self::Path(fd.as_fd())
-    }
-
-    /// A name of the object behind an `O_PATH` descriptor; the kernel follows it to that object and no further.
-    fn proc_path(fd: BorrowedFd<'_>) -> String {
-        let mut path = String::with_capacity(24);
-        let _ = write!(path, "/proc/self/fd/{}", fd.as_raw_fd());
-        path
-    }
-
-    fn list(&self, names: &mut [u8]) -> Result<usize, Errno> {
-        match self {
-            Self::Open(fd) => flistxattr(fd, names),
-            Self::Path(fd) => listxattr(Self::proc_path(*fd), names),
-        }
-    }
-
-    fn value(&self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
-        match self {
-            Self::Open(fd) => fgetxattr(fd, name, value),
-            Self::Path(fd) => getxattr(Self::proc_path(*fd), name, value),
-        }
-    }
-
-    fn set(&self, attribute: &Attribute) -> Result<(), Errno> {
-        let flags = XattrFlags::empty();
-        match self {
-            Self::Open(fd) => fsetxattr(fd, &*attribute.name, &attribute.value, flags),
-            Self::Path(fd) => setxattr(Self::proc_path(*fd), &*attribute.name, &attribute.value, flags),
-        }
-    }
-
-    fn change_owner(&self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
-        match self {
-            Self::Open(fd) => fchown(fd, uid, gid),
-            Self::Path(fd) => chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW),
-        }
-    }
-
-    fn change_mode(&self, mode: u32) -> Result<(), Errno> {
-        let mode = Mode::from_raw_mode(mode);
-        match self {
-            Self::Open(fd) => fchmod(fd, mode),
-            Self::Path(fd) => chmod(Self::proc_path(*fd), mode),
-        }
-    }
-
-    fn change_times(&self, times: &Timestamps) -> Result<(), Errno> {
-        match self {
-            Self::Open(fd) => futimens(fd, times),
-            Self::Path(fd) => utimensat(fd, c"", times, AtFlags::EMPTY_PATH),
-        }
-    }
-}
-
 /// Reads the attributes that `preserve` asks for.
 ///
 /// # Errors
@@ -211,11 +133,11 @@ pub fn read_attributes(object: Object<'_>, preserve: &Preserve) -> Result<Vec<At
     }
     let mut small = [0; ATTRIBUTE_BYTES];
     let mut large = Vec::new();
-    let names = match object.list(&mut small) {
+    let names = match object.list_xattrs(&mut small) {
         Ok(count) => &small[..count],
         Err(Errno::RANGE) => {
             large.resize(ATTRIBUTE_BYTES_MAX, 0);
-            let count = object.list(&mut large)?;
+            let count = object.list_xattrs(&mut large)?;
             &large[..count]
         }
         Err(Errno::NOTSUP | Errno::NOSYS) => &[],
@@ -223,15 +145,15 @@ pub fn read_attributes(object: Object<'_>, preserve: &Preserve) -> Result<Vec<At
     };
     let mut attributes = Vec::new();
     for name in names.split_inclusive(|byte| *byte == 0).filter_map(|name| CStr::from_bytes_with_nul(name).ok()) {
-        let wanted = if is_acl(name) { preserve.acls } else { preserve.xattrs };
+        let wanted = if ACLS.contains(&name.to_bytes()) { preserve.acls } else { preserve.xattrs };
         if !wanted {
             continue;
         }
         let mut value = vec![0; ATTRIBUTE_BYTES];
-        let mut read = object.value(name, &mut value);
+        let mut read = object.xattr(name, &mut value);
         if read == Err(Errno::RANGE) {
             value.resize(ATTRIBUTE_BYTES_MAX, 0);
-            read = object.value(name, &mut value);
+            read = object.xattr(name, &mut value);
         }
         match read {
             Ok(count) => {
@@ -245,30 +167,9 @@ pub fn read_attributes(object: Object<'_>, preserve: &Preserve) -> Result<Vec<At
     Ok(attributes)
 }
 
-fn is_acl(name: &CStr) -> bool {
-    name == ACL_ACCESS || name == ACL_DEFAULT
-}
-
-/// Whether what is made in this directory inherits an ACL.
-pub fn has_default_acl(directory: impl AsFd) -> bool {
-    fgetxattr(directory, ACL_DEFAULT, &mut [0; ATTRIBUTE_BYTES][..]).is_ok_and(|bytes| bytes > 0)
-}
-
-/// Takes away the ACLs that an object has, so that its mode alone says who may what.
-pub fn remove_acls(object: impl AsFd) {
-    for name in [ACL_ACCESS, ACL_DEFAULT] {
-        // There is none, or the file system knows none.
-        let _ = fremovexattr(object.as_fd(), name);
-    }
-}
-
 /// Takes away those ACLs that are not among `attributes`: what an object that was there before has beyond its source.
 pub fn remove_other_acls(object: impl AsFd, attributes: &[Attribute]) {
-    for name in [ACL_ACCESS, ACL_DEFAULT] {
-        if !attributes.iter().any(|attribute| *attribute.name == *name) {
-            let _ = fremovexattr(object.as_fd(), name);
-        }
-    }
+    remove_acls(object, |name| attributes.iter().any(|attribute| attribute.name.as_bytes() == name));
 }
 
 /// What an object that has just been made has of itself, so that calls that would change nothing can be left out.
@@ -301,11 +202,11 @@ pub fn apply(
     if present.owner != Some(owner) {
         let mut is_kept = false;
         if preserve.owner {
-            match object.change_owner(Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1))) {
+            match object.set_owner(Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1))) {
                 Ok(()) => is_kept = true,
                 Err(errno) => {
                     // Who is not root may still be a member of the group; otherwise it is as with cp.
-                    let _ = object.change_owner(None, Some(Gid::from_raw(owner.1)));
+                    let _ = object.set_owner(None, Some(Gid::from_raw(owner.1)));
                     if errno != Errno::PERM || rustix::process::geteuid().is_root() {
                         lost.push(Lost { what: c"owner".to_owned(), errno });
                     }
@@ -318,7 +219,7 @@ pub fn apply(
         }
     }
     for attribute in attributes {
-        if let Err(errno) = object.set(attribute) {
+        if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
             lost.push(Lost { what: attribute.name.clone(), errno });
         }
     }
@@ -326,10 +227,10 @@ pub fn apply(
         && kind != FileType::Symlink
         && (present.mode != Some(mode) || !attributes.is_empty())
     {
-        object.change_mode(mode)?;
+        object.set_mode(mode)?;
     }
     if preserve.times {
-        object.change_times(&metadata.timestamps())?;
+        object.set_times(&metadata.timestamps())?;
     }
     Ok(lost)
 }

@@ -14,7 +14,8 @@ use super::entry::{At, Entry, at_destination, at_source};
 use super::place;
 use super::work::{BATCH_ENTRIES, Engine, Job, Worker};
 use super::{Failure, Item, Note, Paths, Problem, Side, working_directory};
-use crate::fs::copy::metadata::{self, Attribute, Metadata, Object, Present};
+use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
+use crate::fs::metadata::{Object, has_default_acl, remove_acls};
 
 /// Directories that lie in each other.
 const DEPTH_MAX: u32 = 4096;
@@ -247,7 +248,7 @@ impl<'e> Worker<'e, '_> {
             Err(errno) => return fail(Side::Destination, &item.directory, Problem::Os(errno)),
         };
         let directory = CString::new(item.directory.as_os_str().as_bytes()).expect("it has been opened");
-        let gives_acls = metadata::has_default_acl(&destination);
+        let gives_acls = has_default_acl(&destination);
         let root = DirectoryRef(Some(Arc::new(Directory {
             engine: self.engine,
             node: Arc::new(Node {
@@ -340,9 +341,9 @@ impl<'e> Worker<'e, '_> {
         }
         let preserve = &engine.options.preserve;
         let gives_acls = if !is_new {
-            metadata::has_default_acl(&destination)
+            has_default_acl(&destination)
         } else if parent.gives_acls && preserve.acls {
-            metadata::remove_acls(&destination);
+            remove_acls(&destination, |_| false);
             false
         } else {
             parent.gives_acls

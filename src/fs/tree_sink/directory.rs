@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rd_proto::tree::{Metadata, Time, Xattrs};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fgetxattr_query, fstat, fsync, mkdirat, openat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::Shared;
-use crate::fs::metadata::{Applied, Current, DEFAULT_ACL, Handle};
+use crate::fs::metadata::{Applied, Current, Object, has_default_acl};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -117,7 +117,7 @@ impl OpenDirectory {
     }
 
     fn new(fd: OwnedFd, place: Place, shared: Arc<Shared>, last: Option<Last>) -> Self {
-        let gives_acl = fgetxattr_query(&fd, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0);
+        let gives_acl = has_default_acl(&fd);
         Self {
             fd,
             place: Arc::new(place),
@@ -159,7 +159,7 @@ impl OpenDirectory {
     fn finish(&self) -> Result<(), Errno> {
         let options = &self.shared.options;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
-            let handle = Handle::Open(self.fd.as_fd());
+            let handle = Object::Open(self.fd.as_fd());
             self.shared.setter.apply(handle, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);

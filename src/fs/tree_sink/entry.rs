@@ -21,7 +21,7 @@ use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
-use crate::fs::metadata::{Current, Handle, itself};
+use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
 
@@ -140,7 +140,7 @@ fn make_other(
         let keep = shared.options.keep;
         let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
         let mode = (kind != FileType::Symlink).then_some(mode);
-        let applied = shared.setter.apply(Handle::Path(fd.as_fd()), metadata, mode, Current::new(&stat, false));
+        let applied = shared.setter.apply(Object::Path(fd.as_fd()), metadata, mode, Current::new(&stat, false));
         renameat(&directory.fd, &beside, &directory.fd, name)?;
         shared.others.fetch_add(1, Relaxed);
         shared.note(applied, directory, name);
@@ -305,7 +305,7 @@ impl Partial {
             }
         };
         let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
-        let applied = shared.setter.apply(Handle::Open(self.file.as_fd()), metadata, Some(mode), current);
+        let applied = shared.setter.apply(Object::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;
         }

@@ -29,6 +29,18 @@ pub(super) enum News {
 /// Where a host's news are posted, with its number.
 pub(super) type Post = Sender<(usize, News)>;
 
+/// News that may wait to be heard before what is written to standard error waits as well.
+const COMPLAINTS_MAX: usize = 64;
+
+/// Posts what a host says; false if nobody hears it any more. As with a pipe, who writes to standard error waits for who
+/// reads it: else a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
+pub(super) fn post_in_turn(post: &Post, host: usize, message: Message) -> bool {
+    while matches!(message, Message::StageStderr { .. }) && post.len() > COMPLAINTS_MAX && !post.is_disconnected() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    post.send((host, News::Message(message))).is_ok()
+}
+
 /// How a host is spoken to.
 pub(super) enum Voice<Own> {
     /// It is this one, and its part is in this process.
@@ -393,7 +405,7 @@ fn attend(launched: Launched, side: usize, post: Post) -> Result<(Process, Outbo
         let mut stdout = BufReader::with_capacity(128 << 10, stdout);
         if skip_to_magic(&mut stdout).is_ok() {
             while let Ok(message) = receive(&mut stdout) {
-                if post.send((side, News::Message(message))).is_err() {
+                if !post_in_turn(&post, side, message) {
                     return;
                 }
             }

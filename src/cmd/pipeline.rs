@@ -16,7 +16,7 @@ use minicbor::bytes::ByteVec;
 use super::copy::told;
 use super::end;
 use super::exit::{Exit, Failure, escaped};
-use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
+use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, post_in_turn, session_key};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, notice_line};
 use super::station::Station;
@@ -45,9 +45,6 @@ const END_MAX: Duration = Duration::from_secs(1);
 
 /// How long the second end of a hop may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
-
-/// Messages that may wait to be told before a stage of ours waits as well.
-const COMPLAINTS_MAX: usize = 64;
 
 /// The host that this process itself is.
 const HERE: usize = 0;
@@ -137,13 +134,9 @@ impl<'a> Pipeline<'a> {
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
         let said = post.clone();
         let say: Emit = Arc::new(move |message| drop(said.send((HERE, News::Message(message)))));
-        let (queue, said) = (post.clone(), post.clone());
+        let queue = post.clone();
         let tell: Emit = Arc::new(move |message| {
-            // As with a pipe: who writes to standard error waits for who reads it.
-            while matches!(message, Message::StageStderr { .. }) && queue.len() > COMPLAINTS_MAX {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            drop(said.send((HERE, News::Message(message))));
+            post_in_turn(&queue, HERE, message);
         });
         // At a terminal a command of ours is to see that it writes to one.
         let labels = plan.has_labels() && !std::io::stderr().is_terminal();
@@ -338,8 +331,11 @@ impl<'a> Pipeline<'a> {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
             }
-            while let Ok((host, news)) = self.news.try_recv() {
-                self.hear(host, news);
+            // No more than wait now: a stage may write to standard error faster than that can be told, and without end.
+            for _ in 0..self.news.len() {
+                if let Ok((host, news)) = self.news.try_recv() {
+                    self.hear(host, news);
+                }
             }
             if !running {
                 for &at in hops {

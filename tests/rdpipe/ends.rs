@@ -176,3 +176,43 @@ fn a_stopped_caller_goes_on() {
     same(&output.join().expect("no panic"), &bytes);
     lab.deserted(GONE);
 }
+
+/// A stage that is louder than anybody listens must not keep a signal from being heard, nor fill the memory meanwhile.
+#[test]
+fn a_signal_is_heard_through_a_flood_of_standard_error() {
+    for stage in ["h:yes >&2", "yes >&2"] {
+        let lab = Lab::new();
+        let mut command = lab.rdpipe_by("rsh");
+        command.args([stage, "other:sleep 1000"]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("ours");
+        let mut stderr = child.stderr.take().expect("piped");
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 16 << 10];
+            while let Ok(1..) = stderr.read(&mut bytes) {
+                let _ = begun.send(());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        has_begun.recv_timeout(PATIENCE).expect("it is loud");
+        // Enough for what is not held back to pile up.
+        std::thread::sleep(Duration::from_secs(1));
+        kill(child.id(), Signal::TERM);
+        let until = Instant::now() + FAILED;
+        let status = loop {
+            match child.try_wait().expect("ours") {
+                Some(status) => break Some(status),
+                None if Instant::now() > until => break None,
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let code = status.map(|status| status.code());
+        if code.is_none() {
+            child.kill().expect("ours");
+        }
+        child.wait().expect("ours");
+        reader.join().expect("no panic");
+        assert_eq!(code, Some(Some(143)), "{stage}");
+        lab.deserted(GONE);
+    }
+}

@@ -140,3 +140,16 @@ fn a_redirection_within_a_command_is_the_shells() {
     assert_eq!(lab.text_of("home/x"), "12345678");
     lab.deserted(GONE);
 }
+
+/// More than a pipe holds, before the file is opened and where none is.
+#[test]
+fn a_shell_that_complains_at_length_is_not_waited_for() {
+    let lab = Lab::new();
+    lab.0.file("words", b"some words");
+    let loud = format!("head -c 200000 /dev/zero | tr '\\0' x >&2; echo {}", lab.join("words").display());
+    let opened = format!("h:< $({loud})");
+    lab.pipe(&[opened.as_str(), "h:cat"]).quietly_gives("some words").ended.within(FAILED);
+    let refused = format!("h:< $({loud})/none");
+    lab.pipe(&[refused.as_str(), "h:cat"]).ended.expect(5);
+    lab.deserted(GONE);
+}

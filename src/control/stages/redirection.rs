@@ -8,8 +8,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 
+use flume::{Receiver, bounded};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -52,13 +53,11 @@ pub fn open(mut shell: Command, program: &Path, redirection: &[u8], side: Side) 
     let mut child = shell.spawn().map_err(|error| format!("cannot run {}: {error}", shell.get_program().display()))?;
     // Its own end of the socket must not stay open here.
     drop(shell);
+    let complaint = child.stderr.take().map(listen).transpose().map_err(|error| error.to_string());
     let received = receive(&ours);
-    let mut complaint = Vec::new();
-    if let Some(stderr) = child.stderr.take().filter(|_| received.is_none()) {
-        let _ = stderr.take(COMPLAINT_BYTES_MAX).read_to_end(&mut complaint);
-    }
     let _ = child.wait();
     let Some(descriptor) = received else {
+        let complaint = complaint?.and_then(|complaint| complaint.recv().ok()).unwrap_or_default();
         let text = String::from_utf8_lossy(&complaint);
         let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
         return Err(line.unwrap_or("the shell opened nothing").to_owned());
@@ -66,6 +65,18 @@ pub fn open(mut shell: Command, program: &Path, redirection: &[u8], side: Side) 
     let file = File::from(descriptor);
     let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
     Ok((file, path.unwrap_or_else(|_| PathBuf::from(OsStr::from_bytes(redirection)))))
+}
+
+/// Reads what a shell says while it is at work: with a full pipe it would not come to its end. Gives the beginning.
+fn listen(mut stderr: ChildStderr) -> std::io::Result<Receiver<Vec<u8>>> {
+    let (told, complaint) = bounded(1);
+    std::thread::Builder::new().name("complaint".to_owned()).stack_size(64 << 10).spawn(move || {
+        let mut beginning = Vec::new();
+        let _ = stderr.by_ref().take(COMPLAINT_BYTES_MAX).read_to_end(&mut beginning);
+        let _ = told.send(beginning);
+        let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+    })?;
+    Ok(complaint)
 }
 
 /// Takes a descriptor from the other end of a socket; `None` when that is closed without.

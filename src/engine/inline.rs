@@ -105,7 +105,8 @@ impl Inline for Lane {
         let id = buffer.id();
         let Some((part, encrypt)) = self.table.take_plan(id) else { return Prepared::Ready };
         let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts are planned of a file") };
-        if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally) {
+        // A source that turns out to have changed is the loop's to tell: a worker reads the part again and finds it so.
+        if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally) || source.note_read().is_err() {
             self.table.plan(id, part, encrypt);
             return Prepared::WouldWait;
         }
@@ -127,12 +128,8 @@ impl Engine {
     pub(super) fn collect_tags(&mut self) {
         let (Some(table), Half::Send { machine, .. }) = (&self.inline, &mut self.half) else { return };
         table.take_tags(&mut self.tags);
-        let count = self.tags.len();
         for (id, tag) in self.tags.drain(..) {
             machine.handle_tag(id, tag);
-        }
-        for _ in 0..count {
-            self.note_read(self.now());
         }
     }
 

@@ -72,8 +72,6 @@ enum Half {
         machine: Box<Sender>,
         /// Empty buffers for the reader of a stream; `None` where workers read a file.
         reader: Option<Post<Buffer>>,
-        /// Parts of a file that have not been sealed yet.
-        parts_left: Option<u64>,
     },
     Receive {
         machine: Box<Receiver>,
@@ -166,26 +164,16 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     };
     let half = match work {
         Work::Send(source) => {
-            let parts_left = match source {
-                Source::File(file) => {
-                    let parts = file.parts();
-                    shared.source = Some(Parts::File(Box::new(file)));
-                    Some(parts)
-                }
-                Source::Tree(tree) => {
-                    shared.source = Some(Parts::Tree(tree));
-                    None
-                }
-                Source::Stream(source) => {
-                    stream = Some(Feed::Stream(source));
-                    None
-                }
-            };
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None, parts_left }
+            match source {
+                Source::File(file) => shared.source = Some(Parts::File(Box::new(file))),
+                Source::Tree(tree) => shared.source = Some(Parts::Tree(tree)),
+                Source::Stream(source) => stream = Some(Feed::Stream(source)),
+            }
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
         }
         Work::SendRelay(relay) => {
             stream = Some(Feed::Relay(relay));
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None, parts_left: None }
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
         }
         Work::ReceiveFile(sink) => {
             shared.sink = Some(sink);
@@ -475,14 +463,11 @@ impl Engine {
 
     /// A part of the source has been read. False if the source turns out to have changed meanwhile.
     fn note_read(&mut self, now: Duration) -> bool {
-        let Half::Send { machine, parts_left: Some(left), .. } = &mut self.half else { return true };
-        *left -= 1;
-        if *left > 0 {
+        let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
             return true;
-        }
-        // Before the end is told: what has been read is one state of the file, or nothing is published.
-        let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts belong to a file") };
-        match source.check_unchanged() {
+        };
+        // Before the part is told: what has been read is one state of the file, or nothing is published.
+        match source.note_read() {
             Ok(()) => true,
             Err(fact) => {
                 machine.abort(Cause::Source(fact), now);

@@ -87,7 +87,7 @@ impl Source {
                 // Files of the kernel's (/proc) say that they are empty and are not.
                 if size > 0 {
                     let parts = size.div_ceil(part_bytes as u64);
-                    let next = AtomicU64::new(0);
+                    let (next, unread) = (AtomicU64::new(0), AtomicU64::new(parts));
                     return Ok(Self::File(FileSource {
                         file,
                         name,
@@ -97,6 +97,7 @@ impl Source {
                         part_bytes,
                         parts,
                         next,
+                        unread,
                         bypass: Bypass::default(),
                     }));
                 }
@@ -137,6 +138,8 @@ pub struct FileSource {
     part_bytes: usize,
     parts: u64,
     next: AtomicU64,
+    /// Parts for which [`FileSource::note_read`] has not been called.
+    unread: AtomicU64,
     bypass: Bypass,
 }
 
@@ -155,11 +158,6 @@ impl FileSource {
             length: (self.size - position).min(self.part_bytes as u64) as usize,
             is_final: sequence + 1 == self.parts,
         })
-    }
-
-    /// Number of parts.
-    pub fn parts(&self) -> u64 {
-        self.parts
     }
 
     /// Reads a part, or what the page cache has of it; the answer then says how to get the rest.
@@ -205,13 +203,20 @@ impl FileSource {
         is_read
     }
 
-    /// Checks, after the last part has been read, that the file is still what it was.
+    /// To be called for every part that has been read, before it is told to anyone. Of several threads that read at the
+    /// same time the one that comes last here checks that the file is still what it was: what has been sent until then
+    /// lacks at least this part, so that nobody takes it for the file.
     ///
     /// # Errors
     ///
-    /// The name and what has changed.
-    pub fn check_unchanged(&self) -> Result<(), IoFact> {
-        check_unchanged(&self.file, &self.name, &self.stat)
+    /// The name and what has changed. The part counts as not read then.
+    pub fn note_read(&self) -> Result<(), IoFact> {
+        if self.unread.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return Ok(());
+        }
+        check_unchanged(&self.file, &self.name, &self.stat).inspect_err(|_| {
+            self.unread.fetch_add(1, Ordering::AcqRel);
+        })
     }
 }
 
@@ -359,5 +364,29 @@ fn is_ready(file: &File, name: &OsStr, wait: Duration) -> Result<bool, IoFact> {
         Ok(count) => Ok(count > 0),
         Err(Errno::INTR) => Ok(false),
         Err(error) => Err(io_fact(name, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_changes_is_found_by_whoever_reads_its_last_part() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("f");
+        std::fs::write(&path, [7; 2500]).expect("a file");
+        let source = |path: &Path| Source::new(Source::open(path).expect("a file"), OsStr::new("f"), 1000);
+        let Ok(Source::File(file)) = source(&path) else { panic!("a file") };
+        for _ in 0..3 {
+            assert_eq!(file.note_read(), Ok(()));
+        }
+        let Ok(Source::File(file)) = source(&path) else { panic!("a file") };
+        assert_eq!(file.note_read(), Ok(()));
+        std::fs::write(&path, [8; 2600]).expect("a file");
+        assert_eq!(file.note_read(), Ok(()), "parts are missing still, so that nobody takes it for the file");
+        for _ in 0..2 {
+            assert_eq!(file.note_read(), Err(plain_fact(OsStr::new("f"), "changed size while it was read")));
+        }
     }
 }

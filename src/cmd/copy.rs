@@ -652,7 +652,7 @@ impl<'a> Copy<'a> {
         }
         // The sender's word counts where there is one: it is told last.
         let sent = reports.iter().find(|(side, _)| *side == from).or(reports.first());
-        let summary = sent.map(|(_, report)| end::summary(report)).unwrap_or_default();
+        let mut summary = sent.map(|(_, report)| end::summary(report)).unwrap_or_default();
         if let Some((_, report)) = sent
             && self.plan.report.verbose
         {
@@ -660,6 +660,9 @@ impl<'a> Copy<'a> {
             self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
         }
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
+        if let Some(received) = received {
+            summary.written = end::written(received);
+        }
         if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
             self.tell_copied(from, sent, received, from == to);
         }
@@ -693,6 +696,8 @@ impl<'a> Copy<'a> {
         total.encrypted |= summary.encrypted;
         total.read.direct_bytes += summary.read.direct_bytes;
         total.read.cached_bytes += summary.read.cached_bytes;
+        total.written.direct_bytes += summary.written.direct_bytes;
+        total.written.buffered_bytes += summary.written.buffered_bytes;
         for medium in &summary.media {
             if !total.media.contains(medium) {
                 total.media.push(*medium);

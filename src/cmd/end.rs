@@ -33,6 +33,7 @@ use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Monitor, Read, Summary, Waits, Work, channel, reach};
+use crate::fs::direct::write::Written;
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
@@ -676,10 +677,17 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         waits: [waits.source, waits.cpu, waits.credits, waits.wire, waits.sink].map(micros).to_vec(),
         read_direct_bytes: summary.read.direct_bytes,
         read_cached_bytes: summary.read.cached_bytes,
+        written_direct_bytes: summary.written.direct_bytes,
+        written_buffered_bytes: summary.written.buffered_bytes,
         ..Report::default()
     };
     tree::add_to(&mut report, summary);
     report
+}
+
+/// How an end has written files.
+pub(super) fn written(report: &Report) -> Written {
+    Written { direct_bytes: report.written_direct_bytes, buffered_bytes: report.written_buffered_bytes }
 }
 
 /// What an end has reported, as the summary of a session here.
@@ -700,6 +708,7 @@ pub(super) fn summary(report: &Report) -> Summary {
         lanes: report.lanes as usize,
         encrypted: report.encrypted,
         read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },
+        written: written(report),
         ..Summary::default()
     }
 }

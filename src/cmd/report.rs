@@ -16,6 +16,7 @@ use serde_json::json;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::ReportOptions;
 use crate::engine::{Monitor, Read, Summary};
+use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
@@ -285,7 +286,7 @@ impl<'a> Reporter<'a> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
-            if let Some(line) = read_line(&summary.read) {
+            for line in [read_line(&summary.read), written_line(&summary.written)].into_iter().flatten() {
                 super::say(&line);
             }
             let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds);
@@ -321,6 +322,15 @@ pub(super) fn read_line(read: &Read) -> Option<String> {
     (read.direct_bytes > 0).then(|| format!("read: {} direct{cached}", BinaryBytes(read.direct_bytes)))
 }
 
+/// How files were written, for a person; `None` where none were.
+pub(super) fn written_line(written: &Written) -> Option<String> {
+    let parts = [(written.direct_bytes, "direct"), (written.buffered_bytes, "buffered")];
+    let parts =
+        parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", BinaryBytes(*bytes)));
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    (!parts.is_empty()).then(|| format!("written: {parts}"))
+}
+
 fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
     let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
@@ -340,6 +350,8 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
         "corrupt_chunks": summary.counters.corrupt,
         "read_direct_bytes": summary.read.direct_bytes,
         "read_cached_bytes": summary.read.cached_bytes,
+        "written_direct_bytes": summary.written.direct_bytes,
+        "written_buffered_bytes": summary.written.buffered_bytes,
         "wait_seconds": {
             "source": rounded(summary.waits.source),
             "cpu": rounded(summary.waits.cpu),

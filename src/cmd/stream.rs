@@ -182,7 +182,7 @@ impl Session<'_> {
             forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok())
                 .map_err(|error| system("cannot handle signals", error))?;
         }
-        let work = make_work(agreed.chunk_bytes).map_err(|no_work| {
+        let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
             let (failure, cause) = match (no_work, role) {
                 (NoWork::Io(fact), Role::Sender) => (Failure::source(&fact), Cause::Source(fact)),
                 (NoWork::Io(fact), Role::Receiver) => (Failure::destination(&fact), Cause::Sink(fact)),
@@ -194,6 +194,9 @@ impl Session<'_> {
             send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
             here(failure)
         })?;
+        if let (Work::ReceiveFile(sink), Some(size_bytes)) = (&mut work, theirs.size_bytes) {
+            sink.announce(size_bytes);
+        }
         let Mapped { pool, buffers, adapters } = self.pool(&agreed).map_err(here)?;
         let FirstLane { stream, established, .. } = first;
         let Established { session, lane, secret, control, .. } = established;

@@ -392,6 +392,14 @@ pub struct Report {
     #[n(19)]
     #[cbor(default)]
     pub read_cached_bytes: u64,
+    /// Bytes of files that were written past the page cache.
+    #[n(20)]
+    #[cbor(default)]
+    pub written_direct_bytes: u64,
+    /// Bytes of files that were written through it.
+    #[n(21)]
+    #[cbor(default)]
+    pub written_buffered_bytes: u64,
 }
 
 /// One message. The numbers are part of the format.

@@ -419,6 +419,7 @@ impl Engine {
             }
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
+                self.summary.written = report.written;
                 self.summary.received_tree = Some(*report);
                 self.orphan.has_published = true;
                 if let Half::Receive { machine, .. } = &mut self.half {
@@ -718,6 +719,7 @@ impl Engine {
         self.monitor.progress(&self.summary.counters);
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
         if let Some(sink) = &self.shared.sink {
+            self.summary.written = sink.written();
             sink.discard();
         }
         self.summary.read = Read {

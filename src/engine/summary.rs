@@ -3,6 +3,7 @@
 use rd_proto::control::IoFact;
 use rd_proto::session::{Counters, Notice, Outcome};
 
+use crate::fs::direct::write::Written;
 use crate::fs::tree_sink::Report as TreeReport;
 use crate::fs::walk::Counts;
 use crate::transport::Medium;
@@ -51,6 +52,8 @@ pub struct Summary {
     pub encrypted: bool,
     /// How files were read.
     pub read: Read,
+    /// How files were written.
+    pub written: Written,
     /// What was read of a tree.
     pub sent_tree: Option<SentTree>,
     /// What became of a tree that was received.

@@ -8,6 +8,8 @@
 //! transfer neither pushes other people's pages out nor is slowed by the cache's own work. This module decides;
 //! `engine/io.rs` has the queue.
 //!
+//! Writing past the cache is in [`write`].
+//!
 //! A file that cannot be read so (its file system, an offset that is not aligned, no /proc) is read by `pread`.
 
 use std::ffi::OsStr;
@@ -21,6 +23,8 @@ use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::source::read_at;
+
+pub mod write;
 
 /// Offsets, lengths and addresses of direct reads are multiples of this: the page, of which a device's block is a part.
 /// Where a file system wants more, its refusal makes the file one that is read through the cache.
@@ -159,7 +163,7 @@ impl Bypass {
 
     /// How to read what is cold; `None` if it must be through the page cache.
     fn cold(&self, file: impl AsFd, offset: u64, done: usize, length: usize) -> Option<Cold> {
-        let file = self.direct.get_or_init(|| reopen(file).ok().map(Arc::new));
+        let file = self.direct.get_or_init(|| reopen(file, OFlags::RDONLY).ok().map(Arc::new));
         let Some(file) = file else {
             self.is_closed.store(true, Ordering::Relaxed);
             return None;
@@ -227,10 +231,11 @@ fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno>
     }
 }
 
-/// The same file, open to be read directly. By its descriptor, so it is the same one whatever has become of its name.
-fn reopen(file: impl AsFd) -> Result<OwnedFd, Errno> {
+/// The same file, open to be read or written directly. By its descriptor, so it is the same one whatever has become of its
+/// name.
+fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    let direct = open(path, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
+    let direct = open(path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
     let (ours, theirs) = (fstat(&direct)?, fstat(file)?);
     // Whatever is mounted on /proc.
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) { Ok(direct) } else { Err(Errno::STALE) }

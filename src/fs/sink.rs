@@ -15,7 +15,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, write};
 
-use super::{PARTIAL, io_fact, name_beside, partial, std_fact, umask, write_at};
+use super::direct::write::{WriteBypass, Writes, Written};
+use super::{PARTIAL, io_fact, name_beside, partial, std_fact, umask};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
@@ -89,6 +90,10 @@ pub struct FileSink {
     /// `None`: it has its name already.
     names: Option<Names>,
     path: PathBuf,
+    /// What will be written, 0 where nobody has said.
+    size_bytes: u64,
+    bypass: WriteBypass,
+    writes: Writes,
     /// The partial name is no longer ours: published, or removed.
     settled: AtomicBool,
 }
@@ -121,12 +126,28 @@ impl FileSink {
         let beside = name_beside(last.as_bytes(), PARTIAL);
         let (file, _) = partial::open(&directory, &beside, false).map_err(fact)?;
         let names = Some(Names { directory, partial: beside.into(), last });
-        Ok(Self { file: file.into(), names, path: path.to_owned(), settled: AtomicBool::new(false) })
+        Ok(Self::new(file.into(), path, names))
     }
 
     /// A regular file that somebody else has opened, written where it is.
     pub fn open_already(file: File, path: &Path) -> Self {
-        Self { file, names: None, path: path.to_owned(), settled: AtomicBool::new(true) }
+        Self::new(file, path, None)
+    }
+
+    fn new(file: File, path: &Path, names: Option<Names>) -> Self {
+        let settled = AtomicBool::new(names.is_none());
+        let (bypass, writes) = (WriteBypass::default(), Writes::new(None));
+        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, writes, settled }
+    }
+
+    /// The sender has said how much it will be. It is not held to that.
+    pub fn announce(&mut self, size_bytes: u64) {
+        self.size_bytes = size_bytes;
+    }
+
+    /// How much has been written in which way.
+    pub fn written(&self) -> Written {
+        self.writes.written()
     }
 
     /// Writes at a position.
@@ -135,7 +156,9 @@ impl FileSink {
     ///
     /// The path and the error number.
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
-        write_at(&self.file, bytes, position).map_err(|error| io_fact(self.path.as_os_str(), error))
+        self.bypass
+            .write(&self.file, bytes, position, self.size_bytes, &self.writes)
+            .map_err(|error| io_fact(self.path.as_os_str(), error))
     }
 
     /// Gives the file its mode and its name. A file that was there keeps its mode and, where we may set it, its owner.

@@ -33,6 +33,7 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::{Order, Record, TreeError, is_name};
 use rustix::io::Errno;
 
+use super::direct::write::{Writes, Written};
 use super::metadata::{Applied, Keep, Setter};
 use super::{io_fact, plain_fact, stops_everything};
 use directory::{OpenDirectory, find_file};
@@ -81,6 +82,9 @@ pub struct Options {
     pub files_only: bool,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
+    /// What the page cache may get of large files before they are written past it; a share of the memory that is
+    /// available if `None`.
+    pub cache_bytes_max: Option<u64>,
 }
 
 /// Why the transfer cannot go on.
@@ -128,6 +132,8 @@ pub struct Report {
     pub others: u64,
     /// Bytes of data written into files that were published.
     pub bytes: u64,
+    /// How data was written, also that of files that were not published.
+    pub written: Written,
     /// Entries not tried, since their directory had failed, or since they were not asked for.
     pub skipped: u64,
     /// Entries that failed, or whose metadata could not be set in full.
@@ -198,6 +204,7 @@ struct Shared {
     /// Nothing more is to be made, after a failure that stops everything or since we were told.
     is_stopped: AtomicBool,
     can_link_nameless: AtomicBool,
+    writes: Writes,
     files: AtomicU64,
     others: AtomicU64,
     bytes: AtomicU64,
@@ -316,6 +323,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             setter: Setter::new(options.keep),
             umask: if options.keep.mode { 0 } else { super::umask() },
+            writes: Writes::new(options.cache_bytes_max),
             options,
             answer,
             is_stopped: AtomicBool::new(false),
@@ -389,6 +397,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             directories: self.directories,
             others: shared.others.load(Relaxed),
             bytes: shared.bytes.load(Relaxed),
+            written: shared.writes.written(),
             skipped: self.skipped,
             failed: failures.count,
             failures: std::mem::take(&mut failures.kept),

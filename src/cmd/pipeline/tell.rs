@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 
 use super::hop::Hop;
 use super::{Stage, StageEnd};
+use crate::cmd::end;
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
 use crate::cmd::report::{
     BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, read_line, rounded,
+    written_line,
 };
 use crate::control::frames::Report;
 use crate::engine::Read;
@@ -169,9 +171,12 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let seconds = report.micros as f64 / 1e6;
     let through = hop.tunneled.then_some(launcher);
     let read = Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes };
-    let read = read_line(&read).map(|line| format!(", {line}")).unwrap_or_default();
+    // Files that are written through the cache are told of in the report only: that is what everybody does.
+    let written = hop.reports[1].as_ref().map(end::written).filter(|written| written.direct_bytes > 0);
+    let ways = [read_line(&read), written.as_ref().and_then(written_line)];
+    let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();
     Some(format!(
-        "{}: {}, {:.3} GB/s, {}{read}",
+        "{}: {}, {:.3} GB/s, {}{ways}",
         hop.label(),
         DecimalBytes(report.bytes),
         gigabytes_per_second(report.bytes, seconds),
@@ -252,6 +257,7 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
         .iter()
         .map(|hop| {
             let report = report(hop).cloned().unwrap_or_default();
+            let written = hop.reports[1].as_ref().map(end::written).unwrap_or_default();
             let seconds = report.micros as f64 / 1e6;
             json!({
                 "from": hop.names[0],
@@ -265,6 +271,8 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
                 "retries": report.retries,
                 "read_direct_bytes": report.read_direct_bytes,
                 "read_cached_bytes": report.read_cached_bytes,
+                "written_direct_bytes": written.direct_bytes,
+                "written_buffered_bytes": written.buffered_bytes,
                 "through_launcher": hop.tunneled,
             })
         })

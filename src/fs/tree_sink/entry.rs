@@ -21,6 +21,7 @@ use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
+use crate::fs::direct::write::WriteBypass;
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
@@ -78,15 +79,16 @@ fn make_file(
     data: &[u8],
 ) -> Result<(), Errno> {
     let partial = Partial::create(shared, directory, name)?;
-    store(shared, &partial.file, data, 0)
+    write_at(&partial.file, data, 0)
+        .and_then(|()| check_stored(shared, &partial.file, data, 0))
+        .inspect(|()| shared.writes.note_buffered(data.len()))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
         .inspect_err(|_| partial.remove(directory))
 }
 
-/// Writes to a file, and reads it back from the disk where that was asked for.
-fn store(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    write_at(file, data, position)?;
+/// Reads what has been written back from the disk where that was asked for.
+fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     if shared.options.read_back { read_back(file, data, position) } else { Ok(()) }
 }
 
@@ -340,6 +342,7 @@ pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
 pub(super) struct Large {
     // Before the directory, which must be finished last.
     partial: Partial,
+    bypass: WriteBypass,
     name: Vec<u8>,
     metadata: OwnedMetadata,
     size: u64,
@@ -377,11 +380,13 @@ impl Large {
             partial.remove(directory);
             return Err(error);
         }
-        // Reading back waits for the disk, and that at least can be done for several ranges at once.
+        // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let is_serial = !shared.options.read_back
+            && !shared.writes.are_direct(size)
             && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as u32)));
         Ok(Self {
             partial,
+            bypass: WriteBypass::default(),
             size,
             is_serial,
             waiting: Mutex::default(),
@@ -444,7 +449,9 @@ impl Large {
         if self.has_failed.load(Relaxed) {
             return;
         }
-        match store(&self.shared, &self.partial.file, data, position) {
+        let file = &self.partial.file;
+        let written = self.bypass.write(file, data, position, self.size, &self.shared.writes);
+        match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
             }

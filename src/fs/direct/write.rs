@@ -1,0 +1,174 @@
+//! Writing without the page cache: when the cache would gain nothing by what a transfer writes, and the way past it.
+//!
+//! What is written into the cache is copied once more, pushes other people's pages out, and is held back by the kernel as
+//! soon as much of it waits for the disk. For a file of moderate size that is worth it: whoever wrote it is done at once,
+//! and whoever reads it next finds it there. So the cache gets a share of the memory that is available, and what is more
+//! than that goes past it: all of a file that is announced as larger, and whatever a transfer writes when its share is
+//! used up.
+//!
+//! Threads that write wait for the disk then, one write each; that is the queue. Only whole pages go past the cache. What
+//! is not aligned, such as a file's last bytes, goes through it: no page is then written both ways, since no two ranges of
+//! a transfer overlap.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{OFlags, fstatfs};
+use rustix::io::{Errno, pwrite};
+
+use super::{ALIGNMENT, reopen};
+use crate::fs::write_at;
+
+/// What one transfer may have in the page cache, of the memory that is available: near the share of dirty pages from
+/// which on Linux holds writers back.
+const CACHE_SHARE: u64 = 8;
+
+/// A disk takes shorter writes at a small part of its rate, if each is waited for.
+const WRITE_BYTES_MIN: usize = 64 << 10;
+
+/// File systems that accept O_DIRECT and have nothing but the page cache: tmpfs, ramfs.
+const CACHE_ONLY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// How much of what one transfer writes goes which way. Shared by all threads that write for it.
+#[derive(Debug)]
+pub struct Writes {
+    /// No more than this goes through the cache, where there is a way past it.
+    cache_bytes_max: u64,
+    direct_bytes: AtomicU64,
+    buffered_bytes: AtomicU64,
+}
+
+/// How much of files was written in which way. Nothing where the sink was a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Past the page cache.
+    pub direct_bytes: u64,
+    /// Through it.
+    pub buffered_bytes: u64,
+}
+
+impl Writes {
+    /// `cache_bytes_max`: what the page cache may get; a share of the memory that is available if `None`.
+    pub fn new(cache_bytes_max: Option<u64>) -> Self {
+        Self {
+            cache_bytes_max: cache_bytes_max.unwrap_or_else(|| {
+                // Where the kernel does not say, nothing speaks against its ways.
+                available_bytes(Path::new("/")).map_or(u64::MAX, |bytes| bytes / CACHE_SHARE)
+            }),
+            direct_bytes: AtomicU64::new(0),
+            buffered_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a file of this size is written past the cache from its beginning.
+    pub fn are_direct(&self, size: u64) -> bool {
+        size.max(self.buffered_bytes.load(Ordering::Relaxed)) > self.cache_bytes_max
+    }
+
+    /// Something was written through the cache.
+    pub fn note_buffered(&self, bytes: usize) {
+        self.buffered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// What has been written so far.
+    pub fn written(&self) -> Written {
+        Written {
+            direct_bytes: self.direct_bytes.load(Ordering::Relaxed),
+            buffered_bytes: self.buffered_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The way past the page cache into one open file; shared by all threads that write to it.
+#[derive(Debug, Default)]
+pub struct WriteBypass {
+    /// The same file, opened once more with O_DIRECT when the first range is to be written so.
+    direct: OnceLock<Option<OwnedFd>>,
+    /// There is no such way.
+    is_closed: AtomicBool,
+}
+
+impl WriteBypass {
+    /// Writes all of `bytes` at a position of `file`. `size`: that of the file, 0 where it is not known.
+    ///
+    /// # Errors
+    ///
+    /// What writing answered.
+    pub fn write(&self, file: impl AsFd, bytes: &[u8], position: u64, size: u64, writes: &Writes) -> Result<(), Errno> {
+        let is_aligned = position.is_multiple_of(ALIGNMENT as u64) && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT);
+        let mut done = 0;
+        if bytes.len() >= WRITE_BYTES_MIN
+            && is_aligned
+            && writes.are_direct(size)
+            && !self.is_closed.load(Ordering::Relaxed)
+            && let Some(direct) = self.direct.get_or_init(|| open_direct(&file))
+        {
+            done = self.write_direct(direct, &bytes[..bytes.len() / ALIGNMENT * ALIGNMENT], position)?;
+            writes.direct_bytes.fetch_add(done as u64, Ordering::Relaxed);
+        }
+        write_at(file, &bytes[done..], position + done as u64)?;
+        writes.note_buffered(bytes.len() - done);
+        Ok(())
+    }
+
+    /// Writes whole pages, or as many as the file system takes in this way; how many bytes that were.
+    fn write_direct(&self, file: &OwnedFd, pages: &[u8], position: u64) -> Result<usize, Errno> {
+        let mut done = 0;
+        // What is left after less than a block was taken can only go through the cache.
+        while done < pages.len() && done.is_multiple_of(ALIGNMENT) {
+            match pwrite(file, &pages[done..], position + done as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                // It wants another alignment, or has no direct writes after all.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    self.is_closed.store(true, Ordering::Relaxed);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The same file, to be written directly; `None` where that is the same as through the cache, or not possible.
+fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
+    let system = fstatfs(&file).ok()?;
+    let has_disk = !CACHE_ONLY.contains(&(system.f_type as u32));
+    has_disk.then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
+}
+
+/// Memory that can be had without swapping, as the kernel estimates it, and no more than this process's control groups
+/// allow. `root`: where /proc and /sys are.
+fn available_bytes(root: &Path) -> Option<u64> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+    let meminfo = read("proc/meminfo")?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let mut least = line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1 << 10);
+    // `0::/PATH` of version 2, `4:memory:/PATH` of version 1 (cgroups(7)). In a container the path may be that outside;
+    // the limit is then found at the top.
+    for line in read("proc/self/cgroup").unwrap_or_default().lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (top, name) = match controllers {
+            "" => ("sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        for group in Path::new(path.trim_start_matches('/')).ancestors() {
+            let limit = fs::read_to_string(root.join(top).join(group).join(name));
+            // "max" is no limit.
+            if let Ok(limit) = limit.unwrap_or_default().trim().parse() {
+                least = least.min(limit);
+            }
+        }
+    }
+    Some(least)
+}
+
+#[cfg(test)]
+mod tests;

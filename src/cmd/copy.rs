@@ -24,7 +24,7 @@ use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
 use crate::control::frames::{Begin, Found, Job, Kind, Message, Place, Placed, Report, Root};
 use crate::control::names;
-use crate::engine::{Monitor, Summary};
+use crate::engine::{Monitor, Summary, View};
 
 mod examine;
 mod meet;
@@ -189,10 +189,11 @@ impl<'a> Copy<'a> {
                 let line = if side == HERE { line } else { format!("{}: {line}", self.sides[side].label()) };
                 self.say(&line);
             }
-            Message::Progress(bytes) if side == self.teller => {
+            Message::Progress { bytes, waits } if side == self.teller => {
                 let bytes = self.total.counters.bytes.saturating_add(bytes);
                 if let Some(terminal) = &mut self.terminal {
-                    terminal.progress(&Counters { bytes, ..Counters::default() });
+                    let waits = self.total.waits.plus(end::waits(&waits));
+                    terminal.progress(&Counters { bytes, ..Counters::default() }, &waits);
                 }
                 if self.told.elapsed() >= EVENT_EVERY {
                     self.told = Instant::now();
@@ -207,7 +208,7 @@ impl<'a> Copy<'a> {
                         .event(&json!({ "event": "notice", "notice": format!("{notice:?}"), "reason": reason }));
                 }
             }
-            Message::Progress(_) | Message::Notice { .. } => {}
+            Message::Progress { .. } | Message::Notice { .. } => {}
             other => return Some(other),
         }
         None
@@ -662,6 +663,10 @@ impl<'a> Copy<'a> {
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let Some(received) = received {
             summary.written = end::written(received);
+            if sent.is_some_and(|(side, _)| *side == from) {
+                summary.waits = summary.waits.joined(end::waits(&received.waits));
+                summary.view = View::Both;
+            }
         }
         if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
             self.tell_copied(from, sent, received, from == to);
@@ -703,15 +708,8 @@ impl<'a> Copy<'a> {
                 total.media.push(*medium);
             }
         }
-        for (sum, part) in [
-            (&mut total.waits.source, summary.waits.source),
-            (&mut total.waits.cpu, summary.waits.cpu),
-            (&mut total.waits.credits, summary.waits.credits),
-            (&mut total.waits.wire, summary.waits.wire),
-            (&mut total.waits.sink, summary.waits.sink),
-        ] {
-            *sum += part;
-        }
+        total.waits = total.waits.plus(summary.waits);
+        total.view = summary.view;
     }
 }
 

@@ -631,8 +631,8 @@ impl Monitor for Messenger {
         }
     }
 
-    fn progress(&mut self, counters: &Counters) {
-        (self.emit)(Message::Progress(counters.bytes));
+    fn progress(&mut self, counters: &Counters, waits: &Waits) {
+        (self.emit)(Message::Progress { bytes: counters.bytes, waits: as_micros(*waits) });
     }
 }
 
@@ -660,13 +660,11 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
         _ => plain(failure),
     });
-    let micros = |seconds: f64| (seconds * 1e6) as u64;
-    let waits = &summary.waits;
     let route = summary.media.first().and_then(|first| lanes.iter().find(|(medium, _)| medium == first));
     let mut report = Report {
         fault,
         bytes: summary.counters.bytes,
-        micros: micros(summary.seconds),
+        micros: (summary.seconds * 1e6) as u64,
         media: summary.media.iter().map(|&medium| medium_name(medium).to_owned()).collect(),
         route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
         lanes: summary.lanes as u32,
@@ -674,7 +672,7 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         retries: summary.counters.retries,
         replayed: summary.counters.replayed,
         corrupt: summary.counters.corrupt,
-        waits: [waits.source, waits.cpu, waits.credits, waits.wire, waits.sink].map(micros).to_vec(),
+        waits: as_micros(summary.waits),
         read_direct_bytes: summary.read.direct_bytes,
         read_cached_bytes: summary.read.cached_bytes,
         written_direct_bytes: summary.written.direct_bytes,
@@ -685,6 +683,15 @@ fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
     report
 }
 
+fn as_micros(waits: Waits) -> Vec<u64> {
+    waits.to_array().map(|seconds| (seconds * 1e6) as u64).to_vec()
+}
+
+/// Where the time went, as an end tells it; an older one may not know all of it.
+pub(super) fn waits(micros: &[u64]) -> Waits {
+    Waits::from_array(std::array::from_fn(|at| micros.get(at).map_or(0.0, |&micros| micros as f64 / 1e6)))
+}
+
 /// How an end has written files.
 pub(super) fn written(report: &Report) -> Written {
     Written { direct_bytes: report.written_direct_bytes, buffered_bytes: report.written_buffered_bytes }
@@ -692,7 +699,6 @@ pub(super) fn written(report: &Report) -> Written {
 
 /// What an end has reported, as the summary of a session here.
 pub(super) fn summary(report: &Report) -> Summary {
-    let wait = |at: usize| report.waits.get(at).map_or(0.0, |&micros| micros as f64 / 1e6);
     Summary {
         counters: Counters {
             // Of a tree, what is in its files counts, not what tells about them.
@@ -703,7 +709,7 @@ pub(super) fn summary(report: &Report) -> Summary {
             ..Counters::default()
         },
         seconds: report.micros as f64 / 1e6,
-        waits: Waits { source: wait(0), cpu: wait(1), credits: wait(2), wire: wait(3), sink: wait(4) },
+        waits: waits(&report.waits),
         media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
         lanes: report.lanes as usize,
         encrypted: report.encrypted,

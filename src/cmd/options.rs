@@ -95,13 +95,13 @@ pub struct TransferOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
-    /// Print each connection as it is made, and the bandwidth at the end
+    /// Print each connection as it is made; at the end how files were read and written, what limited, and the bandwidth
     #[arg(short, long)]
     pub verbose: bool,
     /// Print errors only
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Show progress: a bar on a terminal, where that is the default, else a line every 5 seconds
+    /// Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
     /// Write a report of the transfer as one JSON object, to FILE or else to standard error

@@ -458,7 +458,10 @@ impl<'a> Pipeline<'a> {
                     self.send_end(at, Which::To, &Message::Go);
                 }
             }
-            Message::Progress(bytes) => {
+            Message::Progress { bytes, waits } => {
+                if which == Which::From {
+                    self.hops[at].waits = end::waits(&waits);
+                }
                 if bytes > self.hops[at].bytes {
                     self.hops[at].bytes = bytes;
                     self.moved();

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::ReportOptions;
-use crate::engine::{Monitor, Read, Summary};
+use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 
@@ -70,13 +70,13 @@ impl Progress {
 
 /// The rate over the last seconds.
 #[derive(Default)]
-pub(super) struct Rate(VecDeque<(Instant, u64)>);
+pub(super) struct Rate(VecDeque<(Instant, u64, Waits)>);
 
 impl Rate {
-    pub(super) fn add(&mut self, now: Instant, bytes: u64) {
-        self.0.push_back((now, bytes));
+    pub(super) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
+        self.0.push_back((now, bytes, waits));
         // Two are left, however old: lines are told further apart than that.
-        while self.0.len() > 2 && self.0.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
+        while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
             self.0.pop_front();
         }
     }
@@ -84,10 +84,18 @@ impl Rate {
     /// `None` as long as there is nothing to compare with.
     pub(super) fn bytes_per_second(&self) -> Option<f64> {
         match (self.0.front(), self.0.back()) {
-            (Some((first, before)), Some((last, after))) if last > first => {
+            (Some((first, before, _)), Some((last, after, _))) if last > first => {
                 Some((after - before) as f64 / (*last - *first).as_secs_f64())
             }
             _ => None,
+        }
+    }
+
+    /// Where the time went meanwhile.
+    pub(super) fn waits(&self) -> Waits {
+        match (self.0.front(), self.0.back()) {
+            (Some((.., before)), Some((.., after))) => after.since(*before),
+            _ => Waits::default(),
         }
     }
 }
@@ -158,18 +166,19 @@ impl Monitor for Terminal {
         }
     }
 
-    fn progress(&mut self, counters: &Counters) {
+    fn progress(&mut self, counters: &Counters, waits: &Waits) {
         if self.progress == Progress::Off {
             return;
         }
         let now = Instant::now();
-        self.rate.add(now, counters.bytes);
+        self.rate.add(now, counters.bytes, *waits);
         let rate = self.rate.bytes_per_second().unwrap_or(0.0);
         let left = self.size_bytes.filter(|_| rate > 0.0).map(|size| {
             let seconds = size.saturating_sub(counters.bytes) as f64 / rate;
             format!(" {} left", HumanDuration(Duration::from_secs_f64(seconds.min(1e7))))
         });
-        let message = format!("{:.3} GB/s{}", rate / 1e9, left.unwrap_or_default());
+        let limiter = limiter_now(self.rate.waits());
+        let message = format!("{:.3} GB/s{limiter}{}", rate / 1e9, left.unwrap_or_default());
         if self.progress == Progress::Lines {
             if now - self.logged >= LINE_EVERY {
                 self.logged = now;
@@ -188,6 +197,12 @@ impl Monitor for Terminal {
             bar.set_position(counters.bytes);
         }
     }
+}
+
+/// What limits at present, to stand behind a rate.
+pub(super) fn limiter_now(waits: Waits) -> String {
+    let words = |Limiter { what, share }: Limiter| format!(" ({} {:.0} %)", what.name(), share * 100.0);
+    waits.limiter().map(words).unwrap_or_default()
 }
 
 /// What has become of the lanes to `peer`, for a person; `None` for what needs no telling.
@@ -286,7 +301,8 @@ impl<'a> Reporter<'a> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
-            for line in [read_line(&summary.read), written_line(&summary.written)].into_iter().flatten() {
+            let lines = [read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
+            for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
             let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds);
@@ -331,12 +347,37 @@ pub(super) fn written_line(written: &Written) -> Option<String> {
     (!parts.is_empty()).then(|| format!("written: {parts}"))
 }
 
+/// What the limiter of a transfer would have allowed if it had never waited for anything else, in GB/s, decimal.
+fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
+    summary.counters.bytes as f64 / (limiter.share * summary.waits.total()).max(1e-9) / 1e9
+}
+
+/// What limited a transfer, for a person; `None` where nothing was transferred.
+fn limiter_line(summary: &Summary) -> Option<String> {
+    let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0)?;
+    let name = match (limiter.what, summary.view) {
+        (Wait::Source, _) => "the source",
+        (Wait::Cpu, View::Sender) => "the sender's processors",
+        (Wait::Cpu, View::Receiver) => "the receiver's processors",
+        (Wait::Cpu, View::Both) => "processors",
+        (Wait::Credits, _) => "the receiver",
+        (Wait::Wire, View::Sender) => "the wire or the receiver",
+        (Wait::Wire, View::Receiver) => "the sender or the wire",
+        (Wait::Wire, View::Both) => "the wire",
+        (Wait::Sink, _) => "the sink",
+        (Wait::Limit, _) => "--bwlimit",
+    };
+    let ceiling = ceiling(summary, &limiter);
+    Some(format!("limited by {name}, for {:.0} % of the time: it allows {ceiling:.3} GB/s", limiter.share * 100.0))
+}
+
 fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
     let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
 }
 
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
+    let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0);
     json!({
         "event": "end",
         "bytes": summary.counters.bytes,
@@ -358,7 +399,13 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
             "credits": rounded(summary.waits.credits),
             "wire": rounded(summary.waits.wire),
             "sink": rounded(summary.waits.sink),
+            "limit": rounded(summary.waits.limit),
         },
+        "limiter": limiter.map(|limiter| json!({
+            "name": limiter.what.name(),
+            "share": rounded(limiter.share),
+            "ceiling_gb_per_s": rounded(ceiling(summary, &limiter)),
+        })),
         "exit": failure.map_or(0, |failure| failure.exit.code()),
         "error": failure.and_then(|failure| failure.message.clone()),
     })

@@ -298,7 +298,7 @@ impl copy::Events for Watch<'_> {
             && told.elapsed() >= PROGRESS_EVERY
         {
             *told = Instant::now();
-            (self.emit)(Message::Progress(bytes));
+            (self.emit)(Message::Progress { bytes, waits: Vec::new() });
         }
     }
 

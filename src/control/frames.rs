@@ -360,7 +360,7 @@ pub struct Report {
     /// Chunks that arrived damaged.
     #[n(9)]
     pub corrupt: u64,
-    /// Where the time went, in microseconds: source, CPU, credits, wire, sink.
+    /// Where the time went, in microseconds: source, CPU, credits, wire, sink, rate limit.
     #[n(10)]
     pub waits: Vec<u64>,
     /// Entries of trees: files, directories, links and others.
@@ -468,9 +468,17 @@ pub enum Message {
     /// A line for the user.
     #[n(14)]
     Say(#[n(0)] String),
-    /// How far the session has come, in bytes.
+    /// How far the session has come.
     #[n(15)]
-    Progress(#[n(0)] u64),
+    Progress {
+        /// Payload.
+        #[n(0)]
+        bytes: u64,
+        /// Where the time went until now, as in [`Report::waits`].
+        #[n(1)]
+        #[cbor(default)]
+        waits: Vec<u64>,
+    },
     /// What became of the session's lanes: see `cmd::end`.
     #[n(16)]
     Notice {

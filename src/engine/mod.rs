@@ -23,6 +23,7 @@ use crate::fs::source::Source;
 use crate::fs::tree_sink::{Have, Refused};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
 
+pub mod account;
 mod inline;
 mod io;
 pub mod link;
@@ -37,10 +38,12 @@ mod transfer;
 pub mod tree;
 pub mod work;
 
+use account::Account;
+pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
-pub use summary::{Monitor, Read, SentTree, Summary, Waits};
+pub use summary::{Monitor, Read, SentTree, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared};
 
@@ -120,7 +123,7 @@ struct Engine {
     /// When the first lane that carries payload was there.
     flowing_since: Option<Instant>,
     ticked: Duration,
-    waited_since: Instant,
+    account: Account,
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
@@ -209,7 +212,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         began: now,
         flowing_since: None,
         ticked: Duration::ZERO,
-        waited_since: now,
+        account: Account::new(),
         summary: Summary::default(),
         frame: Vec::new(),
         sealed: Vec::new(),
@@ -287,42 +290,7 @@ impl Engine {
         let over = self.orphan.over(self.lanes.is_empty(), now);
         self.ended = self.ended.take().or(over);
         let counters = self.half.machine_ref().counters();
-        self.monitor.progress(&counters);
-    }
-
-    /// Adds the time since the last event to what it was spent waiting for.
-    fn account(&mut self) {
-        let elapsed = self.waited_since.elapsed().as_secs_f64();
-        self.waited_since = Instant::now();
-        let waits = &mut self.summary.waits;
-        let busy = self.shared.sealing.load(Ordering::Relaxed) > 0;
-        let waited_for = match &self.half {
-            Half::Send { machine, .. } => {
-                let backlog = machine.backlog();
-                self.shared.backlog.store(backlog, Ordering::Relaxed);
-                if machine.waits_for_credit() {
-                    &mut waits.credits
-                } else if backlog {
-                    &mut waits.wire
-                } else if busy {
-                    &mut waits.cpu
-                } else if machine.waits_for_source() {
-                    &mut waits.source
-                } else {
-                    &mut waits.wire
-                }
-            }
-            Half::Receive { machine, .. } => {
-                if busy {
-                    &mut waits.cpu
-                } else if machine.waits_for_sink() {
-                    &mut waits.sink
-                } else {
-                    &mut waits.wire
-                }
-            }
-        };
-        *waited_for += elapsed;
+        self.monitor.progress(&counters, &self.summary.waits);
     }
 
     fn keep(&mut self, buffer: Buffer) -> BufferId {
@@ -395,12 +363,14 @@ impl Engine {
                 }
             }
             Event::Written(buffer) => {
+                self.account.sink_taken();
                 let id = self.keep(buffer);
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_written(id, now);
                 }
             }
             Event::SinkFailed(buffer, fact) => {
+                self.account.sink_taken();
                 self.keep(buffer);
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
@@ -419,6 +389,7 @@ impl Engine {
             }
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
+                self.account.is_publishing = false;
                 self.summary.written = report.written;
                 self.summary.received_tree = Some(*report);
                 self.orphan.has_published = true;
@@ -559,7 +530,7 @@ impl Engine {
             }
             let now = self.now();
             self.half.machine().handle_pause(false, now);
-            self.waited_since = Instant::now();
+            self.account.skip();
         } else if self.half.machine_ref().core_ref().is_ending() {
             // Asked twice: no more waiting for the other end.
             self.ended = Some(Outcome::Aborted(Cause::Signal(number as u8)));
@@ -642,6 +613,7 @@ impl Engine {
                     }
                 }
                 Action::Write(buffer) => {
+                    self.account.sink_given();
                     let buffer = self.take(buffer);
                     match &self.half {
                         Half::Receive { writer: Writer::Stream(writer), .. } => drop(writer.send(buffer)),
@@ -699,6 +671,7 @@ impl Engine {
     fn commit(&mut self) {
         let now = self.now();
         if let Half::Receive { writer: Writer::Tree(writer, _), .. } = &self.half {
+            self.account.is_publishing = true;
             // It answers with an event: publishing may take long, and the peer must hear of us meanwhile.
             return drop(writer.send(tree::Job::Commit));
         }
@@ -716,7 +689,8 @@ impl Engine {
         self.shared.over.store(true, Ordering::Relaxed);
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
         self.summary.counters = self.half.machine_ref().counters();
-        self.monitor.progress(&self.summary.counters);
+        self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
+        self.monitor.progress(&self.summary.counters, &self.summary.waits);
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
         if let Some(sink) = &self.shared.sink {
             self.summary.written = sink.written();

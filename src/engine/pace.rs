@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use super::account::Clock;
+
 /// Parts are kept to what the limit allows in this time, so that a slow limit does not come out as bursts.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -15,12 +17,14 @@ pub struct Pace {
     bytes_per_second: Option<u64>,
     /// When the bytes handed out so far will have been due.
     due: Mutex<Option<Instant>>,
+    /// Somebody waits.
+    clock: Clock,
 }
 
 impl Pace {
     /// A limit in bytes a second; `None` is no limit.
     pub fn new(bytes_per_second: Option<u64>) -> Self {
-        Self { bytes_per_second, due: Mutex::new(None) }
+        Self { bytes_per_second, due: Mutex::new(None), clock: Clock::default() }
     }
 
     /// There is no limit.
@@ -47,7 +51,12 @@ impl Pace {
             *due = Some(next);
             start
         };
-        std::thread::sleep(until.saturating_duration_since(now));
+        self.clock.during(|| std::thread::sleep(until.saturating_duration_since(now)));
+    }
+
+    /// How long somebody has waited.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 }
 

@@ -3,6 +3,7 @@
 use rd_proto::control::IoFact;
 use rd_proto::session::{Counters, Notice, Outcome};
 
+use super::account::{View, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::tree_sink::Report as TreeReport;
 use crate::fs::walk::Counts;
@@ -14,23 +15,8 @@ pub trait Monitor {
     fn notice(&mut self, notice: Notice, reason: Option<&str>);
     /// A lane is there.
     fn lane_up(&mut self, medium: Medium, description: &str);
-    /// How far it has come; at most every [`rd_proto::session::TICK`].
-    fn progress(&mut self, counters: &Counters);
-}
-
-/// Where the time went, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Waits {
-    /// Waiting for the source to give data.
-    pub source: f64,
-    /// Sealing, opening, compressing.
-    pub cpu: f64,
-    /// Waiting for the receiver to make room.
-    pub credits: f64,
-    /// Waiting for the wire.
-    pub wire: f64,
-    /// Waiting for the sink to take data.
-    pub sink: f64,
+    /// How far it has come, and where the time went; at most every [`rd_proto::session::TICK`].
+    fn progress(&mut self, counters: &Counters, waits: &Waits);
 }
 
 /// What a transfer came to.
@@ -44,6 +30,8 @@ pub struct Summary {
     pub seconds: f64,
     /// Where the time went.
     pub waits: Waits,
+    /// Who says so.
+    pub view: View,
     /// The media that payload went by, in order of first use.
     pub media: Vec<Medium>,
     /// The most lanes that carried payload at once.

@@ -1,7 +1,7 @@
 //! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
 //! come with a job and go back with its result.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use rd_proto::record::PayloadKeys;
 use rustix::io::Errno;
 
 use super::Event;
+use super::account::Clock;
 use super::io::{DirectReads, Means, Place, Request};
 use super::pace::Pace;
 use crate::fs::direct::{Cold, Tally};
@@ -80,8 +81,10 @@ pub struct Shared {
     pub pace: Pace,
     /// Chunks wait for the peer: there is time to compress, and no hurry to send a part that is not full.
     pub backlog: AtomicBool,
-    /// Workers that are sealing or opening, for the report.
-    pub sealing: AtomicU32,
+    /// Threads compress, seal, open or decompress, for the report.
+    pub busy: Clock,
+    /// The reader waits for its stream, or reads it.
+    pub reading: Clock,
     /// What was read of the source, and how.
     pub tally: Tally,
     /// By which means cold ranges are read.
@@ -102,7 +105,8 @@ impl Shared {
             compress,
             pace,
             backlog: AtomicBool::new(false),
-            sealing: AtomicU32::new(0),
+            busy: Clock::default(),
+            reading: Clock::default(),
             tally: Tally::default(),
             means: Means::default(),
             direct: OnceLock::new(),
@@ -114,20 +118,13 @@ impl Shared {
     /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
     pub(super) fn seal(&self, mut header: ChunkHeader, buffer: &mut Buffer) -> ChunkHeader {
         let wire_bytes = header.wire_bytes as usize;
-        self.counted(|| {
+        self.busy.during(|| {
             self.keys.seal(&mut header, &mut buffer.payload_mut()[..wire_bytes]);
             *buffer.header_mut() = header.encode();
         });
         header
     }
 
-    /// Does what the report calls the processor's work.
-    fn counted<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.sealing.fetch_add(1, Ordering::Relaxed);
-        let done = work();
-        self.sealing.fetch_sub(1, Ordering::Relaxed);
-        done
-    }
 }
 
 /// Whether the data has been shrinking lately.
@@ -192,7 +189,7 @@ impl Opener {
 
     /// Whether the chunk is genuine; then its payload is what was read at the other end.
     pub(super) fn open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
-        shared.counted(|| self.try_open(shared, buffer))
+        shared.busy.during(|| self.try_open(shared, buffer))
     }
 
     fn try_open(&mut self, shared: &Shared, buffer: &mut Buffer) -> bool {
@@ -316,7 +313,7 @@ impl Worker {
 
     fn seal(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {
         let shared = Arc::clone(&self.shared);
-        let header = shared.counted(|| {
+        let header = shared.busy.during(|| {
             let (compression, wire_bytes) = self.compress(&mut buffer, part.length);
             let header = ChunkHeader { compression, wire_bytes: wire_bytes as u32, ..header_of(part, encrypt) };
             shared.seal(header, &mut buffer)
@@ -422,7 +419,8 @@ pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> s
 fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
     match feed {
         Feed::Stream(mut source) => Box::new(move |mut buffer| {
-            Some(match source.next_part(buffer.payload_mut(), &shared.backlog, &shared.over) {
+            let part = shared.reading.during(|| source.next_part(buffer.payload_mut(), &shared.backlog, &shared.over));
+            Some(match part {
                 Ok(Some(part)) => {
                     shared.pace.wait(part.length);
                     Event::Filled(buffer, part)
@@ -435,7 +433,7 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
             let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
             Box::new(move |buffer| {
                 let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-                let (buffer, length) = relay.fill(buffer)?;
+                let (buffer, length) = shared.reading.during(|| relay.fill(buffer))?;
                 let filled = Part { length, is_final: length == 0, ..*part };
                 part.sequence += 1;
                 part.position += length as u64;

@@ -82,9 +82,6 @@ pub struct Options {
     pub files_only: bool,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
-    /// What the page cache may get of large files before they are written past it; a share of the memory that is
-    /// available if `None`.
-    pub cache_bytes_max: Option<u64>,
 }
 
 /// Why the transfer cannot go on.
@@ -323,7 +320,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             setter: Setter::new(options.keep),
             umask: if options.keep.mode { 0 } else { super::umask() },
-            writes: Writes::new(options.cache_bytes_max),
+            writes: Writes::new(None),
             options,
             answer,
             is_stopped: AtomicBool::new(false),

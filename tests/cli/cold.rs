@@ -16,7 +16,7 @@ fn evict(path: &Path) {
     assert_eq!(cached_bytes(path), 0, "nothing holds its pages");
 }
 
-fn cached_bytes(path: &Path) -> u64 {
+pub fn cached_bytes(path: &Path) -> u64 {
     let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().expect("util-linux");
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
 }

@@ -4,9 +4,11 @@
 mod rig;
 
 mod cold;
+mod direct_writes;
 mod ends;
 mod files;
 mod forms;
+mod limiters;
 mod options;
 mod quiet;
 mod strangers;

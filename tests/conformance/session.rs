@@ -16,7 +16,7 @@ use rd_proto::handshake::{ControlChannel, Key, LaneId, SessionId, SessionSecret,
 use rd_proto::session::{Agreed, Counters, Notice, Outcome, RDMA_LANE_FIRST};
 use rdma_pipe::engine::link::{LinkError, rng};
 use rdma_pipe::engine::work::CompressMode;
-use rdma_pipe::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
+use rdma_pipe::engine::{Dialer, Event, Monitor, Summary, Transfer, Waits, Work, announce, run};
 use rdma_pipe::fs::sink::{FileSink, StreamSink};
 use rdma_pipe::fs::source::Source;
 use rdma_pipe::transport::{Lane, Medium, Report};
@@ -244,7 +244,7 @@ impl Monitor for Watch {
 
     fn lane_up(&mut self, _medium: Medium, _description: &str) {}
 
-    fn progress(&mut self, counters: &Counters) {
+    fn progress(&mut self, counters: &Counters, _waits: &Waits) {
         self.bytes.store(counters.bytes, Ordering::Relaxed);
     }
 }

@@ -108,20 +108,11 @@ impl Copy<'_> {
     }
 
     fn speed(&self, summary: &Summary) -> Speed {
-        let waits = &summary.waits;
-        let all = [
-            ("source", waits.source),
-            ("cpu", waits.cpu),
-            ("credits", waits.credits),
-            ("wire", waits.wire),
-            ("sink", waits.sink),
-        ];
-        let most = all.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other));
         Speed {
             bytes: summary.counters.bytes,
             micros: (summary.seconds * 1e6) as u64,
             medium: summary.media.last().map_or(String::new(), |&medium| medium_name(medium).to_owned()),
-            limiter: most.filter(|(_, seconds)| *seconds > 0.0).map_or(String::new(), |(name, _)| name.to_owned()),
+            limiter: summary.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
             is_tunneled: self.tunneled,
             is_encrypted: summary.encrypted,
         }

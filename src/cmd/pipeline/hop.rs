@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::cmd::exit::{Exit, escaped};
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
+use crate::engine::Waits;
 
 /// How long an end may take to listen, or to try all endpoints of the other.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -72,6 +73,8 @@ pub(super) struct Hop {
     agreed: [bool; 2],
     ready: [bool; 2],
     pub(super) bytes: u64,
+    /// Where its sender says that the time went.
+    pub(super) waits: Waits,
     pub(super) reports: [Option<Report>; 2],
     /// When the first of the reports came.
     pub(super) told: Option<Instant>,
@@ -118,6 +121,7 @@ impl Hop {
             agreed: [false; 2],
             ready: [false; 2],
             bytes: 0,
+            waits: Waits::default(),
             reports: [None, None],
             told: None,
         }

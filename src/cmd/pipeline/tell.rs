@@ -13,8 +13,8 @@ use crate::cmd::end;
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
 use crate::cmd::report::{
-    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, read_line, rounded,
-    written_line,
+    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, limiter_now, read_line,
+    rounded, written_line,
 };
 use crate::control::frames::Report;
 use crate::engine::Read;
@@ -84,15 +84,19 @@ impl Screen {
         self.drawn = now;
         self.rates.resize_with(hops.len(), Rate::default);
         for (rate, hop) in self.rates.iter_mut().zip(hops) {
-            rate.add(now, hop.bytes);
+            rate.add(now, hop.bytes, hop.waits);
         }
         let rate = |at: usize| match self.rates[at].bytes_per_second() {
             Some(rate) => rate / 1e9,
             None => gigabytes_per_second(hops[at].bytes, self.began.elapsed().as_secs_f64()),
         };
+        let limiter = |at: usize| limiter_now(self.rates[at].waits());
         let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
         let lines: Vec<String> = moving
-            .map(|(at, hop)| format!("{}: {} {:.3} GB/s", hop.label(), DecimalBytes(hop.bytes), rate(at)))
+            .map(|(at, hop)| {
+                let bytes = DecimalBytes(hop.bytes);
+                format!("{}: {bytes} {:.3} GB/s{}", hop.label(), rate(at), limiter(at))
+            })
             .collect();
         if self.progress == Progress::Lines {
             return lines.iter().for_each(|line| self.say(line));
@@ -208,8 +212,8 @@ pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
         }
     }
     for hop in hops {
-        // Neither end waits for anything but the other.
-        let shares = [share(&hop.reports[0], &[1, 2, 3]), share(&hop.reports[1], &[1, 3])].into_iter().flatten();
+        // Neither end waits for anything but the other, or for what --bwlimit allows.
+        let shares = [share(&hop.reports[0], &[1, 2, 3, 5]), share(&hop.reports[1], &[1, 3])].into_iter().flatten();
         if let Some(least) = shares.reduce(f64::min) {
             found.push((format!("the hop {}", hop.label()), least));
         }

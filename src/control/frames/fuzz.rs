@@ -82,7 +82,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         fault: Some(fault.clone()),
         bytes: 9,
         media: vec!["tcp".to_owned()],
-        waits: vec![1, 2, 3, 4, 5],
+        waits: vec![1, 2, 3, 4, 5, 6],
         failures: vec![fault.clone()],
         ..Report::default()
     };
@@ -115,7 +115,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("dialed", Message::Dialed),
         ("dial-failed", Message::DialFailed("refused".to_owned())),
         ("say", Message::Say("a line".to_owned())),
-        ("progress", Message::Progress(1 << 40)),
+        ("progress", Message::Progress { bytes: 1 << 40, waits: vec![1, 2, 3, 4, 5, 6] }),
         ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
         ("ended", Message::Ended(Box::new(report))),
         ("signal", Message::Signal(2)),

@@ -247,11 +247,6 @@ impl Receiver {
         self.core.broadcast(&answer, now);
     }
 
-    /// Chunks are at hand that the sink has not taken: the sink is what limits.
-    pub fn waits_for_sink(&self) -> bool {
-        self.base < self.seen_end
-    }
-
     fn is_ordered(&self) -> bool {
         self.layout != Layout::File
     }

@@ -1,0 +1,243 @@
+//! Files that are too large for the page cache, on the disk that the tests are built on. What is too large is a share of
+//! the memory that the kernel says is available: here it says so little, in a mount namespace of the process under test,
+//! that a few MiB are too much. That takes root.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::cold::cached_bytes;
+use crate::rig::lab::Lab;
+use crate::rig::*;
+
+/// Available memory, as /proc/meminfo is made to tell it; the cache gets an eighth of it.
+const AVAILABLE_KIB: u64 = 8 << 10;
+
+const SHARE: u64 = AVAILABLE_KIB * 1024 / 8;
+
+/// What cannot be written past the cache: less than a page.
+const PAGE: u64 = 4096;
+
+/// The command in a mount namespace with little memory, in which `before` has been done; `None` if that cannot be made.
+fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Option<Command> {
+    let told = scratch.file("meminfo", format!("MemAvailable:   {AVAILABLE_KIB} kB\n").as_bytes());
+    let line = format!("mount --bind '{}' /proc/meminfo && {before} exec \"$@\"", told.display());
+    let inner = |inner: &Command| {
+        let mut wrapped = Command::new("unshare");
+        wrapped.arg("--mount").arg(inner.get_program()).args(inner.get_args());
+        wrapped
+    };
+    let works = inner(&in_shell(&line, &Command::new("true"))).stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        eprintln!("not run: no mount namespace, or what is to be in it cannot be had here");
+        return None;
+    }
+    let mut wrapped = inner(&in_shell(&line, command));
+    wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.get_current_dir().map(|directory| wrapped.current_dir(directory));
+    Some(wrapped)
+}
+
+/// An rdrecv into `target` with little memory.
+fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> Option<(Process, u16)> {
+    let mut command = rdrecv();
+    command.args(["-v", "--json", "0", KEY]).arg(target);
+    let mut wrapped = with_little_memory(scratch, before, &command)?;
+    let process = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let port = process.port();
+    Some((process, port))
+}
+
+fn written(ended: &Ended) -> [u64; 2] {
+    // rdcp tells of its progress before.
+    let line = ended.stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    ["written_direct_bytes", "written_buffered_bytes"].map(|key| report[key].as_u64().expect("a number"))
+}
+
+#[test]
+fn a_file_that_is_too_large_is_written_past_the_cache() {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    for length in [SHARE, SHARE + 1, 5 << 20, (5 << 20) + 4095, (5 << 20) + 4097, (9 << 20) - 1] {
+        let data = noise(length as usize);
+        let source = scratch.file("source", &data);
+        let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+        start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
+        let ended = recv.wait();
+        ended.expect(0);
+        same(&std::fs::read(&target).expect("there"), &data);
+        let expected = if length <= SHARE {
+            [0, length]
+        } else {
+            // The rest of the last chunk is worth a direct write only if it is long.
+            let rest = length % CHUNK as u64;
+            let buffered = if rest < 64 << 10 { rest } else { rest % PAGE };
+            [length - buffered, buffered]
+        };
+        assert_eq!(written(&ended), expected, "{length} bytes");
+        let line = ended.stderr.lines().find(|line| line.starts_with("written: ")).expect("the line of -v");
+        assert_eq!(line.contains(" direct"), expected[0] > 0, "{line}");
+        assert_eq!(line.contains(" buffered"), expected[1] > 0, "{line}");
+    }
+}
+
+#[test]
+fn it_is_not_in_the_cache_then() {
+    let scratch = Scratch::new();
+    let (target, data) = (scratch.join("target"), noise(8 << 20));
+    let source = scratch.file("source", &data);
+    let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+    start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
+    recv.wait().expect(0);
+    assert_eq!(cached_bytes(&target), 0);
+}
+
+#[test]
+fn a_stream_of_unknown_length_comes_out_right() {
+    let scratch = Scratch::new();
+    let (target, data) = (scratch.join("target"), noise((6 << 20) + 77));
+    let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+    let mut send = start_send::<&str>(&[], port, None);
+    feed(send.stdin(), data.clone());
+    send.wait().expect(0);
+    let ended = recv.wait();
+    same(&std::fs::read(&target).expect("there"), &data);
+    let [direct, buffered] = written(ended.expect(0));
+    assert_eq!(direct + buffered, data.len() as u64);
+    assert!(buffered >= SHARE, "its share is used first: {buffered}");
+}
+
+#[test]
+fn a_memory_file_system_gets_it_through_the_cache() {
+    let scratch = Scratch::new();
+    let data = noise(4 << 20);
+    let source = scratch.file("source", &data);
+    std::fs::create_dir(scratch.join("memory")).expect("a directory");
+    let memory = scratch.join("memory");
+    let before = format!("mount -t tmpfs none '{}' &&", memory.display());
+    let Some((mut recv, port)) = start_with_little_memory(&scratch, &before, &memory.join("target")) else { return };
+    start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
+    let ended = recv.wait();
+    assert_eq!(written(ended.expect(0)), [0, data.len() as u64]);
+    assert!(ended.stderr.lines().any(|line| line == "written: 4.00 MiB buffered"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_full_disk_is_told_as_ever() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", &noise(24 << 20));
+    let (image, disk) = (scratch.join("image"), scratch.join("disk"));
+    std::fs::create_dir(&disk).expect("a directory");
+    let before = format!(
+        "truncate -s 16M '{image}' && mkfs.ext4 -q '{image}' && mount -o loop '{image}' '{disk}' && \
+        printf old >'{disk}/target' &&",
+        image = image.display(),
+        disk = disk.display()
+    );
+    // What is left there can only be seen from inside.
+    let mut command = rdrecv();
+    command.args(["--json", "0", KEY]).arg(disk.join("target"));
+    let line = "\"$@\"; code=$?; ls -A \"$(dirname \"$5\")\"; cat \"$5\"; exit $code";
+    let Some(mut wrapped) = with_little_memory(&scratch, &before, &in_shell(line, &command)) else { return };
+    let mut recv = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let listed = drain(recv.stdout());
+    let mut send = start_send::<&str>(&[], recv.port(), Some(&source));
+    let ended = recv.wait();
+    let lines: Vec<&str> = ended.expect(6).stderr.lines().filter(|line| line.starts_with("rdrecv: cannot")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("target") && line.contains("errno 28")), "{}", ended.stderr);
+    send.wait().expect(6).within(SOON).one_line("rdsend", &["target", "errno 28"]);
+    assert!(written(&ended)[0] > 0, "directly: {}", ended.stderr);
+    let listed = String::from_utf8_lossy(&listed.join().expect("no panic")).into_owned();
+    assert_eq!(listed.replace("lost+found\n", ""), "target\nold", "the old file, and nothing else");
+}
+
+/// rdcp in a laboratory with little memory; what it has reported.
+fn copy(lab: &Lab, arguments: &[&str]) -> Option<Process> {
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-v", "--json"]).args(arguments);
+    let mut wrapped = with_little_memory(&lab.0, "", &command)?;
+    Some(Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null())))
+}
+
+#[test]
+fn a_copy_is_written_so_and_synced_or_read_back() {
+    let lab = Lab::new();
+    let data = noise((7 << 20) + 4099);
+    lab.0.file("source", &data);
+    for option in ["--no-times", "--fsync", "--verify=disk", "--in-place"] {
+        let there = format!("h:{}", lab.join("copy").display());
+        let Some(mut process) = copy(&lab, &[option, "source", &there]) else { return };
+        let ended = process.wait();
+        let [direct, buffered] = written(ended.expect(0));
+        same(&std::fs::read(lab.join("copy")).expect("there"), &data);
+        assert_eq!((direct, buffered), (7 << 20, 4099), "{option}");
+        assert!(ended.stderr.contains("written: 7.00 MiB direct, "), "{option}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn of_many_files_those_that_the_cache_has_no_room_for() {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.join("tree")).expect("a directory");
+    let data = noise(600 << 10);
+    for number in 0..8 {
+        lab.0.file(&format!("tree/f{number}"), &data);
+    }
+    let Some(mut process) = copy(&lab, &["-r", "tree", &format!("h:{}", lab.join("copy").display())]) else { return };
+    let [direct, buffered] = written(process.wait().expect(0));
+    assert_eq!(direct + buffered, 8 * data.len() as u64);
+    assert!(buffered > SHARE && direct > 0, "{direct} {buffered}");
+    for number in 0..8 {
+        same(&std::fs::read(lab.join(&format!("copy/f{number}"))).expect("there"), &data);
+    }
+}
+
+#[test]
+fn a_killed_copy_goes_on_with_what_was_written_so() {
+    let lab = Lab::new();
+    let data = noise((96 << 20) + 12345);
+    lab.0.file("source", &data);
+    let there = format!("h:{}", lab.join("copy").display());
+    let Some(mut process) = copy(&lab, &["--bwlimit", "60M", "source", &there]) else { return };
+    let began = Instant::now();
+    let partial = || {
+        let names = lab.0.names();
+        let name = names.iter().find(|name| name.ends_with(".rd-part"))?;
+        let metadata = std::fs::metadata(lab.join(name)).ok()?;
+        Some(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512)
+    };
+    while partial().is_none_or(|there| there < 64 << 20) {
+        assert!(process.is_running() && began.elapsed() < PATIENCE, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process.signal(Signal::KILL);
+    process.wait();
+    lab.all_gone(Duration::from_secs(10));
+    let ended = copy(&lab, &["source", &there]).expect("as before").wait();
+    let [direct, buffered] = written(ended.expect(0));
+    same(&std::fs::read(lab.join("copy")).expect("there"), &data);
+    assert!(direct > 0, "{direct}");
+    assert!(direct + buffered <= 64 << 20, "48 MiB at least were there already: {direct} {buffered}");
+}
+
+#[test]
+fn a_pipeline_writes_a_file_so() {
+    let lab = Lab::new();
+    std::fs::write(lab.join("home/source"), noise(6 << 20)).expect("a file");
+    let report = lab.join("report");
+    let mut command = lab.command(rdpipe(), "rsh", AGENT);
+    command.arg(format!("--json={}", report.display())).args(["h1:< source", "h2:> target"]);
+    let Some(mut wrapped) = with_little_memory(&lab.0, "", &command) else { return };
+    Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+    same(&std::fs::read(lab.join("home/target")).expect("there"), &noise(6 << 20));
+    let text = std::fs::read_to_string(report).expect("written");
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
+    let hop = &last["hops"][0];
+    let [direct, buffered] = ["written_direct_bytes", "written_buffered_bytes"].map(|key| hop[key].as_u64());
+    // Nobody has said how large it will be: the cache gets its share, and up to a chunk for each thread that writes.
+    assert_eq!(direct.zip(buffered).map(|(direct, buffered)| direct + buffered), Some(6 << 20), "{hop}");
+    assert!(direct.is_some_and(|direct| direct > 0), "{hop}");
+}

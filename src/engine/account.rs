@@ -192,6 +192,8 @@ pub(super) struct Account {
     busy: Duration,
     reading: Duration,
     pausing: Duration,
+    /// Chunks that workers have been given to open.
+    pub to_open: u32,
     /// Chunks that the sink has been given and has not taken.
     with_sink: u32,
     /// When it last took one, or got one while it had none.
@@ -207,6 +209,7 @@ impl Account {
             busy: Duration::ZERO,
             reading: Duration::ZERO,
             pausing: Duration::ZERO,
+            to_open: 0,
             with_sink: 0,
             sink_moved: Instant::now(),
             is_publishing: false,
@@ -261,7 +264,7 @@ impl Engine {
         };
         let waits = &mut self.summary.waits;
         let rest = match &self.half {
-            Half::Send { machine, .. } => {
+            Half::Send { machine, reader, .. } => {
                 let backlog = machine.backlog();
                 self.shared.backlog.store(backlog, Ordering::Relaxed);
                 if machine.waits_for_credit() {
@@ -271,14 +274,27 @@ impl Engine {
                 } else {
                     waits.limit += part(pausing);
                     // A stream's reader that waits has nothing to hand on, however busy the others are with what it had.
-                    waits.source += part(reading);
-                    waits.cpu += part(busy);
-                    if machine.waits_for_source() { &mut waits.source } else { &mut waits.wire }
+                    // Workers that read a file do so when they have nothing else to do.
+                    if reader.is_some() {
+                        waits.source += part(reading);
+                        waits.cpu += part(busy);
+                    } else {
+                        waits.cpu += part(busy);
+                        waits.source += part(reading);
+                    }
+                    match machine.waits_for_source() {
+                        true if self.shared.afloat.load(Ordering::Relaxed) > 0 => &mut waits.source,
+                        // There is a buffer to be filled, and no thread has come to it.
+                        true => &mut waits.cpu,
+                        false => &mut waits.wire,
+                    }
                 }
             }
             Half::Receive { .. } => {
                 if is_sink_behind {
                     &mut waits.sink
+                } else if account.to_open > 0 {
+                    &mut waits.cpu
                 } else {
                     waits.cpu += part(busy);
                     &mut waits.wire

@@ -357,6 +357,7 @@ impl Engine {
                 self.half.machine().abort(Cause::Source(fact), now);
             }
             Event::Opened(buffer, genuine) => {
+                self.account.to_open -= 1;
                 let id = self.keep(buffer);
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_opened(id, genuine, now);
@@ -607,6 +608,7 @@ impl Engine {
                             again = true;
                         }
                         _ => {
+                            self.account.to_open += 1;
                             let buffer = self.take(buffer);
                             let _ = self.jobs.send(Job::Open(buffer));
                         }

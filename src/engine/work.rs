@@ -1,7 +1,7 @@
 //! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
 //! come with a job and go back with its result.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -83,8 +83,10 @@ pub struct Shared {
     pub backlog: AtomicBool,
     /// Threads compress, seal, open or decompress, for the report.
     pub busy: Clock,
-    /// The reader waits for its stream, or reads it.
+    /// Threads read the source, or wait for it to give something.
     pub reading: Clock,
+    /// Cold ranges that are being read elsewhere.
+    pub afloat: AtomicU32,
     /// What was read of the source, and how.
     pub tally: Tally,
     /// By which means cold ranges are read.
@@ -107,6 +109,7 @@ impl Shared {
             backlog: AtomicBool::new(false),
             busy: Clock::default(),
             reading: Clock::default(),
+            afloat: AtomicU32::new(0),
             tally: Tally::default(),
             means: Means::default(),
             direct: OnceLock::new(),
@@ -243,7 +246,7 @@ impl Worker {
         let source = match shared.source.as_ref().expect("reads are asked of sources in parts") {
             Parts::File(source) => source,
             Parts::Tree(source) => {
-                let next = source.next(buffer.payload_mut(), &shared.tally);
+                let next = shared.reading.during(|| source.next(buffer.payload_mut(), &shared.tally));
                 return match next {
                     Next::Part(part) => {
                         shared.pace.wait(part.length);
@@ -273,7 +276,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let Some(Parts::File(source)) = &shared.source else { unreachable!("parts that are known are a file's") };
         shared.pace.wait(part.length);
-        match source.read(&part, buffer.payload_mut(), &shared.tally) {
+        match shared.reading.during(|| source.read(&part, buffer.payload_mut(), &shared.tally)) {
             Ok(None) => Some(self.seal(buffer, &part, encrypt)),
             Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),
             Err(fact) => Some(Event::SourceFailed(buffer, fact)),
@@ -286,6 +289,7 @@ impl Worker {
         // Before it can be back.
         self.events.send(Event::Queued(buffer.id())).ok()?;
         let direct = shared.direct.get().expect("there before any worker");
+        shared.afloat.fetch_add(1, Ordering::Relaxed);
         let refused = direct.submit(Request { buffer, cold, place, encrypt }, &shared).err()?;
         if let (Place::Tree(_), Some(Parts::Tree(tree))) = (&refused.place, &shared.source) {
             tree.note_arrival();
@@ -297,6 +301,7 @@ impl Worker {
     fn arrived(&mut self, request: Request, outcome: Result<usize, Errno>) -> Option<Event> {
         let Request { mut buffer, cold, place, encrypt } = request;
         let shared = Arc::clone(&self.shared);
+        shared.afloat.fetch_sub(1, Ordering::Relaxed);
         let (target, tally) = (buffer.payload_mut(), &shared.tally);
         match (place, shared.source.as_ref().expect("it was read")) {
             (Place::File(part), Parts::File(source)) => match source.finish(&cold, outcome, target, tally) {

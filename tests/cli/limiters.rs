@@ -162,16 +162,33 @@ fn a_rate_limit_on_a_file() {
     Told::of(&recv.wait()).names("wire");
 }
 
+/// Short words in no order: what shrinks, but takes a compressor longest to find out how.
+fn words(length: usize) -> Vec<u8> {
+    let mut random = Random::new(1);
+    let mut word = || {
+        let length = 2 + random.below(6);
+        (0..length).map(|_| b'a' + random.below(26) as u8).chain([b' ']).collect::<Vec<u8>>()
+    };
+    let known: Vec<Vec<u8>> = (0..4000).map(|_| word()).collect();
+    let mut words = Vec::with_capacity(length + 8);
+    while words.len() < length {
+        words.extend(&known[random.below(4000) as usize]);
+    }
+    words.truncate(length);
+    words
+}
+
 #[test]
 fn slow_processors() {
     let scratch = Scratch::new();
-    // Compresses to little, so that nothing else has anything to do.
-    let source = scratch.file("source", &text(192 << 20));
+    let source = scratch.file("source", &words(8 << 20).repeat(16));
     let (mut recv, port) = start_recv(&["--json"], Some(Path::new("/dev/null")));
     let mut command = rdsend();
     command.args(["--json", "-v", "--compress", "zstd", "--lanes", "1", "127.0.0.1", &port.to_string(), KEY]);
-    // One processor for all of it, and not much of that.
-    let mut slow = in_shell("exec nice -n 19 taskset -c 0 \"$@\"", command.arg(&source));
+    // One processor for all of it, the first that we may use.
+    let line = "cpu=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\\([0-9]*\\).*/\\1/p' /proc/self/status); \
+        exec taskset -c \"$cpu\" \"$@\"";
+    let mut slow = in_shell(line, command.arg(&source));
     let send = Process::spawn(slow.stdin(Stdio::null()).stdout(Stdio::null())).wait();
     let sender = Told::of(&send);
     sender.names("cpu");

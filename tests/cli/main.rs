@@ -1,4 +1,5 @@
-//! The commands as a user runs them: two processes on one machine over loopback, no privileges needed.
+//! The commands as a user runs them: two processes on one machine over loopback, no privileges needed, but for
+//! what says that it was not run.
 
 #[path = "../rig/mod.rs"]
 mod rig;

@@ -127,7 +127,6 @@ impl Shared {
         });
         header
     }
-
 }
 
 /// Whether the data has been shrinking lately.

@@ -13,7 +13,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
-.PHONY: all build install uninstall deps check test test-long demo demo-rdma bench clean
+.PHONY: all build install uninstall deps bench-deps check test test-long demo demo-rdma bench bench-quick bench-report clean
 
 all: build
 
@@ -62,9 +62,20 @@ demo:
 demo-rdma:
 	demo/run rdma
 
-# ONLY=tcp RUNS=9 narrow it down.
-bench: deps build
+bench-deps:
+	tests/testbed/deps bench
+
+# All of what must hold, measured; results under build/bench. ONLY=tcp,peers RUNS=9 SIZE_MIB=4096 narrow it down.
+bench: bench-deps build
 	$(CARGO) bench --locked --bench bench
+
+# In less than 3 minutes, on small sizes, without the guest: shows that things work, not how fast they are.
+bench-quick: bench-deps build
+	QUICK=1 $(CARGO) bench --locked --bench bench
+
+# Puts what `make bench` has left under build/bench into docs/PERFORMANCE.md and docs/performance.
+bench-report: build
+	$(CARGO) bench --locked --bench bench -- --report
 
 clean:
 	$(CARGO) clean

@@ -1,35 +1,21 @@
 //! A file that is on the disk and not in the page cache: `rdsend` against fio's direct reads with a deep queue.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use rustix::fs::{Advice, fadvise};
 
 use crate::harness::*;
-use crate::streams::pipe;
-
-/// A directory on the disk that the benchmark was built on, removed at the end.
-struct OnDisk(PathBuf);
-
-impl Drop for OnDisk {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+use crate::record::Kind;
+use crate::streams::{self, pipe};
 
 pub fn rows() -> Result<Vec<Row>> {
     const NAME: &str = "cold: a file on disk against fio";
-    if Command::new("fio").arg("--version").output().is_err() {
-        return Ok(vec![Row::absent(NAME, "fio")]);
-    }
     let bytes = size();
-    let directory = bin_directory().join(format!("bench-cold-{}", std::process::id()));
-    std::fs::create_dir(&directory).map_err(text)?;
-    let disk = OnDisk(directory);
+    let disk = Scratch::within(&bin_directory())?;
     let input = disk.0.join("input");
     write(&input, bytes)?;
-    println!("\n{:.2} GiB on disk, not cached -> TCP over loopback -> /dev/null; 1 + {} rounds", gib(bytes), runs());
     let ours = || {
         evict(&input)?;
         let run = pipe(&["--encrypt", "never"], &input)?;
@@ -42,15 +28,16 @@ pub fn rows() -> Result<Vec<Row>> {
         evict(&input)?;
         fio(&input)
     };
-    let contestants: [Contestant<'_>; 2] = [
-        ("rdsend FILE, plain".into(), Box::new(ours)),
-        ("fio --direct=1 --bs=1M --iodepth=32".into(), Box::new(theirs)),
+    let fio = "fio --name=cold --rw=read --direct=1 --bs=1M --iodepth=32 --ioengine=libaio --filename={file}";
+    let contestants = [
+        Contestant::new(Kind::Ours, "rdsend FILE, plain", &streams::ours("", "--encrypt never", "").command(), ours),
+        Contestant::new(Kind::Limit, "fio, direct, 1 MiB, depth 32", fio, theirs),
     ];
-    let rates = alternate(&contestants, runs())?;
-    for ((name, _), rates) in contestants.iter().zip(&rates) {
-        println!("    {name:<42} {} GB/s", Spread::of(rates));
-    }
-    Ok(vec![Row::ratio(NAME, 0.95, &rates[0], &rates[1])])
+    let title = format!("{:.2} GiB on disk, not cached, through TCP over loopback to /dev/null", gib(bytes));
+    let found = contest("cold", &title, "GB/s", &contestants, runs())?;
+    Ok(vec![found.compare(NAME, ["rdsend FILE, plain", "fio, direct, 1 MiB, depth 32"], |ours, fio| {
+        Row::ratio(NAME, 0.95, &ours.values, &fio.values)
+    })])
 }
 
 /// Real blocks: a hole would be read without the disk.

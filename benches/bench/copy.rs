@@ -1,15 +1,15 @@
 //! `rdcp`: what must hold of it, against cp, ssh alone and its peers. The remote host is this one, by an sshd of our own.
 
-use std::cell::Cell;
-use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::harness::*;
-use crate::peers::PEERS;
-use crate::sshd::{HOST, Sshd};
+use crate::process::{adopt, spent};
+use crate::record::Kind;
+use crate::site::{Site, WatchedAgent, contest_of, identical, remote, same_shape};
 
 const FILES: u64 = 20_000;
 const FILE_BYTES: u64 = 4096;
@@ -21,9 +21,10 @@ const ROUNDS_FEW: usize = 3;
 type Measure = fn() -> Result<Vec<Row>>;
 
 /// What `ONLY` calls the rows, and what measures them.
-pub const ROWS: [(&str, Measure); 6] = [
+pub const ROWS: [(&str, Measure); 7] = [
     ("copy-small", small),
     ("copy-big", big),
+    ("trees", trees),
     ("copy-byte", byte),
     ("copy-local", local),
     ("copy-memory", memory),
@@ -33,76 +34,113 @@ pub const ROWS: [(&str, Measure); 6] = [
 // --- rows ------------------------------------------------------------------------------------------------------------
 
 fn small() -> Result<Vec<Row>> {
-    let site = Site::start(8 * FILES * FILE_BYTES, 8 * FILES)?;
-    let tree = site.tree("tree", FILES, FILES / DIRECTORIES, FILE_BYTES)?;
-    let rounds = runs();
-    println!(
-        "\n{FILES} files of {FILE_BYTES} bytes in {DIRECTORIES} directories, to a remote host; 1 + {rounds} rounds"
-    );
-    println!("rdcp: {}", site.lanes(&["-r"], &tree)?);
-    let cp = "cp -a, then ssh host true";
-    let mut copies = vec![
-        site.copy("rdcp -r", |site, to| timed(site.rdcp(&["-r"]).arg(&tree).arg(remote(to)))),
-        site.copy(cp, |site, to| Ok(timed(Command::new("cp").arg("-a").args([&tree, to]))? + site.nothing()?)),
-    ];
-    let mut peers = vec![
-        site.copy("scp -r", |site, to| timed(site.ssh.client("scp").args(["-q", "-r"]).arg(&tree).arg(remote(to)))),
-        site.copy("rsync -a", |site, to| timed(&mut site.rsync(&format!("{}/", tree.display()), to))),
-        site.copy("tar | ssh tar", |site, to| timed(&mut site.tar_ssh(&tree, to))),
-        site.copy("tar | socat (by ssh)", |site, to| timed(&mut site.tar_socat(&tree, to)?)),
-        site.copy("tar | socat (listening)", |site, to| site.tar_listening(&tree, to)),
-    ];
-    let (found, mut rows) = site.peers("copy-small: over", &tree);
-    peers.extend(found);
-    let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
-    copies.append(&mut peers);
-    let times = contest(&copies, &tree, rounds)?;
-    let ours = times.of("rdcp -r");
-    rows.insert(0, Row::at_most("copy-small: rdcp / (cp -a + ssh)", 1.15, ours, times.of(cp)));
-    for (place, name) in names.into_iter().enumerate() {
-        rows.insert(1 + place, Row::faster(&format!("copy-small: over {name}"), 1.0, ours, times.of(name)));
-    }
+    let files = if quick() { FILES / 10 } else { FILES };
+    let site = Site::start(8 * files * FILE_BYTES, 8 * files)?;
+    let tree = site.tree("tree", files, FILES / DIRECTORIES, FILE_BYTES)?;
+    let title =
+        format!("{files} files of {FILE_BYTES} bytes, {} in a directory, to a remote host", FILES / DIRECTORIES);
+    against_all("copy-small", &title, &site, &tree, Some(1.15))
+}
+
+/// `rdcp -r` of a tree against everybody, and at most `bound` times what cp and a call of ssh take.
+fn against_all(row: &str, title: &str, site: &Site, tree: &Path, bound: Option<f64>) -> Result<Vec<Row>> {
+    const OURS: &str = "rdcp -r";
+    const BOUND: &str = "cp -a, then ssh host true";
+    println!("\nrdcp: {}", site.lanes(&["-r"], tree)?);
+    let mut copies = vec![site.our_copy(OURS, &["-r"], tree), site.bound(BOUND, tree)];
+    let peers = site.peers(tree);
+    let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
+    copies.extend(peers);
+    let found = contest_of(row, title, &copies, tree, runs())?;
+    let name = format!("{row}: rdcp / (cp -a + ssh)");
+    let to_bound = found.compare(&name, [OURS, BOUND], |ours, theirs| {
+        let row = Row::at_most(&name, bound.unwrap_or(1.0), &ours.values, &theirs.values);
+        if bound.is_some() { row } else { row.told() }
+    });
+    let over = names.iter().map(|peer| {
+        let name = format!("{row}: over {peer}");
+        found.compare(&name, [OURS, peer], |ours, theirs| Row::faster(&name, 1.0, &ours.values, &theirs.values))
+    });
+    Ok(std::iter::once(to_bound).chain(over).collect())
+}
+
+/// Few large files, and a tree as it is found: C's headers, or the interpreter's library where they are more. Links and
+/// what is no file are left out, for not every peer copies them; so are empty directories.
+fn trees() -> Result<Vec<Row>> {
+    const LARGE_FILES: u64 = 8;
+    let bytes = size() / 4;
+    let mut rows = Vec::new();
+    let site = Site::start(3 * bytes, 0)?;
+    let tree = site.tree("large", LARGE_FILES, LARGE_FILES / 2, bytes / LARGE_FILES)?;
+    let title = format!("{LARGE_FILES} files of {} MiB, to a remote host", (bytes / LARGE_FILES) >> 20);
+    rows.extend(against_all("trees: few large", &title, &site, &tree, None)?);
+    let site = Site::start(GIB, 100_000)?;
+    let tree = site.scratch.0.join("mixed");
+    let found = ["/usr/lib/python3", "/usr/include"].into_iter().find(|path| Path::new(path).is_dir());
+    let from = found.ok_or("neither /usr/lib/python3 nor /usr/include is here")?;
+    timed(Command::new("cp").args(["-r", from]).arg(&tree))?;
+    timed(Command::new("find").arg(&tree).args(["!", "-type", "f", "!", "-type", "d", "-delete"]))?;
+    timed(Command::new("find").arg(&tree).args(["-type", "d", "-empty", "-delete"]))?;
+    rows.extend(against_all("trees: mixed", &format!("{from}, to a remote host"), &site, &tree, None)?);
     Ok(rows)
 }
 
 fn big() -> Result<Vec<Row>> {
+    const ENCRYPTED: &str = "rdcp --encrypt always";
+    const PLAIN: &str = "rdcp --encrypt never";
     let bytes = size();
     let site = Site::start(2 * bytes, 0)?;
     let file = site.scratch.random_file(bytes)?;
-    let rounds = runs();
-    println!("\n1 file of {:.2} GiB, to a remote host; 1 + {rounds} rounds", gib(bytes));
     for encrypt in ["never", "always"] {
-        println!("rdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt], &file)?);
+        println!("\nrdcp --encrypt {encrypt}: {}", site.lanes(&["--encrypt", encrypt], &file)?);
     }
-    let rdcp = |encrypt: &'static str| {
-        let file = file.clone();
-        move |site: &Site, to: &Path| timed(site.rdcp(&["--encrypt", encrypt]).arg(&file).arg(remote(to)))
-    };
-    let (peers, mut rows) = site.peers("copy-big: encrypted over", &file);
-    let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
     let mut copies = vec![
-        site.copy("rdcp --encrypt never", rdcp("never")),
-        site.copy("rdcp --encrypt always", rdcp("always")),
-        site.copy("cp", |_, to| timed(Command::new("cp").args([&file, to]))),
-        site.copy("scp", |site, to| timed(site.ssh.client("scp").arg("-q").arg(&file).arg(remote(to)))),
-        site.copy("rsync", |site, to| timed(&mut site.rsync(&file.display().to_string(), to))),
+        site.our_copy(PLAIN, &["--encrypt", "never"], &file),
+        site.our_copy(ENCRYPTED, &["--encrypt", "always"], &file),
+        site.copy(Kind::Limit, "cp", "cp {from} {to}", |_, to| timed(Command::new("cp").args([&file, to]))),
     ];
+    let peers = site.peers(&file);
+    let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
     copies.extend(peers);
-    let times = contest(&copies, &file, rounds)?;
-    let encrypted = times.of("rdcp --encrypt always");
-    rows.extend(
-        names
-            .into_iter()
-            .map(|name| Row::faster(&format!("copy-big: encrypted over {name}"), 1.0, encrypted, times.of(name))),
-    );
-    let mut all = vec![
-        Row::at_most("copy-big: plain / cp", 1.5, times.of("rdcp --encrypt never"), times.of("cp")),
-        Row::at_most("copy-big: encrypted / cp", 2.0, encrypted, times.of("cp")),
-        Row::faster("copy-big: encrypted over scp", 2.0, encrypted, times.of("scp")),
-        Row::faster("copy-big: encrypted over rsync", 2.0, encrypted, times.of("rsync")),
+    let title = format!("1 file of {:.2} GiB, to a remote host", gib(bytes));
+    let found = contest_of("copy-big", &title, &copies, &file, runs())?;
+    let at_most = |name: &str, target: f64, ours: &str| {
+        found.compare(name, [ours, "cp"], |ours, cp| Row::at_most(name, target, &ours.values, &cp.values))
+    };
+    let mut rows =
+        vec![at_most("copy-big: plain / cp", 1.5, PLAIN), at_most("copy-big: encrypted / cp", 2.0, ENCRYPTED)];
+    rows.extend(names.iter().map(|peer| {
+        let name = format!("copy-big: encrypted over {peer}");
+        let target = if ["scp -r", "rsync -a"].contains(&peer.as_str()) { 2.0 } else { 1.0 };
+        found.compare(&name, [ENCRYPTED, peer], |ours, theirs| Row::faster(&name, target, &ours.values, &theirs.values))
+    }));
+    Ok(rows)
+}
+
+/// Processor time of everything that a copy of one file takes, at both ends, ssh and its server in it.
+pub fn cpu() -> Result<Vec<Row>> {
+    const ENCRYPTED: &str = "rdcp --encrypt always";
+    let bytes = size() / 2;
+    let site = Site::start(2 * bytes, 0)?;
+    let file = site.scratch.random_file(bytes)?;
+    let mut copies = vec![
+        site.our_copy(ENCRYPTED, &["--encrypt", "always"], &file),
+        site.our_copy("rdcp --encrypt never", &["--encrypt", "never"], &file),
     ];
-    all.append(&mut rows);
-    Ok(all)
+    copies.extend(site.peers(&file).into_iter().filter(|peer| ["syq", "scp -r"].contains(&peer.name.as_str())));
+    let adopted = adopt()?;
+    let contestants: Vec<Contestant<'_>> = copies
+        .iter()
+        .map(|copy| {
+            let run = || spent(Some(site.ssh.id()), bytes, || copy.run(&file).map(drop));
+            Contestant::new(copy.kind, &copy.name, &copy.command, run)
+        })
+        .collect();
+    let title = format!("Processor time of both ends for each GB, 1 file of {:.2} GiB, to a remote host", gib(bytes));
+    let found = contest("cpu", &title, "s/GB", &contestants, runs())?;
+    drop(adopted);
+    let name = "cpu: encrypted rdcp, both ends / syq";
+    Ok(vec![found.compare(name, [ENCRYPTED, "syq"], |ours, syq| Row::at_most(name, 0.5, &ours.values, &syq.values))])
 }
 
 fn byte() -> Result<Vec<Row>> {
@@ -110,38 +148,45 @@ fn byte() -> Result<Vec<Row>> {
     let site = Site::start(1 << 20, 0)?;
     let file = site.scratch.random_file(1)?;
     let rounds = runs().max(21);
-    println!("\n1 file of 1 byte, to a remote host; 1 + {rounds} rounds");
-    println!("rdcp: {}", site.lanes(&[], &file)?);
-    let rdcp = site.copy("rdcp", |site, to| timed(site.rdcp(&[]).arg(&file).arg(remote(to))));
-    let contestants: [Contestant<'_>; 2] =
-        [("rdcp".into(), Box::new(|| rdcp.run(&file))), ("ssh host true".into(), Box::new(|| site.nothing()))];
-    let times = Times::of_rounds(&contestants, rounds)?;
-    let more: Vec<f64> =
-        times.of("rdcp").iter().zip(times.of("ssh host true")).map(|(our, their)| (our - their) * 1e3).collect();
-    Ok(vec![Row::limit("copy-byte: beyond ssh host true", MILLISECONDS_MAX, "ms", &more)])
+    println!("\nrdcp: {}", site.lanes(&[], &file)?);
+    let rdcp = site.our_copy("rdcp", &[], &file);
+    let contestants = [
+        Contestant::new(Kind::Ours, "rdcp", "rdcp {from} {host}:{to}", || rdcp.run(&file)),
+        Contestant::new(Kind::Limit, "ssh host true", "ssh -F {config} {host} true", || site.nothing()),
+    ];
+    let found = contest("copy-byte", "1 file of 1 byte, to a remote host", "s", &contestants, rounds)?;
+    let name = "copy-byte: beyond ssh host true";
+    Ok(vec![found.compare(name, ["rdcp", "ssh host true"], |rdcp, ssh| {
+        let more: Vec<f64> = rdcp.values.iter().zip(&ssh.values).map(|(our, their)| (our - their) * 1e3).collect();
+        Row::limit(name, MILLISECONDS_MAX, "ms", &more)
+    })])
 }
 
 fn local() -> Result<Vec<Row>> {
-    let bytes = size();
-    let site = Site::start(2 * bytes + 4 * FILES * FILE_BYTES, 4 * FILES)?;
-    let rounds = runs();
+    let (bytes, files) = (size(), if quick() { FILES / 10 } else { FILES });
+    let site = Site::start(2 * bytes + 4 * files * FILE_BYTES, 4 * files)?;
+    let mut rows = Vec::new();
     let file = site.scratch.random_file(bytes)?;
-    println!("\n1 file of {:.2} GiB, to another name here; 1 + {rounds} rounds", gib(bytes));
-    let copies = [
-        site.copy("rdcp", |site, to| timed(site.rdcp(&[]).args([&file, to]))),
-        site.copy("cp", |_, to| timed(Command::new("cp").args([&file, to]))),
-    ];
-    let times = contest(&copies, &file, rounds)?;
-    let one = Row::at_most("copy-local: 1 file, rdcp / cp", 1.0, times.of("rdcp"), times.of("cp"));
-    let tree = site.tree("tree", FILES, FILES / DIRECTORIES, FILE_BYTES)?;
-    println!("\n{FILES} files of {FILE_BYTES} bytes, to another name here; 1 + {rounds} rounds");
-    let copies = [
-        site.copy("rdcp -r", |site, to| timed(site.rdcp(&["-r"]).args([&tree, to]))),
-        site.copy("cp -a", |_, to| timed(Command::new("cp").arg("-a").args([&tree, to]))),
-    ];
-    let times = contest(&copies, &tree, rounds)?;
-    let many = Row::at_most("copy-local: many files, rdcp / cp", 0.9, times.of("rdcp -r"), times.of("cp -a"));
-    Ok(vec![one, many])
+    let tree = site.tree("tree", files, FILES / DIRECTORIES, FILE_BYTES)?;
+    let one = format!("1 file of {:.2} GiB", gib(bytes));
+    let many = format!("{files} files of {FILE_BYTES} bytes");
+    for (name, target, title, ours, theirs, from) in [
+        ("copy-local: 1 file, rdcp / cp", 1.0, one, "rdcp", "cp", &file),
+        ("copy-local: many files, rdcp / cp", 0.9, many, "rdcp -r", "cp -a", &tree),
+    ] {
+        let options = |command: &str| command.split(' ').skip(1).map(str::to_owned).collect::<Vec<String>>();
+        let copies = [
+            site.copy(Kind::Ours, ours, &format!("{ours} {{from}} {{to}}"), |site, to| {
+                timed(site.rdcp(&[]).args(options(ours)).args([from, to]))
+            }),
+            site.copy(Kind::Peer, theirs, &format!("{theirs} {{from}} {{to}}"), |_, to| {
+                timed(Command::new("cp").args(options(theirs)).args([from, to]))
+            }),
+        ];
+        let found = contest_of("copy-local", &format!("{title}, to another name here"), &copies, from, runs())?;
+        rows.push(found.compare(name, [ours, theirs], |ours, cp| Row::at_most(name, target, &ours.values, &cp.values)));
+    }
+    Ok(rows)
 }
 
 fn memory() -> Result<Vec<Row>> {
@@ -291,265 +336,4 @@ fn on_the_wire() -> Result<u64> {
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-// --- copies in turns -------------------------------------------------------------------------------------------------
-
-/// Makes one and says how many seconds it took.
-type Make<'a> = Box<dyn Fn(&Site, &Path) -> Result<f64> + 'a>;
-
-/// One way to make a copy, at a place that is empty before.
-struct Copy<'a> {
-    name: &'a str,
-    site: &'a Site,
-    make: Make<'a>,
-    compared: Cell<bool>,
-}
-
-impl Copy<'_> {
-    /// The seconds that it took. The first copy is compared with its source, of others the shape is.
-    fn run(&self, source: &Path) -> Result<f64> {
-        let to = self.site.fresh()?;
-        let seconds = (self.make)(self.site, &to)?;
-        if self.compared.replace(true) {
-            same_shape(source, &to)?
-        } else {
-            identical(source, &to)?
-        }
-        Ok(seconds)
-    }
-}
-
-/// The seconds of each contestant in each round.
-struct Times(Vec<(String, Vec<f64>)>);
-
-impl Times {
-    fn of_rounds(contestants: &[Contestant<'_>], rounds: usize) -> Result<Self> {
-        let times = alternate(contestants, rounds)?;
-        for ((name, _), times) in contestants.iter().zip(&times) {
-            println!("    {name:<42} {} s", Spread::of(times));
-        }
-        Ok(Times(contestants.iter().map(|(name, _)| name.clone()).zip(times).collect()))
-    }
-
-    fn of(&self, name: &str) -> &[f64] {
-        self.0.iter().find(|(of, _)| of == name).map_or(&[], |(_, times)| times)
-    }
-}
-
-fn contest(copies: &[Copy<'_>], source: &Path, rounds: usize) -> Result<Times> {
-    let contestants: Vec<Contestant<'_>> = copies
-        .iter()
-        .map(|copy| -> Contestant<'_> { (copy.name.to_owned(), Box::new(move || copy.run(source))) })
-        .collect();
-    Times::of_rounds(&contestants, rounds)
-}
-
-fn identical(source: &Path, copy: &Path) -> Result<()> {
-    timed(Command::new("diff").args(["-rq", "--no-dereference"]).args([source, copy])).map(|_| ())
-}
-
-fn same_shape(source: &Path, copy: &Path) -> Result<()> {
-    let (wanted, found) = (shape(source)?, shape(copy)?);
-    if wanted == found { Ok(()) } else { Err(format!("copied {found:?} of {wanted:?} (entries, bytes)")) }
-}
-
-/// How many entries, and bytes in files.
-fn shape(path: &Path) -> Result<(u64, u64)> {
-    let metadata = fs::symlink_metadata(path).map_err(text)?;
-    if !metadata.is_dir() {
-        return Ok((1, metadata.len()));
-    }
-    let mut sum = (1, 0);
-    for entry in fs::read_dir(path).map_err(text)? {
-        let (entries, bytes) = shape(&entry.map_err(text)?.path())?;
-        sum = (sum.0 + entries, sum.1 + bytes);
-    }
-    Ok(sum)
-}
-
-// --- the host --------------------------------------------------------------------------------------------------------
-
-/// A place in memory with an sshd.
-struct Site {
-    // Ends before its directory goes.
-    ssh: Sshd,
-    scratch: Scratch,
-}
-
-/// An agent whose process is known: a script, and the file where it says which it is.
-struct WatchedAgent {
-    script: PathBuf,
-    said: PathBuf,
-}
-
-impl WatchedAgent {
-    /// The process that runs it now, once.
-    fn id(&self) -> Result<u32> {
-        wait_until("the agent to start", || self.said.exists())?;
-        let id = fs::read_to_string(&self.said).map_err(text)?;
-        fs::remove_file(&self.said).map_err(text)?;
-        id.trim().parse().map_err(|_| format!("no process: {id}"))
-    }
-}
-
-impl Site {
-    fn start(bytes: u64, files: u64) -> Result<Self> {
-        let scratch = Scratch::with_room_for(bytes + (64 << 20), files)?;
-        let site = Site { ssh: Sshd::start(&scratch.0)?, scratch };
-        site.script("ssh", &format!("exec {} -F '{}' \"$@\"", which("ssh")?.display(), site.ssh.config().display()))?;
-        Ok(site)
-    }
-
-    fn script(&self, name: &str, text_of: &str) -> Result<PathBuf> {
-        let directory = self.scratch.0.join("bin");
-        fs::create_dir_all(&directory).map_err(text)?;
-        let path = directory.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text_of}\n")).map_err(text)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(text)?;
-        Ok(path)
-    }
-
-    fn watched_agent(&self) -> Result<WatchedAgent> {
-        let said = self.scratch.0.join("agent-id");
-        let (name, agent) = (said.display(), agent());
-        let script = format!("echo $$ >'{name}.new' && mv '{name}.new' '{name}'\nexec '{}' \"$@\"", agent.display());
-        Ok(WatchedAgent { script: self.script("agent", &script)?, said })
-    }
-
-    /// `count` files of `bytes` bytes each, so many in each directory.
-    fn tree(&self, name: &str, count: u64, in_each: u64, bytes: u64) -> Result<PathBuf> {
-        let tree = self.scratch.0.join(name);
-        let content = self.scratch.random_file(bytes.max(1)).and_then(|path| fs::read(path).map_err(text))?;
-        for directory in 0..count / in_each {
-            let directory = tree.join(format!("d{directory:04}"));
-            fs::create_dir_all(&directory).map_err(text)?;
-            for file in 0..in_each {
-                let path = directory.join(format!("f{file:04}"));
-                if bytes == 0 { File::create(path).map(drop) } else { fs::write(path, &content) }.map_err(text)?;
-            }
-        }
-        Ok(tree)
-    }
-
-    fn copy<'a>(&'a self, name: &'a str, make: impl Fn(&Site, &Path) -> Result<f64> + 'a) -> Copy<'a> {
-        Copy { name, site: self, make: Box::new(make), compared: Cell::new(false) }
-    }
-
-    /// Where copies go, with nothing there.
-    fn fresh(&self) -> Result<PathBuf> {
-        let path = self.scratch.0.join("copied");
-        match fs::symlink_metadata(&path) {
-            Err(_) => {}
-            Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(&path).map_err(text)?,
-            Ok(_) => fs::remove_file(&path).map_err(text)?,
-        }
-        Ok(path)
-    }
-
-    fn rdcp(&self, options: &[&str]) -> Command {
-        self.rdcp_by(&agent(), options)
-    }
-
-    fn rdcp_by(&self, agent: &Path, options: &[&str]) -> Command {
-        let mut command = Command::new(bin_directory().join("rdcp"));
-        command.arg("-F").arg(self.ssh.config()).arg("--agent").arg(agent).args(options);
-        command
-    }
-
-    /// Which way rdcp takes, in its own words, when it copies what is measured: a copy of a byte is over before it has all
-    /// its lanes.
-    fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
-        let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
-        let line = said.lines().find_map(|line| line.split_once("data: "));
-        Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
-    }
-
-    /// ssh, and nothing else.
-    fn nothing(&self) -> Result<f64> {
-        timed(self.ssh.client("ssh").args([HOST, "true"]))
-    }
-
-    fn rsync(&self, from: &str, to: &Path) -> Command {
-        let mut command = Command::new("rsync");
-        command.args(["-a", "-e", &format!("ssh -F {}", self.ssh.config().display()), from, &remote(to)]);
-        command
-    }
-
-    fn tar_ssh(&self, tree: &Path, to: &Path) -> Command {
-        let config = self.ssh.config();
-        let (tree, to, config) = (tree.display(), to.display(), config.display());
-        bash(format!("tar cf - -C {tree} . | ssh -F {config} {HOST} 'mkdir {to} && tar xf - -C {to}'"))
-    }
-
-    fn tar_socat(&self, tree: &Path, to: &Path) -> Result<Command> {
-        let (port, config) = (free_port()?, self.ssh.config());
-        let (tree, to, config) = (tree.display(), to.display(), config.display());
-        let socat = "socat -u -b 131072";
-        Ok(bash(format!(
-            "ssh -F {config} {HOST} 'mkdir {to} && {socat} TCP-LISTEN:{port} - | tar xf - -C {to}' & \
-             tar cf - -C {tree} . | {socat} - TCP:127.0.0.1:{port},retry=5000,interval=0.002 && wait $!"
-        )))
-    }
-
-    /// As nobody can without having been at the other host before: no time for ssh in it.
-    fn tar_listening(&self, tree: &Path, to: &Path) -> Result<f64> {
-        let port = free_port()?;
-        let (tree, to) = (tree.display(), to.display());
-        let socat = "socat -u -b 131072";
-        let mut receiver = bash(format!("mkdir {to} && {socat} TCP-LISTEN:{port} - | tar xf - -C {to}"));
-        let receiver = Running::start(&mut receiver)?;
-        wait_listening(port)?;
-        let start = Instant::now();
-        timed(&mut bash(format!("tar cf - -C {tree} . | {socat} - TCP:127.0.0.1:{port}")))?;
-        receiver.success()?;
-        Ok(start.elapsed().as_secs_f64())
-    }
-
-    /// The peers from crates.io, each of which has made a copy of `from`; for those that could not, a row that says why.
-    fn peers<'a>(&'a self, row: &str, from: &Path) -> (Vec<Copy<'a>>, Vec<Row>) {
-        let (mut copies, mut rows) = (Vec::new(), Vec::new());
-        for peer in &PEERS {
-            let tried = peer.installed().and_then(|path| {
-                let source = from.to_owned();
-                let copy = self.copy(peer.program, move |site, to| {
-                    timed(Command::new(&path).env("PATH", site.path_of_peers()).arg(&source).arg(remote(to)))
-                });
-                copy.run(from).map(|_| copy)
-            });
-            match tried {
-                Ok(copy) => copies.push(copy),
-                Err(why) => rows.push(Row::absent(&format!("{row} {}", peer.program), &why)),
-            }
-        }
-        (copies, rows)
-    }
-
-    /// Where peers find an ssh that knows the host.
-    fn path_of_peers(&self) -> std::ffi::OsString {
-        let mut path = self.scratch.0.join("bin").into_os_string();
-        path.push(":");
-        path.push(std::env::var_os("PATH").unwrap_or_default());
-        path
-    }
-}
-
-fn agent() -> PathBuf {
-    bin_directory().join("rdma-pipe-agent")
-}
-
-fn remote(path: &Path) -> String {
-    format!("{HOST}:{}", path.display())
-}
-
-fn bash(script: String) -> Command {
-    let mut command = Command::new("bash");
-    command.args(["-o", "pipefail", "-c", &script]);
-    command
-}
-
-fn which(program: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file());
-    found.ok_or(format!("no {program} on the PATH"))
 }

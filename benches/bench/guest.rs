@@ -1,85 +1,260 @@
-//! RDMA, in the guest.
+//! RDMA, in the guest: a stream against perftest and qperf, `rdperf` against perftest, turn by turn within one boot.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::harness::*;
-use crate::streams::Ends;
+use crate::record::{self, Kind, Record};
+use crate::streams::{Ends, KEY};
 
-/// What `ib_send_bw` is asked for, and what rdsend has to beat: 300 messages of 1 MiB.
-pub const VERBS_OPTIONS: &[&str] = &["-R", "-e", "-s", "1048576", "-n", "300", "-t", "16", "-r", "32"];
-pub const VERBS_BYTES: u64 = 300 << 20;
+/// What a stream carries: 300 messages of 1 MiB.
+const BYTES: u64 = 300 << 20;
+const MIB: f64 = 1_048_576.0;
 
-/// Runs this very program in the guest; it prints its own table there.
-pub fn guest(device: &str) -> bool {
+/// perftest's way of connecting, with as many messages on their way and waiting as `rdperf -t 16` has.
+const CONNECTED: [&str; 5] = ["-R", "-t", "16", "-r", "32"];
+
+/// Runs this very program in the guest, for the rows of `only`, and adds what it has found.
+pub fn guest(device: &str, only: &str, record: &mut Record) -> Result<()> {
     println!("\nguest with {device} (software emulation: ratios carry over, rates do not)");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Ok(myself) = std::env::current_exe() else { return false };
+    let root = record::root();
+    let out = record::directory().join(format!("guest-{device}"));
+    // What an earlier run left must not be taken for this one's.
+    let _ = std::fs::remove_file(out.join("results.json"));
+    let myself = std::env::current_exe().map_err(text)?;
     let status = Command::new(root.join("tests/testbed/guest"))
         .arg(device)
         .arg(myself)
-        .args(["--in-guest", device])
+        .args(["--in-guest", device, only])
         .current_dir(root)
         .env("RD_BENCH_RUNS", runs().to_string())
         .env("RD_BENCH_BIN", bin_directory())
-        .env("GUEST_TIMEOUT", "1500")
+        .env("GUEST_DIR", &out)
+        .env("GUEST_TIMEOUT", "2400")
         .stdin(Stdio::null())
-        .status();
-    let ok = status.as_ref().is_ok_and(std::process::ExitStatus::success);
-    if !ok {
-        println!("FAIL: guest with {device}: {}", status.map_or_else(|error| error.to_string(), |s| s.to_string()));
+        .status()
+        .map_err(text)?;
+    if !status.success() {
+        return Err(format!("the guest with {device} ended with {status}"));
     }
-    ok
+    record.merge(&out, device)
 }
 
 /// rxe has one host, so both ends run on it; siw has several, and sends from h1 to h2.
-pub fn in_guest(device: &str) -> Result<Vec<Row>> {
-    let rounds = std::env::var("RD_BENCH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS_MIN);
+pub fn in_guest(device: &str, only: &str) -> Result<Vec<Row>> {
+    let rounds = std::env::var("RD_BENCH_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or_else(runs);
     let (address, receiver_host, sender_host) =
         if device == "rxe" { ("10.9.0.1", None, None) } else { ("10.9.0.2", Some("2"), Some("1")) };
     let ends = Ends { address, receiver_host, sender_host };
-    let scratch = Scratch::with_room(VERBS_BYTES)?;
-    let input = scratch.random_file(VERBS_BYTES)?;
-    println!(
-        "300 MiB, stdin -> RDMA -> /dev/null; 1 + {rounds} rounds; MiB/s of the data phase by each one's own clock"
-    );
-
-    let (mut ours, mut walls, mut theirs, mut lanes) = (Vec::new(), Vec::new(), Vec::new(), String::new());
-    let mut packets_least = u64::MAX;
-    for round in 0..=rounds {
-        let before = carried(device, &ends)?;
-        let run = ends.pipe(&["--transport", "rdma", "--encrypt", "auto", "--json"], &input, true)?;
-        let sent = carried(device, &ends)? - before;
-        let seconds = run.reported("seconds").ok_or("rdsend --json said no \"seconds\"")?;
-        lanes = run.lanes();
-        let theirs_now = ends.ib_send_bw()?;
-        if round > 0 {
-            ours.push(VERBS_BYTES as f64 / f64::from(1 << 20) / seconds);
-            walls.push(VERBS_BYTES as f64 / f64::from(1 << 20) / run.wall.as_secs_f64());
-            theirs.push(theirs_now);
-            packets_least = packets_least.min(sent);
-        }
+    let mut rows = Vec::new();
+    for row in only.split(',') {
+        let found = match row {
+            "perf" => perf(&ends, rounds),
+            _ => streams(device, &ends, rounds),
+        };
+        rows.extend(found.unwrap_or_else(|error| vec![Row::broken(row, &error)]));
     }
-    println!("    {:<42} {}", format!("rdsend, {lanes}"), Spread::of(&ours));
-    println!("    {:<42} {}", "the same with start and end, by wall time", Spread::of(&walls));
-    println!("    {:<42} {}", "ib_send_bw, 1 queue pair", Spread::of(&theirs));
+    Ok(rows)
+}
 
-    let mut rate = Row::ratio(&format!("{device}: against ib_send_bw"), 0.97, &ours, &theirs);
-    let (name, target) = if device == "rxe" {
-        // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
-        ("rxe: packets sent by the device", VERBS_BYTES / 4096)
-    } else {
-        rate.target = "(no target)".into();
-        rate.verdict = "for the record".into();
-        ("siw: bytes out of h1 by the device's port", VERBS_BYTES)
+/// A stream, in chunks of 1 MiB and of 64 KiB; on rxe also from file to file.
+fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
+    let (row, is_rxe) = if device == "rxe" { ("rdma", true) } else { ("siw", false) };
+    let scratch = Scratch::with_room(BYTES)?;
+    let input = scratch.random_file(BYTES)?;
+    // In TMPDIR, a tmpfs of its own in the guest.
+    let sink = std::env::temp_dir().join("sink");
+    let packets_least = std::cell::Cell::new(u64::MAX);
+    let send = |receiving: &[&str], by_stdin: bool, sink: Option<&Path>| {
+        let before = carried(device, ends)?;
+        let receiving = [&["--transport", "rdma"], receiving].concat();
+        let run = ends.pipe_to(&receiving, &["--transport", "rdma", "--json"], &input, by_stdin, sink)?;
+        packets_least.set(packets_least.get().min(carried(device, ends)? - before));
+        let seconds = run.reported("seconds").ok_or("rdsend --json said no \"seconds\"")?;
+        Ok(BYTES as f64 / MIB / seconds)
     };
-    let counters = Row {
+    let to_null = |receiving: &'static [&'static str]| move || send(receiving, true, None);
+    let to_file = || {
+        let _ = std::fs::remove_file(&sink);
+        send(&[], false, Some(&sink))
+    };
+    let dd = || {
+        let _ = std::fs::remove_file(&sink);
+        let mut dd = ends.on(ends.receiver_host, "dd");
+        dd.arg(format!("if={}", input.display())).arg(format!("of={}", sink.display())).args(["bs=1M", "status=none"]);
+        Ok(BYTES as f64 / MIB / timed(&mut dd)?)
+    };
+    let qperf = || qperf(ends);
+    // No option sets the chunk; it is a quarter of the smaller buffer, at most 1 MiB. So this end has only 4 buffers.
+    const SMALL: &[&str] = &["--buffer", "256K"];
+    let rdsend = "rdsend --transport rdma {address} {port} {secret} < {file}";
+    let rdrecv =
+        |options: &str, sink: &str| format!("rdrecv --transport rdma{options} {{port}} {{secret}}{sink} · {rdsend}");
+    let mut contestants = vec![
+        Contestant::new(Kind::Ours, "rdsend, 1 MiB", &rdrecv("", " > /dev/null"), to_null(&[])),
+        ib_send_bw(ends, "1048576", true),
+        Contestant::new(Kind::Ours, "rdsend, 64 KiB", &rdrecv(" --buffer 256K", " > /dev/null"), to_null(SMALL)),
+        ib_send_bw(ends, "65536", true),
+        Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -t 2 -m 1048576 {address} rc_bw", qperf),
+    ];
+    if is_rxe {
+        contestants.push(Contestant::new(Kind::Ours, "rdsend FILE to rdrecv FILE", &rdrecv("", " {out}"), to_file));
+        contestants.push(Contestant::new(Kind::Limit, "dd", "dd if={file} of={out} bs=1M", dd));
+    }
+    let title = format!("{} MiB over {device}, by each one's own clock of the data phase", BYTES >> 20);
+    let found = contest(row, &title, "MiB/s", &contestants, rounds)?;
+    drop(contestants);
+
+    let (large, small) = ("ib_send_bw -e, 1048576 B", "ib_send_bw -e, 65536 B");
+    let ratio = |name: &str, target: f64, pair: [&str; 2]| {
+        found.compare(&format!("{device}: {name}"), pair, |ours, theirs| {
+            let row = Row::ratio(&format!("{device}: {name}"), target, &ours.values, &theirs.values);
+            if is_rxe { row } else { row.told() }
+        })
+    };
+    let mut rows = vec![
+        ratio("against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB", large]),
+        ratio("against ib_send_bw, 64 KiB", 0.98, ["rdsend, 64 KiB", small]),
+        ratio("against qperf, 1 MiB", 0.98, ["rdsend, 1 MiB", "qperf rc_bw, 1 MiB"]).told(),
+    ];
+    let median = |name: &str| found.entry(name).map(|entry| Spread::of(&entry.values).median);
+    if let (true, Some(dd), Some(perftest)) = (is_rxe, median("dd"), median(large)) {
+        let slower = if dd < perftest { "dd" } else { large };
+        rows.push(ratio(&format!("file to file against {slower}"), 0.95, ["rdsend FILE to rdrecv FILE", slower]));
+    }
+    let (name, target) = if is_rxe {
+        // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
+        ("rxe: packets sent by the device", BYTES / 4096)
+    } else {
+        ("siw: bytes out of h1 by the device's port", BYTES)
+    };
+    rows.push(Row {
         name: name.into(),
         target: format!(">= {target}"),
-        measured: format!("{packets_least}, the least of all runs"),
-        verdict: verdict(packets_least >= target),
-    };
-    Ok(vec![rate, counters])
+        measured: format!("{}, the least of all runs", packets_least.get()),
+        verdict: verdict(packets_least.get() >= target),
+    });
+    Ok(rows)
+}
+
+/// `rdperf` against perftest: both waiting by events, or both polling; same size, depth and number. Both say MB and mean
+/// MiB; latency is half of a round trip, its median, which perftest calls typical.
+fn perf(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
+    const SIZES: [&str; 2] = ["65536", "1048576"];
+    let mut rows = Vec::new();
+    for events in [true, false] {
+        let wait = if events { "by events" } else { "polling" };
+        let mut contestants = Vec::new();
+        for bytes in SIZES {
+            contestants.push(rdperf(ends, "bw", bytes, events));
+            contestants.push(ib_send_bw(ends, bytes, events));
+        }
+        let title = format!("Bandwidth over rxe, both {wait}, 16 messages on their way");
+        let found = contest("perf", &title, "MiB/s", &contestants, rounds)?;
+        for (bytes, pair) in SIZES.iter().zip(contestants.chunks(2)) {
+            let name = format!("perf: rdperf bw / ib_send_bw, {bytes} B, {wait}");
+            rows.push(found.compare(&name, [&pair[0].name, &pair[1].name], |ours, theirs| {
+                Row::ratio(&name, 0.97, &ours.values, &theirs.values)
+            }));
+        }
+        let contestants = [rdperf(ends, "lat", "2", events), ib_send_lat(ends, events)];
+        let title = format!("Latency of 2 bytes over rxe, both {wait}, median of half a round trip");
+        let found = contest("perf", &title, "µs", &contestants, rounds)?;
+        let name = format!("perf: rdperf lat / ib_send_lat, {wait}");
+        rows.push(found.compare(&name, [&contestants[0].name, &contestants[1].name], |ours, theirs| {
+            Row::at_most(&name, 1.1, &ours.values, &theirs.values)
+        }));
+    }
+    Ok(rows)
+}
+
+/// As many messages as `BYTES` are of large ones, and enough to last a while of small ones.
+fn iterations(bytes: &str) -> String {
+    bytes.parse::<u64>().map_or(1000, |bytes| (BYTES / bytes).min(1000)).to_string()
+}
+
+fn rdperf<'a>(ends: &'a Ends<'a>, mode: &'static str, bytes: &'static str, events: bool) -> Contestant<'a> {
+    let wait: &[&str] = if events { &[] } else { &["--poll"] };
+    let count = iterations(bytes);
+    let command = format!(
+        "rdperf serve --once {{port}} · rdperf {{address}}:{{port}} {mode} --transport rdma -s {bytes} -n {count} -t 16 {}",
+        wait.join(" ")
+    );
+    let name = format!("rdperf {mode}, {bytes} B{}", if events { "" } else { " --poll" });
+    Contestant::new(Kind::Ours, &name, command.trim(), move || {
+        let port = free_port()?;
+        let program = bin_directory().join("rdperf");
+        let mut server = ends.on(ends.receiver_host, &program);
+        let server = Running::start(server.env("RD_KEY", KEY).args(["serve", "--once", &port.to_string()]))?;
+        ends.wait_listening(port)?;
+        let mut client = ends.on(ends.sender_host, &program);
+        client.env("RD_KEY", KEY).args([&format!("{}:{port}", ends.address), mode, "--transport", "rdma", "--json"]);
+        client.args(["-s", bytes, "-n", &count, "-t", "16"]).args(wait);
+        let said = Running::start_saying(&mut client)?.success()?;
+        server.success()?;
+        let line = said.lines().find(|line| line.starts_with('{')).unwrap_or("");
+        let report: serde_json::Value = serde_json::from_str(line).map_err(|error| format!("{error}: {said}"))?;
+        let value =
+            if mode == "bw" { &report["bandwidth"][0]["average_mib_s"] } else { &report["latency"][0]["p50_us"] };
+        value.as_f64().ok_or(format!("no figure in {said}"))
+    })
+}
+
+fn ib_send_bw<'a>(ends: &'a Ends<'a>, bytes: &'static str, events: bool) -> Contestant<'a> {
+    perftest(ends, "ib_send_bw", bytes, events, |said| {
+        let rows = said.lines().map(|line| line.split_whitespace().collect::<Vec<&str>>());
+        rows.filter(|fields| fields.len() == 5).find_map(|fields| {
+            fields[0].parse::<u64>().ok()?;
+            fields[3].parse().ok()
+        })
+    })
+}
+
+fn ib_send_lat<'a>(ends: &'a Ends<'a>, events: bool) -> Contestant<'a> {
+    perftest(ends, "ib_send_lat", "2", events, |said| {
+        let rows = said.lines().map(|line| line.split_whitespace().collect::<Vec<&str>>());
+        rows.filter(|fields| fields.len() >= 7 && fields[0] == "2").find_map(|fields| fields[4].parse().ok())
+    })
+}
+
+fn perftest<'a>(
+    ends: &'a Ends<'a>,
+    program: &'static str,
+    bytes: &'static str,
+    events: bool,
+    pick: fn(&str) -> Option<f64>,
+) -> Contestant<'a> {
+    let mut options = vec!["-s".to_owned(), bytes.to_owned(), "-n".to_owned(), iterations(bytes)];
+    // A latency test has one message on its way, and no option that says so.
+    options
+        .extend(CONNECTED.iter().take(if program == "ib_send_lat" { 1 } else { 5 }).map(|&option| option.to_owned()));
+    options.extend(events.then(|| "-e".to_owned()));
+    let name = format!("{program}{}, {bytes} B", if events { " -e" } else { "" });
+    let command = format!("{program} {}", options.join(" "));
+    Contestant::new(Kind::Peer, &name, &format!("{command} · {command} {{address}}"), move || {
+        ends.perftest(program, &options.iter().map(String::as_str).collect::<Vec<&str>>(), pick)
+    })
+}
+
+/// Its MB are 10⁶ bytes.
+fn qperf(ends: &Ends<'_>) -> Result<f64> {
+    let port = free_port()?;
+    let listen = ["-lp".to_owned(), port.to_string()];
+    let _server = Running::start(ends.on(ends.receiver_host, "qperf").args(&listen))?;
+    ends.wait_listening(port)?;
+    let mut client = ends.on(ends.sender_host, "qperf");
+    client.args(&listen).args(["-t", "2", "-m", "1048576", "--unify_units", "--precision", "6", ends.address, "rc_bw"]);
+    let said = Running::start_saying(&mut client)?.success()?;
+    let fields: Vec<&str> = said.split_whitespace().collect();
+    let rate = fields
+        .iter()
+        .position(|field| *field == "=")
+        .and_then(|at| fields.get(at + 1)?.replace(',', "").parse::<f64>().ok());
+    match (rate, fields.last()) {
+        (Some(rate), Some(&"bytes/sec")) => Ok(rate / MIB),
+        (Some(rate), Some(&"MB/sec")) => Ok(rate * 1e6 / MIB),
+        _ => Err(format!("qperf: {said}")),
+    }
 }
 
 /// What the device has carried so far: rxe counts packets. siw counts nothing itself; what it sends leaves by its port,

@@ -1,26 +1,58 @@
-//! What all rows are measured with: turns, medians, processes with a limit, a place in memory.
+//! What all rows are measured with: turns, medians, verdicts.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::net::TcpListener;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
-/// No run takes as long; one that does is killed and fails the row.
-pub const RUN_LIMIT: Duration = Duration::from_secs(300);
-pub const READY_LIMIT: Duration = Duration::from_secs(30);
-pub const RUNS_MIN: usize = 9;
+use serde::{Deserialize, Serialize};
+
+pub use crate::place::Scratch;
+pub use crate::process::{Memory, READY_LIMIT, Running, free_port, listens, wait_listening, wait_until};
+use crate::record::{self, BUSY_MAX, Contest, Entry, Kind};
+
 pub const GIB: u64 = 1 << 30;
+
+/// Rounds and sizes of a run whose figures are for claims, and of one that shows that things work.
+const RUNS_MIN: usize = 9;
+const SIZE_MIB: u64 = 4096;
+const QUICK_RUNS: usize = 2;
+const QUICK_SIZE_MIB: u64 = 256;
 
 pub type Result<T> = std::result::Result<T, String>;
 
-/// A name, and one run of it: GB/s, or seconds.
-pub type Contestant<'a> = (String, Box<dyn Fn() -> Result<f64> + 'a>);
+/// What one run gave.
+pub struct Turn {
+    /// In the contest's unit.
+    pub value: f64,
+    /// Seconds of processor time for each GB, of receiver and sender.
+    pub cpu: Option<[f64; 2]>,
+}
+
+impl From<f64> for Turn {
+    fn from(value: f64) -> Self {
+        Turn { value, cpu: None }
+    }
+}
+
+/// Somebody who takes turns with others.
+pub struct Contestant<'a> {
+    pub name: String,
+    pub kind: Kind,
+    /// As it is told.
+    pub command: String,
+    pub run: Box<dyn Fn() -> Result<Turn> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub fn new(kind: Kind, name: &str, command: &str, run: impl Fn() -> Result<f64> + 'a) -> Self {
+        let run = Box::new(move || run().map(Turn::from));
+        Contestant { name: name.to_owned(), kind, command: command.to_owned(), run }
+    }
+}
 
 /// One line of the table.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Row {
     pub name: String,
     pub target: String,
@@ -73,6 +105,12 @@ impl Row {
         }
     }
 
+    /// A figure without a target.
+    pub fn told(mut self) -> Self {
+        (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
+        self
+    }
+
     /// A peer that is not here, or does not work here.
     pub fn absent(name: &str, why: &str) -> Self {
         Row { name: name.into(), target: "-".into(), measured: why.into(), verdict: "NOT MEASURED".into() }
@@ -110,47 +148,108 @@ impl std::fmt::Display for Spread {
     }
 }
 
-pub fn describe_machine() {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo");
-    let model =
-        cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("").trim_matches([' ', '\t', ':']);
-    let cores = thread::available_parallelism().map_or(0, usize::from);
-    let load: f64 = read("/proc/loadavg").split(' ').next().and_then(|value| value.parse().ok()).unwrap_or(0.0);
-    println!("{cores} processors, {model}, Linux {}", read("/proc/sys/kernel/osrelease").trim());
-    if load > 0.5 {
-        println!("WARNING: load {load}: this machine is not idle, and what follows is worth that much less");
-    }
+pub fn quick() -> bool {
+    std::env::var_os("QUICK").is_some()
 }
 
 pub fn runs() -> usize {
-    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS_MIN)
+    let default = if quick() { QUICK_RUNS } else { RUNS_MIN };
+    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(default)
 }
 
 /// What large files and streams hold.
 pub fn size() -> u64 {
-    std::env::var("SIZE_MIB").ok().and_then(|size| size.parse().ok()).unwrap_or(4096_u64) << 20
+    let default = if quick() { QUICK_SIZE_MIB } else { SIZE_MIB };
+    std::env::var("SIZE_MIB").ok().and_then(|size| size.parse().ok()).unwrap_or(default) << 20
 }
 
 /// The seconds that a command takes, which must succeed.
 pub fn timed(command: &mut Command) -> Result<f64> {
     let start = Instant::now();
-    Running::start(command)?.success()?;
-    Ok(start.elapsed().as_secs_f64())
+    let ended = Running::start(command)?.done()?;
+    Ok((ended.at - start).as_secs_f64())
 }
 
-/// A round that does not count, then `rounds` that do: a list of rates for each contestant.
-pub fn alternate(contestants: &[Contestant<'_>], rounds: usize) -> Result<Vec<Vec<f64>>> {
-    let mut rates = vec![Vec::new(); contestants.len()];
+/// Has contestants take turns at what `title` says, tells their figures and puts them down.
+pub fn contest(row: &str, title: &str, unit: &str, contestants: &[Contestant<'_>], rounds: usize) -> Result<Contest> {
+    println!("\n{title}; 1 + {rounds} rounds");
+    let busy = busy();
+    let (entries, absent) = turns(contestants, rounds)?;
+    for entry in &entries {
+        entry.tell(unit);
+    }
+    let contest = Contest {
+        row: row.into(),
+        place: "here".into(),
+        title: title.into(),
+        unit: unit.into(),
+        across: None,
+        busy,
+        entries,
+        absent,
+    };
+    record::add(&contest);
+    Ok(contest)
+}
+
+/// The share of the processors that others have, with a warning if it is large.
+pub fn busy() -> f64 {
+    let busy = record::busy();
+    if busy > BUSY_MAX {
+        println!("WARNING: others have {:.0} % of this machine: what follows is worth that much less", busy * 100.0);
+    }
+    busy
+}
+
+type Turns = (Vec<Entry>, Vec<(String, String)>);
+
+/// A round that does not count, then `rounds` that do. A peer that fails in any is left out, and told with its reason;
+/// nobody else may fail at all.
+pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
+    let begin = |contestant: &Contestant<'_>| {
+        let Contestant { name, kind, command, .. } = contestant;
+        let (name, command) = (name.clone(), command.clone());
+        Ok(Entry { name, kind: *kind, command, at: None, values: Vec::new(), cpu: Vec::new() })
+    };
+    let mut entries: Vec<Result<Entry>> = contestants.iter().map(begin).collect();
     for round in 0..=rounds {
-        for ((name, run), rates) in contestants.iter().zip(&mut rates) {
-            let rate = run().map_err(|error| format!("{name}: {error}"))?;
-            if round > 0 {
-                rates.push(rate);
+        for (contestant, slot) in contestants.iter().zip(&mut entries) {
+            let Ok(entry) = slot else { continue };
+            match (contestant.run)() {
+                Ok(_) if round == 0 => {}
+                Ok(turn) => {
+                    entry.values.push(turn.value);
+                    entry.cpu.extend(turn.cpu);
+                }
+                Err(error) if contestant.kind == Kind::Ours => return Err(format!("{}: {error}", contestant.name)),
+                Err(why) => {
+                    println!("    {:<42} NOT MEASURED: {why}", contestant.name);
+                    *slot = Err(why);
+                }
             }
         }
     }
-    Ok(rates)
+    let (mut taken, mut absent) = (Vec::new(), Vec::new());
+    for (contestant, entry) in contestants.iter().zip(entries) {
+        match entry {
+            Ok(entry) => taken.push(entry),
+            Err(why) => absent.push((contestant.name.clone(), why)),
+        }
+    }
+    Ok((taken, absent))
+}
+
+impl Entry {
+    pub fn tell(&self, unit: &str) {
+        print!("    {:<42} {} {unit}", self.name, Spread::of(&self.values));
+        if self.cpu.is_empty() {
+            println!();
+        } else {
+            let ends = [0, 1].map(|end| self.cpu.iter().map(|ends| ends[end]).collect::<Vec<f64>>());
+            let [receiver, sender] = ends.map(|values| Spread::of(&values).median);
+            println!(", processors {receiver:.3} + {sender:.3} s/GB");
+        }
+    }
 }
 
 pub fn verdict(holds: bool) -> String {
@@ -164,191 +263,6 @@ pub fn bin_directory() -> PathBuf {
     // target/release/deps/bench-… → target/release
     let myself = std::env::current_exe().unwrap_or_default();
     myself.parent().and_then(Path::parent).unwrap_or(Path::new(".")).to_owned()
-}
-
-/// A process whose end is waited for by a thread, so that there is a limit to it and the time is exact.
-pub struct Running {
-    pub name: String,
-    pub id: u32,
-    ended: mpsc::Receiver<io::Result<std::process::Output>>,
-}
-
-impl Running {
-    pub fn start(command: &mut Command) -> Result<Self> {
-        Self::start_with_input(command.stdin(Stdio::null()))
-    }
-
-    /// With the standard input that the command has been given. Standard output of a receiver is the sink: /dev/null
-    /// itself, except where it is read for what it says.
-    pub fn start_with_input(command: &mut Command) -> Result<Self> {
-        let name = format!("{command:?}");
-        let says = name.contains("ib_send_bw");
-        command.stdout(if says { Stdio::piped() } else { Stdio::null() }).stderr(Stdio::piped());
-        let child = command.spawn().map_err(|error| format!("{name}: {error}"))?;
-        let id = child.id();
-        let (report, ended) = mpsc::channel();
-        thread::spawn(move || {
-            let _ = report.send(child.wait_with_output());
-        });
-        Ok(Running { name, id, ended })
-    }
-
-    /// Its exit code and all that it said.
-    pub fn end(self) -> Result<(i32, String)> {
-        match self.ended.recv_timeout(RUN_LIMIT) {
-            Ok(Ok(output)) => {
-                let said = [output.stdout, output.stderr].concat();
-                Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&said).into_owned()))
-            }
-            Ok(Err(error)) => Err(format!("{}: {error}", self.name)),
-            Err(_) => Err(format!("{}: has not ended in {} s", self.name, RUN_LIMIT.as_secs())),
-        }
-    }
-
-    pub fn success(self) -> Result<String> {
-        let name = self.name.clone();
-        match self.end()? {
-            (0, said) => Ok(said),
-            (code, said) => Err(format!("{name}: exit code {code}: {}", said.trim())),
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Not known to have ended: then it must not disturb what comes next.
-        if matches!(self.ended.try_recv(), Err(mpsc::TryRecvError::Empty)) {
-            let _ = Command::new("kill").args(["-KILL", &self.id.to_string()]).stderr(Stdio::null()).status();
-        }
-    }
-}
-
-/// The highest resident memory of some processes, asked until they have ended.
-pub struct Memory(thread::JoinHandle<Vec<f64>>);
-
-impl Memory {
-    pub fn watch(ids: &[u32]) -> Self {
-        let paths: Vec<String> = ids.iter().map(|id| format!("/proc/{id}/status")).collect();
-        Memory(thread::spawn(move || {
-            let mut highest = vec![0.0; paths.len()];
-            loop {
-                let mut alive = false;
-                for (path, highest) in paths.iter().zip(&mut highest) {
-                    let status = fs::read_to_string(path).unwrap_or_default();
-                    let field = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-                    if let Some(kib) = field.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok()) {
-                        *highest = kib / 1024.0;
-                        alive = true;
-                    }
-                }
-                if !alive {
-                    return highest;
-                }
-                thread::sleep(Duration::from_millis(10));
-            }
-        }))
-    }
-
-    pub fn highest<const N: usize>(self) -> [f64; N] {
-        let highest = self.0.join().unwrap_or_default();
-        std::array::from_fn(|index| highest.get(index).copied().unwrap_or(0.0))
-    }
-}
-
-pub fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(text)?;
-    listener.local_addr().map(|address| address.port()).map_err(text)
-}
-
-pub fn wait_listening(port: u16) -> Result<()> {
-    wait_until(&format!("port {port} to listen"), || {
-        ["/proc/net/tcp", "/proc/net/tcp6"]
-            .iter()
-            .any(|path| listens(&fs::read_to_string(path).unwrap_or_default(), port))
-    })
-}
-
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let start = Instant::now();
-    while !holds() {
-        if start.elapsed() > READY_LIMIT {
-            return Err(format!("waited {} s for {what}", READY_LIMIT.as_secs()));
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    Ok(())
-}
-
-/// Whether a table of /proc/net has a socket in state LISTEN (0A) on the port.
-pub fn listens(table: &str, port: u16) -> bool {
-    let suffix = format!(":{port:04X}");
-    table.lines().any(|line| {
-        let mut fields = line.split_whitespace().skip(1);
-        fields.next().is_some_and(|local| local.ends_with(&suffix)) && fields.nth(1) == Some("0A")
-    })
-}
-
-/// A directory in memory where there is room, removed at the end.
-pub struct Scratch(pub PathBuf);
-
-impl Scratch {
-    pub fn with_room(bytes: u64) -> Result<Self> {
-        Self::with_room_for(bytes, 0)
-    }
-
-    pub fn with_room_for(bytes: u64, files: u64) -> Result<Self> {
-        let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
-        let fits = |place: &Path| {
-            room("-Pk", place).is_some_and(|kib| kib > bytes >> 10)
-                && (files == 0 || room("-Pi", place).is_some_and(|free| free > files))
-        };
-        let place = places.iter().find(|place| fits(place));
-        let place =
-            place.ok_or(format!("no room for {:.1} GiB and {files} files in /dev/shm or TMPDIR", gib(bytes)))?;
-        let directory = place.join(format!("rdma-pipe-bench.{}.{}", std::process::id(), free_port()?));
-        fs::create_dir(&directory).map_err(text)?;
-        Ok(Scratch(directory))
-    }
-
-    /// Bytes that do not compress.
-    pub fn random_file(&self, bytes: u64) -> Result<PathBuf> {
-        let path = self.0.join("input");
-        let mut file = File::create(&path).map_err(text)?;
-        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut block = vec![0_u8; 1 << 20];
-        let mut left = bytes;
-        while left > 0 {
-            for word in block.chunks_exact_mut(8) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_le_bytes());
-            }
-            let part = left.min(block.len() as u64);
-            file.write_all(&block[..part as usize]).map_err(text)?;
-            left -= part;
-        }
-        Ok(path)
-    }
-
-    pub fn hole(&self, name: &str, bytes: u64) -> Result<PathBuf> {
-        let path = self.0.join(name);
-        File::create(&path).and_then(|file| file.set_len(bytes)).map_err(text)?;
-        Ok(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// What `df` says to be free, in its own unit.
-fn room(unit: &str, place: &Path) -> Option<u64> {
-    let output = Command::new("df").args([unit, "--"]).arg(place).output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
 }
 
 pub fn gib(bytes: u64) -> f64 {

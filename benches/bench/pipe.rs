@@ -7,19 +7,21 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-use rustix::process::{WaitOptions, set_child_subreaper, wait};
+use std::time::Instant;
 
 use crate::harness::*;
+use crate::peers::{STREAMS, Way};
+use crate::process::{adopt, spent};
+use crate::record::{self, Contest, Entry, Kind};
+use crate::sizes::slope;
 use crate::sshd::{HOSTS, Sshd, numbered};
-use crate::streams::{pipe, socat};
+use crate::streams::{ours, scene};
 
 type Measure = fn() -> Result<Vec<Row>>;
 
 /// What `ONLY` calls the rows, and what measures them.
-pub const ROWS: [(&str, Measure); 4] =
-    [("pipe-hop", hop), ("pipe-three", three), ("pipe-cpu", processor_time), ("pipe-setup", setup)];
+pub const ROWS: [(&str, Measure); 5] =
+    [("pipe-hop", hop), ("hops", hops), ("pipe-three", three), ("pipe-cpu", processor_time), ("pipe-setup", setup)];
 
 /// Data in clear: what is compared here does not encrypt either.
 const PLAIN: [&str; 4] = ["--transport", "tcp", "--encrypt", "never"];
@@ -33,21 +35,56 @@ fn hop() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;
     let input = place.scratch.random_file(bytes)?;
-    let rounds = runs();
-    println!("\n{:.2} GiB in memory: one hop, '< FILE' to '> /dev/null', in clear; 1 + {rounds} rounds", gib(bytes));
-    println!("GB/s by wall time; rdpipe: {}", place.told(&hop_stages(&input))?);
-    let contestants: [Contestant<'_>; 2] = [
-        (
-            "rdpipe, agents started here".into(),
-            Box::new(|| rate(bytes, timed(&mut place.rdpipe(&hop_stages(&input)))?)),
-        ),
-        (
-            "rdsend FILE, rdrecv listening".into(),
-            Box::new(|| rate(bytes, pipe(&["--encrypt", "never"], &input)?.wall.as_secs_f64())),
-        ),
+    println!("\nrdpipe: {}", place.told(&hop_stages(&input))?);
+    let contestants = [
+        Contestant::new(Kind::Ours, "rdpipe, agents started here", "rdpipe 'h1:< {file}' 'h2:> /dev/null'", || {
+            rate(bytes, timed(&mut place.rdpipe(&hop_stages(&input)))?)
+        }),
+        scene(&input).stream(ours("rdsend FILE, rdrecv listening", "--encrypt never", ""), bytes),
     ];
-    let rates = contest(&contestants, rounds, "GB/s")?;
-    Ok(vec![Row::ratio("pipe-hop: rdpipe / rdsend to rdrecv", 0.95, &rates[0], &rates[1])])
+    let title = format!("{:.2} GiB in memory: one hop, '< FILE' to '> /dev/null', in clear", gib(bytes));
+    let found = contest("pipe-hop", &title, "GB/s", &contestants, runs())?;
+    let [rdpipe, rdsend] = [&found.entries[0], &found.entries[1]];
+    Ok(vec![Row::ratio("pipe-hop: rdpipe / rdsend to rdrecv", 0.95, &rdpipe.values, &rdsend.values)])
+}
+
+/// `cat` on one host after the other, 1 to 4 hops between the first and the last. On one machine all hops share its
+/// processors, so each costs as much as the one before; what must not be is that it costs more.
+fn hops() -> Result<Vec<Row>> {
+    let bytes = size() / 2;
+    let place = Place::new(bytes)?;
+    let input = place.scratch.random_file(bytes)?;
+    let pipelines: Vec<Vec<String>> = (1..=4)
+        .map(|hops| {
+            let between = (2..=hops).map(|host| format!("h{host}:cat"));
+            let first = format!("h1:< {}", input.display());
+            std::iter::once(first).chain(between).chain([format!("h{}:> /dev/null", hops + 1)]).collect()
+        })
+        .collect();
+    let contestants: Vec<Contestant<'_>> = pipelines
+        .iter()
+        .map(|stages| {
+            let (hops, place) = (stages.len() - 1, &place);
+            let command = format!("rdpipe 'h1:< {{file}}' {}'h{}:> /dev/null'", "hN:cat ".repeat(hops - 1), hops + 1);
+            Contestant::new(Kind::Ours, &format!("{hops} hops"), &command, move || timed(&mut place.rdpipe(stages)))
+        })
+        .collect();
+    let title = format!("{:.2} GiB in memory through pipelines of 1 to 4 hops, all on this machine", gib(bytes));
+    println!("\n{title}; 1 + {} rounds", runs());
+    let busy = busy();
+    let (mut entries, absent) = turns(&contestants, runs())?;
+    for (entry, hops) in entries.iter_mut().zip(1_u32..) {
+        entry.tell("s");
+        entry.at = Some(hops.into());
+    }
+    // Every hop after the first has the same commands at both its ends: from there on the growth must be linear.
+    let cost: Vec<&Entry> = entries.iter().collect();
+    let row = slope("hops: time, 2 to 4 hops", &cost, 2.0, |entry| entry.values.clone());
+    let name = "rdpipe".to_owned();
+    let (row_name, place, across) = ("hops".into(), "here".into(), Some("hops".into()));
+    let entries = entries.into_iter().map(|entry| Entry { name: name.clone(), ..entry }).collect();
+    record::add(&Contest { row: row_name, place, title, unit: "s".into(), across, busy, entries, absent });
+    Ok(vec![row])
 }
 
 /// Four commands on four hosts, with three hops between them: `cat FILE`, `cat`, `cat`, `cat >/dev/null`. Against
@@ -58,7 +95,6 @@ fn three() -> Result<Vec<Row>> {
     let bytes = size();
     let site = Site::start(bytes)?;
     let input = site.place.scratch.random_file(bytes)?;
-    let rounds = runs();
     let commands = [format!("cat {}", input.display()), "cat".into(), "cat".into(), "cat >/dev/null".into()];
     let stages: Vec<String> =
         commands.iter().enumerate().map(|(place, command)| format!("{}:{command}", numbered(place + 1))).collect();
@@ -69,21 +105,30 @@ fn three() -> Result<Vec<Row>> {
         .map(|(place, command)| format!("ssh -F {} {} '{command}'", config.display(), numbered(place + 1)))
         .collect();
     let of_ssh = of_ssh.join(" | ");
-    println!("\n{:.2} GiB in memory through four commands on four hosts; 1 + {rounds} rounds", gib(bytes));
-    println!("GB/s by wall time, ssh's start in it");
+    let told = "h1:'cat {file}' h2:cat h3:cat h4:'cat >/dev/null'";
     let ours = |encrypt: &'static str| {
         let (site, stages) = (&site, &stages);
-        move || rate(bytes, timed(site.rdpipe(&["--encrypt", encrypt]).args(stages))?)
+        let run = move || rate(bytes, timed(site.rdpipe(&["--encrypt", encrypt]).args(stages))?);
+        let name = format!("rdpipe --encrypt {encrypt}");
+        Contestant::new(Kind::Ours, &name, &format!("{name} {told}"), run)
     };
-    let contestants: [Contestant<'_>; 3] = [
-        ("rdpipe --encrypt always".into(), Box::new(ours("always"))),
-        ("rdpipe --encrypt never".into(), Box::new(ours("never"))),
-        ("ssh | ssh | ssh | ssh".into(), Box::new(|| rate(bytes, timed(&mut bash(&of_ssh))?))),
+    let told_of_ssh = "ssh h1 'cat {file}' | ssh h2 cat | ssh h3 cat | ssh h4 'cat >/dev/null'";
+    let contestants = [
+        ours("always"),
+        ours("never"),
+        Contestant::new(Kind::Peer, "ssh | ssh | ssh | ssh", told_of_ssh, || rate(bytes, timed(&mut bash(&of_ssh))?)),
     ];
-    let rates = contest(&contestants, rounds, "GB/s")?;
-    let mut plain = Row::ratio("pipe-three: in clear, over ssh", 3.0, &rates[1], &rates[2]);
-    (plain.target, plain.verdict) = ("(no target)".into(), "for the record".into());
-    Ok(vec![Row::ratio("pipe-three: encrypted, over ssh", 3.0, &rates[0], &rates[2]), plain])
+    let title = format!("{:.2} GiB in memory through four commands on four hosts, ssh's start in it", gib(bytes));
+    let found = contest("pipe-three", &title, "GB/s", &contestants, runs())?;
+    let over_ssh = |name: &str, ours: &str| {
+        found.compare(name, [ours, "ssh | ssh | ssh | ssh"], |ours, ssh| {
+            Row::ratio(name, 3.0, &ours.values, &ssh.values)
+        })
+    };
+    Ok(vec![
+        over_ssh("pipe-three: encrypted, over ssh", "rdpipe --encrypt always"),
+        over_ssh("pipe-three: in clear, over ssh", "rdpipe --encrypt never").told(),
+    ])
 }
 
 /// User and system time of everything that one hop from a file to /dev/null takes, for each GB: the caller, two scripts
@@ -96,21 +141,24 @@ fn processor_time() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;
     let input = place.scratch.random_file(bytes)?;
-    let rounds = runs();
-    set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| error.to_string())?;
-    println!("\n{:.2} GiB in memory: one hop, '< FILE' to '> /dev/null', in clear; 1 + {rounds} rounds", gib(bytes));
-    println!("seconds of processor time for each GB, of all processes of both ends");
-    let contestants: [Contestant<'_>; 2] = [
-        (
-            "rdpipe, agents started here".into(),
-            Box::new(|| spent(bytes, || timed(&mut place.rdpipe(&hop_stages(&input))).map(drop))),
-        ),
-        ("socat -u -b 1048576, 1 connection".into(), Box::new(|| spent(bytes, || socat(&input, bytes).map(drop)))),
+    let adopted = adopt()?;
+    let (socat, scene) =
+        (STREAMS.iter().map(Way::peer).find(|way| way.name == "socat").ok_or("no socat")?, scene(&input));
+    let contestants = [
+        Contestant::new(Kind::Ours, "rdpipe, agents started here", "rdpipe 'h1:< {file}' 'h2:> /dev/null'", || {
+            spent(None, bytes, || timed(&mut place.rdpipe(&hop_stages(&input))).map(drop))
+        }),
+        Contestant::new(Kind::Peer, "socat", &socat.command(), || {
+            spent(None, bytes, || scene.run(&socat, bytes).map(drop))
+        }),
     ];
-    let times = contest(&contestants, rounds, "s/GB");
-    set_child_subreaper(None).map_err(|error| error.to_string())?;
-    let times = times?;
-    Ok(vec![Row::at_most("pipe-cpu: rdpipe / socat", TARGET, &times[0], &times[1])])
+    let title = format!("Processor time for each GB, {:.2} GiB in memory: one hop to /dev/null, in clear", gib(bytes));
+    let found = contest("pipe-cpu", &title, "s/GB", &contestants, runs())?;
+    drop(adopted);
+    let name = "pipe-cpu: rdpipe / socat";
+    Ok(vec![found.compare(name, ["rdpipe, agents started here", "socat"], |ours, socat| {
+        Row::at_most(name, TARGET, &ours.values, &socat.values)
+    })])
 }
 
 /// One byte through `cat` on 1, 3 and 10 hosts, which are addresses of this machine with one sshd, each called up by ssh.
@@ -121,8 +169,6 @@ fn setup() -> Result<Vec<Row>> {
     const MILLISECONDS_FOR_TEN: f64 = 100.0;
     let site = Site::start(1 << 20)?;
     let byte = site.place.scratch.random_file(1)?;
-    let rounds = runs();
-    println!("\n1 byte through cat on 1, 3 and {HOSTS} hosts, all of them this one; 1 + {rounds} rounds");
     let mut rows = Vec::new();
     for hosts in [1, 3, HOSTS] {
         let stages: Vec<String> = (1..=hosts).map(|number| format!("{}:cat", numbered(number))).collect();
@@ -133,22 +179,32 @@ fn setup() -> Result<Vec<Row>> {
             .collect();
         // Each of them is waited for by itself, so that one that fails is noticed.
         let logins = format!("all=\n{}\nfor one in $all; do wait $one || exit; done", logins.join("\n"));
-        let contestants: [Contestant<'_>; 3] = [
-            (
-                format!("rdpipe, {hosts} hosts"),
-                Box::new(|| {
-                    let input = fs::File::open(&byte).map_err(text)?;
-                    let start = Instant::now();
-                    Running::start_with_input(site.rdpipe(&[]).args(&stages).stdin(input))?.success()?;
-                    Ok(start.elapsed().as_secs_f64())
-                }),
+        let config = "-F {config}";
+        let contestants = [
+            Contestant::new(Kind::Ours, &format!("rdpipe, {hosts} hosts"), "rdpipe {hosts:cat} < {file}", || {
+                let input = fs::File::open(&byte).map_err(text)?;
+                let start = Instant::now();
+                let ended = Running::start_with_input(site.rdpipe(&[]).args(&stages).stdin(input))?.done()?;
+                Ok((ended.at - start).as_secs_f64())
+            }),
+            Contestant::new(
+                Kind::Limit,
+                &format!("ssh host true, {hosts} at once"),
+                &format!("ssh {config} {{host}} true & …"),
+                || timed(&mut bash(&logins)),
             ),
-            (format!("ssh host true, {hosts} at once"), Box::new(|| timed(&mut bash(&logins)))),
-            ("ssh host true".into(), Box::new(|| timed(site.ssh.client("ssh").args([&numbered(1), "true"])))),
+            Contestant::new(Kind::Limit, "ssh host true", &format!("ssh {config} {{host}} true"), || {
+                timed(site.ssh.client("ssh").args([&numbered(1), "true"]))
+            }),
         ];
-        let times = contest(&contestants, rounds, "s")?;
+        let title = format!("1 byte through cat on {hosts} hosts, all of them this one");
+        let found = contest("pipe-setup", &title, "s", &contestants, runs())?;
+        let times: Vec<&[f64]> = found.entries.iter().map(|entry| entry.values.as_slice()).collect();
+        if times.len() < contestants.len() {
+            return Err("ssh does not work here".to_owned());
+        }
         let beyond = |other: usize| -> Vec<f64> {
-            times[0].iter().zip(&times[other]).map(|(ours, theirs)| (ours - theirs) * 1e3).collect()
+            times[0].iter().zip(times[other]).map(|(ours, theirs)| (ours - theirs) * 1e3).collect()
         };
         let allowed = MILLISECONDS_FOR_TEN * hosts.div_ceil(10) as f64;
         rows.push(Row::limit(&format!("pipe-setup: {hosts} hosts, beyond their ssh"), allowed, "ms", &beyond(1)));
@@ -169,47 +225,6 @@ fn hop_stages(input: &Path) -> [String; 2] {
 
 fn rate(bytes: u64, seconds: f64) -> Result<f64> {
     Ok(bytes as f64 / seconds / 1e9)
-}
-
-fn contest(contestants: &[Contestant<'_>], rounds: usize, unit: &str) -> Result<Vec<Vec<f64>>> {
-    let values = alternate(contestants, rounds)?;
-    for ((name, _), values) in contestants.iter().zip(&values) {
-        println!("    {name:<42} {} {unit}", Spread::of(values));
-    }
-    Ok(values)
-}
-
-/// Seconds of processor time that `run`'s processes take for each GB.
-fn spent(bytes: u64, run: impl Fn() -> Result<()>) -> Result<f64> {
-    let before = of_children()?;
-    run()?;
-    all_ended()?;
-    Ok((of_children()? - before) / (bytes as f64 / 1e9))
-}
-
-/// Waits for those that were left to us, where nothing else of ours runs. Whoever runs on would not be counted.
-fn all_ended() -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match wait(WaitOptions::NOHANG) {
-            Err(rustix::io::Errno::CHILD) => return Ok(()),
-            Err(error) => return Err(error.to_string()),
-            Ok(Some(_)) => {}
-            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            Ok(None) => return Err("a process is left over".to_owned()),
-        }
-    }
-}
-
-/// Seconds of processor time of all children that have been waited for, and theirs.
-fn of_children() -> Result<f64> {
-    let path = "/proc/self/stat";
-    let stat = fs::read_to_string(path).map_err(text)?;
-    // Behind the name, which may have anything in it, the third field comes first: cutime and cstime are 16 and 17.
-    let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
-    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<f64>().ok());
-    let sum = ticks(13).zip(ticks(14)).map(|(user, system)| user + system);
-    Ok(sum.ok_or(format!("no times in {path}"))? / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// A place in memory, with a script in ssh's place.

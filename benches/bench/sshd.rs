@@ -22,6 +22,7 @@ pub fn numbered(number: usize) -> String {
 pub struct Sshd {
     directory: PathBuf,
     server: Child,
+    pub port: u16,
 }
 
 impl Sshd {
@@ -59,7 +60,7 @@ impl Sshd {
             .stderr(log)
             .spawn()
             .map_err(text)?;
-        let sshd = Sshd { directory, server };
+        let sshd = Sshd { directory, server, port };
         let mut config = format!("Host {HOST}\n  HostName 127.0.0.1\n");
         for number in 1..=HOSTS {
             config += &format!("Host {}\n  HostName 127.0.0.{number}\n", numbered(number));
@@ -67,7 +68,7 @@ impl Sshd {
         config += &format!(
             "Host *\n  Port {port}\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile /dev/null\n  \
              StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
-            sshd.directory.join("user").display()
+            sshd.key().display()
         );
         fs::write(sshd.config(), config).map_err(text)?;
         wait_listening(port)?;
@@ -77,6 +78,16 @@ impl Sshd {
     /// The configuration by which ssh reaches it, as `HOST`.
     pub fn config(&self) -> PathBuf {
         self.directory.join("config")
+    }
+
+    /// What lets in who has it.
+    pub fn key(&self) -> PathBuf {
+        self.directory.join("user")
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.server.id()
     }
 
     /// ssh or scp, as it reaches this server.

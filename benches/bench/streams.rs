@@ -1,4 +1,4 @@
-//! Streams over TCP on this machine: `rdsend` and `rdrecv` against socat and scp.
+//! Streams over TCP on this machine: `rdsend` and `rdrecv` against their peers, and against what bounds all of them.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,82 +6,182 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::guest::VERBS_OPTIONS;
 use crate::harness::*;
+use crate::peers::{MOVERS, STREAMS, Scene, Way};
+use crate::record::Kind;
 use crate::sshd::{HOST, Sshd};
 
-const KEY: &str = "bench-key-of-no-value";
+pub const KEY: &str = "bench-key-of-no-value";
 
-pub fn throughput(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
+const PLAIN: &str = "rdsend plain";
+const ENCRYPTED: &str = "rdsend encrypted";
+
+/// What `ONLY` calls the rows that one contest serves.
+pub const CONTEST: [&str; 5] = ["tcp", "encrypted", "scp", "peers", "cpu"];
+
+/// `rdsend FILE` to `rdrecv`, with options of each.
+pub fn ours(name: &str, sender: &str, receiver: &str) -> Way {
+    let space = |options: &str| if options.is_empty() { String::new() } else { format!(" {options}") };
+    Way::new(
+        Kind::Ours,
+        name,
+        &format!("rdrecv --transport tcp{} {{port}} {{secret}} > /dev/null", space(receiver)),
+        &format!("rdsend --transport tcp{} 127.0.0.1 {{port}} {{secret}} {{file}}", space(sender)),
+    )
+}
+
+/// Where `input` is what `{file}` means.
+pub fn scene(input: &Path) -> Scene {
+    Scene::default().with("secret", KEY).with("file", input.display())
+}
+
+/// One stream of a file in memory to /dev/null. `peers` and `cpu` are of all contestants; the others narrow them down.
+pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     let bytes = size();
-    let scratch = Scratch::with_room(bytes + (64 << 20))?;
+    let scratch = Scratch::with_room(2 * bytes + (64 << 20))?;
     let input = scratch.random_file(bytes)?;
+    let all = wanted("peers") || wanted("cpu");
+    let mut scene = scene(&input).out(&scratch.0.join("copy"));
+    let mut ways = Vec::new();
+    if all || wanted("tcp") || wanted("scp") {
+        ways.push(ours(PLAIN, "--encrypt never", ""));
+    }
+    if all || wanted("encrypted") {
+        ways.push(ours(ENCRYPTED, "--encrypt always", ""));
+    }
+    ways.extend(STREAMS.iter().map(Way::peer).filter(|way| all || way.name == "socat"));
     let ssh = if wanted("scp") { Some(Sshd::start(&scratch.0)?) } else { None };
-    let rounds = runs();
-    println!("\n{:.2} GiB in memory -> TCP over loopback -> /dev/null; 1 + {rounds} rounds", gib(bytes));
-    println!("GB/s by wall time from the sender's start until both ends have exited");
-
-    let mut contestants: Vec<Contestant<'_>> = Vec::new();
-    let ours = |encrypt: &'static str| {
-        let input = input.clone();
-        move || Ok(bytes as f64 / pipe(&["--encrypt", encrypt], &input)?.wall.as_secs_f64() / 1e9)
-    };
-    let lanes = pipe(&["--encrypt", "never"], &input)?.lanes();
-    let plain = wanted("tcp") || wanted("scp");
-    if plain {
-        contestants.push((format!("rdsend, plain, {lanes}"), Box::new(ours("never"))));
-    }
-    if wanted("encrypted") {
-        let lanes = pipe(&["--encrypt", "always"], &input)?.lanes();
-        contestants.push((format!("rdsend, encrypted, {lanes}"), Box::new(ours("always"))));
-    }
-    if wanted("tcp") || wanted("encrypted") {
-        contestants.push(("socat -u -b 1048576, plain, 1 connection".into(), Box::new(|| socat(&input, bytes))));
-    }
     if let Some(ssh) = &ssh {
-        contestants.push(("scp, 1 connection".into(), Box::new(|| scp(ssh, &input, bytes))));
+        scene = scene.with("config", ssh.config().display()).with("host", HOST);
+        ways.push(Way::new(Kind::Peer, "scp", "", "scp -F {config} -q {file} {host}:/dev/null"));
     }
+    if all {
+        ways.push(Way::new(Kind::Limit, "cp, in memory", "", "cp {file} {out}"));
+        ways.push(Way::new(Kind::Limit, "dd, which only reads", "", "dd if={file} of=/dev/null bs=128K status=none"));
+    }
+    let contestants: Vec<Contestant<'_>> = ways.into_iter().map(|way| scene.stream(way, bytes)).collect();
+    let title = format!("{:.2} GiB in memory through TCP over loopback to /dev/null, by wall time", gib(bytes));
+    let found = contest("peers", &title, "GB/s", &contestants, runs())?;
 
-    let rates = alternate(&contestants, rounds)?;
-    let mut of = contestants.iter().zip(&rates).map(|((name, _), rates)| {
-        println!("    {name:<42} {} GB/s", Spread::of(rates));
-        (name.as_str(), rates)
-    });
-    let all: Vec<_> = of.by_ref().collect();
-    let find = |part: &str| all.iter().find(|(name, _)| name.contains(part)).map(|(_, rates)| rates.as_slice());
     let mut rows = Vec::new();
-    for (row, name, target, our, their) in [
-        ("tcp", "tcp: plain against socat", 1.0, "rdsend, plain", "socat"),
-        ("encrypted", "encrypted: against plain socat", 0.7, "rdsend, encrypted", "socat"),
-        ("scp", "scp: plain against scp", 6.0, "rdsend, plain", "scp"),
+    for (row, name, target, pair) in [
+        ("tcp", "tcp: plain against socat", 1.0, [PLAIN, "socat"]),
+        ("encrypted", "encrypted: against plain socat", 0.7, [ENCRYPTED, "socat"]),
+        ("scp", "scp: plain against scp", 6.0, [PLAIN, "scp"]),
     ] {
-        if let (true, Some(our), Some(their)) = (wanted(row), find(our), find(their)) {
-            rows.push(Row::ratio(name, target, our, their));
+        if wanted(row) {
+            rows.push(found.compare(name, pair, |ours, theirs| Row::ratio(name, target, &ours.values, &theirs.values)));
         }
+    }
+    if wanted("peers") {
+        let everybody = STREAMS.map(|(name, ..)| name);
+        for (ours, target) in [(PLAIN, 1.5), (ENCRYPTED, 1.0)] {
+            for (group, names) in [("any peer", &everybody[..]), ("those that move a file", &MOVERS[..])] {
+                let name = format!("peers: {ours}, best of {group}");
+                let best = found.highest(names).map_or("socat", |best| best.name.as_str());
+                let mut row = found.compare(&name, [ours, best], |ours, theirs| {
+                    Row::ratio(&format!("{name}: {best}"), target, &ours.values, &theirs.values)
+                });
+                // The best of those that are here is not the best of all.
+                if let Some((absent, _)) = found.absent.iter().find(|(name, _)| names.contains(&name.as_str())) {
+                    row = found.missing(&name, absent);
+                }
+                rows.push(row);
+            }
+        }
+        for limit in ["iperf3", "iperf3 -l 1M", "cp, in memory", "dd, which only reads"] {
+            let name = format!("peers: {PLAIN} / {limit}");
+            rows.push(found.compare(&name, [PLAIN, limit], |ours, theirs| {
+                Row::ratio(&name, 1.0, &ours.values, &theirs.values).told()
+            }));
+        }
+    }
+    if wanted("cpu") {
+        let name = "cpu: plain, both ends / socat";
+        rows.push(found.compare(name, [PLAIN, "socat"], |ours, theirs| {
+            Row::at_most(name, 1.1, &ours.cpu_of_both(), &theirs.cpu_of_both())
+        }));
     }
     Ok(rows)
 }
 
-pub fn socat(input: &Path, bytes: u64) -> Result<f64> {
-    let port = free_port()?;
-    let mut receiver = Command::new("socat");
-    receiver.args(["-u", "-b", "1048576", &format!("TCP-LISTEN:{port},reuseaddr"), "OPEN:/dev/null,wronly"]);
-    let receiver = Running::start(&mut receiver)?;
-    wait_listening(port)?;
-    let mut sender = Command::new("socat");
-    sender.args(["-u", "-b", "1048576"]).arg(format!("OPEN:{},rdonly", input.display()));
-    sender.arg(format!("TCP:127.0.0.1:{port}"));
-    let start = Instant::now();
-    let sender = Running::start(&mut sender)?;
-    sender.success()?;
-    receiver.success()?;
-    Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
+/// Plain, encrypted and compressed, on text and on what does not shrink.
+pub fn compress() -> Result<Vec<Row>> {
+    let bytes = size() / 4;
+    let scratch = Scratch::with_room(bytes + (64 << 20))?;
+    for (data, path) in [("text", scratch.text_file(bytes)?), ("random", scratch.random_file(bytes)?)] {
+        let contestants: Vec<Contestant<'_>> = [
+            ("plain", "--encrypt never"),
+            ("encrypted", "--encrypt always"),
+            ("lz4", "--encrypt never --compress lz4"),
+            ("zstd", "--encrypt never --compress zstd"),
+            ("zstd, encrypted", "--encrypt always --compress zstd"),
+            ("auto", "--encrypt never --compress auto"),
+        ]
+        .into_iter()
+        .map(|(name, options)| scene(&path).stream(ours(name, options, ""), bytes))
+        .collect();
+        let title = format!("{:.2} GiB of {data} through TCP over loopback to /dev/null", gib(bytes));
+        contest("compress", &title, "GB/s", &contestants, runs())?;
+    }
+    Ok(Vec::new())
 }
 
-fn scp(ssh: &Sshd, input: &Path, bytes: u64) -> Result<f64> {
-    let mut scp = ssh.client("scp");
-    scp.arg("-q").arg(input).arg(format!("{HOST}:/dev/null"));
-    Ok(bytes as f64 / timed(&mut scp)? / 1e9)
+/// One connection, two and four.
+pub fn lanes() -> Result<Vec<Row>> {
+    let bytes = size() / 2;
+    let scratch = Scratch::with_room(bytes + (64 << 20))?;
+    let input = scratch.random_file(bytes)?;
+    let mut contestants = Vec::new();
+    for (name, encrypt) in [("plain", "never"), ("encrypted", "always")] {
+        for lanes in ["1", "2", "4"] {
+            let (name, options) = (format!("{name}, lanes {lanes}"), format!("--lanes {lanes}"));
+            contestants
+                .push(scene(&input).stream(ours(&name, &format!("{options} --encrypt {encrypt}"), &options), bytes));
+        }
+    }
+    let title = format!("{:.2} GiB over 1, 2 and 4 TCP connections to /dev/null", gib(bytes));
+    contest("lanes", &title, "GB/s", &contestants, runs())?;
+    Ok(Vec::new())
+}
+
+/// Into files: in memory, and on the disk that this was built on, whose cache takes it.
+pub fn sinks() -> Result<Vec<Row>> {
+    let bytes = size() / 4;
+    let scratch = Scratch::with_room(2 * bytes + (64 << 20))?;
+    let input = scratch.random_file(bytes)?;
+    let disk = Scratch::within(&bin_directory())?;
+    let mut rows = Vec::new();
+    for (place, directory) in [("memory", &scratch.0), ("disk", &disk.0)] {
+        let scene = scene(&input).out(&directory.join("out"));
+        let contestants: Vec<Contestant<'_>> = [
+            Way::new(
+                Kind::Ours,
+                "rdsend to rdrecv FILE",
+                "rdrecv --transport tcp {port} {secret} {out}",
+                "rdsend --transport tcp --encrypt never 127.0.0.1 {port} {secret} {file}",
+            ),
+            Way::new(
+                Kind::Peer,
+                "socat",
+                "socat -u -b 1048576 TCP-LISTEN:{port},reuseaddr OPEN:{out},creat,wronly",
+                "socat -u -b 1048576 OPEN:{file},rdonly TCP:127.0.0.1:{port}",
+            ),
+            Way::new(Kind::Limit, "cp", "", "cp --reflink=never {file} {out}"),
+        ]
+        .into_iter()
+        .map(|way| scene.stream(way, bytes))
+        .collect();
+        let title = format!("{:.2} GiB in memory through TCP over loopback to a file, {place}", gib(bytes));
+        let found = contest("sinks", &title, "GB/s", &contestants, runs())?;
+        for (peer, rival) in [("socat", "socat"), ("cp", "cp")] {
+            let name = format!("sinks: {place}, plain / {peer}");
+            rows.push(found.compare(&name, ["rdsend to rdrecv FILE", rival], |ours, theirs| {
+                Row::ratio(&name, 1.0, &ours.values, &theirs.values).told()
+            }));
+        }
+    }
+    Ok(rows)
 }
 
 pub fn memory() -> Result<Vec<Row>> {
@@ -129,7 +229,7 @@ pub fn memory() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-pub fn one_byte() -> Result<Row> {
+pub fn one_byte() -> Result<Vec<Row>> {
     const MILLISECONDS_MAX: f64 = 50.0;
     let scratch = Scratch::with_room(1 << 20)?;
     let input = scratch.random_file(1)?;
@@ -143,12 +243,12 @@ pub fn one_byte() -> Result<Row> {
     }
     let time = Spread::of(&times);
     println!("\n1 byte, rdrecv listening: from rdsend's start until both ends have exited: {time} ms ({rounds} runs)");
-    Ok(Row {
+    Ok(vec![Row {
         name: "byte: a stream of 1 byte".into(),
         target: format!("< {MILLISECONDS_MAX} ms"),
         measured: format!("{time} ms"),
         verdict: verdict(time.median < MILLISECONDS_MAX),
-    })
+    }])
 }
 
 /// Where the two ends run.
@@ -174,14 +274,6 @@ impl Run {
             after.trim_start().chars().take_while(|c| c.is_ascii_digit() || "+-.eE".contains(*c)).collect();
         number.parse().ok()
     }
-
-    pub fn lanes(&self) -> String {
-        match self.reported("lanes") {
-            Some(1.0) => "1 lane".into(),
-            Some(lanes) => format!("{lanes} lanes"),
-            None => "lanes not reported".into(),
-        }
-    }
 }
 
 /// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
@@ -203,14 +295,26 @@ impl Ends<'_> {
     }
 
     pub fn pipe(&self, options: &[&str], input: &Path, by_stdin: bool) -> Result<Run> {
-        let port = free_port()?;
-        let bin = bin_directory();
         let common: Vec<&str> = match options.iter().position(|option| *option == "--transport") {
             Some(at) => vec![options[at], options[at + 1]],
             None => Vec::new(),
         };
+        self.pipe_to(&common, options, input, by_stdin, None)
+    }
+
+    /// With options of each end, into a file or to /dev/null.
+    pub fn pipe_to(
+        &self,
+        receiving: &[&str],
+        options: &[&str],
+        input: &Path,
+        by_stdin: bool,
+        sink: Option<&Path>,
+    ) -> Result<Run> {
+        let port = free_port()?;
+        let bin = bin_directory();
         let mut receiver = self.on(self.receiver_host, bin.join("rdrecv"));
-        receiver.args(common).args([&port.to_string(), KEY]);
+        receiver.args(receiving).args([&port.to_string(), KEY]).args(sink);
         let receiver = Running::start(&mut receiver)?;
         self.wait_listening(port)?;
         let mut sender = self.on(self.sender_host, bin.join("rdsend"));
@@ -223,14 +327,13 @@ impl Ends<'_> {
         let start = Instant::now();
         let sender = Running::start_with_input(&mut sender)?;
         let memory = Memory::watch(&[sender.id, receiver.id]);
-        let sent = sender.success()?;
-        receiver.success()?;
-        let wall = start.elapsed();
+        let sent = sender.done()?;
+        let wall = receiver.done()?.at.max(sent.at) - start;
         let [sender_mib, receiver_mib] = memory.highest();
-        Ok(Run { wall, sender_mib, receiver_mib, sender_said: sent })
+        Ok(Run { wall, sender_mib, receiver_mib, sender_said: sent.said })
     }
 
-    fn wait_listening(&self, port: u16) -> Result<()> {
+    pub fn wait_listening(&self, port: u16) -> Result<()> {
         match self.receiver_host {
             None => wait_listening(port),
             Some(_) => wait_until(&format!("port {port} to listen on the receiver's host"), || {
@@ -240,29 +343,25 @@ impl Ends<'_> {
         }
     }
 
-    /// MiB/s as its sending end reports them.
-    pub fn ib_send_bw(&self) -> Result<f64> {
+    /// What a program of perftest prints at its end that measures, by `pick`.
+    pub fn perftest(&self, program: &str, options: &[&str], pick: fn(&str) -> Option<f64>) -> Result<f64> {
         let port = free_port()?.to_string();
-        let mut server = self.on(self.receiver_host, "ib_send_bw");
-        server.args(VERBS_OPTIONS).args(["-p", &port]);
+        let mut server = self.on(self.receiver_host, program);
+        server.args(options).args(["-p", &port]);
         let server = Running::start(&mut server)?;
         // It listens by rdma_cm, which no file under /proc shows; a client that comes too early is refused at once.
         let start = Instant::now();
         loop {
             thread::sleep(Duration::from_millis(200));
-            let mut client = self.on(self.sender_host, "ib_send_bw");
-            client.args(VERBS_OPTIONS).args(["-p", &port, self.address]);
-            let (code, said) = Running::start(&mut client)?.end()?;
-            let average = said.lines().find_map(|line| {
-                let fields: Vec<&str> = line.split_whitespace().collect();
-                (fields.len() == 5 && fields[0] == "1048576").then(|| fields[3].parse::<f64>().ok()).flatten()
-            });
-            if let (0, Some(average)) = (code, average) {
+            let mut client = self.on(self.sender_host, program);
+            client.args(options).args(["-p", &port, self.address]);
+            let ended = Running::start_saying(&mut client)?.end()?;
+            if let (0, Some(value)) = (ended.code, pick(&ended.said)) {
                 server.success()?;
-                return Ok(average);
+                return Ok(value);
             }
             if start.elapsed() > READY_LIMIT {
-                return Err(format!("ib_send_bw ended with {code}: {said}"));
+                return Err(format!("{program} ended with {}: {}", ended.code, ended.said));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Reports as drawings: SVG or PNG, by the name's ending. Several reports lie over each other.
+//! Numbers as drawings: SVG or PNG, by the name's ending. Several reports lie over each other.
 
 use std::path::Path;
 
@@ -34,25 +34,36 @@ impl Format {
 }
 
 /// A line of a chart.
-struct Series {
-    name: String,
-    points: Vec<(f64, f64)>,
+pub struct Series {
+    /// Its name in the legend; an empty one needs none.
+    pub name: String,
+    /// Across and up.
+    pub points: Vec<(f64, f64)>,
 }
 
-struct Chart {
-    title: &'static str,
-    across: &'static str,
-    up: &'static str,
-    series: Vec<Series>,
+/// Lines over an axis on which a step is a factor.
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// What is across.
+    pub across: String,
+    /// What is up.
+    pub up: String,
+    /// The lines.
+    pub series: Vec<Series>,
     /// Numbers up grow by factors.
-    log_up: bool,
+    pub log_up: bool,
     /// Numbers across are bytes.
-    in_bytes: bool,
+    pub in_bytes: bool,
 }
 
 /// Draws the reports, each with its name. `None` if nothing in them can be drawn.
 pub fn draw(reports: &[(String, &Report)], format: Format) -> Option<Vec<u8>> {
-    let charts = charts(reports);
+    draw_charts(&charts(reports), format)
+}
+
+/// Draws charts below each other. `None` if there are none.
+pub fn draw_charts(charts: &[Chart], format: Format) -> Option<Vec<u8>> {
     if charts.is_empty() {
         return None;
     }
@@ -60,14 +71,14 @@ pub fn draw(reports: &[(String, &Report)], format: Format) -> Option<Vec<u8>> {
     match format {
         Format::Svg => {
             let mut text = String::new();
-            draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), &charts)
+            draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), charts)
                 .expect("a string takes everything");
             Some(text.into_bytes())
         }
         Format::Png => {
             let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
             let backend = Lettered { pixels: BitMapBackend::with_buffer(&mut pixels, size) };
-            draw_all(&backend.into_drawing_area(), &charts).expect("a buffer takes everything");
+            draw_all(&backend.into_drawing_area(), charts).expect("a buffer takes everything");
             Some(encode_png(&pixels, size))
         }
     }
@@ -89,9 +100,10 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
         lines.filter(|series| !series.points.is_empty()).collect()
     };
     let mut charts = Vec::new();
-    let mut add = |title, across, up, series: Vec<Vec<Series>>, log_up, in_bytes| {
+    let mut add = |title: &str, across: &str, up: &str, series: Vec<Vec<Series>>, log_up, in_bytes| {
         let series: Vec<Series> = series.into_iter().flatten().collect();
         if !series.is_empty() {
+            let (title, across, up) = (title.to_owned(), across.to_owned(), up.to_owned());
             charts.push(Chart { title, across, up, series, log_up, in_bytes });
         }
     };
@@ -162,7 +174,7 @@ where
     };
     let (across, up) = (bounds(|point| point.0), bounds(|point| point.1));
     let mut builder = ChartBuilder::on(area);
-    builder.caption(chart.title, ("sans-serif", 20)).margin(12).x_label_area_size(44).y_label_area_size(76);
+    builder.caption(&chart.title, ("sans-serif", 20)).margin(12).x_label_area_size(44).y_label_area_size(76);
     let x = Powers { from: across.0, to: across.1 * 1.05, base: if chart.in_bytes { 2.0 } else { 10.0 } };
     if chart.log_up {
         let y = Powers { from: up.0 / 1.2, to: up.1 * 1.3, base: 10.0 };
@@ -183,8 +195,8 @@ where
         .configure_mesh()
         .light_line_style(WHITE)
         .bold_line_style(RGBColor(220, 220, 220))
-        .x_desc(chart.across)
-        .y_desc(chart.up)
+        .x_desc(&chart.across)
+        .y_desc(&chart.up)
         .x_labels(12)
         .y_labels(8)
         .x_label_formatter(&label)
@@ -259,6 +271,7 @@ impl ValueFormatter<f64> for Powers {
 
 fn bytes_label(bytes: &f64) -> String {
     match *bytes {
+        bytes if bytes >= 1_073_741_824.0 => format!("{}G", (bytes / 1_073_741_824.0).round()),
         bytes if bytes >= 1_048_576.0 => format!("{}M", (bytes / 1_048_576.0).round()),
         bytes if bytes >= 1024.0 => format!("{}K", (bytes / 1024.0).round()),
         bytes => format!("{}", bytes.round()),

@@ -1,0 +1,110 @@
+//! A place in memory, and files in it.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::{Result, gib, text};
+use crate::process::free_port;
+use crate::record::root;
+
+/// A directory in memory where there is room, removed at the end.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn with_room(bytes: u64) -> Result<Self> {
+        Self::with_room_for(bytes, 0)
+    }
+
+    pub fn with_room_for(bytes: u64, files: u64) -> Result<Self> {
+        let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
+        let fits = |place: &Path| {
+            room("-Pk", place).is_some_and(|kib| kib > bytes >> 10)
+                && (files == 0 || room("-Pi", place).is_some_and(|free| free > files))
+        };
+        let place = places.iter().find(|place| fits(place));
+        let place =
+            place.ok_or(format!("no room for {:.1} GiB and {files} files in /dev/shm or TMPDIR", gib(bytes)))?;
+        let directory = place.join(format!("rdma-pipe-bench.{}.{}", std::process::id(), free_port()?));
+        fs::create_dir(&directory).map_err(text)?;
+        Ok(Scratch(directory))
+    }
+
+    /// A directory of its own in another.
+    pub fn within(directory: &Path) -> Result<Self> {
+        let directory = directory.join(format!("bench-{}", std::process::id()));
+        fs::create_dir(&directory).map_err(text)?;
+        Ok(Scratch(directory))
+    }
+
+    /// Text that compresses as text does: lines of this project's documents, in no order.
+    pub fn text_file(&self, bytes: u64) -> Result<PathBuf> {
+        let documents =
+            ["README.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md", "docs/SECURITY.md", "docs/TESTING.md"];
+        let read = |name| fs::read_to_string(root().join(name)).map_err(text);
+        let all = documents.into_iter().map(read).collect::<Result<Vec<String>>>()?.concat();
+        let words: Vec<&str> = all.split_inclusive([' ', '\n']).collect();
+        let path = self.0.join("text");
+        let mut file = BufWriter::new(File::create(&path).map_err(text)?);
+        let (mut state, mut left) = (SEED, bytes as usize);
+        while left > 0 {
+            // Some words in a row, so that there are repetitions beyond single words, as there are in text.
+            let from = next(&mut state) as usize % words.len();
+            for word in words[from..].iter().take(4) {
+                let part = word.len().min(left);
+                file.write_all(&word.as_bytes()[..part]).map_err(text)?;
+                left -= part;
+            }
+        }
+        file.flush().map_err(text)?;
+        Ok(path)
+    }
+
+    /// Bytes that do not compress.
+    pub fn random_file(&self, bytes: u64) -> Result<PathBuf> {
+        let path = self.0.join("input");
+        let mut file = File::create(&path).map_err(text)?;
+        let mut state = SEED;
+        let mut block = vec![0_u8; 1 << 20];
+        let mut left = bytes;
+        while left > 0 {
+            for word in block.chunks_exact_mut(8) {
+                word.copy_from_slice(&next(&mut state).to_le_bytes());
+            }
+            let part = left.min(block.len() as u64);
+            file.write_all(&block[..part as usize]).map_err(text)?;
+            left -= part;
+        }
+        Ok(path)
+    }
+
+    pub fn hole(&self, name: &str, bytes: u64) -> Result<PathBuf> {
+        let path = self.0.join(name);
+        File::create(&path).and_then(|file| file.set_len(bytes)).map_err(text)?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// xorshift64.
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// What `df` says to be free, in its own unit.
+fn room(unit: &str, place: &Path) -> Option<u64> {
+    let output = Command::new("df").args([unit, "--"]).arg(place).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()
+}

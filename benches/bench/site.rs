@@ -1,0 +1,244 @@
+//! A host to copy to, which is this one by an sshd of our own; ways to make copies there, and what a copy must be.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::*;
+use crate::peers::{COPIES, PACKAGES, Scene, TARS, Way};
+use crate::record::{Contest, Kind};
+use crate::sshd::{HOST, Sshd};
+
+// --- copies in turns -------------------------------------------------------------------------------------------------
+
+/// Makes one and says how many seconds it took.
+type Make<'a> = Box<dyn Fn(&Site, &Path) -> Result<f64> + 'a>;
+
+/// One way to make a copy, at a place that is empty before.
+pub struct Copy<'a> {
+    pub name: String,
+    pub kind: Kind,
+    pub command: String,
+    site: &'a Site,
+    make: Make<'a>,
+    compared: Cell<bool>,
+}
+
+impl Copy<'_> {
+    /// The seconds that it took. The first copy is compared with its source, of others the shape is.
+    pub fn run(&self, source: &Path) -> Result<f64> {
+        let to = self.site.fresh()?;
+        let seconds = (self.make)(self.site, &to)?;
+        if self.compared.replace(true) {
+            same_shape(source, &to)?
+        } else {
+            identical(source, &to)?
+        }
+        Ok(seconds)
+    }
+}
+
+/// Copies of `source` in turns, in seconds.
+pub fn contest_of(row: &str, title: &str, copies: &[Copy<'_>], source: &Path, rounds: usize) -> Result<Contest> {
+    let contestants: Vec<Contestant<'_>> = copies
+        .iter()
+        .map(|copy| Contestant::new(copy.kind, &copy.name, &copy.command, move || copy.run(source)))
+        .collect();
+    contest(row, title, "s", &contestants, rounds)
+}
+
+pub fn identical(source: &Path, copy: &Path) -> Result<()> {
+    timed(Command::new("diff").args(["-rq", "--no-dereference"]).args([source, copy])).map(|_| ())
+}
+
+pub fn same_shape(source: &Path, copy: &Path) -> Result<()> {
+    let (wanted, found) = (shape(source)?, shape(copy)?);
+    if wanted == found { Ok(()) } else { Err(format!("copied {found:?} of {wanted:?} (entries, bytes)")) }
+}
+
+/// How many entries, and bytes in files.
+fn shape(path: &Path) -> Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path).map_err(text)?;
+    if !metadata.is_dir() {
+        return Ok((1, metadata.len()));
+    }
+    let mut sum = (1, 0);
+    for entry in fs::read_dir(path).map_err(text)? {
+        let (entries, bytes) = shape(&entry.map_err(text)?.path())?;
+        sum = (sum.0 + entries, sum.1 + bytes);
+    }
+    Ok(sum)
+}
+
+// --- the host --------------------------------------------------------------------------------------------------------
+
+/// A place in memory with an sshd.
+pub struct Site {
+    // Ends before its directory goes.
+    pub ssh: Sshd,
+    pub scratch: Scratch,
+}
+
+/// An agent whose process is known: a script, and the file where it says which it is.
+pub struct WatchedAgent {
+    pub script: PathBuf,
+    said: PathBuf,
+}
+
+impl WatchedAgent {
+    /// The process that runs it now, once.
+    pub fn id(&self) -> Result<u32> {
+        wait_until("the agent to start", || self.said.exists())?;
+        let id = fs::read_to_string(&self.said).map_err(text)?;
+        fs::remove_file(&self.said).map_err(text)?;
+        id.trim().parse().map_err(|_| format!("no process: {id}"))
+    }
+}
+
+impl Site {
+    pub fn start(bytes: u64, files: u64) -> Result<Self> {
+        let scratch = Scratch::with_room_for(bytes + (64 << 20), files)?;
+        let site = Site { ssh: Sshd::start(&scratch.0)?, scratch };
+        site.script("ssh", &format!("exec {} -F '{}' \"$@\"", which("ssh")?.display(), site.ssh.config().display()))?;
+        Ok(site)
+    }
+
+    fn script(&self, name: &str, text_of: &str) -> Result<PathBuf> {
+        let directory = self.scratch.0.join("bin");
+        fs::create_dir_all(&directory).map_err(text)?;
+        let path = directory.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text_of}\n")).map_err(text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(text)?;
+        Ok(path)
+    }
+
+    pub fn watched_agent(&self) -> Result<WatchedAgent> {
+        let said = self.scratch.0.join("agent-id");
+        let (name, agent) = (said.display(), agent());
+        let script = format!("echo $$ >'{name}.new' && mv '{name}.new' '{name}'\nexec '{}' \"$@\"", agent.display());
+        Ok(WatchedAgent { script: self.script("agent", &script)?, said })
+    }
+
+    /// `count` files of `bytes` bytes each, so many in each directory.
+    pub fn tree(&self, name: &str, count: u64, in_each: u64, bytes: u64) -> Result<PathBuf> {
+        let tree = self.scratch.0.join(name);
+        let content = self.scratch.random_file(bytes.max(1)).and_then(|path| fs::read(path).map_err(text))?;
+        for directory in 0..count / in_each {
+            let directory = tree.join(format!("d{directory:04}"));
+            fs::create_dir_all(&directory).map_err(text)?;
+            for file in 0..in_each {
+                let path = directory.join(format!("f{file:04}"));
+                if bytes == 0 { File::create(path).map(drop) } else { fs::write(path, &content) }.map_err(text)?;
+            }
+        }
+        Ok(tree)
+    }
+
+    pub fn copy<'a>(
+        &'a self,
+        kind: Kind,
+        name: &str,
+        command: &str,
+        make: impl Fn(&Site, &Path) -> Result<f64> + 'a,
+    ) -> Copy<'a> {
+        let (name, command) = (name.to_owned(), command.to_owned());
+        Copy { name, kind, command, site: self, make: Box::new(make), compared: Cell::new(false) }
+    }
+
+    /// `rdcp` with options, of `from`.
+    pub fn our_copy<'a>(&'a self, name: &str, options: &'a [&'a str], from: &Path) -> Copy<'a> {
+        let (from, command) = (from.to_owned(), ["rdcp", &options.join(" "), "{from} {host}:{to}"].join(" "));
+        self.copy(Kind::Ours, name, &command, move |site, to| timed(site.rdcp(options).arg(&from).arg(remote(to))))
+    }
+
+    /// What bounds a copy: cp, and the call of ssh that every copy to another host has in it.
+    pub fn bound<'a>(&'a self, name: &str, from: &Path) -> Copy<'a> {
+        let from = from.to_owned();
+        self.copy(Kind::Limit, name, "cp -a {from} {to}; ssh -F {config} {host} true", move |site, to| {
+            Ok(timed(Command::new("cp").arg("-a").args([from.as_path(), to]))? + site.nothing()?)
+        })
+    }
+
+    /// Where copies go, with nothing there.
+    pub fn fresh(&self) -> Result<PathBuf> {
+        let path = self.scratch.0.join("copied");
+        match fs::symlink_metadata(&path) {
+            Err(_) => {}
+            Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(&path).map_err(text)?,
+            Ok(_) => fs::remove_file(&path).map_err(text)?,
+        }
+        Ok(path)
+    }
+
+    pub fn rdcp(&self, options: &[&str]) -> Command {
+        self.rdcp_by(&agent(), options)
+    }
+
+    pub fn rdcp_by(&self, agent: &Path, options: &[&str]) -> Command {
+        let mut command = Command::new(bin_directory().join("rdcp"));
+        command.arg("-F").arg(self.ssh.config()).arg("--agent").arg(agent).args(options);
+        command
+    }
+
+    /// Which way rdcp takes, in its own words, when it copies what is measured: a copy of a byte is over before it has all
+    /// its lanes.
+    pub fn lanes(&self, options: &[&str], source: &Path) -> Result<String> {
+        let said = Running::start(self.rdcp(options).arg("-v").arg(source).arg(remote(&self.fresh()?)))?.success()?;
+        let line = said.lines().find_map(|line| line.split_once("data: "));
+        Ok(line.map_or("did not say which way the data went", |(_, way)| way).to_owned())
+    }
+
+    /// ssh, and nothing else.
+    pub fn nothing(&self) -> Result<f64> {
+        timed(self.ssh.client("ssh").args([HOST, "true"]))
+    }
+
+    /// The peers, each copying `from`. One that cannot be had says why when its turn comes.
+    pub fn peers<'a>(&'a self, from: &Path) -> Vec<Copy<'a>> {
+        let is_tree = from.is_dir();
+        let mut ways: Vec<(String, Result<Way>)> = COPIES
+            .iter()
+            .chain(TARS.iter().filter(|_| is_tree))
+            .map(|line| (line.0.to_owned(), Ok(Way::peer(line))))
+            .collect();
+        ways.extend(PACKAGES.iter().map(|package| (package.program.to_owned(), package.way())));
+        let scene = self.scene().with("from", from.display()).with("slash", if is_tree { "/" } else { "" });
+        let make = |(name, way): (String, Result<Way>)| {
+            let (scene, command) = (scene.clone(), way.as_ref().map(Way::command).unwrap_or_default());
+            let make = move |_: &Site, to: &Path| {
+                Ok(scene.with("to", to.display()).run(way.as_ref().map_err(Clone::clone)?, 0)?.seconds)
+            };
+            self.copy(Kind::Peer, &name, &command, make)
+        };
+        ways.into_iter().map(make).collect()
+    }
+
+    /// With an ssh on the path that knows the host, for peers that cannot be told of its configuration.
+    pub fn scene(&self) -> Scene {
+        let user = std::env::var("USER").unwrap_or_else(|_| "root".to_owned());
+        let ssh = &self.ssh;
+        Scene::default()
+            .with("config", ssh.config().display())
+            .with("host", HOST)
+            .with("sshport", ssh.port)
+            .with("key", ssh.key().display())
+            .with("user", user)
+            .path(self.scratch.0.join("bin"))
+    }
+}
+
+fn agent() -> PathBuf {
+    bin_directory().join("rdma-pipe-agent")
+}
+
+pub fn remote(path: &Path) -> String {
+    format!("{HOST}:{}", path.display())
+}
+
+fn which(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file());
+    found.ok_or(format!("no {program} on the PATH"))
+}

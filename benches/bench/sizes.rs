@@ -1,0 +1,134 @@
+//! Cost against size: what a stream of 1 KiB takes, of 16 GiB, and of what lies between; and whether anything in it
+//! grows faster than the data does.
+
+use std::fs::OpenOptions;
+
+use crate::harness::*;
+use crate::peers::{STREAMS, Way};
+use crate::record::{self, Contest, Entry};
+use crate::streams::{ours, scene};
+
+/// Each four or more times the one before.
+const SIZES: [u64; 10] =
+    [1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20, 128 << 20, 512 << 20, 2 * GIB, 4 * GIB, 16 * GIB];
+
+/// From here on the start is small beside the rest, so that what is left is cost for each byte.
+const LARGE: u64 = 32 << 20;
+
+/// The largest file that is written too: source and copy are both in memory.
+const COPIED_MAX: u64 = 4 * GIB;
+
+/// Twice the data, at most this power of two times the cost.
+const SLOPE_MAX: f64 = 1.05;
+
+/// Rounds of what takes long.
+const ROUNDS_FEW: usize = 3;
+
+const PLAIN: &str = "rdsend plain, to /dev/null";
+const ENCRYPTED: &str = "rdsend encrypted, to /dev/null";
+const FILE: &str = "rdsend plain, to a file";
+
+pub fn rows() -> Result<Vec<Row>> {
+    // Up to four times the usual size, where memory holds it and as much again.
+    let mut largest = (4 * size()).min(SIZES[SIZES.len() - 1]);
+    while Scratch::with_room(largest + largest.min(COPIED_MAX) + GIB / 4).is_err() && largest > LARGE {
+        largest /= 4;
+    }
+    let scratch = Scratch::with_room(largest + largest.min(COPIED_MAX) + GIB / 4)?;
+    let input = scratch.random_file(largest)?;
+    let scene = scene(&input).out(&scratch.0.join("out"));
+    println!("\n1 KiB to {:.2} GiB of memory through TCP over loopback; 1 + {} rounds", gib(largest), runs());
+    let mut all = Contest {
+        row: "sizes".into(),
+        place: "here".into(),
+        title: "Time against size, through TCP over loopback".into(),
+        unit: "s".into(),
+        across: Some("bytes".into()),
+        busy: busy(),
+        entries: Vec::new(),
+        absent: Vec::new(),
+    };
+    // From the largest down: one file, which shrinks.
+    for bytes in SIZES.into_iter().rev().filter(|bytes| *bytes <= largest) {
+        OpenOptions::new().write(true).open(&input).and_then(|file| file.set_len(bytes)).map_err(text)?;
+        let mut ways = vec![ours(PLAIN, "--encrypt never", ""), ours(ENCRYPTED, "--encrypt always", "")];
+        if bytes <= COPIED_MAX {
+            ways.push(Way {
+                receiver: "rdrecv --transport tcp {port} {secret} {out}".into(),
+                ..ours(FILE, "--encrypt never", "")
+            });
+        }
+        ways.extend(STREAMS.iter().map(Way::peer).filter(|way| way.name == "socat"));
+        let contestants: Vec<Contestant<'_>> = ways.into_iter().map(|way| scene.stream(way, bytes)).collect();
+        let rounds = if bytes > GIB { runs().min(ROUNDS_FEW) } else { runs() };
+        let (entries, absent) = turns(&contestants, rounds)?;
+        println!("  {bytes} bytes");
+        for mut entry in entries {
+            entry.at = Some(bytes as f64);
+            entry.values.iter_mut().for_each(|rate| *rate = bytes as f64 / 1e9 / *rate);
+            entry.tell("s");
+            all.entries.push(entry);
+        }
+        all.absent = absent;
+    }
+    record::add(&all);
+    let mut rows = Vec::new();
+    for name in [PLAIN, ENCRYPTED, FILE] {
+        let of: Vec<&Entry> = all.entries.iter().filter(|entry| entry.name == name).collect();
+        let time = |entry: &Entry| entry.values.clone();
+        let processors = |entry: &Entry| {
+            entry.cpu_of_both().into_iter().map(|per_gb| per_gb * entry.at.unwrap_or(0.0) / 1e9).collect()
+        };
+        rows.push(slope(&format!("sizes: time, {name}"), &of, LARGE as f64, time));
+        rows.push(slope(&format!("sizes: processors, {name}"), &of, LARGE as f64, processors));
+        rows.push(line(&format!("sizes: time of {name}"), &of));
+    }
+    Ok(rows)
+}
+
+/// The power of the size that the cost grows by, from that size on: 1 is linear.
+pub fn slope(row: &str, entries: &[&Entry], from: f64, cost: impl Fn(&Entry) -> Vec<f64>) -> Row {
+    let large: Vec<(f64, Vec<f64>)> =
+        entries.iter().filter_map(|entry| entry.at.filter(|at| *at >= from).map(|at| (at, cost(entry)))).collect();
+    let rounds = large.iter().map(|(_, costs)| costs.len()).min().unwrap_or(0);
+    let of_round = |round: usize| -> f64 {
+        // The clock that counts processor time has steps of 10 ms.
+        let points: Vec<(f64, f64, f64)> =
+            large.iter().map(|(at, costs)| (at.ln(), costs[round].max(0.01).ln(), 1.0)).collect();
+        fit(&points).1
+    };
+    if large.len() < 3 || rounds == 0 {
+        return Row::absent(row, "too few sizes");
+    }
+    Row::limit(row, SLOPE_MAX, "as power of the size", &(0..rounds).map(of_round).collect::<Vec<f64>>())
+}
+
+/// What a stream costs before its first byte, and what each GB costs then.
+fn line(row: &str, entries: &[&Entry]) -> Row {
+    let points: Vec<(f64, f64, f64)> = entries
+        .iter()
+        .filter_map(|entry| {
+            let median = Spread::of(&entry.values).median;
+            // What counts is how far it is off in proportion: a millisecond is much at 1 KiB and nothing at 1 GiB.
+            entry.at.map(|at| (at / 1e9, median, 1.0 / (median * median)))
+        })
+        .collect();
+    if points.len() < 2 {
+        return Row::absent(row, "too few sizes");
+    }
+    let (start, per_gb) = fit(&points);
+    let measured = format!("{:.1} ms + {per_gb:.3} s/GB", start * 1e3);
+    Row { name: row.into(), target: String::new(), measured, verdict: String::new() }.told()
+}
+
+/// The straight line with the least sum of squares through points of a weight each: where it begins, and its slope.
+fn fit(points: &[(f64, f64, f64)]) -> (f64, f64) {
+    let weight: f64 = points.iter().map(|(_, _, weight)| weight).sum();
+    let mean =
+        |value: fn(&(f64, f64, f64)) -> f64| points.iter().map(|point| point.2 * value(point)).sum::<f64>() / weight;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let over: f64 = points.iter().map(|(at, value, weight)| weight * (at - x) * (value - y)).sum();
+    let under: f64 = points.iter().map(|(at, _, weight)| weight * (at - x) * (at - x)).sum();
+    let slope = over / under;
+    (y - slope * x, slope)
+}

@@ -19,6 +19,9 @@ const SIZE_MIB: u64 = 4096;
 const QUICK_RUNS: usize = 2;
 const QUICK_SIZE_MIB: u64 = 256;
 
+/// Of what a program says of its failure, at most.
+const REASON_LETTERS: usize = 160;
+
 pub type Result<T> = std::result::Result<T, String>;
 
 /// What one run gave.
@@ -62,7 +65,7 @@ pub struct Row {
 
 impl Row {
     pub fn broken(name: &str, error: &str) -> Self {
-        Row { name: name.into(), target: "-".into(), measured: error.into(), verdict: "FAIL: not measured".into() }
+        Row { name: name.into(), target: "-".into(), measured: reason(error), verdict: "FAIL: not measured".into() }
     }
 
     /// `ours` against `theirs`, both rates, round by round.
@@ -222,7 +225,8 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
                     entry.cpu.extend(turn.cpu);
                 }
                 Err(error) if contestant.kind == Kind::Ours => return Err(format!("{}: {error}", contestant.name)),
-                Err(why) => {
+                Err(error) => {
+                    let why = reason(&error);
                     println!("    {:<42} NOT MEASURED: {why}", contestant.name);
                     *slot = Err(why);
                 }
@@ -237,6 +241,12 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
         }
     }
     Ok((taken, absent))
+}
+
+/// What a program says last, which is why it has failed; without where this machine has the project.
+fn reason(error: &str) -> String {
+    let last = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim();
+    last.replace(&record::root().display().to_string(), ".").chars().take(REASON_LETTERS).collect()
 }
 
 impl Entry {

@@ -71,7 +71,7 @@ pub const COPIES: [Line; 3] = [
     (
         "rclone copyto",
         "",
-        "rclone copyto --config /dev/null --create-empty-src-dirs --sftp-host 127.0.0.1 --sftp-port {sshport} \
+        "rclone copyto --config /dev/null --sftp-host 127.0.0.1 --sftp-port {sshport} \
          --sftp-user {user} --sftp-key-file {key} {from} :sftp:{to}",
         Clock::Wall,
     ),

@@ -50,7 +50,9 @@ impl Running {
     }
 
     fn spawn(command: &mut Command, says: bool) -> Result<Self> {
-        let name = format!("{command:?}");
+        // Without its environment, which a report has no use for.
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let name = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
         // A file and not a pipe: a process that it leaves behind would hold a pipe open.
         let said = tempfile::tempfile().map_err(text)?;
         command.stdout(if says { Stdio::from(said.try_clone().map_err(text)?) } else { Stdio::null() });

@@ -95,7 +95,7 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         ib_send_bw(ends, "1048576", true),
         Contestant::new(Kind::Ours, "rdsend, 64 KiB", &rdrecv(" --buffer 256K", " > /dev/null"), to_null(SMALL)),
         ib_send_bw(ends, "65536", true),
-        Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -t 2 -m 1048576 {address} rc_bw", qperf),
+        Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -cm 1 -t 2 -m 1048576 {address} rc_bw", qperf),
     ];
     if is_rxe {
         contestants.push(Contestant::new(Kind::Ours, "rdsend FILE to rdrecv FILE", &rdrecv("", " {out}"), to_file));
@@ -243,7 +243,19 @@ fn qperf(ends: &Ends<'_>) -> Result<f64> {
     let _server = Running::start(ends.on(ends.receiver_host, "qperf").args(&listen))?;
     ends.wait_listening(port)?;
     let mut client = ends.on(ends.sender_host, "qperf");
-    client.args(&listen).args(["-t", "2", "-m", "1048576", "--unify_units", "--precision", "6", ends.address, "rc_bw"]);
+    client.args(&listen).args([
+        "-cm",
+        "1",
+        "-t",
+        "2",
+        "-m",
+        "1048576",
+        "--unify_units",
+        "--precision",
+        "6",
+        ends.address,
+        "rc_bw",
+    ]);
     let said = Running::start_saying(&mut client)?.success()?;
     let fields: Vec<&str> = said.split_whitespace().collect();
     let rate = fields

@@ -113,7 +113,8 @@ fn section(page: &mut String, contest: &Contest, drawing: &str) {
     let cpu = if with_cpu { (" receiver, s/GB | sender, s/GB |", "---|---|") } else { ("", "") };
     let _ = writeln!(page, "| |{} {unit} | rounds |{}\n|---|{}---|---|{}", at.0, cpu.0, at.1, cpu.1);
     for entry in &contest.entries {
-        let name = if entry.kind == Kind::Ours { format!("**{}**", entry.name) } else { entry.name.clone() };
+        let name = cell(&entry.name);
+        let name = if entry.kind == Kind::Ours { format!("**{name}**") } else { name };
         let at = entry.at.map_or(String::new(), |at| format!(" {at} |"));
         let _ = write!(page, "| {name} |{at} {} | {} |", Spread::of(&entry.values), entry.values.len());
         if with_cpu {

@@ -8,7 +8,7 @@
 //! transfer neither pushes other people's pages out nor is slowed by the cache's own work. This module decides;
 //! `engine/io.rs` has the queue.
 //!
-//! Writing past the cache is in [`write`].
+//! Writing past the cache is in [`mod@write`].
 //!
 //! A file that cannot be read so (its file system, an offset that is not aligned, no /proc) is read by `pread`.
 

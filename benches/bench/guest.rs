@@ -85,15 +85,14 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         Ok(BYTES as f64 / MIB / timed(&mut dd)?)
     };
     let qperf = || qperf(ends);
-    // No option sets the chunk; it is a quarter of the smaller buffer, at most 1 MiB. So this end has only 4 buffers.
-    const SMALL: &[&str] = &["--buffer", "256K"];
+    const SMALL: &[&str] = &["--chunk", "64K"];
     let rdsend = "rdsend --transport rdma {address} {port} {secret} < {file}";
     let rdrecv =
         |options: &str, sink: &str| format!("rdrecv --transport rdma{options} {{port}} {{secret}}{sink} · {rdsend}");
     let mut contestants = vec![
         Contestant::new(Kind::Ours, "rdsend, 1 MiB", &rdrecv("", " > /dev/null"), to_null(&[])),
         ib_send_bw(ends, "1048576", true),
-        Contestant::new(Kind::Ours, "rdsend, 64 KiB", &rdrecv(" --buffer 256K", " > /dev/null"), to_null(SMALL)),
+        Contestant::new(Kind::Ours, "rdsend, 64 KiB", &rdrecv(" --chunk 64K", " > /dev/null"), to_null(SMALL)),
         ib_send_bw(ends, "65536", true),
         Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -cm 1 -t 2 -m 1048576 {address} rc_bw", qperf),
     ];

@@ -23,7 +23,7 @@ _rdpipe() {
 
     case "${cmd}" in
         rdpipe)
-            opts="-n -p -H -i -J -F -o -v -q -h -V --dry-run --shell --no-label --rsh --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --port-range --reconnect --bwlimit --verbose --quiet --progress --json --ssh-port --help --version"
+            opts="-n -p -H -i -J -F -o -v -q -h -V --dry-run --shell --no-label --rsh --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --ssh-port --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -86,6 +86,10 @@ _rdpipe() {
                     return 0
                     ;;
                 --buffer)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --chunk)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

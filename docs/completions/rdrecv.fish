@@ -14,6 +14,7 @@ lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
 complete -c rdrecv -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
 complete -c rdrecv -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
+complete -c rdrecv -l chunk -d 'Most bytes of a chunk, the unit that is sent, checked and repeated: 4K to 1M; the smaller wish counts' -r
 complete -c rdrecv -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdrecv -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdrecv -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
+use rd_proto::frame::CHUNK_BYTES_MAX;
 
 use super::copy::Copy;
 use super::exit::{Exit, Failure, escaped};
@@ -107,6 +108,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             compress: Compress::Off,
             lanes: None,
             buffer: BUFFER_BYTES_DEFAULT,
+            chunk: CHUNK_BYTES_MAX as u32,
             port_range: arguments.port_range.clone(),
             reconnect: 0,
             bwlimit: None,

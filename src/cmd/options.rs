@@ -80,6 +80,9 @@ pub struct TransferOptions {
     /// Memory for data on its way at this end; more of it smooths a source or sink that works in bursts
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "32M")]
     pub buffer: u64,
+    /// Most bytes of a chunk, the unit that is sent, checked and repeated: 4K to 1M; the smaller wish counts
+    #[arg(long, value_name = "SIZE", value_parser = parse_chunk, default_value = "1M")]
+    pub chunk: u32,
     /// Ports that the listening end may take: for RDMA, and for TCP where none is given
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     pub port_range: Option<RangeInclusive<u16>>,
@@ -171,6 +174,7 @@ impl TransferOptions {
             compress: self.compress as u8,
             lanes: self.lanes,
             buffer_bytes: self.buffer,
+            chunk_bytes: Some(self.chunk),
             ports: self.port_range.as_ref().map(|ports| (*ports.start(), *ports.end())),
             reconnect_s: self.reconnect,
             bwlimit: self.bwlimit,
@@ -180,7 +184,8 @@ impl TransferOptions {
     /// As an agent was told them; `None` where a value is none that a command line could have had.
     pub fn from_settings(settings: &Settings) -> Option<Self> {
         let lanes_allowed = settings.lanes.is_none_or(|lanes| (1..=RDMA_LANE_FIRST).contains(&u16::from(lanes)));
-        if !lanes_allowed || settings.buffer_bytes == 0 || settings.bwlimit == Some(0) {
+        let chunk = settings.chunk_bytes.unwrap_or(CHUNK_BYTES_MAX as u32);
+        if !lanes_allowed || !is_chunk(chunk.into()) || settings.buffer_bytes == 0 || settings.bwlimit == Some(0) {
             return None;
         }
         Some(Self {
@@ -189,15 +194,16 @@ impl TransferOptions {
             compress: *Compress::value_variants().get(usize::from(settings.compress))?,
             lanes: settings.lanes,
             buffer: settings.buffer_bytes,
+            chunk,
             port_range: settings.ports.map(|(first, last)| first..=last),
             reconnect: settings.reconnect_s,
             bwlimit: settings.bwlimit,
         })
     }
 
-    /// The largest chunk that leaves enough buffers, and that the rate limit allows.
+    /// The largest chunk that was asked for, that leaves enough buffers, and that the rate limit allows.
     pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
-        let largest = (self.buffer / BUFFERS_MIN).min(CHUNK_BYTES_MAX as u64) as usize;
+        let largest = (self.buffer / BUFFERS_MIN).min(self.chunk.into()) as usize;
         let whole_pages = largest / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN;
         part_bytes(whole_pages.max(CHUNK_BYTES_MIN))
     }
@@ -206,6 +212,17 @@ impl TransferOptions {
     pub fn buffers(&self, chunk_bytes: usize) -> u32 {
         (self.buffer.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32
     }
+}
+
+/// Whether a chunk can be of this size.
+fn is_chunk(bytes: u64) -> bool {
+    (CHUNK_BYTES_MIN as u64..=CHUNK_BYTES_MAX as u64).contains(&bytes)
+}
+
+/// The size of a chunk, in bytes.
+fn parse_chunk(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes).ok().filter(|_| is_chunk(bytes)).ok_or_else(|| "a chunk has 4K to 1M".to_owned())
 }
 
 /// A number of bytes: `K M G T` and `KiB MiB …` are powers of 1024, `kB MB GB TB` powers of 1000.
@@ -272,6 +289,7 @@ mod tests {
             compress: Compress::Zstd,
             lanes: Some(3),
             buffer: 8 << 20,
+            chunk: 64 << 10,
             port_range: Some(7000..=7009),
             reconnect: 7,
             bwlimit: Some(1),
@@ -284,7 +302,11 @@ mod tests {
             (options.transport, options.encrypt, options.compress)
         );
         assert!(TransferOptions::from_settings(&Settings { transport: 4, ..settings.clone() }).is_none());
-        assert!(TransferOptions::from_settings(&Settings { lanes: Some(0), ..settings }).is_none());
+        assert!(TransferOptions::from_settings(&Settings { lanes: Some(0), ..settings.clone() }).is_none());
+        for bytes in [0, 4095, (1 << 20) + 1, u32::MAX] {
+            let settings = Settings { chunk_bytes: Some(bytes), ..settings.clone() };
+            assert!(TransferOptions::from_settings(&settings).is_none(), "{bytes}");
+        }
     }
 
     #[test]

@@ -202,6 +202,9 @@ pub struct Settings {
     /// `--bwlimit`, in bytes a second.
     #[n(7)]
     pub bwlimit: Option<u64>,
+    /// `--chunk`, in bytes; the largest there is where nothing is said.
+    #[n(8)]
+    pub chunk_bytes: Option<u32>,
 }
 
 /// The key of one session: 256 random bits, wiped when dropped, never shown.

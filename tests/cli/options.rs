@@ -141,6 +141,14 @@ fn four_lanes_all_carry_data() {
 }
 
 #[test]
+fn the_smaller_chunk_counts() {
+    let input = noise(3 * CHUNK + 5);
+    for (ours, theirs) in [("4K", "1M"), ("1M", "64K"), ("100000", "1M")] {
+        transfer(&["--chunk", ours], &["--chunk", theirs], &input).well(&input);
+    }
+}
+
+#[test]
 fn the_smallest_and_a_large_buffer() {
     let input = noise(6 * CHUNK + 5);
     for (ours, theirs) in [("64K", "64K"), ("64K", "256M"), ("256M", "64K"), ("256M", "256M"), ("1", "1")] {

@@ -55,13 +55,15 @@ fn no_key_and_no_terminal_to_ask_at() {
 
 #[test]
 fn options_that_are_none() {
-    let table: [&[&str]; 10] = [
+    let table: [&[&str]; 12] = [
         &["--no-such-option"],
         &["--encrypt", "sometimes"],
         &["--compress", "gzip"],
         &["--transport", "pigeon"],
         &["--lanes", "0"],
         &["--lanes", "many"],
+        &["--chunk", "4095"],
+        &["--chunk", "2M"],
         &["--buffer", "0"],
         &["--bwlimit", "fast"],
         &["--port-range", "9-1"],

@@ -49,6 +49,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         compress: 3,
         lanes: Some(4),
         buffer_bytes: 32 << 20,
+        chunk_bytes: None,
         ports: Some((7000, 7009)),
         reconnect_s: 30,
         bwlimit: None,

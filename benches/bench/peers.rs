@@ -248,7 +248,8 @@ impl Package {
         let mut install = Command::new("timeout");
         install.args([BUILD_LIMIT, "cargo", "install", "--locked", "--force", "--quiet", "--root"]).arg(root);
         install.args([self.package, "--version", &format!("={}", self.version)]);
-        install.env("CARGO_TARGET_DIR", root.join("target"));
+        // rcp's own repository sets the flag where cargo does not look when it installs a package.
+        install.env("CARGO_TARGET_DIR", root.join("target")).env("RUSTFLAGS", "--cfg tokio_unstable");
         let output = install.stdin(Stdio::null()).output().map_err(text)?;
         if output.status.success() {
             return Ok(());

@@ -36,7 +36,7 @@ fn a_replayed_session_is_refused() {
     let input = noise(2 * CHUNK);
     for encrypt in ["always", "never"] {
         let connections = recorded(encrypt, &input);
-        assert!(connections[0].len() > 1000);
+        assert!(connections.iter().map(Vec::len).sum::<usize>() > input.len());
         let scratch = Scratch::new();
         let target = scratch.file("target", b"old");
         let (mut recv, port) = start_recv::<&str>(&[], Some(&target));

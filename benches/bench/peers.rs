@@ -212,12 +212,18 @@ pub struct Package {
     pub program: &'static str,
     package: &'static str,
     version: &'static str,
+    line: &'static str,
 }
 
-/// The peers from crates.io. Each is started as `PROGRAM FROM HOST:TO`.
+/// The peers from crates.io.
 pub const PACKAGES: [Package; 2] = [
-    Package { program: "syq", package: "syq", version: "0.7.1" },
-    Package { program: "rcp", package: "rcp-tools-rcp", version: "0.41.0" },
+    Package {
+        program: "syq",
+        package: "syq",
+        version: "0.7.1",
+        line: "syq cp --preserve=permissions {from} --to {host} --as {to}",
+    },
+    Package { program: "rcp", package: "rcp-tools-rcp", version: "0.41.0", line: "rcp {from} {host}:{to}" },
 ];
 
 /// Seconds that building one may take.
@@ -240,7 +246,7 @@ impl Package {
         if !help.status.success() {
             return Err(format!("{} does not start", path.display()));
         }
-        Ok(Way::new(Kind::Peer, self.program, "", &format!("{} {{from}} {{host}}:{{to}}", self.program)))
+        Ok(Way::new(Kind::Peer, self.program, "", self.line))
     }
 
     fn build(&self, root: &Path) -> Result<()> {

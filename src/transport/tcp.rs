@@ -323,19 +323,12 @@ impl Shared {
         // The chunk whose payload is coming in, its length, and how much of it is there.
         let mut current: Option<(Buffer, usize, usize)> = None;
         let mut chunks = 0;
-        // Bytes since the peer was last heard.
+        // Bytes since as many were last counted as a sign of life.
         let mut unheard = 0;
         loop {
-            match self.parse(&mut staging, &mut current, &mut chunks) {
-                Ok(whole) if whole || unheard >= PART_HEARD_BYTES => {
-                    self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
-                    unheard = 0;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    self.give_back(current);
-                    return error;
-                }
+            if let Err(error) = self.parse(&mut staging, &mut current, &mut chunks) {
+                self.give_back(current);
+                return error;
             }
             staging.make_room();
             let end = staging.end;
@@ -360,6 +353,10 @@ impl Shared {
                 }
             };
             unheard += count;
+            if unheard >= PART_HEARD_BYTES {
+                self.note_heard();
+                unheard = 0;
+            }
             if let Some((_, wanted, have)) = &mut current {
                 let landed = count.min(*wanted - *have);
                 *have += landed;
@@ -375,30 +372,32 @@ impl Shared {
         }
     }
 
-    /// Takes as many whole records as there are out of what has been received, and says whether there was one. `chunks`
-    /// counts those of this connection.
+    fn note_heard(&self) {
+        self.heard_ms.store(self.born.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes as many whole records as there are out of what has been received. `chunks` counts those of this connection.
     fn parse(
         &self,
         staging: &mut Staging,
         current: &mut Option<(Buffer, usize, usize)>,
         chunks: &mut u8,
-    ) -> Result<bool, LaneError> {
-        let mut whole = false;
+    ) -> Result<(), LaneError> {
         loop {
             if let Some((buffer, wanted, have)) = current {
                 let landed = staging.take_into(&mut buffer.payload_mut()[*have..*wanted]);
                 *have += landed;
                 if have < wanted {
-                    return Ok(whole);
+                    return Ok(());
                 }
-                whole = true;
+                self.note_heard();
                 let (mut buffer, wanted, _) = current.take().expect("just seen");
                 if let Some(inline) = self.inline.get() {
                     inline.receive(&mut buffer);
                 }
                 (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
             }
-            let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(whole) };
+            let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(()) };
             let record_bytes = record.bytes();
             match record {
                 Record::Chunk { header, wire_bytes } => {
@@ -417,7 +416,7 @@ impl Shared {
                     *current = Some((buffer, wire_bytes, 0));
                 }
                 Record::Control(sealed) => {
-                    whole = true;
+                    self.note_heard();
                     (self.report)(LaneEvent::Control(sealed.to_vec()));
                 }
             }

@@ -167,8 +167,9 @@ fn local() -> Result<Vec<Row>> {
     let (bytes, files) = (size(), if quick() { FILES / 10 } else { FILES });
     let site = Site::start(2 * bytes + 4 * files * FILE_BYTES, 4 * files)?;
     let mut rows = Vec::new();
-    let file = site.scratch.random_file(bytes)?;
+    // The tree is made of a file of the same name, so it comes first.
     let tree = site.tree("tree", files, FILES / DIRECTORIES, FILE_BYTES)?;
+    let file = site.scratch.random_file(bytes)?;
     let one = format!("1 file of {:.2} GiB", gib(bytes));
     let many = format!("{files} files of {FILE_BYTES} bytes");
     for (name, target, title, ours, theirs, from) in [

@@ -349,7 +349,7 @@ pub(super) fn written_line(written: &Written) -> Option<String> {
 
 /// What the limiter of a transfer would have allowed if it had never waited for anything else, in GB/s, decimal.
 fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
-    summary.counters.bytes as f64 / (limiter.share * summary.waits.total()).max(1e-9) / 1e9
+    gigabytes_per_second(summary.counters.bytes, limiter.share * summary.waits.total())
 }
 
 /// What limited a transfer, for a person; `None` where nothing was transferred.
@@ -378,6 +378,12 @@ fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
 
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
     let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0);
+    let wait_seconds: serde_json::Map<_, _> = summary
+        .waits
+        .named()
+        .into_iter()
+        .map(|(wait, seconds)| (wait.name().to_owned(), rounded(seconds).into()))
+        .collect();
     json!({
         "event": "end",
         "bytes": summary.counters.bytes,
@@ -393,14 +399,7 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
         "read_cached_bytes": summary.read.cached_bytes,
         "written_direct_bytes": summary.written.direct_bytes,
         "written_buffered_bytes": summary.written.buffered_bytes,
-        "wait_seconds": {
-            "source": rounded(summary.waits.source),
-            "cpu": rounded(summary.waits.cpu),
-            "credits": rounded(summary.waits.credits),
-            "wire": rounded(summary.waits.wire),
-            "sink": rounded(summary.waits.sink),
-            "limit": rounded(summary.waits.limit),
-        },
+        "wait_seconds": wait_seconds,
         "limiter": limiter.map(|limiter| json!({
             "name": limiter.what.name(),
             "share": rounded(limiter.share),

@@ -84,6 +84,13 @@ impl Waits {
         Self { source, cpu, credits, wire, sink, limit }
     }
 
+    /// Each, and what it is.
+    pub fn named(self) -> [(Wait, f64); 6] {
+        use Wait::{Cpu, Credits, Limit, Sink, Source, Wire};
+        let mut seconds = self.to_array().into_iter();
+        [Source, Cpu, Credits, Wire, Sink, Limit].map(|wait| (wait, seconds.next().expect("six")))
+    }
+
     /// All of the time.
     pub fn total(self) -> f64 {
         self.to_array().iter().sum()
@@ -122,10 +129,7 @@ impl Waits {
 
     /// What was waited for most; `None` if nothing was.
     pub fn limiter(self) -> Option<Limiter> {
-        use Wait::{Cpu, Credits, Limit, Sink, Source, Wire};
-        let kinds = [Source, Cpu, Credits, Wire, Sink, Limit];
-        let (what, most) =
-            kinds.into_iter().zip(self.to_array()).max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+        let (what, most) = self.named().into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other))?;
         (most > 0.0).then(|| Limiter { what, share: most / self.total() })
     }
 }

@@ -39,6 +39,9 @@ fn stops_everything(error: Errno) -> bool {
     matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)
 }
 
+/// `f_type` of tmpfs.
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+
 /// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
 const PARTIAL: &str = "rd-part";
 

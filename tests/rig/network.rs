@@ -28,6 +28,8 @@ impl Network {
     pub fn start() -> Self {
         let scratch = Scratch::new();
         fs::create_dir_all("/run/sshd").expect("root");
+        // What the login shell of whoever tests has to say is not part of the hosts.
+        fs::create_dir_all(scratch.join("home")).expect("a home");
         for name in ["host_key", "user_key"] {
             let mut keygen = Command::new("ssh-keygen");
             keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(scratch.join(name));
@@ -36,10 +38,11 @@ impl Network {
         let path = |name: &str| scratch.join(name).display().to_string();
         let server = format!(
             "Port 22\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n\
-             PidFile none\nMaxStartups 100\nPrintMotd no\nSetEnv {MARK}={}\n",
+             PidFile none\nMaxStartups 100\nPrintMotd no\nSetEnv {MARK}={} HOME={}\n",
             path("host_key"),
             path("user_key.pub"),
-            scratch.path().display()
+            scratch.path().display(),
+            path("home")
         );
         scratch.file("sshd_config", server.as_bytes());
         let mut client = String::new();

@@ -17,7 +17,7 @@ use crate::cmd::report::{
     rounded, written_line,
 };
 use crate::control::frames::Report;
-use crate::engine::Read;
+use crate::engine::{Read, Waits};
 
 /// How often bars are drawn anew.
 const BARS_EVERY: Duration = Duration::from_millis(1000 / BAR_HZ as u64);
@@ -191,34 +191,41 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
 /// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
 /// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
 pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
-    const SOURCE: usize = 0;
-    const SINK: usize = 4;
     let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
     // Of the time in which anything moved: a hop that carries a last line is not held up by it.
-    let micros = reports.map(|report| report.micros).max()?.max(1);
-    let share = |report: &Option<Report>, waits: &[usize]| {
-        let waited: u64 = waits.iter().filter_map(|&at| report.as_ref()?.waits.get(at)).sum();
-        report.as_ref().map(|_| waited as f64 / micros as f64)
+    let seconds = reports.map(|report| report.micros).max()?.max(1) as f64 / 1e6;
+    // For which share an end of a hop waited for these.
+    let share = |hop: &Hop, end: usize, of: fn(Waits) -> f64| {
+        hop.reports[end].as_ref().map(|report| of(end::waits(&report.waits)) / seconds)
     };
     let mut found: Vec<(String, f64)> = Vec::new();
     for (number, stage) in stages.iter().enumerate() {
-        let before =
-            hops.iter().find(|hop| hop.stages[1] == Some(number)).and_then(|hop| share(&hop.reports[1], &[SINK]));
-        let behind =
-            hops.iter().find(|hop| hop.stages[0] == Some(number)).and_then(|hop| share(&hop.reports[0], &[SOURCE]));
-        let shares = [before, behind].into_iter().flatten();
-        if let Some(least) = shares.reduce(f64::min) {
+        let before = hops.iter().find(|hop| hop.stages[1] == Some(number));
+        let behind = hops.iter().find(|hop| hop.stages[0] == Some(number));
+        let shares = [
+            before.and_then(|hop| share(hop, 1, |waits| waits.sink)),
+            behind.and_then(|hop| share(hop, 0, |waits| waits.source)),
+        ];
+        if let Some(least) = shares.into_iter().flatten().reduce(f64::min) {
             found.push((format!("{}'s {}", stage.spec.label(), quoted(&stage.spec.text)), least));
         }
     }
     for hop in hops {
+        let [sender, receiver] = [0, 1];
         // Neither end waits for anything but the other, or for what --bwlimit allows.
-        let shares = [share(&hop.reports[0], &[1, 2, 3, 5]), share(&hop.reports[1], &[1, 3])].into_iter().flatten();
-        if let Some(least) = shares.reduce(f64::min) {
+        let shares = [
+            share(hop, sender, |waits| waits.cpu + waits.credits + waits.wire + waits.limit),
+            share(hop, receiver, |waits| waits.cpu + waits.wire),
+        ];
+        if let Some(least) = shares.into_iter().flatten().reduce(f64::min) {
             found.push((format!("the hop {}", hop.label()), least));
         }
-        for (end, waits, name) in [(0, SOURCE, "standard input"), (1, SINK, "standard output")] {
-            if let (None, Some(share)) = (hop.stages[end], share(&hop.reports[end], &[waits])) {
+        let standard = [
+            (sender, share(hop, sender, |waits| waits.source), "standard input"),
+            (receiver, share(hop, receiver, |waits| waits.sink), "standard output"),
+        ];
+        for (end, share, name) in standard {
+            if let (None, Some(share)) = (hop.stages[end], share) {
                 found.push((name.to_owned(), share));
             }
         }

@@ -18,16 +18,13 @@ use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
 use crate::fs::metadata::Object;
-use crate::fs::write_at;
+use crate::fs::{TMPFS_MAGIC, write_at};
 
 /// Files of at least this size are copied in ranges by several threads.
 const LARGE_BYTES: u64 = 16 << 20;
 
 /// A range: what a thread takes at once, and the longest it goes on after a signal.
 const RANGE_BYTES: u64 = 4 << 20;
-
-/// `f_type` of tmpfs, where reserving space first costs more than it gains.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 type Failed = (Side, Problem);
 
@@ -253,7 +250,7 @@ impl<'e> Large<'e> {
         let transfer = self.lock().transfer.clone().expect("not finished");
         let file = &transfer.output.file;
         ftruncate(file, self.size)?;
-        if self.is_sparse || fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
+        if self.is_sparse || fstatfs(file).is_ok_and(|fs| fs.f_type == i64::from(TMPFS_MAGIC)) {
             return Ok(());
         }
         match fallocate(file, FallocateFlags::empty(), 0, self.size) {

@@ -20,7 +20,7 @@ use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 
 use super::{ALIGNMENT, reopen};
-use crate::fs::write_at;
+use crate::fs::{TMPFS_MAGIC, write_at};
 
 /// What one transfer may have in the page cache, of the memory that is available: near the share of dirty pages from
 /// which on Linux holds writers back.
@@ -30,7 +30,7 @@ const CACHE_SHARE: u64 = 8;
 const WRITE_BYTES_MIN: usize = 64 << 10;
 
 /// File systems that accept O_DIRECT and have nothing but the page cache: tmpfs, ramfs.
-const CACHE_ONLY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+const CACHE_ONLY: [u32; 2] = [TMPFS_MAGIC, 0x8584_58f6];
 
 /// How much of what one transfer writes goes which way. Shared by all threads that write for it.
 #[derive(Debug)]

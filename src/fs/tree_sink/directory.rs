@@ -159,8 +159,8 @@ impl OpenDirectory {
     fn finish(&self) -> Result<(), Errno> {
         let options = &self.shared.options;
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
-            let handle = Object::Open(self.fd.as_fd());
-            self.shared.setter.apply(handle, &last.metadata.borrow(), last.mode, last.current)
+            let opened = Object::Open(self.fd.as_fd());
+            self.shared.setter.apply(opened, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);
         if options.fsync {

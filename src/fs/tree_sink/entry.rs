@@ -24,7 +24,7 @@ use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::direct::write::WriteBypass;
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
-use crate::fs::{HASH_READ_BYTES, PARTIAL, hash_range, name_beside, write_at};
+use crate::fs::{HASH_READ_BYTES, PARTIAL, TMPFS_MAGIC, hash_range, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
@@ -331,7 +331,7 @@ impl Partial {
 
 /// File systems in which a write waits until another one to the same file is done: ext4, XFS, Btrfs, tmpfs. A second
 /// thread would burn its processor, or sleep and be woken, for each range.
-const SERIAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+const SERIAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC];
 
 /// A chunk, or whatever else has the bytes of a range.
 pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;

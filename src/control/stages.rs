@@ -275,8 +275,8 @@ impl Run {
     /// Starts the stage's guard, which is to guard a command.
     fn guard(&self, command: &mut Command) -> Result<(), Fault> {
         let shares_group = !self.is_agent && has_terminal();
-        let mark = shares_group.then(|| format!("{}.{}", std::process::id(), self.stage.number));
-        let guard = Guard::start(&self.program, mark)
+        let mark = format!("{}.{}", std::process::id(), self.stage.number);
+        let guard = Guard::start(&self.program, mark, !shares_group)
             .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
         guard.guards(command);
         *self.guard.lock().expect("no panic with it locked") = Some(guard);
@@ -412,7 +412,7 @@ pub fn helper() -> Option<bool> {
     let mut arguments = std::env::args_os().skip(1);
     let word = arguments.next()?;
     if word == guard::WORD {
-        guard::main(arguments.next().as_deref());
+        guard::main(&arguments.collect::<Vec<_>>());
         Some(true)
     } else if word == redirection::WORD {
         Some(redirection::main(&arguments.collect::<Vec<_>>()))

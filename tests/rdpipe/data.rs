@@ -96,6 +96,29 @@ fn a_tree_by_tar_and_gzip() {
     lab.deserted(GONE);
 }
 
+/// A film that is made on one host, packed without loss on the next and unpacked on a third: every frame is what it was.
+#[test]
+fn a_film_by_ffmpeg() {
+    let lab = Lab::new();
+    let make = "ffmpeg -v error -f lavfi -i testsrc2=duration=4:size=320x240:rate=25 -c:v rawvideo -f nut -";
+    let unpack = "ffmpeg -v error -f nut -i - -f framemd5 -";
+    let pack = "ffmpeg -v error -f nut -i - -c:v ffv1 -f nut -";
+    // Above them it says with what it was made.
+    let frames = |text: &[u8]| -> Vec<String> {
+        let text = String::from_utf8(text.to_vec()).expect("text");
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    };
+    let alone = Command::new("sh").args(["-c", &format!("{make} | {unpack}")]).output().expect("ffmpeg");
+    let right = frames(&alone.stdout);
+    assert_eq!(right.len(), 100, "{}", String::from_utf8_lossy(&alone.stderr));
+    let ran = lab.pipe(&[&format!("h1:{make}"), &format!("h2:{pack}"), "h1:tee film", &format!("h3:{unpack}")]);
+    ran.ended.expect(0);
+    assert_eq!(frames(&ran.output), right);
+    lab.pipe(&["h2:< film", &format!("h1:{unpack} > frames")]).quietly_gives("");
+    assert_eq!(frames(lab.text_of("home/frames").as_bytes()), right);
+    lab.deserted(GONE);
+}
+
 #[test]
 fn sums_and_counts() {
     let lab = Lab::new();

@@ -149,6 +149,25 @@ fn a_pipeline_that_has_ended_leaves_nothing() {
     let ran = lab.pipe(&["h1:sleep 1000 >/dev/null 2>&1 & echo one", "h2:sleep 1000 >/dev/null 2>&1 & cat"]);
     assert_eq!(ran.text(), "one\n");
     lab.deserted(GONE);
+    // As one does that was, and one that does not show where it comes from.
+    let ran = lab.pipe(&[
+        "h1:setsid sleep 1000 >/dev/null 2>&1 & echo one",
+        "h2:env -u RDMA_PIPE_STAGE sleep 1000 >/dev/null 2>&1 & cat",
+    ]);
+    assert_eq!(ran.text(), "one\n");
+    lab.deserted(GONE);
+}
+
+#[test]
+fn what_has_left_its_session_ends_with_a_killed_agent() {
+    let lab = Lab::new();
+    let stages = ["h1:setsid sleep 1000 & setsid --fork sh -c 'trap \"\" TERM; sleep 1000'; cat /dev/zero", "h2:cat"];
+    let (mut process, _output) = endless(&lab, &stages);
+    let launches = lab.launches();
+    let start = Instant::now();
+    kill(launches[0].0, Signal::KILL);
+    process.wait_for(GONE);
+    lab.deserted(GONE.saturating_sub(start.elapsed()));
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! That nothing of a stage is left: a small process beside it, which outlives whoever started both.
 //!
-//! The guard leads the process group that the stage's command is started in, so the group's number stays the stage's for
-//! as long as there is anything to end. It waits for the end of its standard input, which comes when its keeper closes
-//! it or dies, however that dies. Then it ends the group: SIGTERM, and after [`GRACE`] SIGKILL. Where the command has
-//! ended well before, what it has left running is first given [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may
-//! have something to finish.
+//! A stage's processes are known by a mark in their environment, also those that have left its session with `setsid`, and
+//! by the process group that the command is started in, also those that have cleared their environment. The guard leads
+//! that group, so its number stays the stage's for as long as there is anything to end. It waits for the end of its
+//! standard input, which comes when its keeper closes it or dies, however that dies. Then it ends the stage: SIGTERM, and
+//! after [`GRACE`] SIGKILL. Where the command has ended well before, what it has left running is first given
+//! [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may have something to finish.
 //!
-//! At a terminal, a command that asks for something there must be in the terminal's own process group. Such a stage is
-//! known by a mark in its environment instead.
+//! At a terminal, a command that asks for something there must be in the terminal's own process group. Of such a stage
+//! there is only the mark.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -23,7 +24,7 @@ use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_g
 /// The word by which a program is told to be a guard.
 pub const WORD: &str = "--guard";
 
-/// The variable with the mark of a stage that shares the caller's process group.
+/// The variable with a stage's mark.
 const MARK: &str = "RDMA_PIPE_STAGE";
 
 /// How long what is asked to end may take.
@@ -51,40 +52,41 @@ pub struct Guard {
 
 /// Which processes are a stage's.
 #[derive(Clone, Debug)]
-enum Scope {
-    Group(Pid),
-    Marked(String),
+struct Scope {
+    mark: String,
+    /// `None` if the stage shares the caller's.
+    group: Option<Pid>,
 }
 
 impl Guard {
-    /// Starts a guard: `program` is one of ours. With a mark, what is guarded is known by that.
+    /// Starts a guard: `program` is one of ours, `mark` nobody else's on this host. `has_group`: what it guards is to be
+    /// in a process group of its own.
     ///
     /// # Errors
     ///
     /// What the system answered.
-    pub fn start(program: &Path, mark: Option<String>) -> std::io::Result<Self> {
+    pub fn start(program: &Path, mark: String, has_group: bool) -> std::io::Result<Self> {
         let mut child = Command::new(program)
-            .arg(WORD)
-            .args(&mark)
+            .args([WORD, &mark])
+            .args(has_group.then_some(GROUP))
+            // Where a pipeline is part of another one's stage, the guards of both must not end each other.
+            .env_remove(MARK)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let scope = match mark {
-            Some(mark) => Scope::Marked(mark),
-            None => Scope::Group(Pid::from_child(&child)),
-        };
+        let scope = Scope { mark, group: has_group.then(|| Pid::from_child(&child)) };
         let stdin = child.stdin.take();
         Ok(Self { child, stdin, scope, lingers: false })
     }
 
     /// Makes a command, which has not been started, part of what is guarded.
     pub fn guards(&self, command: &mut Command) {
-        match &self.scope {
-            Scope::Group(group) => command.process_group(group.as_raw_nonzero().get()),
-            Scope::Marked(mark) => command.env(MARK, mark),
-        };
+        command.env(MARK, &self.scope.mark);
+        if let Some(group) = self.scope.group {
+            command.process_group(group.as_raw_nonzero().get());
+        }
     }
 
     /// Sends a signal to all of the stage.
@@ -124,6 +126,9 @@ pub struct Warden {
     stdin: ChildStdin,
 }
 
+/// The word by which a guard is told that it leads the stage's process group.
+const GROUP: &str = "group";
+
 /// The word by which a guard is told that it is a warden.
 const WARDEN: &str = "processes";
 
@@ -136,6 +141,8 @@ impl Warden {
     pub fn start(program: &Path) -> std::io::Result<Self> {
         let mut child = Command::new(program)
             .args([WORD, WARDEN])
+            // Where a pipeline is part of another one's stage, the guards of both must not end each other.
+            .env_remove(MARK)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -178,13 +185,12 @@ fn ward() {
 
 impl Scope {
     fn signal(&self, signal: Signal) {
-        match self {
-            Self::Group(group) => drop(kill_process_group(*group, signal)),
-            Self::Marked(_) => {
-                for process in self.members() {
-                    let _ = kill_process(process, signal);
-                }
-            }
+        for process in self.members().into_iter().filter(|&process| !self.is_in_group(process)) {
+            let _ = kill_process(process, signal);
+        }
+        // The last, since the guard is in it.
+        if let Some(group) = self.group {
+            let _ = kill_process_group(group, signal);
         }
     }
 
@@ -193,44 +199,40 @@ impl Scope {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         let processes = numbers.filter_map(Pid::from_raw).filter(|&process| process != getpid());
-        processes.filter(|&process| self.has(process)).collect()
+        processes.filter(|&process| self.is_in_group(process) || self.is_marked(process)).collect()
     }
 
-    fn has(&self, process: Pid) -> bool {
-        let path = |name: &str| format!("/proc/{}/{name}", process.as_raw_nonzero());
-        match self {
-            Self::Group(group) => {
-                let stat = std::fs::read_to_string(path("stat")).unwrap_or_default();
-                // Behind the name, which may have anything in it: state, parent, group.
-                let mut fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
-                let is_alive = fields.next().is_some_and(|state| !matches!(state, "Z" | "X" | ""));
-                is_alive && fields.nth(1).and_then(|group| group.parse().ok()) == Some(group.as_raw_nonzero().get())
-            }
-            Self::Marked(mark) => {
-                let environment = std::fs::read(path("environ")).unwrap_or_default();
-                let wanted = format!("{MARK}={mark}");
-                environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
-            }
-        }
+    fn is_in_group(&self, process: Pid) -> bool {
+        let Some(group) = self.group else { return false };
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+        // Behind the name, which may have anything in it: state, parent, group.
+        let mut fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+        let is_alive = fields.next().is_some_and(|state| !matches!(state, "Z" | "X" | ""));
+        is_alive && fields.nth(1).and_then(|group| group.parse().ok()) == Some(group.as_raw_nonzero().get())
+    }
+
+    fn is_marked(&self, process: Pid) -> bool {
+        let environment = std::fs::read(format!("/proc/{}/environ", process.as_raw_nonzero())).unwrap_or_default();
+        let wanted = format!("{MARK}={}", self.mark);
+        environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
     }
 }
 
-/// The guard's own process, from its first argument on.
-pub fn main(mark: Option<&OsStr>) {
+/// The guard's own process: `arguments` are those behind [`WORD`].
+pub fn main(arguments: &[OsString]) {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU};
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU] {
         // What reaches the group is meant for the others.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
-    if mark.is_some_and(|mark| mark == WARDEN) {
+    let Some(mark) = arguments.first().and_then(|mark| mark.to_str()) else { return };
+    if mark == WARDEN {
         return ward();
     }
     let mut told = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut told);
-    let scope = match mark.and_then(OsStr::to_str) {
-        Some(mark) => Scope::Marked(mark.to_owned()),
-        None => Scope::Group(getpgrp()),
-    };
+    let has_group = arguments.get(1).is_some_and(|word| word == GROUP);
+    let scope = Scope { mark: mark.to_owned(), group: has_group.then(getpgrp) };
     let all_gone_within = |limit: Duration| {
         let until = Instant::now() + limit;
         loop {

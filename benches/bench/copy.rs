@@ -45,10 +45,10 @@ fn small() -> Result<Vec<Row>> {
 /// `rdcp -r` of a tree against everybody. With a `bound`, it must take at most that many times what cp and a call of ssh
 /// take, and less than each peer; without one, figures are for the record.
 fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, bound: Option<f64>) -> Result<Vec<Row>> {
-    const OURS: &str = "rdcp -r";
+    const OURS: &str = "rdcp -r, encrypted";
     const BOUND: &str = "cp -a, then ssh host true";
-    println!("\nrdcp: {}", site.lanes(&["-r"], tree)?);
-    let mut copies = vec![site.our_copy(OURS, &["-r"], tree), site.bound(BOUND, tree)];
+    println!("\nrdcp: {}", site.lanes(&["-r", "--encrypt", "always"], tree)?);
+    let mut copies = vec![site.our_copy(OURS, &["-r", "--encrypt", "always"], tree), site.bound(BOUND, tree)];
     let peers = site.peers(tree);
     let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
     copies.extend(peers);
@@ -249,7 +249,7 @@ fn memory() -> Result<Vec<Row>> {
         name: format!("copy-memory: {end}"),
         target: format!("< {MIB_MAX} MiB"),
         measured: format!("{mib:.1} MiB, the most of all runs"),
-        verdict: verdict(mib < MIB_MAX),
+        verdict: fact(mib < MIB_MAX),
     }));
     Ok(rows)
 }
@@ -289,7 +289,7 @@ fn resume() -> Result<Vec<Row>> {
         name: "copy-resume: sent beyond the missing".into(),
         target: format!("<= {} MiB", AGAIN_MAX >> 20),
         measured: format!("{:.1} MiB, the most of {ROUNDS_FEW} runs", mib(worst)),
-        verdict: verdict(worst <= AGAIN_MAX),
+        verdict: fact(worst <= AGAIN_MAX),
     }])
 }
 

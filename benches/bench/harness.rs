@@ -72,10 +72,7 @@ impl Row {
     pub fn ratio(name: &str, target: f64, ours: &[f64], theirs: &[f64]) -> Self {
         let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(our, their)| our / their).collect();
         let ratio = Spread::of(&ratios);
-        let mut verdict = if ratio.median >= target { "PASS".to_owned() } else { "FAIL".to_owned() };
-        if ratio.contains(target) {
-            verdict += ", target within the spread";
-        }
+        let mut verdict = verdict(ratio, target, ratio.median >= target);
         if ratio.contains(1.0) {
             verdict += "; difference not shown";
         }
@@ -96,15 +93,11 @@ impl Row {
     /// The median of `values` at most `limit`.
     pub fn limit(name: &str, limit: f64, unit: &str, values: &[f64]) -> Self {
         let spread = Spread::of(values);
-        let mut verdict = verdict(spread.median <= limit);
-        if spread.contains(limit) {
-            verdict += ", target within the spread";
-        }
         Row {
             name: name.into(),
             target: format!("<= {limit:.2} {unit}"),
             measured: format!("{spread} {unit}"),
-            verdict,
+            verdict: verdict(spread, limit, spread.median <= limit),
         }
     }
 
@@ -262,7 +255,18 @@ impl Entry {
     }
 }
 
-pub fn verdict(holds: bool) -> String {
+/// Whether a median holds to its target, where the spread lets that be told.
+fn verdict(spread: Spread, target: f64, holds: bool) -> String {
+    match (spread.contains(target), holds) {
+        (true, _) => "NOT SHOWN: target within the spread",
+        (false, true) => "PASS",
+        (false, false) => "FAIL",
+    }
+    .into()
+}
+
+/// Whether something holds that is counted, not measured.
+pub fn fact(holds: bool) -> String {
     if holds { "PASS".into() } else { "FAIL".into() }
 }
 

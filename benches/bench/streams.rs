@@ -225,14 +225,14 @@ pub fn memory() -> Result<Vec<Row>> {
             name: format!("memory: growth, --encrypt {encrypt}"),
             target: format!("<= {GROWTH_MAX} MiB"),
             measured: format!("{growth:.1} MiB, the worst of both ends"),
-            verdict: verdict(growth <= GROWTH_MAX),
+            verdict: fact(growth <= GROWTH_MAX),
         });
         rows.push(Row {
             name: format!("memory: highest, --encrypt {encrypt}"),
             target: format!("< {MIB_MAX} MiB"),
             measured: format!("{highest:.1} MiB, the worst of both ends"),
             // A figure of nothing has not been measured: the process was gone before it was asked.
-            verdict: verdict(highest < MIB_MAX && highest > 1.0),
+            verdict: fact(highest < MIB_MAX && highest > 1.0),
         });
     }
     Ok(rows)
@@ -256,7 +256,7 @@ pub fn one_byte() -> Result<Vec<Row>> {
         name: "byte: a stream of 1 byte".into(),
         target: format!("< {MILLISECONDS_MAX} ms"),
         measured: format!("{time} ms"),
-        verdict: verdict(time.median < MILLISECONDS_MAX),
+        verdict: fact(time.median < MILLISECONDS_MAX),
     }])
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::fs::{Advice, fadvise};
 
@@ -14,11 +14,6 @@ fn evict(path: &Path) {
     file.sync_all().expect("synced");
     fadvise(&file, 0, None, Advice::DontNeed).expect("evicted");
     assert_eq!(cached_bytes(path), 0, "nothing holds its pages");
-}
-
-pub fn cached_bytes(path: &Path) -> u64 {
-    let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().expect("util-linux");
-    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
 }
 
 /// Sends `source` (as an argument, or as standard input from an offset on) into a file; returns what the sender said

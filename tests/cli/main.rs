@@ -5,7 +5,6 @@
 mod rig;
 
 mod cold;
-mod direct_writes;
 mod ends;
 mod files;
 mod forms;

@@ -457,3 +457,9 @@ impl Flowing {
         (send, recv)
     }
 }
+
+/// How much of a file the page cache has.
+pub fn cached_bytes(path: &Path) -> u64 {
+    let output = Command::new("fincore").args(["-b", "-n", "-o", "RES"]).arg(path).output().expect("util-linux");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}

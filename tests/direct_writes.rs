@@ -1,6 +1,8 @@
 //! Files that are too large for the page cache, on the disk that the tests are built on. What is too large is a share of
 //! the memory that the kernel says is available: here it says so little, in a mount namespace of the process under test,
-//! that a few MiB are too much. That takes root.
+//! that a few MiB are too much. That takes root: `tests/run` runs them then.
+
+mod rig;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::cold::cached_bytes;
-use crate::rig::lab::Lab;
-use crate::rig::*;
+use rig::lab::Lab;
+use rig::*;
 
 /// Available memory, as /proc/meminfo is made to tell it; the cache gets an eighth of it.
 const AVAILABLE_KIB: u64 = 8 << 10;
@@ -20,34 +21,26 @@ const SHARE: u64 = AVAILABLE_KIB * 1024 / 8;
 /// What cannot be written past the cache: less than a page.
 const PAGE: u64 = 4096;
 
-/// The command in a mount namespace with little memory, in which `before` has been done; `None` if that cannot be made.
-fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Option<Command> {
+/// The command in a mount namespace with little memory, in which `before` is done first.
+fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Command {
     let told = scratch.file("meminfo", format!("MemAvailable:   {AVAILABLE_KIB} kB\n").as_bytes());
     let line = format!("mount --bind '{}' /proc/meminfo && {before} exec \"$@\"", told.display());
-    let inner = |inner: &Command| {
-        let mut wrapped = Command::new("unshare");
-        wrapped.arg("--mount").arg(inner.get_program()).args(inner.get_args());
-        wrapped
-    };
-    let works = inner(&in_shell(&line, &Command::new("true"))).stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        eprintln!("not run: no mount namespace, or what is to be in it cannot be had here");
-        return None;
-    }
-    let mut wrapped = inner(&in_shell(&line, command));
+    let inner = in_shell(&line, command);
+    let mut wrapped = Command::new("unshare");
+    wrapped.arg("--mount").arg(inner.get_program()).args(inner.get_args());
     wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.get_current_dir().map(|directory| wrapped.current_dir(directory));
-    Some(wrapped)
+    wrapped
 }
 
 /// An rdrecv into `target` with little memory.
-fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> Option<(Process, u16)> {
+fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> (Process, u16) {
     let mut command = rdrecv();
     command.args(["-v", "--json", "0", KEY]).arg(target);
-    let mut wrapped = with_little_memory(scratch, before, &command)?;
+    let mut wrapped = with_little_memory(scratch, before, &command);
     let process = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
     let port = process.port();
-    Some((process, port))
+    (process, port)
 }
 
 fn written(ended: &Ended) -> [u64; 2] {
@@ -58,13 +51,14 @@ fn written(ended: &Ended) -> [u64; 2] {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_file_that_is_too_large_is_written_past_the_cache() {
     let scratch = Scratch::new();
     let target = scratch.join("target");
     for length in [SHARE, SHARE + 1, 5 << 20, (5 << 20) + 4095, (5 << 20) + 4097, (9 << 20) - 1] {
         let data = noise(length as usize);
         let source = scratch.file("source", &data);
-        let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+        let (mut recv, port) = start_with_little_memory(&scratch, "", &target);
         start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
         let ended = recv.wait();
         ended.expect(0);
@@ -85,21 +79,23 @@ fn a_file_that_is_too_large_is_written_past_the_cache() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn it_is_not_in_the_cache_then() {
     let scratch = Scratch::new();
     let (target, data) = (scratch.join("target"), noise(8 << 20));
     let source = scratch.file("source", &data);
-    let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+    let (mut recv, port) = start_with_little_memory(&scratch, "", &target);
     start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
     recv.wait().expect(0);
     assert_eq!(cached_bytes(&target), 0);
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_stream_of_unknown_length_comes_out_right() {
     let scratch = Scratch::new();
     let (target, data) = (scratch.join("target"), noise((6 << 20) + 77));
-    let Some((mut recv, port)) = start_with_little_memory(&scratch, "", &target) else { return };
+    let (mut recv, port) = start_with_little_memory(&scratch, "", &target);
     let mut send = start_send::<&str>(&[], port, None);
     feed(send.stdin(), data.clone());
     send.wait().expect(0);
@@ -111,6 +107,7 @@ fn a_stream_of_unknown_length_comes_out_right() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_memory_file_system_gets_it_through_the_cache() {
     let scratch = Scratch::new();
     let data = noise(4 << 20);
@@ -118,7 +115,7 @@ fn a_memory_file_system_gets_it_through_the_cache() {
     std::fs::create_dir(scratch.join("memory")).expect("a directory");
     let memory = scratch.join("memory");
     let before = format!("mount -t tmpfs none '{}' &&", memory.display());
-    let Some((mut recv, port)) = start_with_little_memory(&scratch, &before, &memory.join("target")) else { return };
+    let (mut recv, port) = start_with_little_memory(&scratch, &before, &memory.join("target"));
     start_send::<&str>(&[], port, Some(&source)).wait().expect(0);
     let ended = recv.wait();
     assert_eq!(written(ended.expect(0)), [0, data.len() as u64]);
@@ -126,6 +123,7 @@ fn a_memory_file_system_gets_it_through_the_cache() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_full_disk_is_told_as_ever() {
     let scratch = Scratch::new();
     let source = scratch.file("source", &noise(24 << 20));
@@ -141,7 +139,7 @@ fn a_full_disk_is_told_as_ever() {
     let mut command = rdrecv();
     command.args(["--json", "0", KEY]).arg(disk.join("target"));
     let line = "\"$@\"; code=$?; ls -A \"$(dirname \"$5\")\"; cat \"$5\"; exit $code";
-    let Some(mut wrapped) = with_little_memory(&scratch, &before, &in_shell(line, &command)) else { return };
+    let mut wrapped = with_little_memory(&scratch, &before, &in_shell(line, &command));
     let mut recv = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
     let listed = drain(recv.stdout());
     let mut send = start_send::<&str>(&[], recv.port(), Some(&source));
@@ -155,21 +153,22 @@ fn a_full_disk_is_told_as_ever() {
 }
 
 /// rdcp in a laboratory with little memory; what it has reported.
-fn copy(lab: &Lab, arguments: &[&str]) -> Option<Process> {
+fn copy(lab: &Lab, arguments: &[&str]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
     command.args(["-v", "--json"]).args(arguments);
-    let mut wrapped = with_little_memory(&lab.0, "", &command)?;
-    Some(Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null())))
+    let mut wrapped = with_little_memory(&lab.0, "", &command);
+    Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null()))
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_copy_is_written_so_and_synced_or_read_back() {
     let lab = Lab::new();
     let data = noise((7 << 20) + 4099);
     lab.0.file("source", &data);
     for option in ["--no-times", "--fsync", "--verify=disk", "--in-place"] {
         let there = format!("h:{}", lab.join("copy").display());
-        let Some(mut process) = copy(&lab, &[option, "source", &there]) else { return };
+        let mut process = copy(&lab, &[option, "source", &there]);
         let ended = process.wait();
         let [direct, buffered] = written(ended.expect(0));
         same(&std::fs::read(lab.join("copy")).expect("there"), &data);
@@ -179,6 +178,7 @@ fn a_copy_is_written_so_and_synced_or_read_back() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn of_many_files_those_that_the_cache_has_no_room_for() {
     let lab = Lab::new();
     std::fs::create_dir(lab.join("tree")).expect("a directory");
@@ -186,7 +186,7 @@ fn of_many_files_those_that_the_cache_has_no_room_for() {
     for number in 0..8 {
         lab.0.file(&format!("tree/f{number}"), &data);
     }
-    let Some(mut process) = copy(&lab, &["-r", "tree", &format!("h:{}", lab.join("copy").display())]) else { return };
+    let mut process = copy(&lab, &["-r", "tree", &format!("h:{}", lab.join("copy").display())]);
     let [direct, buffered] = written(process.wait().expect(0));
     assert_eq!(direct + buffered, 8 * data.len() as u64);
     assert!(buffered > SHARE && direct > 0, "{direct} {buffered}");
@@ -196,12 +196,13 @@ fn of_many_files_those_that_the_cache_has_no_room_for() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_killed_copy_goes_on_with_what_was_written_so() {
     let lab = Lab::new();
     let data = noise((96 << 20) + 12345);
     lab.0.file("source", &data);
     let there = format!("h:{}", lab.join("copy").display());
-    let Some(mut process) = copy(&lab, &["--bwlimit", "60M", "source", &there]) else { return };
+    let mut process = copy(&lab, &["--bwlimit", "60M", "source", &there]);
     let began = Instant::now();
     let partial = || {
         let names = lab.0.names();
@@ -216,7 +217,7 @@ fn a_killed_copy_goes_on_with_what_was_written_so() {
     process.signal(Signal::KILL);
     process.wait();
     lab.all_gone(Duration::from_secs(10));
-    let ended = copy(&lab, &["source", &there]).expect("as before").wait();
+    let ended = copy(&lab, &["source", &there]).wait();
     let [direct, buffered] = written(ended.expect(0));
     same(&std::fs::read(lab.join("copy")).expect("there"), &data);
     assert!(direct > 0, "{direct}");
@@ -224,13 +225,14 @@ fn a_killed_copy_goes_on_with_what_was_written_so() {
 }
 
 #[test]
+#[ignore = "needs root: tests/run"]
 fn a_pipeline_writes_a_file_so() {
     let lab = Lab::new();
     std::fs::write(lab.join("home/source"), noise(6 << 20)).expect("a file");
     let report = lab.join("report");
     let mut command = lab.command(rdpipe(), "rsh", AGENT);
     command.arg(format!("--json={}", report.display())).args(["h1:< source", "h2:> target"]);
-    let Some(mut wrapped) = with_little_memory(&lab.0, "", &command) else { return };
+    let mut wrapped = with_little_memory(&lab.0, "", &command);
     Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
     same(&std::fs::read(lab.join("home/target")).expect("there"), &noise(6 << 20));
     let text = std::fs::read_to_string(report).expect("written");

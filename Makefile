@@ -48,6 +48,7 @@ check: deps
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items
 	$(CARGO) deny --locked check bans licenses sources
 	shellcheck -x -P SCRIPTDIR $(SCRIPTS)
+	tests/planted/run --apply
 
 test: deps
 	tests/run

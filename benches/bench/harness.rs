@@ -209,7 +209,10 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
     };
     let mut entries: Vec<Result<Entry>> = contestants.iter().map(begin).collect();
     for round in 0..=rounds {
-        for (contestant, slot) in contestants.iter().zip(&mut entries) {
+        // Each round begins with another one, so that nobody always comes behind the same.
+        for turn in 0..contestants.len() {
+            let at = (turn + round) % contestants.len();
+            let (contestant, slot) = (&contestants[at], &mut entries[at]);
             let Ok(entry) = slot else { continue };
             match (contestant.run)() {
                 Ok(_) if round == 0 => {}

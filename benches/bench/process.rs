@@ -183,6 +183,7 @@ impl Memory {
         let paths: Vec<String> = ids.iter().map(|id| format!("/proc/{id}/status")).collect();
         Memory(thread::spawn(move || {
             let mut highest = vec![0.0; paths.len()];
+            let start = Instant::now();
             loop {
                 let mut alive = false;
                 for (path, highest) in paths.iter().zip(&mut highest) {
@@ -193,7 +194,7 @@ impl Memory {
                         alive = true;
                     }
                 }
-                if !alive {
+                if !alive || start.elapsed() > RUN_LIMIT {
                     return highest;
                 }
                 thread::sleep(Duration::from_millis(10));

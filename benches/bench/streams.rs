@@ -57,6 +57,9 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     if let Some(ssh) = &ssh {
         scene = scene.with("config", ssh.config().display()).with("host", HOST);
         ways.push(Way::new(Kind::Peer, "scp", "", "scp -F {config} -q {file} {host}:/dev/null"));
+        // Not what one gets, but what one can ask for: the cipher that we use.
+        let cipher = "scp -F {config} -c aes256-gcm@openssh.com -q {file} {host}:/dev/null";
+        ways.push(Way::new(Kind::Peer, "scp, AES-256-GCM", "", cipher));
     }
     if all {
         ways.push(Way::new(Kind::Limit, "cp, in memory", "", "cp {file} {out}"));
@@ -75,6 +78,12 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
         if wanted(row) {
             rows.push(found.compare(name, pair, |ours, theirs| Row::ratio(name, target, &ours.values, &theirs.values)));
         }
+    }
+    if wanted("scp") && (all || wanted("encrypted")) {
+        let name = "scp: encrypted against scp, AES-256-GCM";
+        rows.push(found.compare(name, [ENCRYPTED, "scp, AES-256-GCM"], |ours, theirs| {
+            Row::ratio(name, 1.0, &ours.values, &theirs.values).told()
+        }));
     }
     if wanted("peers") {
         let everybody = STREAMS.map(|(name, ..)| name);

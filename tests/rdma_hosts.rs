@@ -429,6 +429,20 @@ fn siw_rdpipe_goes_over_rdma() {
     }
 }
 
+#[test]
+#[ignore = "needs the testbed's guest"]
+fn siw_rdpipe_the_examples_of_the_original() {
+    await_devices();
+    let scratch = Scratch::new();
+    let report = scratch.join("report").display().to_string();
+    let json = format!("--json={report}");
+    rig::examples::all(scratch.path(), ["2", "3", "2"], |words, input| {
+        let ran = rdpipe_on_first(&scratch, &[&["--transport", "rdma", &json], words].concat(), input);
+        assert!(over_rdma(&report) > 0, "{words:?}");
+        ran
+    });
+}
+
 /// The hops that a report has, all of which went by RDMA.
 #[track_caller]
 fn over_rdma(report: &str) -> usize {

@@ -132,6 +132,14 @@ fn a_host_any_number_of_times() {
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
+fn the_examples_of_the_original() {
+    let network = Network::start();
+    rig::examples::all(network.scratch.path(), ["h2", "h3", "h4"], |words, input| network.pipe(words, input));
+    network.deserted(GONE);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
 fn each_stage_runs_on_its_host() {
     let network = Network::start();
     let name = "uname -n; cat";

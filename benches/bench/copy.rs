@@ -46,9 +46,10 @@ fn small() -> Result<Vec<Row>> {
 /// take, and less than each peer; without one, figures are for the record.
 fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, bound: Option<f64>) -> Result<Vec<Row>> {
     const OURS: &str = "rdcp -r, encrypted";
+    const OPTIONS: &[&str] = &["-r", "--encrypt", "always"];
     const BOUND: &str = "cp -a, then ssh host true";
-    println!("\nrdcp: {}", site.lanes(&["-r", "--encrypt", "always"], tree)?);
-    let mut copies = vec![site.our_copy(OURS, &["-r", "--encrypt", "always"], tree), site.bound(BOUND, tree)];
+    println!("\nrdcp: {}", site.lanes(OPTIONS, tree)?);
+    let mut copies = vec![site.our_copy(OURS, OPTIONS, tree), site.bound(BOUND, tree)];
     let peers = site.peers(tree);
     let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
     copies.extend(peers);

@@ -191,6 +191,7 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
 /// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
 /// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
 pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
+    let [sender, receiver] = [0, 1];
     let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
     // Of the time in which anything moved: a hop that carries a last line is not held up by it.
     let seconds = reports.map(|report| report.micros).max()?.max(1) as f64 / 1e6;
@@ -200,18 +201,17 @@ pub(super) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     };
     let mut found: Vec<(String, f64)> = Vec::new();
     for (number, stage) in stages.iter().enumerate() {
-        let before = hops.iter().find(|hop| hop.stages[1] == Some(number));
-        let behind = hops.iter().find(|hop| hop.stages[0] == Some(number));
+        let before = hops.iter().find(|hop| hop.stages[receiver] == Some(number));
+        let behind = hops.iter().find(|hop| hop.stages[sender] == Some(number));
         let shares = [
-            before.and_then(|hop| share(hop, 1, |waits| waits.sink)),
-            behind.and_then(|hop| share(hop, 0, |waits| waits.source)),
+            before.and_then(|hop| share(hop, receiver, |waits| waits.sink)),
+            behind.and_then(|hop| share(hop, sender, |waits| waits.source)),
         ];
         if let Some(least) = shares.into_iter().flatten().reduce(f64::min) {
             found.push((format!("{}'s {}", stage.spec.label(), quoted(&stage.spec.text)), least));
         }
     }
     for hop in hops {
-        let [sender, receiver] = [0, 1];
         // Neither end waits for anything but the other, or for what --bwlimit allows.
         let shares = [
             share(hop, sender, |waits| waits.cpu + waits.credits + waits.wire + waits.limit),

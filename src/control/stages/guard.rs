@@ -58,6 +58,20 @@ struct Scope {
     group: Option<Pid>,
 }
 
+/// Starts a guard's process, with what it is to be told behind [`WORD`].
+fn spawn<'a>(program: &Path, words: impl IntoIterator<Item = &'a str>) -> std::io::Result<Child> {
+    Command::new(program)
+        .arg(WORD)
+        .args(words)
+        // Where a pipeline is part of another one's stage, the guards of both must not end each other.
+        .env_remove(MARK)
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
 impl Guard {
     /// Starts a guard: `program` is one of ours, `mark` nobody else's on this host. `has_group`: what it guards is to be
     /// in a process group of its own.
@@ -66,16 +80,8 @@ impl Guard {
     ///
     /// What the system answered.
     pub fn start(program: &Path, mark: String, has_group: bool) -> std::io::Result<Self> {
-        let mut child = Command::new(program)
-            .args([WORD, &mark])
-            .args(has_group.then_some(GROUP))
-            // Where a pipeline is part of another one's stage, the guards of both must not end each other.
-            .env_remove(MARK)
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
+        let words = std::iter::once(mark.as_str()).chain(has_group.then_some(GROUP));
+        let mut child = spawn(program, words)?;
         let scope = Scope { mark, group: has_group.then(|| Pid::from_child(&child)) };
         let stdin = child.stdin.take();
         Ok(Self { child, stdin, scope, lingers: false })
@@ -139,15 +145,7 @@ impl Warden {
     ///
     /// What the system answered.
     pub fn start(program: &Path) -> std::io::Result<Self> {
-        let mut child = Command::new(program)
-            .args([WORD, WARDEN])
-            // Where a pipeline is part of another one's stage, the guards of both must not end each other.
-            .env_remove(MARK)
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
+        let mut child = spawn(program, [WARDEN])?;
         let stdin = child.stdin.take().expect("a pipe was asked for");
         Ok(Self { stdin })
     }
@@ -159,10 +157,15 @@ impl Warden {
     }
 }
 
+/// What /proc/PID/stat says behind the process's name, which may have anything in it: state, parent, group and more.
+fn stat(process: Pid) -> Option<Vec<String>> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
+    Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
+}
+
 /// When a process began, in ticks since the system did: with its number, that names it for good.
 fn began(process: Pid) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    stat(process)?.get(19)?.parse().ok()
 }
 
 /// A warden's own process: the numbers of processes, a line each.
@@ -204,11 +207,9 @@ impl Scope {
 
     fn is_in_group(&self, process: Pid) -> bool {
         let Some(group) = self.group else { return false };
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
-        // Behind the name, which may have anything in it: state, parent, group.
-        let mut fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
-        let is_alive = fields.next().is_some_and(|state| !matches!(state, "Z" | "X" | ""));
-        is_alive && fields.nth(1).and_then(|group| group.parse().ok()) == Some(group.as_raw_nonzero().get())
+        let fields = stat(process).unwrap_or_default();
+        let [state, _, its, ..] = &fields[..] else { return false };
+        !matches!(state.as_str(), "Z" | "X" | "") && its.parse() == Ok(group.as_raw_nonzero().get())
     }
 
     fn is_marked(&self, process: Pid) -> bool {

@@ -275,8 +275,7 @@ impl Run {
     /// Starts the stage's guard, which is to guard a command.
     fn guard(&self, command: &mut Command) -> Result<(), Fault> {
         let shares_group = !self.is_agent && has_terminal();
-        let mark = format!("{}.{}", std::process::id(), self.stage.number);
-        let guard = Guard::start(&self.program, mark, !shares_group)
+        let guard = Guard::start(&self.program, self.stage.number, !shares_group)
             .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
         guard.guards(command);
         *self.guard.lock().expect("no panic with it locked") = Some(guard);

@@ -73,13 +73,16 @@ fn spawn<'a>(program: &Path, words: impl IntoIterator<Item = &'a str>) -> std::i
 }
 
 impl Guard {
-    /// Starts a guard: `program` is one of ours, `mark` nobody else's on this host. `has_group`: what it guards is to be
-    /// in a process group of its own.
+    /// Starts a guard of this process's stage of that number: `program` is one of ours. `has_group`: what it guards is to
+    /// be in a process group of its own.
     ///
     /// # Errors
     ///
     /// What the system answered.
-    pub fn start(program: &Path, mark: String, has_group: bool) -> std::io::Result<Self> {
+    pub fn start(program: &Path, stage: u32, has_group: bool) -> std::io::Result<Self> {
+        // A container's processes may be seen from outside of it, where another process has the same number.
+        let began = began(getpid()).unwrap_or_default();
+        let mark = format!("{}.{began}.{stage}", getpid().as_raw_nonzero());
         let words = std::iter::once(mark.as_str()).chain(has_group.then_some(GROUP));
         let mut child = spawn(program, words)?;
         let scope = Scope { mark, group: has_group.then(|| Pid::from_child(&child)) };

@@ -9,3 +9,9 @@ pub mod engine;
 pub mod fs;
 pub mod measure;
 pub mod transport;
+
+/// How many processors this process may use, at least one. Asked for once: the answer takes a dozen system calls.
+fn processors() -> usize {
+    static PROCESSORS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}

@@ -3,22 +3,22 @@
 //! A stage is told of first, and waits; its sessions attach to it meanwhile. Nothing is run or opened before it is
 //! started, when all connections have been made. Each stage then has a thread, which ends with it.
 
+mod descriptors;
 mod guard;
 mod redirection;
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use flume::{Receiver, Sender, bounded};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 
 use super::frames::{
@@ -27,8 +27,8 @@ use super::frames::{
 use super::names::home_expanded;
 use super::tunnel::Emit;
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
-use guard::Guard;
 pub use guard::Warden;
+use guard::{End, Guard, Launch, Running};
 use redirection::Side;
 
 /// Exit code of a stage that cannot be started, as README's exit codes have it.
@@ -159,9 +159,6 @@ impl Stages {
         let Some(signal) = Signal::from_named_raw(i32::from(signal)) else { return };
         if let Some(guard) = &*held.guard.lock().expect("no panic with it locked") {
             guard.signal(signal);
-            if signal == Signal::TERM {
-                guard.signal(Signal::CONT);
-            }
         }
     }
 
@@ -259,9 +256,8 @@ impl Run {
     }
 
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
-        let mut command = self.shell();
-        self.guard(&mut command)?;
-        redirection::open(command, &self.program, redirection, side).map_err(|reason| {
+        let run = |words, standard| self.start(words, standard).map_err(|fault| fault.what);
+        redirection::open(&self.program, redirection, side, run).map_err(|reason| {
             let (exit, what) = match side {
                 Side::Input => (SOURCE, "cannot read"),
                 Side::Output => (DESTINATION, "cannot write"),
@@ -272,91 +268,103 @@ impl Run {
         })
     }
 
-    /// Starts the stage's guard, which is to guard a command.
-    fn guard(&self, command: &mut Command) -> Result<(), Fault> {
+    /// Runs the shell, with these words behind `-c`, in a guard's care.
+    fn start(&self, words: Vec<OsString>, standard: [OwnedFd; 3]) -> Result<Running, Fault> {
+        let shell = self.stage.shell.iter().map(|word| OsString::from_vec(word.to_vec()));
+        let words: Vec<OsString> = shell.chain(["-c".into()]).chain(words).collect();
         let shares_group = !self.is_agent && has_terminal();
-        let guard = Guard::start(&self.program, self.stage.number, !shares_group)
+        let started = Guard::start(&self.program, Launch { words: &words, standard, shares_group })
             .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
-        guard.guards(command);
+        let (guard, running) = started.map_err(|error| {
+            let error = std::io::Error::from(error);
+            Fault::plain(CANNOT_RUN, format!("cannot run {}: {error}", words[0].display()))
+        })?;
         *self.guard.lock().expect("no panic with it locked") = Some(guard);
-        Ok(())
-    }
-
-    /// The shell, up to and with `-c`.
-    fn shell(&self) -> Command {
-        let [shell, arguments @ ..] = &self.stage.shell[..] else { unreachable!("looked at when it was taken") };
-        let mut command = Command::new(OsStr::from_bytes(shell));
-        command.args(arguments.iter().map(|word| OsStr::from_bytes(word))).arg("-c");
-        command
+        Ok(running)
     }
 
     fn command(&mut self, text: &[u8]) -> Result<StageReport, Fault> {
         let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
-        let mut command = self.shell();
-        command.arg(OsStr::from_bytes(text));
+        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
         let mut into = None;
-        match self.stage.input {
-            Input::Nothing => drop(command.stdin(Stdio::null())),
-            Input::Standard => drop(command.stdin(Stdio::inherit())),
-            Input::Hop => {
-                let (read, write) = std::io::pipe().map_err(system)?;
-                command.stdin(read);
+        let stdin = match self.stage.input {
+            Input::Nothing => null(),
+            Input::Standard => std::io::stdin().as_fd().try_clone_to_owned(),
+            Input::Hop => std::io::pipe().map(|(read, write)| {
                 into = Some(File::from(OwnedFd::from(write)));
-            }
-        }
-        let mut out = None;
-        match self.stage.output {
-            Output::Nothing => drop(command.stdout(Stdio::null())),
-            Output::Standard => drop(command.stdout(Stdio::inherit())),
-            Output::Hop | Output::Dropped => {
-                let (read, write) = std::io::pipe().map_err(system)?;
-                command.stdout(write);
-                out = Some(File::from(OwnedFd::from(read)));
-            }
-        }
-        command.stderr(if self.tells_stderr { Stdio::piped() } else { Stdio::inherit() });
-        self.guard(&mut command)?;
-        let spawned = command.spawn();
-        // With them go our copies of the pipes' other ends.
-        drop(command);
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(error) => {
-                let name = OsStr::from_bytes(&self.stage.shell[0]).display();
-                return Err(Fault::plain(CANNOT_RUN, format!("cannot run {name}: {error}")));
-            }
+                read.into()
+            }),
         };
+        let mut out = None;
+        let stdout = match self.stage.output {
+            Output::Nothing => null(),
+            Output::Standard => std::io::stdout().as_fd().try_clone_to_owned(),
+            Output::Hop | Output::Dropped => std::io::pipe().map(|(read, write)| {
+                out = Some(File::from(OwnedFd::from(read)));
+                write.into()
+            }),
+        };
+        let mut complaints = None;
+        let stderr = if self.tells_stderr {
+            std::io::pipe().map(|(read, write)| {
+                complaints = Some(read);
+                write.into()
+            })
+        } else {
+            std::io::stderr().as_fd().try_clone_to_owned()
+        };
+        let standard = [stdin.map_err(system)?, stdout.map_err(system)?, stderr.map_err(system)?];
+        let running = self.start(vec![OsString::from_vec(text.to_vec())], standard)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
             let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
         }
         if let Some(file) = out {
             self.let_out(|| Ok(Outlet::File(file, "pipe".into())))?;
         }
-        let complaints = child.stderr.take();
-        if let Some(complaints) = complaints {
-            self.pass_on(complaints);
-        }
-        let report = ended(&mut child);
-        if report.code == Some(0)
+        let end = match complaints {
+            Some(complaints) => self.pass_on(complaints, &running),
+            None => running.wait(),
+        };
+        if end == Some(End::Exited(0))
             && let Some(guard) = &mut *self.guard.lock().expect("no panic with it locked")
         {
             guard.ended();
         }
-        Ok(report)
+        match end {
+            Some(End::Exited(code)) => Ok(StageReport { code: Some(code.into()), ..StageReport::default() }),
+            Some(End::Killed(signal)) => Ok(StageReport { signal: Some(signal.into()), ..StageReport::default() }),
+            None => {
+                // With it goes the command, which would go on moving bytes.
+                drop(self.guard.lock().expect("no panic with it locked").take());
+                Err(Fault::plain(CONNECT, "what guards the command was killed"))
+            }
+        }
     }
 
     /// Passes on what the stage writes to standard error, up to the end: when everything that the command has started and
-    /// that still has it open has ended.
-    fn pass_on(&self, mut complaints: ChildStderr) {
+    /// that still has it open has ended. How the command ended; `None` as soon as there is no guard.
+    fn pass_on(&self, mut complaints: std::io::PipeReader, running: &Running) -> Option<End> {
         let mut bytes = vec![0; STDERR_BYTES_MAX];
+        let mut end = None;
         loop {
+            if end.is_none() {
+                let mut both = [PollFd::new(&complaints, PollFlags::IN), PollFd::new(running, PollFlags::IN)];
+                let _ = poll(&mut both, None);
+                let [has_spoken, has_ended] = both.map(|one| !one.revents().is_empty());
+                if has_ended {
+                    end = Some(running.wait()?);
+                }
+                if !has_spoken {
+                    continue;
+                }
+            }
             match complaints.read(&mut bytes) {
-                Ok(0) => return,
+                Ok(0) => return end.or_else(|| running.wait()),
                 Ok(count) => {
                     (self.emit)(Message::StageStderr { stage: self.stage.number, bytes: bytes[..count].to_vec() });
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return,
+                Err(_) => return end.or_else(|| running.wait()),
             }
         }
     }
@@ -364,16 +372,6 @@ impl Run {
 
 fn well() -> StageReport {
     StageReport { code: Some(0), ..StageReport::default() }
-}
-
-fn ended(child: &mut Child) -> StageReport {
-    match child.wait() {
-        Ok(status) => StageReport { code: status.code(), signal: status.signal(), ..StageReport::default() },
-        Err(error) => StageReport {
-            fault: Some(Fault::plain(CONNECT, format!("cannot wait for the command: {error}"))),
-            ..StageReport::default()
-        },
-    }
 }
 
 fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {

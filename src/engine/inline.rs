@@ -45,7 +45,7 @@ pub(super) struct Table {
 impl Table {
     /// `None` where others than the lanes have the time for it: more processors than lanes.
     pub(super) fn new(buffers: u32, lanes: u16) -> Option<Arc<Self>> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = crate::processors();
         (processors <= usize::from(lanes)).then(|| {
             let slots = (0..buffers).map(|_| Slot::default()).collect();
             let tags = Mutex::new(Vec::with_capacity(buffers as usize));

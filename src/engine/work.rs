@@ -149,7 +149,7 @@ const SHRINK_RETRY_CHUNKS: u64 = 64;
 pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
     let (jobs, queue) = unbounded();
     shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), shared.means));
-    let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
+    let workers = crate::processors().clamp(2, WORKERS_MAX);
     for _ in 0..workers {
         let mut worker = Worker {
             shared: Arc::clone(shared),

@@ -231,8 +231,7 @@ struct Totals {
 /// The limit of open files is raised as far as it goes, since each level of a tree needs two.
 pub fn copy(items: &[Item], options: &Options<'_>, events: &dyn Events) -> Report {
     super::raise_open_files();
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let threads = options.threads.unwrap_or(cores.clamp(2, THREADS_MAX)).max(1);
+    let threads = options.threads.unwrap_or(crate::processors().clamp(2, THREADS_MAX)).max(1);
     let engine = work::Engine::new(options, events, threads);
     let crew = work::Crew::new(&engine);
     // Two that get one name would be in each other's way: the second is merged with what the first has become.

@@ -150,10 +150,8 @@ fn a_pipeline_that_has_ended_leaves_nothing() {
     assert_eq!(ran.text(), "one\n");
     lab.deserted(GONE);
     // As one does that was, and one that does not show where it comes from.
-    let ran = lab.pipe(&[
-        "h1:setsid sleep 1000 >/dev/null 2>&1 & echo one",
-        "h2:env -u RDMA_PIPE_STAGE sleep 1000 >/dev/null 2>&1 & cat",
-    ]);
+    let hidden = format!("h2:setsid env -i {MARK}=${MARK} sleep 1000 >/dev/null 2>&1 & cat");
+    let ran = lab.pipe(&["h1:setsid sleep 1000 >/dev/null 2>&1 & echo one", &hidden]);
     assert_eq!(ran.text(), "one\n");
     lab.deserted(GONE);
 }
@@ -161,12 +159,26 @@ fn a_pipeline_that_has_ended_leaves_nothing() {
 #[test]
 fn what_has_left_its_session_ends_with_a_killed_agent() {
     let lab = Lab::new();
-    let stages = ["h1:setsid sleep 1000 & setsid --fork sh -c 'trap \"\" TERM; sleep 1000'; cat /dev/zero", "h2:cat"];
+    let hidden = format!("setsid --fork env -i {MARK}=${MARK} sh -c 'trap \"\" TERM; sleep 1000'");
+    let stages = [&*format!("h1:setsid sleep 1000 & {hidden}; cat /dev/zero"), "h2:cat"];
     let (mut process, _output) = endless(&lab, &stages);
     let launches = lab.launches();
     let start = Instant::now();
     kill(launches[0].0, Signal::KILL);
     process.wait_for(GONE);
+    lab.deserted(GONE.saturating_sub(start.elapsed()));
+}
+
+#[test]
+fn a_killed_guard_ends_the_pipeline() {
+    let lab = Lab::new();
+    let (mut process, _output) = endless(&lab, &["h1:sleep 1000 & cat /dev/zero", "h2:cat"]);
+    let guards = marked(lab.0.path()).into_iter().filter(|it| it.arguments.ends_with("--guard group"));
+    let start = Instant::now();
+    kill(guards.map(|guard| guard.pid).min().expect("a guard"), Signal::KILL);
+    let ended = process.wait_for(GONE);
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    assert!(ended.stderr.contains("what guards the command was killed"), "{}", ended.stderr);
     lab.deserted(GONE.saturating_sub(start.elapsed()));
 }
 

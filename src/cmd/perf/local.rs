@@ -44,7 +44,7 @@ pub(super) fn memory(arguments: &PerfArguments) -> Report {
 
 /// As many threads as there are processors.
 pub(super) fn threads() -> u32 {
-    std::thread::available_parallelism().map_or(1, |count| count.get() as u32).min(THREADS_MAX)
+    (crate::processors() as u32).min(THREADS_MAX)
 }
 
 pub(super) fn model(arguments: &PerfArguments) -> Result<Report, Failure> {

@@ -1,129 +1,213 @@
-//! That nothing of a stage is left: a small process beside it, which outlives whoever started both.
+//! That nothing of a stage is left: a small process between it and us, which outlives whoever started both.
 //!
-//! A stage's processes are known by a mark in their environment, also those that have left its session with `setsid`, and
-//! by the process group that the command is started in, also those that have cleared their environment. The guard leads
-//! that group, so its number stays the stage's for as long as there is anything to end. It waits for the end of its
-//! standard input, which comes when its keeper closes it or dies, however that dies. Then it ends the stage: SIGTERM, and
-//! after [`GRACE`] SIGKILL. Where the command has ended well before, what it has left running is first given
+//! The guard is the command's parent, and the one to which the system gives whatever in the command's offspring loses its
+//! own (`PR_SET_CHILD_SUBREAPER`, prctl(2)). So all that a stage has started, whatever session, process group or
+//! environment it has made itself, is the guard's offspring, and nothing is left when the guard has no child. It waits for
+//! the end of its socket, which comes when its keeper closes it or dies, however that dies. Then it ends the stage:
+//! SIGTERM, and after [`GRACE`] SIGKILL. Where the command has ended well before, what it has left running is first given
 //! [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may have something to finish.
 //!
-//! At a terminal, a command that asks for something there must be in the terminal's own process group. Of such a stage
-//! there is only the mark.
+//! Keeper and guard speak by messages: first comes the command, with its standard descriptors, then signals to be sent;
+//! back come whether the command has been started, and how it has ended.
 
-use std::ffi::OsString;
-use std::io::Read;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process, kill_process_group};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
+};
+use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, wait};
+
+use super::descriptors;
 
 /// The word by which a program is told to be a guard.
 pub const WORD: &str = "--guard";
 
-/// The variable with a stage's mark.
-const MARK: &str = "RDMA_PIPE_STAGE";
-
 /// How long what is asked to end may take.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether it has.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long after SIGKILL it is looked for what may have been started meanwhile, and how often.
+const KILL_FOR: Duration = Duration::from_secs(1);
+const KILL_EVERY: Duration = Duration::from_millis(20);
 
 /// How long what a command has left running may go on when the pipeline is over. With [`GRACE`] and the time that an agent
 /// takes to notice, nothing is left after five seconds.
 const LINGER_MAX: Duration = Duration::from_secs(2);
 
-/// What tells a guard that the command has ended well.
-const ENDED: u8 = b'e';
+/// As many bytes as a message between two processes may have by default.
+const WORDS_BYTES_MAX: usize = 208 << 10;
+
+/// How a command has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with this exit code.
+    Exited(u8),
+    /// By this signal.
+    Killed(u8),
+}
+
+/// What a guard tells its keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tale {
+    Started,
+    /// The command cannot be run.
+    Failed(Errno),
+    Ended(End),
+}
+
+impl Tale {
+    fn encode(self) -> [u8; 5] {
+        let (kind, value) = match self {
+            Self::Started => (b's', 0),
+            Self::Failed(error) => (b'f', error.raw_os_error()),
+            Self::Ended(End::Exited(code)) => (b'e', code.into()),
+            Self::Ended(End::Killed(signal)) => (b'k', signal.into()),
+        };
+        let [a, b, c, d] = value.to_le_bytes();
+        [kind, a, b, c, d]
+    }
+
+    fn decode([kind, value @ ..]: [u8; 5]) -> Option<Self> {
+        let value = i32::from_le_bytes(value);
+        Some(match kind {
+            b's' => Self::Started,
+            b'f' => Self::Failed(Errno::from_raw_os_error(value)),
+            b'e' => Self::Ended(End::Exited(value.try_into().ok()?)),
+            b'k' => Self::Ended(End::Killed(value.try_into().ok()?)),
+            _ => return None,
+        })
+    }
+}
+
+/// What a guard is to run.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The program, and its arguments; together at most [`WORDS_BYTES_MAX`].
+    pub words: &'a [OsString],
+    /// Standard input, output and error.
+    pub standard: [OwnedFd; 3],
+    /// At a terminal, a command that asks for something there must be in the terminal's own process group, which is this
+    /// process's. Else it is in one of its own.
+    pub shares_group: bool,
+}
 
 /// A guard, held by its keeper. Dropping it ends what it guards.
 #[derive(Debug)]
 pub struct Guard {
     child: Child,
-    stdin: Option<ChildStdin>,
-    scope: Scope,
-    /// The command has ended; whatever is left needs nobody to wait for it.
+    /// `None` once the guard has been told to come to its end.
+    socket: Option<Arc<OwnedFd>>,
+    /// The command has ended well; whatever is left needs nobody to wait for it.
     lingers: bool,
 }
 
-/// Which processes are a stage's.
-#[derive(Clone, Debug)]
-struct Scope {
-    mark: String,
-    /// `None` if the stage shares the caller's.
-    group: Option<Pid>,
-}
+/// Where it is told how the command ends.
+#[derive(Debug)]
+pub struct Running(Arc<OwnedFd>);
 
 /// Starts a guard's process, with what it is to be told behind [`WORD`].
-fn spawn<'a>(program: &Path, words: impl IntoIterator<Item = &'a str>) -> std::io::Result<Child> {
-    Command::new(program)
-        .arg(WORD)
-        .args(words)
-        // Where a pipeline is part of another one's stage, the guards of both must not end each other.
-        .env_remove(MARK)
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
+fn spawn(program: &Path, word: &str, stdin: Stdio) -> std::io::Result<Child> {
+    let mut command = Command::new(program);
+    command.arg(WORD).arg(word).process_group(0);
+    command.stdin(stdin).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
 impl Guard {
-    /// Starts a guard of this process's stage of that number: `program` is one of ours. `has_group`: what it guards is to
-    /// be in a process group of its own.
+    /// Has a guard run a command: `program` is one of ours.
     ///
     /// # Errors
     ///
-    /// What the system answered.
-    pub fn start(program: &Path, stage: u32, has_group: bool) -> std::io::Result<Self> {
-        // A container's processes may be seen from outside of it, where another process has the same number.
-        let began = began(getpid()).unwrap_or_default();
-        let mark = format!("{}.{began}.{stage}", getpid().as_raw_nonzero());
-        let words = std::iter::once(mark.as_str()).chain(has_group.then_some(GROUP));
-        let mut child = spawn(program, words)?;
-        let scope = Scope { mark, group: has_group.then(|| Pid::from_child(&child)) };
-        let stdin = child.stdin.take();
-        Ok(Self { child, stdin, scope, lingers: false })
-    }
-
-    /// Makes a command, which has not been started, part of what is guarded.
-    pub fn guards(&self, command: &mut Command) {
-        command.env(MARK, &self.scope.mark);
-        if let Some(group) = self.scope.group {
-            command.process_group(group.as_raw_nonzero().get());
+    /// The outer one: no guard could be started. The inner one: the command cannot be run.
+    pub fn start(program: &Path, launch: Launch<'_>) -> std::io::Result<Result<(Self, Running), Errno>> {
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let group = if launch.shares_group { getpgrp().as_raw_nonzero().to_string() } else { OWN_GROUP.to_owned() };
+        let child = spawn(program, &group, theirs.into())?;
+        let socket = Arc::new(ours);
+        let running = Running(Arc::clone(&socket));
+        let guard = Self { child, socket: Some(socket), lingers: false };
+        let [stdin, stdout, stderr] = &launch.standard;
+        // Not among the guard's arguments, which everybody on the host can read.
+        let words = launch.words.join(OsStr::new("\0"));
+        descriptors::send(&running.0, words.as_bytes(), &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+        // The pipes' other ends are to be the command's alone.
+        drop(launch);
+        match running.hear() {
+            Some(Tale::Started) => Ok(Ok((guard, running))),
+            Some(Tale::Failed(error)) => Ok(Err(error)),
+            _ => Err(std::io::Error::other("the guard has ended")),
         }
     }
 
     /// Sends a signal to all of the stage.
     pub fn signal(&self, signal: Signal) {
-        self.scope.signal(signal);
+        let Some(socket) = &self.socket else { return };
+        let _ = send(socket, &signal.as_raw().to_le_bytes(), SendFlags::NOSIGNAL);
     }
 
     /// The command has ended well: what it has left running is given some time when the guard is dropped.
     pub fn ended(&mut self) {
-        use std::io::Write;
         self.lingers = true;
-        if let Some(stdin) = &mut self.stdin {
-            let _ = stdin.write_all(&[ENDED]);
+    }
+}
+
+impl Running {
+    fn hear(&self) -> Option<Tale> {
+        let mut message = [0; 5];
+        loop {
+            match recv(&self.0, &mut message[..], RecvFlags::empty()) {
+                Err(Errno::INTR) => {}
+                Ok((5, _)) => return Tale::decode(message),
+                _ => return None,
+            }
         }
+    }
+
+    /// Waits for the command; `None` if the guard has been ended before.
+    pub fn wait(&self) -> Option<End> {
+        match self.hear()? {
+            Tale::Ended(end) => Some(end),
+            Tale::Started | Tale::Failed(_) => None,
+        }
+    }
+}
+
+impl AsFd for Running {
+    /// Readable when there is something to be told.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        drop(self.stdin.take());
+        if let Some(socket) = self.socket.take() {
+            // Whoever waits for the command still has it open.
+            let _ = shutdown(&socket, Shutdown::Write);
+        }
         if self.lingers {
             return;
         }
-        let until = Instant::now() + GRACE + GRACE / 2;
+        let until = Instant::now() + GRACE + KILL_FOR;
         // The stage is to be gone when its keeper says so.
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+                Ok(Some(status)) if status.success() => return,
+                _ => break,
+            }
         }
+        // Somebody has killed the guard. What the stage has not taken elsewhere is in its group.
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
     }
 }
 
@@ -135,8 +219,8 @@ pub struct Warden {
     stdin: ChildStdin,
 }
 
-/// The word by which a guard is told that it leads the stage's process group.
-const GROUP: &str = "group";
+/// The word by which a guard is told that the command is to be in the group that the guard leads.
+const OWN_GROUP: &str = "group";
 
 /// The word by which a guard is told that it is a warden.
 const WARDEN: &str = "processes";
@@ -148,7 +232,7 @@ impl Warden {
     ///
     /// What the system answered.
     pub fn start(program: &Path) -> std::io::Result<Self> {
-        let mut child = spawn(program, [WARDEN])?;
+        let mut child = spawn(program, WARDEN, Stdio::piped())?;
         let stdin = child.stdin.take().expect("a pipe was asked for");
         Ok(Self { stdin })
     }
@@ -189,37 +273,50 @@ fn ward() {
     }
 }
 
-impl Scope {
-    fn signal(&self, signal: Signal) {
-        for process in self.members().into_iter().filter(|&process| !self.is_in_group(process)) {
-            let _ = kill_process(process, signal);
+/// Sends a signal to all of this process's offspring.
+fn signal_offspring(signal: Signal) {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut children: HashMap<i32, Vec<Pid>> = HashMap::new();
+    for process in numbers.filter_map(Pid::from_raw) {
+        if let Some(parent) = stat(process).and_then(|fields| fields.get(1)?.parse().ok()) {
+            children.entry(parent).or_default().push(process);
         }
-        // The last, since the guard is in it.
-        if let Some(group) = self.group {
-            let _ = kill_process_group(group, signal);
+    }
+    let mut found = vec![getpid()];
+    while let Some(parent) = found.pop() {
+        for child in children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default() {
+            let _ = kill_process(child, signal);
+            found.push(child);
         }
     }
+}
 
-    /// The processes that are left, without this one.
-    fn members(&self) -> Vec<Pid> {
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let processes = numbers.filter_map(Pid::from_raw).filter(|&process| process != getpid());
-        processes.filter(|&process| self.is_in_group(process) || self.is_marked(process)).collect()
+/// Takes the ends of all children there will be. Says of the command's how it was, and whether that was well; `gone` is
+/// closed when there is none left.
+fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Err(Errno::INTR) => {}
+            Err(_) => return drop(gone),
+            Ok(None) => {}
+            Ok(Some((process, status))) if process == command => {
+                let byte = |value: Option<i32>| value.and_then(|value| u8::try_from(value).ok());
+                let end = byte(status.exit_status()).map(End::Exited);
+                let end = end.or(byte(status.terminating_signal()).map(End::Killed));
+                ended_well.store(end == Some(End::Exited(0)), Ordering::Release);
+                if let Some(end) = end {
+                    tell(Tale::Ended(end));
+                }
+            }
+            Ok(Some(_)) => {}
+        }
     }
+}
 
-    fn is_in_group(&self, process: Pid) -> bool {
-        let Some(group) = self.group else { return false };
-        let fields = stat(process).unwrap_or_default();
-        let [state, _, its, ..] = &fields[..] else { return false };
-        !matches!(state.as_str(), "Z" | "X" | "") && its.parse() == Ok(group.as_raw_nonzero().get())
-    }
-
-    fn is_marked(&self, process: Pid) -> bool {
-        let environment = std::fs::read(format!("/proc/{}/environ", process.as_raw_nonzero())).unwrap_or_default();
-        let wanted = format!("{MARK}={}", self.mark);
-        environment.split(|&byte| byte == 0).any(|variable| variable == wanted.as_bytes())
-    }
+fn tell(tale: Tale) {
+    // A keeper that has gone needs to know nothing.
+    let _ = send(std::io::stdin(), &tale.encode(), SendFlags::NOSIGNAL);
 }
 
 /// The guard's own process: `arguments` are those behind [`WORD`].
@@ -229,33 +326,73 @@ pub fn main(arguments: &[OsString]) {
         // What reaches the group is meant for the others.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
-    let Some(mark) = arguments.first().and_then(|mark| mark.to_str()) else { return };
-    if mark == WARDEN {
-        return ward();
+    match arguments {
+        [word] if word == WARDEN => ward(),
+        [group] => guard(group),
+        _ => {}
     }
-    let mut told = Vec::new();
-    let _ = std::io::stdin().read_to_end(&mut told);
-    let has_group = arguments.get(1).is_some_and(|word| word == GROUP);
-    let scope = Scope { mark: mark.to_owned(), group: has_group.then(getpgrp) };
-    let all_gone_within = |limit: Duration| {
-        let until = Instant::now() + limit;
-        loop {
-            if scope.members().is_empty() {
-                return true;
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+}
+
+fn guard(group: &OsStr) {
+    let mut words = vec![0; WORDS_BYTES_MAX];
+    let (count, standard) = descriptors::receive(std::io::stdin(), &mut words);
+    let Ok([stdin, stdout, stderr]) = <[OwnedFd; 3]>::try_from(standard) else { return };
+    let mut words = words[..count].split(|&byte| byte == 0).map(OsStr::from_bytes);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).stdin(stdin).stdout(stdout).stderr(stderr);
+    if group != OWN_GROUP {
+        let Some(group) = group.to_str().and_then(|group| group.parse().ok()) else { return };
+        command.process_group(group);
+    }
+    // A system without that leaves only what stays with its parents; Linux has had it since 3.4.
+    let _ = rustix::process::set_child_subreaper(Some(getpid()));
+    let child = match command.spawn() {
+        Ok(child) => Pid::from_child(&child),
+        Err(error) => return tell(Tale::Failed(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),
     };
-    if all_gone_within(if told.contains(&ENDED) { LINGER_MAX } else { Duration::ZERO }) {
+    drop(command);
+    tell(Tale::Started);
+    let ended_well = Arc::new(AtomicBool::new(false));
+    let (is_left, gone) = channel();
+    let how = Arc::clone(&ended_well);
+    let reaper = move || reap(child, &how, is_left);
+    if std::thread::Builder::new().stack_size(64 << 10).spawn(reaper).is_err() {
+        return signal_offspring(Signal::KILL);
+    }
+    pass_signals_on();
+    let is_gone = |gone: &Receiver<()>, limit| gone.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
+    if is_gone(&gone, if ended_well.load(Ordering::Acquire) { LINGER_MAX } else { Duration::ZERO }) {
         return;
     }
-    scope.signal(Signal::TERM);
+    signal_offspring(Signal::TERM);
     // One that is stopped would not hear it.
-    scope.signal(Signal::CONT);
-    if !all_gone_within(GRACE) {
-        scope.signal(Signal::KILL);
+    signal_offspring(Signal::CONT);
+    if is_gone(&gone, GRACE) {
+        return;
+    }
+    let until = Instant::now() + KILL_FOR;
+    while Instant::now() < until {
+        signal_offspring(Signal::KILL);
+        if is_gone(&gone, KILL_EVERY) {
+            return;
+        }
+    }
+}
+
+/// Sends on what the keeper sends, until it is gone.
+fn pass_signals_on() {
+    let mut number = [0; 4];
+    loop {
+        match recv(std::io::stdin(), &mut number[..], RecvFlags::empty()) {
+            Err(Errno::INTR) => {}
+            Ok((4, _)) => {
+                let Some(signal) = Signal::from_named_raw(i32::from_le_bytes(number)) else { continue };
+                signal_offspring(signal);
+                if signal == Signal::TERM {
+                    signal_offspring(Signal::CONT);
+                }
+            }
+            _ => return,
+        }
     }
 }

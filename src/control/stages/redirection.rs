@@ -3,18 +3,16 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStderr, Command, Stdio};
 
 use flume::{Receiver, bounded};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::descriptors;
+use super::guard::Running;
 
 /// The word by which a program is told to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
@@ -31,33 +29,38 @@ pub enum Side {
     Output,
 }
 
-/// Has a shell (up to and with `-c`) open what `redirection` names. Waits as long as that takes: a FIFO waits for its
-/// other end.
+/// Has a shell open what `redirection` names: `run` runs it with these words behind its `-c`, and with these standard
+/// descriptors. Waits as long as that takes: a FIFO waits for its other end.
 ///
 /// # Errors
 ///
-/// What the shell said of it, its last line.
-pub fn open(mut shell: Command, program: &Path, redirection: &[u8], side: Side) -> Result<(File, PathBuf), String> {
+/// What `run` answered, and what the shell said of it, its last line.
+pub fn open(
+    program: &Path,
+    redirection: &[u8],
+    side: Side,
+    run: impl FnOnce(Vec<OsString>, [OwnedFd; 3]) -> Result<Running, String>,
+) -> Result<(File, PathBuf), String> {
     let system = |error: rustix::io::Errno| error.to_string();
+    let null =
+        || File::options().read(true).write(true).open("/dev/null").map_err(|error| format!("/dev/null: {error}"));
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(system)?;
     let number = if side == Side::Input { "0" } else { "1" };
     // The program's path is no part of the text: it comes as $1.
     let script = [b"exec \"$1\" ", WORD.as_bytes(), b" ", number.as_bytes(), b" ", redirection].concat();
-    let name = shell.get_program().to_owned();
-    shell.arg(OsString::from_vec(script)).arg(name).arg(program).stderr(Stdio::piped());
-    match side {
-        Side::Input => shell.stdin(Stdio::null()).stdout(theirs),
-        Side::Output => shell.stdin(theirs).stdout(Stdio::null()),
+    let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
+    let (complaints, stderr) = std::io::pipe().map_err(|error| error.to_string())?;
+    let (stdin, stdout) = match side {
+        Side::Input => (null()?.into(), theirs),
+        Side::Output => (theirs, null()?.into()),
     };
-    let mut child = shell.spawn().map_err(|error| format!("cannot run {}: {error}", shell.get_program().display()))?;
-    // Its own end of the socket must not stay open here.
-    drop(shell);
-    let complaint = child.stderr.take().map(listen).transpose().map_err(|error| error.to_string());
-    let received = receive(&ours);
-    let _ = child.wait();
+    let running = run(words, [stdin, stdout, stderr.into()])?;
+    let complaint = listen(complaints).map_err(|error| error.to_string());
+    let received = descriptors::receive(&ours, &mut [0]).1.pop();
+    let _ = running.wait();
     let Some(descriptor) = received else {
-        let complaint = complaint?.and_then(|complaint| complaint.recv().ok()).unwrap_or_default();
+        let complaint = complaint?.recv().unwrap_or_default();
         let text = String::from_utf8_lossy(&complaint);
         let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
         return Err(line.unwrap_or("the shell opened nothing").to_owned());
@@ -68,7 +71,7 @@ pub fn open(mut shell: Command, program: &Path, redirection: &[u8], side: Side) 
 }
 
 /// Reads what a shell says while it is at work: with a full pipe it would not come to its end. Gives the beginning.
-fn listen(mut stderr: ChildStderr) -> std::io::Result<Receiver<Vec<u8>>> {
+fn listen(mut stderr: std::io::PipeReader) -> std::io::Result<Receiver<Vec<u8>>> {
     let (told, complaint) = bounded(1);
     std::thread::Builder::new().name("complaint".to_owned()).stack_size(64 << 10).spawn(move || {
         let mut beginning = Vec::new();
@@ -77,25 +80,6 @@ fn listen(mut stderr: ChildStderr) -> std::io::Result<Receiver<Vec<u8>>> {
         let _ = std::io::copy(&mut stderr, &mut std::io::sink());
     })?;
     Ok(complaint)
-}
-
-/// Takes a descriptor from the other end of a socket; `None` when that is closed without.
-fn receive(socket: &OwnedFd) -> Option<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    loop {
-        let mut parts = [IoSliceMut::new(&mut byte)];
-        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return None,
-            Ok(_) => break,
-        }
-    }
-    control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    })
 }
 
 /// Gives away one of standard input and output through the other. The program's own process, from its first argument
@@ -111,9 +95,5 @@ pub fn main(arguments: &[OsString]) -> bool {
             return false;
         }
     };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let given = [given];
-    control.push(SendAncillaryMessage::ScmRights(&given))
-        && sendmsg(socket, &[IoSlice::new(b"d")], &mut control, SendFlags::NOSIGNAL).is_ok()
+    descriptors::send(socket, b"d", &[given]).is_ok()
 }

@@ -170,9 +170,9 @@ fn perf(ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// As many messages as `BYTES` are of large ones, and enough to last a while of small ones.
+/// As many messages as `BYTES` are of large ones, and enough of small ones to last some seconds.
 fn iterations(bytes: &str) -> String {
-    bytes.parse::<u64>().map_or(1000, |bytes| (BYTES / bytes).min(1000)).to_string()
+    bytes.parse::<u64>().map_or(1000, |bytes| (BYTES / bytes).min(3000)).to_string()
 }
 
 fn rdperf<'a>(ends: &'a Ends<'a>, mode: &'static str, bytes: &'static str, events: bool) -> Contestant<'a> {

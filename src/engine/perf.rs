@@ -48,7 +48,7 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 const REST_MAX: Duration = Duration::from_secs(20);
 
 /// The longest sleep in a run; threads and frames wake it before.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Memory that messages may take in one direction at the answering end, over all its TCP connections, in bytes.
 const MESSAGES_BYTES_MAX: u64 = 256 << 20;
@@ -229,7 +229,7 @@ impl Asked {
 /// Connections that this host can have, at this depth.
 pub fn connections_max(policy: Policy, depth: u16) -> u32 {
     let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
-    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, 1).ok());
+    let limits = devices.iter().filter_map(|endpoint| connections_limit(endpoint, depth, u32::MAX, 1).ok());
     limits.min().unwrap_or(TCP_CONNECTIONS_MAX).clamp(1, CONNECTIONS_MAX)
 }
 

@@ -56,6 +56,11 @@ const INLINE_BYTES: u32 = 220;
 /// The least room in a send queue, so that not every message of an echo needs a completion.
 const SENDS_MIN: u32 = 16;
 
+/// Of so few connections each has a window of at least so many messages: a credit is a packet and its acknowledgement, and
+/// for every eighth message of 64 KiB that is a hundredth of all packets. A sweep needs the completion queue for more.
+const FEW: u32 = 16;
+const WINDOW_MIN_OF_FEW: u32 = 128;
+
 /// Receives beyond what the account needs: for the greeting.
 const SPARE: u32 = 2;
 
@@ -90,9 +95,10 @@ struct Account {
 }
 
 impl Account {
-    fn new(depth: u16) -> Self {
+    /// `connections`: how many are asked for, which share a completion queue.
+    fn new(depth: u16, connections: u32) -> Self {
         let depth = u32::from(depth);
-        let window = 2 * depth;
+        let window = if connections <= FEW { (2 * depth).max(WINDOW_MIN_OF_FEW) } else { 2 * depth };
         let credit = (window / 4).max(1);
         let credits = window / credit;
         // Even, so that the two slots keep taking turns.
@@ -106,14 +112,14 @@ impl Account {
     }
 }
 
-/// Queue pairs that a device can have on one completion queue, at this depth.
+/// Queue pairs that a device can have on one completion queue, at this depth, where `wanted` are asked for.
 ///
 /// # Errors
 ///
 /// The device cannot be opened or asked.
-pub fn connections_limit(endpoint: &Endpoint, depth: u16, threads: u32) -> Result<u32, ConnectError> {
+pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32, threads: u32) -> Result<u32, ConnectError> {
     let attributes = hold(endpoint.address)?.device.attributes()?;
-    Ok((attributes.max_cqe / Account::new(depth).completions()).saturating_mul(threads).min(attributes.max_qp))
+    Ok((attributes.max_cqe / Account::new(depth, wanted).completions()).saturating_mul(threads).min(attributes.max_qp))
 }
 
 /// One end's part of a bundle, on one device.
@@ -129,10 +135,9 @@ struct Station {
 }
 
 impl Station {
-    fn new(held: Held, medium: Medium, settings: Settings) -> Result<Self, ConnectError> {
+    fn new(held: Held, medium: Medium, settings: Settings, account: Account) -> Result<Self, ConnectError> {
         let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
         held.subscribe(&wake);
-        let account = Account::new(settings.depth);
         let attributes = held.device.attributes()?;
         let limit = |what, most: u32, wanted: u32| {
             if wanted > most { Err(ConnectError::Limit { what, most, wanted }) } else { Ok(()) }
@@ -215,7 +220,8 @@ impl Bundle {
     ///
     /// [`ConnectError::Limit`] where the device cannot do what the settings ask for.
     pub fn new(local: &Endpoint, remote: SocketAddr, seed: [u8; 16], settings: Settings) -> Result<Self, ConnectError> {
-        let station = Station::new(hold(local.address)?, local.medium, settings)?;
+        let account = Account::new(settings.depth, settings.connections_max);
+        let station = Station::new(hold(local.address)?, local.medium, settings, account)?;
         let groups = station.groups();
         let events = EventChannel::new()?;
         let local = local.address;
@@ -440,9 +446,12 @@ impl Gate {
             let known = self.listeners.iter().find(|(.., held)| held.device.has(&id));
             let (_, endpoint, held) = known.ok_or(VerbsError::OtherDevice)?;
             // As many as there may be, which may be more than will come: this device's own limit is met when it is.
-            let limit = connections_limit(endpoint, self.settings.depth, self.settings.threads)?;
-            let connections_max = self.settings.connections_max.min(limit);
-            let station = Station::new(held.clone(), endpoint.medium, Settings { connections_max, ..self.settings })?;
+            let Settings { depth, connections_max: wanted, threads, .. } = self.settings;
+            let connections_max = wanted.min(connections_limit(endpoint, depth, wanted, threads)?);
+            let settings = Settings { connections_max, ..self.settings };
+            // As at the other end, which knows nothing of this limit.
+            let account = Account::new(depth, wanted);
+            let station = Station::new(held.clone(), endpoint.medium, settings, account)?;
             self.groups = station.groups();
             self.station = Some(station);
         }
@@ -501,8 +510,8 @@ mod tests {
 
     #[test]
     fn receives_are_enough_for_all_that_may_be_on_its_way() {
-        for depth in 1..=1024 {
-            let account = Account::new(depth);
+        for (depth, connections) in (1..=1024).flat_map(|depth| [(depth, 1), (depth, FEW + 1)]) {
+            let account = Account::new(depth, connections);
             assert_eq!(account.receives % run::RECEIVE_SLOTS, 0, "the slots take turns");
             // The other end's data, and credits for all of our own.
             let credits = account.window / account.credit;

@@ -21,8 +21,9 @@ const ENODEV: i32 = Errno::NODEV.raw_os_error();
 const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
 
 /// How often a device's presence is looked up. The kernel announces a removal only to those connected through
-/// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go.
-const PRESENCE_CHECK: Duration = Duration::from_millis(100);
+/// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go. Not more
+/// often: whoever polls a queue all the time is interrupted by each.
+const PRESENCE_CHECK: Duration = Duration::from_millis(300);
 
 /// How often a device that is going is tried to be closed, until its last user has let go.
 const RELEASE_RETRY: Duration = Duration::from_millis(5);

@@ -455,7 +455,7 @@ impl RdmaGroup {
         let credit_bytes = if plan.message_bytes == CREDIT_BYTES { CREDIT_BYTES_OTHER } else { CREDIT_BYTES };
         let in_flight = IN_FLIGHT_BYTES_MAX / plan.message_bytes / self.pairs.len().max(1);
         let depth = u64::from(self.account.depth).min(in_flight as u64).max(1);
-        let signal_every = (depth / 4).clamp(1, 32);
+        let signal_every = (depth / 2).clamp(1, 32);
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
         let mut ready: VecDeque<u32> = VecDeque::new();
         for (place, pair) in self.pairs.iter_mut().enumerate() {

@@ -381,9 +381,9 @@ impl Large {
             return Err(error);
         }
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
-        let is_serial = !shared.options.read_back
-            && !shared.writes.are_direct(size)
-            && fstatfs(&partial.file).is_ok_and(|system| SERIAL.contains(&(system.f_type as u32)));
+        let waits = shared.options.read_back || shared.writes.are_direct(size);
+        let system = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
+        let is_serial = SERIAL.contains(&system) && (!waits || system == TMPFS_MAGIC);
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),

@@ -29,7 +29,7 @@ use super::tunnel::Emit;
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 pub use guard::Warden;
 use guard::{End, Guard, Launch, Running};
-use redirection::Side;
+use redirection::{Call, Opening, Side};
 
 /// Exit code of a stage that cannot be started, as README's exit codes have it.
 const CONNECT: u8 = 3;
@@ -256,8 +256,10 @@ impl Run {
     }
 
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
-        let run = |words, standard| self.start(words, standard).map_err(|fault| fault.what);
-        redirection::open(&self.program, redirection, side, run).map_err(|reason| {
+        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
+        let (opening, Call { words, standard }) = Opening::new(&self.program, redirection, side).map_err(system)?;
+        let running = self.start(words, standard)?;
+        opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
                 Side::Input => (SOURCE, "cannot read"),
                 Side::Output => (DESTINATION, "cannot write"),
@@ -275,10 +277,8 @@ impl Run {
         let shares_group = !self.is_agent && has_terminal();
         let started = Guard::start(&self.program, Launch { words: &words, standard, shares_group })
             .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
-        let (guard, running) = started.map_err(|error| {
-            let error = std::io::Error::from(error);
-            Fault::plain(CANNOT_RUN, format!("cannot run {}: {error}", words[0].display()))
-        })?;
+        let (guard, running) =
+            started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
         *self.guard.lock().expect("no panic with it locked") = Some(guard);
         Ok(running)
     }

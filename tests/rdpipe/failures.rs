@@ -313,3 +313,13 @@ fn the_agent_is_copied_where_it_is_not() {
     assert!(lab.join("home/.cache/rdma-pipe").is_dir());
     lab.deserted(GONE);
 }
+
+#[test]
+fn a_shell_that_is_not_there() {
+    let lab = Lab::new();
+    for stage in ["h:cat", "h:< /etc/hostname"] {
+        let ran = lab.pipe(&["--shell", "/no/such-shell -x", stage]);
+        ran.fails(127, &["cannot run h:/no/such-shell", "errno 2"]).ended.within(FAILED);
+    }
+    lab.deserted(GONE);
+}

@@ -58,14 +58,14 @@ pub enum End {
 
 /// What a guard tells its keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tale {
+enum Answer {
     Started,
     /// The command cannot be run.
     Failed(Errno),
     Ended(End),
 }
 
-impl Tale {
+impl Answer {
     fn encode(self) -> [u8; 5] {
         let (kind, value) = match self {
             Self::Started => (b's', 0),
@@ -142,8 +142,8 @@ impl Guard {
         // The pipes' other ends are to be the command's alone.
         drop(launch);
         match running.hear() {
-            Some(Tale::Started) => Ok(Ok((guard, running))),
-            Some(Tale::Failed(error)) => Ok(Err(error)),
+            Some(Answer::Started) => Ok(Ok((guard, running))),
+            Some(Answer::Failed(error)) => Ok(Err(error)),
             _ => Err(std::io::Error::other("the guard has ended")),
         }
     }
@@ -161,12 +161,12 @@ impl Guard {
 }
 
 impl Running {
-    fn hear(&self) -> Option<Tale> {
+    fn hear(&self) -> Option<Answer> {
         let mut message = [0; 5];
         loop {
             match recv(&self.0, &mut message[..], RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
-                Ok((5, _)) => return Tale::decode(message),
+                Ok((5, _)) => return Answer::decode(message),
                 _ => return None,
             }
         }
@@ -175,8 +175,8 @@ impl Running {
     /// Waits for the command; `None` if the guard has been ended before.
     pub fn wait(&self) -> Option<End> {
         match self.hear()? {
-            Tale::Ended(end) => Some(end),
-            Tale::Started | Tale::Failed(_) => None,
+            Answer::Ended(end) => Some(end),
+            Answer::Started | Answer::Failed(_) => None,
         }
     }
 }
@@ -306,7 +306,7 @@ fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
                 let end = end.or(byte(status.terminating_signal()).map(End::Killed));
                 ended_well.store(end == Some(End::Exited(0)), Ordering::Release);
                 if let Some(end) = end {
-                    tell(Tale::Ended(end));
+                    tell(Answer::Ended(end));
                 }
             }
             Ok(Some(_)) => {}
@@ -314,9 +314,9 @@ fn reap(command: Pid, ended_well: &AtomicBool, gone: Sender<()>) {
     }
 }
 
-fn tell(tale: Tale) {
+fn tell(answer: Answer) {
     // A keeper that has gone needs to know nothing.
-    let _ = send(std::io::stdin(), &tale.encode(), SendFlags::NOSIGNAL);
+    let _ = send(std::io::stdin(), &answer.encode(), SendFlags::NOSIGNAL);
 }
 
 /// The guard's own process: `arguments` are those behind [`WORD`].
@@ -348,10 +348,10 @@ fn guard(group: &OsStr) {
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
     let child = match command.spawn() {
         Ok(child) => Pid::from_child(&child),
-        Err(error) => return tell(Tale::Failed(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),
+        Err(error) => return tell(Answer::Failed(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))),
     };
     drop(command);
-    tell(Tale::Started);
+    tell(Answer::Started);
     let ended_well = Arc::new(AtomicBool::new(false));
     let (is_left, gone) = channel();
     let how = Arc::clone(&ended_well);

@@ -29,45 +29,61 @@ pub enum Side {
     Output,
 }
 
-/// Has a shell open what `redirection` names: `run` runs it with these words behind its `-c`, and with these standard
-/// descriptors. Waits as long as that takes: a FIFO waits for its other end.
-///
-/// # Errors
-///
-/// What `run` answered, and what the shell said of it, its last line.
-pub fn open(
-    program: &Path,
-    redirection: &[u8],
-    side: Side,
-    run: impl FnOnce(Vec<OsString>, [OwnedFd; 3]) -> Result<Running, String>,
-) -> Result<(File, PathBuf), String> {
-    let system = |error: rustix::io::Errno| error.to_string();
-    let null =
-        || File::options().read(true).write(true).open("/dev/null").map_err(|error| format!("/dev/null: {error}"));
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).map_err(system)?;
-    let number = if side == Side::Input { "0" } else { "1" };
-    // The program's path is no part of the text: it comes as $1.
-    let script = [b"exec \"$1\" ", WORD.as_bytes(), b" ", number.as_bytes(), b" ", redirection].concat();
-    let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
-    let (complaints, stderr) = std::io::pipe().map_err(|error| error.to_string())?;
-    let (stdin, stdout) = match side {
-        Side::Input => (null()?.into(), theirs),
-        Side::Output => (theirs, null()?.into()),
-    };
-    let running = run(words, [stdin, stdout, stderr.into()])?;
-    let complaint = listen(complaints).map_err(|error| error.to_string());
-    let received = descriptors::receive(&ours, &mut [0]).1.pop();
-    let _ = running.wait();
-    let Some(descriptor) = received else {
-        let complaint = complaint?.recv().unwrap_or_default();
-        let text = String::from_utf8_lossy(&complaint);
-        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
-        return Err(line.unwrap_or("the shell opened nothing").to_owned());
-    };
-    let file = File::from(descriptor);
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
-    Ok((file, path.unwrap_or_else(|_| PathBuf::from(OsStr::from_bytes(redirection)))))
+/// A redirection that a shell is to open.
+pub struct Opening {
+    /// Our end of the socket that the descriptor comes through.
+    socket: OwnedFd,
+    complaints: std::io::PipeReader,
+}
+
+/// What the shell is to be run with.
+pub struct Call {
+    /// Words behind its `-c`.
+    pub words: Vec<OsString>,
+    /// Its standard descriptors.
+    pub standard: [OwnedFd; 3],
+}
+
+impl Opening {
+    /// `program`: one of ours, which the shell becomes.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub fn new(program: &Path, redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
+        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let number = if side == Side::Input { "0" } else { "1" };
+        // The program's path is no part of the text: it comes as $1.
+        let script = [b"exec \"$1\" ", WORD.as_bytes(), b" ", number.as_bytes(), b" ", redirection].concat();
+        let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
+        let (complaints, stderr) = std::io::pipe()?;
+        let standard = match side {
+            Side::Input => [null()?, theirs, stderr.into()],
+            Side::Output => [theirs, null()?, stderr.into()],
+        };
+        Ok((Self { socket: ours, complaints }, Call { words, standard }))
+    }
+
+    /// Waits as long as opening takes: a FIFO waits for its other end.
+    ///
+    /// # Errors
+    ///
+    /// What the shell said of it, its last line.
+    pub fn finish(self, running: &Running, redirection: &[u8]) -> Result<(File, PathBuf), String> {
+        let complaint = listen(self.complaints).map_err(|error| error.to_string());
+        let received = descriptors::receive(&self.socket, &mut [0]).1.pop();
+        let _ = running.wait();
+        let Some(descriptor) = received else {
+            let complaint = complaint?.recv().unwrap_or_default();
+            let text = String::from_utf8_lossy(&complaint);
+            let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+            return Err(line.unwrap_or("the shell opened nothing").to_owned());
+        };
+        let file = File::from(descriptor);
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+        Ok((file, path.unwrap_or_else(|_| PathBuf::from(OsStr::from_bytes(redirection)))))
+    }
 }
 
 /// Reads what a shell says while it is at work: with a full pipe it would not come to its end. Gives the beginning.

@@ -182,10 +182,7 @@ fn setup() -> Result<Vec<Row>> {
         let config = "-F {config}";
         let contestants = [
             Contestant::new(Kind::Ours, &format!("rdpipe, {hosts} hosts"), "rdpipe {hosts:cat} < {file}", || {
-                let input = fs::File::open(&byte).map_err(text)?;
-                let start = Instant::now();
-                let ended = Running::start_with_input(site.rdpipe(&[]).args(&stages).stdin(input))?.done()?;
-                Ok((ended.at - start).as_secs_f64())
+                timed_with_input(site.rdpipe(&[]).args(&stages), &byte)
             }),
             Contestant::new(
                 Kind::Limit,
@@ -203,12 +200,19 @@ fn setup() -> Result<Vec<Row>> {
         if times.len() < contestants.len() {
             return Err("ssh does not work here".to_owned());
         }
-        let beyond = |other: usize| -> Vec<f64> {
-            times[0].iter().zip(times[other]).map(|(ours, theirs)| (ours - theirs) * 1e3).collect()
-        };
         let allowed = MILLISECONDS_FOR_TEN * hosts.div_ceil(10) as f64;
-        rows.push(Row::limit(&format!("pipe-setup: {hosts} hosts, beyond their ssh"), allowed, "ms", &beyond(1)));
-        let mut one = Row::limit(&format!("pipe-setup: {hosts} hosts, beyond one ssh"), allowed, "ms", &beyond(2));
+        rows.push(Row::limit(
+            &format!("pipe-setup: {hosts} hosts, beyond their ssh"),
+            allowed,
+            "ms",
+            &beyond(times[0], times[1]),
+        ));
+        let mut one = Row::limit(
+            &format!("pipe-setup: {hosts} hosts, beyond one ssh"),
+            allowed,
+            "ms",
+            &beyond(times[0], times[2]),
+        );
         if hosts > 1 {
             one.verdict = "for the record".into();
             rows.push(one);
@@ -223,24 +227,14 @@ fn setup() -> Result<Vec<Row>> {
 /// As many hosts, if each had processors of its own to let somebody in: a script waits for as long as one ssh takes, in
 /// ssh's place. What rdpipe and its agents do themselves is still done by this machine alone.
 fn setup_elsewhere(place: &Place, byte: &Path, login: f64, allowed: f64) -> Result<Row> {
-    let launcher = place.scratch.0.join("wait-and-run");
-    let script = format!("#!/bin/sh\nsleep {login:.3}\nexec sh -c \"exec $2\"\n");
-    fs::write(&launcher, script).map_err(text)?;
-    fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).map_err(text)?;
+    let launcher = launcher(&place.scratch, "wait-and-run", &format!("sleep {login:.3}; "))?;
     let stages: Vec<String> = (1..=HOSTS).map(|number| format!("127.0.0.{number}:cat")).collect();
     let contestants = [
         Contestant::new(
             Kind::Ours,
             &format!("rdpipe, {HOSTS} hosts"),
             "rdpipe --rsh {script} {hosts:cat} < {file}",
-            || {
-                let input = fs::File::open(byte).map_err(text)?;
-                let start = Instant::now();
-                let mut command = rdpipe();
-                command.arg("--rsh").arg(&launcher).args(&stages).stdin(input);
-                let ended = Running::start_with_input(&mut command)?.done()?;
-                Ok((ended.at - start).as_secs_f64())
-            },
+            || timed_with_input(rdpipe().arg("--rsh").arg(&launcher).args(&stages), byte),
         ),
         Contestant::new(Kind::Limit, "one login", "{script} {host} true", || {
             timed(Command::new(&launcher).args(["127.0.0.1", "true"]))
@@ -250,9 +244,7 @@ fn setup_elsewhere(place: &Place, byte: &Path, login: f64, allowed: f64) -> Resu
     let name = format!("pipe-setup: {HOSTS} hosts, beyond one login");
     let found = contest("pipe-setup", &title, "s", &contestants, runs())?;
     Ok(found.compare(&name, [&format!("rdpipe, {HOSTS} hosts"), "one login"], |ours, login| {
-        let beyond: Vec<f64> =
-            ours.values.iter().zip(&login.values).map(|(ours, login)| (ours - login) * 1e3).collect();
-        Row::limit(&name, allowed, "ms", &beyond)
+        Row::limit(&name, allowed, "ms", &beyond(&ours.values, &login.values))
     }))
 }
 
@@ -266,6 +258,27 @@ fn rate(bytes: u64, seconds: f64) -> Result<f64> {
     Ok(bytes as f64 / seconds / 1e9)
 }
 
+/// How long a command takes that reads a file.
+fn timed_with_input(command: &mut Command, input: &Path) -> Result<f64> {
+    let input = fs::File::open(input).map_err(text)?;
+    let start = Instant::now();
+    let ended = Running::start_with_input(command.stdin(input))?.done()?;
+    Ok((ended.at - start).as_secs_f64())
+}
+
+/// How much longer the first took in each round, in milliseconds.
+fn beyond(ours: &[f64], other: &[f64]) -> Vec<f64> {
+    ours.iter().zip(other).map(|(ours, other)| (ours - other) * 1e3).collect()
+}
+
+/// A script for ssh's place, which runs everything here, and something `first`.
+fn launcher(scratch: &Scratch, name: &str, first: &str) -> Result<PathBuf> {
+    let launcher = scratch.0.join(name);
+    fs::write(&launcher, format!("#!/bin/sh\n{first}exec sh -c \"exec $2\"\n")).map_err(text)?;
+    fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).map_err(text)?;
+    Ok(launcher)
+}
+
 /// A place in memory, with a script in ssh's place.
 struct Place {
     scratch: Scratch,
@@ -275,9 +288,7 @@ struct Place {
 impl Place {
     fn new(bytes: u64) -> Result<Self> {
         let scratch = Scratch::with_room(bytes + (64 << 20))?;
-        let launcher = scratch.0.join("rsh");
-        fs::write(&launcher, "#!/bin/sh\nexec sh -c \"exec $2\"\n").map_err(text)?;
-        fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).map_err(text)?;
+        let launcher = launcher(&scratch, "rsh", "")?;
         Ok(Place { scratch, launcher })
     }
 

@@ -243,21 +243,23 @@ impl Run {
 
     /// Hands the session out of this stage what it reads, or drops that where the output is to be dropped.
     fn let_out(&mut self, outlet: impl FnOnce() -> std::io::Result<Outlet>) -> Result<(), Fault> {
-        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
         if let Some(hook) = self.outlet.take() {
-            let _ = hook.send(Ok(outlet().map_err(system)?));
+            let _ = hook.send(Ok(outlet().map_err(|error| cannot_start(&error))?));
         } else if self.stage.output == Output::Dropped
-            && let Outlet::File(mut file, _) = outlet().map_err(system)?
+            && let Outlet::File(mut file, _) = outlet().map_err(|error| cannot_start(&error))?
         {
             let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
-            std::thread::Builder::new().name("drop".to_owned()).spawn(drop_all).map_err(system)?;
+            std::thread::Builder::new()
+                .name("drop".to_owned())
+                .spawn(drop_all)
+                .map_err(|error| cannot_start(&error))?;
         }
         Ok(())
     }
 
     fn open(&self, redirection: &[u8], side: Side) -> Result<(File, PathBuf), Fault> {
-        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
-        let (opening, Call { words, standard }) = Opening::new(&self.program, redirection, side).map_err(system)?;
+        let (opening, Call { words, standard }) =
+            Opening::new(&self.program, redirection, side).map_err(|error| cannot_start(&error))?;
         let running = self.start(words, standard)?;
         opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
@@ -284,11 +286,9 @@ impl Run {
     }
 
     fn command(&mut self, text: &[u8]) -> Result<StageReport, Fault> {
-        let system = |error: std::io::Error| Fault::plain(CONNECT, format!("cannot start: {error}"));
-        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
         let mut into = None;
         let stdin = match self.stage.input {
-            Input::Nothing => null(),
+            Input::Nothing => descriptors::null(),
             Input::Standard => std::io::stdin().as_fd().try_clone_to_owned(),
             Input::Hop => std::io::pipe().map(|(read, write)| {
                 into = Some(File::from(OwnedFd::from(write)));
@@ -297,7 +297,7 @@ impl Run {
         };
         let mut out = None;
         let stdout = match self.stage.output {
-            Output::Nothing => null(),
+            Output::Nothing => descriptors::null(),
             Output::Standard => std::io::stdout().as_fd().try_clone_to_owned(),
             Output::Hop | Output::Dropped => std::io::pipe().map(|(read, write)| {
                 out = Some(File::from(OwnedFd::from(read)));
@@ -313,7 +313,11 @@ impl Run {
         } else {
             std::io::stderr().as_fd().try_clone_to_owned()
         };
-        let standard = [stdin.map_err(system)?, stdout.map_err(system)?, stderr.map_err(system)?];
+        let standard = [
+            stdin.map_err(|error| cannot_start(&error))?,
+            stdout.map_err(|error| cannot_start(&error))?,
+            stderr.map_err(|error| cannot_start(&error))?,
+        ];
         let running = self.start(vec![OsString::from_vec(text.to_vec())], standard)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
             let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
@@ -359,12 +363,11 @@ impl Run {
                 }
             }
             match complaints.read(&mut bytes) {
-                Ok(0) => return end.or_else(|| running.wait()),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => return end.or_else(|| running.wait()),
                 Ok(count) => {
                     (self.emit)(Message::StageStderr { stage: self.stage.number, bytes: bytes[..count].to_vec() });
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return end.or_else(|| running.wait()),
             }
         }
     }
@@ -372,6 +375,10 @@ impl Run {
 
 fn well() -> StageReport {
     StageReport { code: Some(0), ..StageReport::default() }
+}
+
+fn cannot_start(error: &std::io::Error) -> Fault {
+    Fault::plain(CONNECT, format!("cannot start: {error}"))
 }
 
 fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {

@@ -50,6 +50,9 @@ const REST_MAX: Duration = Duration::from_secs(20);
 /// The longest sleep in a run; threads and frames wake it before.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long it is waited for the other end's word when a connection has broken.
+const REASON_MAX: Duration = Duration::from_millis(100);
+
 /// Memory that messages may take in one direction at the answering end, over all its TCP connections, in bytes.
 const MESSAGES_BYTES_MAX: u64 = 256 << 20;
 
@@ -566,7 +569,7 @@ fn go(
         }
         // A connection that broke says less than the other end does of why.
         match watched {
-            Err(error @ PerfError::Lane(_)) => Err(match link.receive(Instant::now() + LOOK_AGAIN) {
+            Err(error @ PerfError::Lane(_)) => Err(match link.receive(Instant::now() + REASON_MAX) {
                 Err(told @ PerfError::Peer { .. }) => told,
                 _ => error,
             }),

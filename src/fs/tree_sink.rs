@@ -314,8 +314,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             return Err(io_fact(name, Errno::INVAL));
         }
         super::raise_open_files();
-        let cores = || crate::processors().max(2);
-        let threads = if options.threads == 0 { cores() } else { options.threads }.min(THREADS_MAX);
+        let threads = if options.threads == 0 { crate::processors().max(2) } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             setter: Setter::new(options.keep),

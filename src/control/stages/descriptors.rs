@@ -1,5 +1,6 @@
-//! Messages with descriptors to another process (unix(7), `SCM_RIGHTS`).
+//! Descriptors for another process, and messages that have them with them (unix(7), `SCM_RIGHTS`).
 
+use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +13,15 @@ use rustix::net::{
 
 /// How many are given at once, at most.
 const MAX: usize = 3;
+
+/// /dev/null, to be read and written.
+///
+/// # Errors
+///
+/// What the system answered.
+pub fn null() -> std::io::Result<OwnedFd> {
+    File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from)
+}
 
 /// Sends bytes, at least one, with descriptors, at most [`MAX`].
 ///

@@ -105,8 +105,7 @@ pub struct Launch<'a> {
 #[derive(Debug)]
 pub struct Guard {
     child: Child,
-    /// `None` once the guard has been told to come to its end.
-    socket: Option<Arc<OwnedFd>>,
+    socket: Arc<OwnedFd>,
     /// The command has ended well; whatever is left needs nobody to wait for it.
     lingers: bool,
 }
@@ -134,7 +133,7 @@ impl Guard {
         let child = spawn(program, &group, theirs.into())?;
         let socket = Arc::new(ours);
         let running = Running(Arc::clone(&socket));
-        let guard = Self { child, socket: Some(socket), lingers: false };
+        let guard = Self { child, socket, lingers: false };
         let [stdin, stdout, stderr] = &launch.standard;
         // Not among the guard's arguments, which everybody on the host can read.
         let words = launch.words.join(OsStr::new("\0"));
@@ -150,8 +149,7 @@ impl Guard {
 
     /// Sends a signal to all of the stage.
     pub fn signal(&self, signal: Signal) {
-        let Some(socket) = &self.socket else { return };
-        let _ = send(socket, &signal.as_raw().to_le_bytes(), SendFlags::NOSIGNAL);
+        let _ = send(&self.socket, &signal.as_raw().to_le_bytes(), SendFlags::NOSIGNAL);
     }
 
     /// The command has ended well: what it has left running is given some time when the guard is dropped.
@@ -190,10 +188,8 @@ impl AsFd for Running {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            // Whoever waits for the command still has it open.
-            let _ = shutdown(&socket, Shutdown::Write);
-        }
+        // Whoever waits for the command still has it open.
+        let _ = shutdown(&self.socket, Shutdown::Write);
         if self.lingers {
             return;
         }
@@ -273,7 +269,7 @@ fn ward() {
     }
 }
 
-/// Sends a signal to all of this process's offspring.
+/// Sends a signal to all of this process's offspring; behind SIGTERM SIGCONT, since who is stopped would not hear it.
 fn signal_offspring(signal: Signal) {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -287,6 +283,9 @@ fn signal_offspring(signal: Signal) {
     while let Some(parent) = found.pop() {
         for child in children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default() {
             let _ = kill_process(child, signal);
+            if signal == Signal::TERM {
+                let _ = kill_process(child, Signal::CONT);
+            }
             found.push(child);
         }
     }
@@ -365,8 +364,6 @@ fn guard(group: &OsStr) {
         return;
     }
     signal_offspring(Signal::TERM);
-    // One that is stopped would not hear it.
-    signal_offspring(Signal::CONT);
     if is_gone(&gone, GRACE) {
         return;
     }
@@ -388,9 +385,6 @@ fn pass_signals_on() {
             Ok((4, _)) => {
                 let Some(signal) = Signal::from_named_raw(i32::from_le_bytes(number)) else { continue };
                 signal_offspring(signal);
-                if signal == Signal::TERM {
-                    signal_offspring(Signal::CONT);
-                }
             }
             _ => return,
         }

@@ -51,7 +51,6 @@ impl Opening {
     ///
     /// What the system answered.
     pub fn new(program: &Path, redirection: &[u8], side: Side) -> std::io::Result<(Self, Call)> {
-        let null = || File::options().read(true).write(true).open("/dev/null").map(OwnedFd::from);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let number = if side == Side::Input { "0" } else { "1" };
         // The program's path is no part of the text: it comes as $1.
@@ -59,8 +58,8 @@ impl Opening {
         let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
         let (complaints, stderr) = std::io::pipe()?;
         let standard = match side {
-            Side::Input => [null()?, theirs, stderr.into()],
-            Side::Output => [theirs, null()?, stderr.into()],
+            Side::Input => [descriptors::null()?, theirs, stderr.into()],
+            Side::Output => [theirs, descriptors::null()?, stderr.into()],
         };
         Ok((Self { socket: ours, complaints }, Call { words, standard }))
     }

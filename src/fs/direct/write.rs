@@ -135,11 +135,15 @@ impl WriteBypass {
     }
 }
 
+/// Whether file systems of this kind (statfs(2)) have nothing but the page cache.
+pub fn is_cache_only(kind: u32) -> bool {
+    CACHE_ONLY.contains(&kind)
+}
+
 /// The same file, to be written directly; `None` where that is the same as through the cache, or not possible.
 fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
     let system = fstatfs(&file).ok()?;
-    let has_disk = !CACHE_ONLY.contains(&(system.f_type as u32));
-    has_disk.then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
+    (!is_cache_only(system.f_type as u32)).then(|| reopen(&file, OFlags::WRONLY).ok()).flatten()
 }
 
 /// Memory that can be had without swapping, as the kernel estimates it, and no more than this process's control groups

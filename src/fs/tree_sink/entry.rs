@@ -21,7 +21,7 @@ use rustix::io::{Errno, pread};
 
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
-use crate::fs::direct::write::WriteBypass;
+use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{HASH_READ_BYTES, PARTIAL, TMPFS_MAGIC, hash_range, name_beside, write_at};
@@ -381,9 +381,9 @@ impl Large {
             return Err(error);
         }
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
-        let waits = shared.options.read_back || shared.writes.are_direct(size);
-        let system = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
-        let is_serial = SERIAL.contains(&system) && (!waits || system == TMPFS_MAGIC);
+        let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
+        let waits = !is_cache_only(kind) && (shared.options.read_back || shared.writes.are_direct(size));
+        let is_serial = SERIAL.contains(&kind) && !waits;
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),

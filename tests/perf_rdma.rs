@@ -98,6 +98,20 @@ fn many_queue_pairs() {
     }
 }
 
+/// iWARP connects from TCP ports that the RDMA connection manager picks without looking: here every tenth is taken.
+#[test]
+#[ignore = "needs an RDMA device; tests/run has guests with one"]
+fn siw_many_queue_pairs_where_ports_are_taken() {
+    const TAKEN: usize = 2800;
+    let limit = rustix::process::Rlimit { current: Some(2 * TAKEN as u64), maximum: Some(2 * TAKEN as u64) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a limit");
+    let taken = || std::net::TcpListener::bind((HOST, 0)).expect("a port");
+    let _taken: Vec<_> = (0..TAKEN).map(|_| taken()).collect();
+    let (_server, port) = server();
+    let report = measure(port, &["bw", "--transport", "rdma", "-q", "40", "-n", "4", "-s", "64"]);
+    assert_eq!(report["wire"]["connections"], 40);
+}
+
 #[test]
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn pings_come_back_as_they_were_sent() {

@@ -443,14 +443,16 @@ fn siw_rdpipe_the_examples_of_the_original() {
     });
 }
 
-/// The hops that a report has, all of which went by RDMA.
+/// The hops that a report has, all of which went by RDMA, unless their stages had ended before they were connected.
 #[track_caller]
 fn over_rdma(report: &str) -> usize {
     let told: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(report).expect("a report")).expect("JSON");
     let hops = told["hops"].as_array().expect("hops");
-    assert!(hops.iter().all(|hop| hop["transport"] == "rdma-software"), "{told}");
-    hops.len()
+    let never_connected = |hop: &serde_json::Value| hop["transport"] == "" && hop["bytes"] == 0;
+    let by_rdma = hops.iter().filter(|hop| hop["transport"] == "rdma-software").count();
+    assert_eq!(by_rdma + hops.iter().filter(|hop| never_connected(hop)).count(), hops.len(), "{told}");
+    by_rdma
 }
 
 #[test]

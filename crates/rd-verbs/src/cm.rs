@@ -101,7 +101,7 @@ impl Drop for EventChannel {
 }
 
 /// What happened on an identifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// The address was resolved.
     AddressResolved,

@@ -31,7 +31,7 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use self::run::RdmaGroup;
-use super::connection::{ack_timeout_exponent, parameters};
+use super::connection::{PORT_TRIES, ack_timeout_exponent, is_port_taken, parameters};
 use super::devices::{Held, hold};
 use super::request::Request;
 use super::{ConnectError, Endpoint, RegisterError, Wake, sleep_on, until};
@@ -160,7 +160,7 @@ impl Station {
         self.queues.iter().map(|queue| RdmaGroup::new(self, queue)).collect()
     }
 
-    /// Makes the queue pair of connection `index` on `id`, with all its receives posted.
+    /// Makes the queue pair of connection `index` on `id`.
     fn queue_pair(&self, id: Id, index: u32) -> Result<QueuePair, VerbsError> {
         let depths = Depths {
             sends: self.account.sends,
@@ -169,13 +169,17 @@ impl Station {
             inline_bytes: INLINE_BYTES.min(self.settings.message_bytes_max.max(run::CREDIT_BYTES as u32)),
         };
         let queue = &self.queues[index as usize % self.queues.len()];
-        let queue_pair = QueuePair::new(id, &self.domain, queue, &self.region, depths)?;
+        QueuePair::new(id, &self.domain, queue, &self.region, depths)
+    }
+
+    /// Posts all receives of connection `index`: before its first message may come.
+    fn post_receives(&self, queue_pair: &QueuePair, index: u32) -> Result<(), VerbsError> {
         let place = index / self.queues.len() as u32;
         for number in 0..self.account.receives {
             let slot = number % run::RECEIVE_SLOTS;
             queue_pair.receive_message(run::Work::Receive { place, slot }.encode(), slot)?;
         }
-        Ok(queue_pair)
+        Ok(())
     }
 
     fn check(&self) -> Result<(), LaneError> {
@@ -207,6 +211,8 @@ pub struct Bundle {
     groups: Vec<RdmaGroup>,
     station: Station,
     events: Arc<EventChannel>,
+    /// Events that nobody has waited for yet.
+    seen: HashSet<(IdKey, EventKind)>,
     seed: [u8; 16],
     local: IpAddr,
     remote: SocketAddr,
@@ -225,7 +231,8 @@ impl Bundle {
         let groups = station.groups();
         let events = EventChannel::new()?;
         let local = local.address;
-        Ok(Self { groups, station, events, seed, local, remote, connections: 0 })
+        let seen = HashSet::new();
+        Ok(Self { groups, station, events, seen, seed, local, remote, connections: 0 })
     }
 
     /// Connects until there are this many.
@@ -237,30 +244,11 @@ impl Bundle {
     pub fn grow(&mut self, connections: u32, deadline: Instant) -> Result<(), ConnectError> {
         while self.connections < connections {
             let count = (connections - self.connections).min(BATCH as u32);
-            let mut ids = Vec::with_capacity(BATCH);
-            for _ in 0..count {
-                let mut id = Id::new(&self.events)?;
-                // iWARP has no such option: its timeouts are TCP's.
-                let _ = id.set_ack_timeout(ack_timeout_exponent(self.station.medium));
-                id.resolve_address(SocketAddr::new(self.local, 0), self.remote, until(deadline))?;
-                ids.push(id);
-            }
-            let keys = || ids.iter().map(Id::key).collect::<HashSet<_>>();
-            self.await_all(keys(), EventKind::AddressResolved, "resolving the address", deadline)?;
-            if !ids.iter().all(|id| self.station.held.device.has(id)) {
-                return Err(VerbsError::OtherDevice.into());
-            }
-            for id in &mut ids {
-                id.resolve_route(until(deadline))?;
-            }
-            let keys = ids.iter().map(Id::key).collect::<HashSet<_>>();
-            self.await_all(keys.clone(), EventKind::RouteResolved, "resolving the route", deadline)?;
             let mut new = Vec::with_capacity(BATCH);
-            for (index, id) in (self.connections..).zip(ids) {
-                let queue_pair = self.station.queue_pair(id, index)?;
-                queue_pair.id().connect(&parameters(&Request::Payload(token(&self.seed, index)).encode()))?;
-                new.push(queue_pair);
+            for (index, id) in (self.connections..).zip(self.resolve(count, deadline)?) {
+                new.push(self.dial(id, index, deadline)?);
             }
+            let keys = new.iter().map(|queue_pair| queue_pair.id().key()).collect();
             self.await_all(keys, EventKind::Established, "waiting for the peer to accept", deadline)?;
             for queue_pair in new {
                 let group = self.connections as usize % self.groups.len();
@@ -269,6 +257,50 @@ impl Bundle {
             }
         }
         Ok(())
+    }
+
+    /// Identifiers of connections to the other end, address and route resolved.
+    fn resolve(&mut self, count: u32, deadline: Instant) -> Result<Vec<Id>, ConnectError> {
+        let mut ids = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let mut id = Id::new(&self.events)?;
+            // iWARP has no such option: its timeouts are TCP's.
+            let _ = id.set_ack_timeout(ack_timeout_exponent(self.station.medium));
+            id.resolve_address(SocketAddr::new(self.local, 0), self.remote, until(deadline))?;
+            ids.push(id);
+        }
+        let keys = ids.iter().map(Id::key).collect::<Vec<_>>();
+        self.await_all(keys.clone(), EventKind::AddressResolved, "resolving the address", deadline)?;
+        if !ids.iter().all(|id| self.station.held.device.has(id)) {
+            return Err(VerbsError::OtherDevice.into());
+        }
+        for id in &mut ids {
+            id.resolve_route(until(deadline))?;
+        }
+        self.await_all(keys, EventKind::RouteResolved, "resolving the route", deadline)?;
+        Ok(ids)
+    }
+
+    /// Asks for connection `index` by `id`, or by another where `id` has been given a port that is taken.
+    fn dial(&mut self, mut id: Id, index: u32, deadline: Instant) -> Result<QueuePair, ConnectError> {
+        let request = Request::Payload(token(&self.seed, index)).encode();
+        let mut tries = 1..PORT_TRIES;
+        loop {
+            let queue_pair = self.station.queue_pair(id, index)?;
+            match queue_pair.id().connect(&parameters(&request)) {
+                Err(error) if is_port_taken(&error) && tries.next().is_some() => {
+                    drop(queue_pair);
+                    id = self.resolve(1, deadline)?.remove(0);
+                }
+                outcome => {
+                    outcome?;
+                    // Not before: those of a queue pair that is given up would complete. The other end is silent until
+                    // it has been greeted.
+                    self.station.post_receives(&queue_pair, index)?;
+                    return Ok(queue_pair);
+                }
+            }
+        }
     }
 
     /// Sends the first message on each new connection. To be called once the other end has them all.
@@ -306,9 +338,10 @@ impl Bundle {
         format!("{name} over {} ({kind}), {} > {}", device.name(), self.local, self.remote.ip())
     }
 
+    /// Waits for an event of the `wanted` kind on each of `keys`. Other events are kept until they are asked for.
     fn await_all(
-        &self,
-        mut keys: HashSet<IdKey>,
+        &mut self,
+        mut keys: Vec<IdKey>,
         wanted: EventKind,
         what: &'static str,
         deadline: Instant,
@@ -316,10 +349,10 @@ impl Bundle {
         loop {
             self.station.check()?;
             while let Some(event) = self.events.next_event()? {
-                if event.kind != wanted || !keys.remove(&event.id) {
-                    check_event(&event, what)?;
-                }
+                check_event(&event, what)?;
+                self.seen.insert((event.id, event.kind));
             }
+            keys.retain(|&key| !self.seen.remove(&(key, wanted)));
             if keys.is_empty() {
                 return Ok(());
             }
@@ -458,6 +491,7 @@ impl Gate {
         let station = self.station.as_ref().expect("just made");
         let _ = id.set_ack_timeout(ack_timeout_exponent(station.medium));
         let queue_pair = station.queue_pair(id, index)?;
+        station.post_receives(&queue_pair, index)?;
         queue_pair.id().accept(&parameters(&[]))?;
         Ok(queue_pair)
     }

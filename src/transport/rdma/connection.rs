@@ -49,7 +49,7 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 const INBOX_MAX: usize = 64;
 
 /// Ports to connect from that are tried, where each is found to be taken.
-const PORT_TRIES: u32 = 5;
+pub(super) const PORT_TRIES: u32 = 5;
 
 /// Why a connection did not come up, or broke during its handshake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -135,7 +135,7 @@ pub fn connect(
 }
 
 /// iWARP connects from a TCP port, which the RDMA connection manager picks without knowing of the sockets that hold it.
-fn is_port_taken(error: &VerbsError) -> bool {
+pub(super) fn is_port_taken(error: &VerbsError) -> bool {
     error.errno() == Some(Errno::ADDRINUSE.raw_os_error())
 }
 

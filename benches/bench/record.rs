@@ -203,6 +203,7 @@ fn machine() -> Vec<(String, String)> {
         ("virtualisation", clean(said("systemd-detect-virt", &[]))),
         ("memory", format!("{gib:.1} GiB")),
         ("kernel", format!("Linux {}", read("/proc/sys/kernel/osrelease").trim())),
+        ("TCP congestion control", read("/proc/sys/net/ipv4/tcp_congestion_control").trim().to_owned()),
         ("distribution", field(&read("/etc/os-release"), "PRETTY_NAME=").replace('"', "")),
         (
             "file system of build/",

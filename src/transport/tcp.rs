@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -46,6 +46,11 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 /// Unanswered probes after which the kernel gives the connection up.
 const KEEPALIVE_PROBES: u32 = 3;
 
+/// Congestion control within a host, where there is no network to be fair to: one that does not pace, and that every
+/// kernel has and allows to everybody. BBR, where it is the system's choice, times each packet, which over loopback takes
+/// a third of the rate. Between hosts the choice is the system's.
+const WITHIN_HOST_CONGESTION: &str = "reno";
+
 /// A lane over one TCP socket.
 pub struct TcpLane {
     shared: Arc<Shared>,
@@ -84,7 +89,7 @@ impl TcpLane {
         tune(&socket)?;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
-        let address = |of: std::io::Result<std::net::SocketAddr>| match of {
+        let address = |of: std::io::Result<SocketAddr>| match of {
             Ok(address) => super::unmapped(address).to_string(),
             Err(_) => "?".to_owned(),
         };
@@ -120,14 +125,24 @@ impl TcpLane {
     }
 }
 
-/// Options for a connection that carries lanes: no delay for small frames, and probes for a peer that is silent.
+/// Options for a connection that carries lanes: no delay for small frames, probes for a peer that is silent, and no pacing
+/// within a host.
 pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, KEEPALIVE)?;
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE)?;
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    if is_within_host(socket.local_addr()?, socket.peer_addr()?) {
+        let _ = sockopt::set_tcp_congestion(socket, WITHIN_HOST_CONGESTION);
+    }
     Ok(())
+}
+
+/// Whether a connection between these two leaves the host.
+fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
+    let (local, peer) = (super::unmapped(local).ip(), super::unmapped(peer).ip());
+    local == peer || peer.is_loopback()
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
@@ -452,5 +467,35 @@ impl Staging {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn nothing_paces_within_a_host() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (far, _) = listener.accept().expect("a connection");
+        for socket in [near, far] {
+            tune(&socket).expect("options");
+            assert_eq!(sockopt::tcp_congestion(&socket).expect("a name"), WITHIN_HOST_CONGESTION);
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_host_is_the_systems_to_control() {
+        let within = |local: &str, peer: &str| {
+            is_within_host(local.parse().expect("an address"), peer.parse().expect("an address"))
+        };
+        assert!(within("127.0.0.1:1", "127.0.0.2:2"));
+        assert!(within("10.9.0.1:1", "[::ffff:10.9.0.1]:2"));
+        assert!(within("[fd00:9::1]:1", "[fd00:9::1]:2"));
+        assert!(!within("10.9.0.1:1", "10.9.0.2:1"));
+        assert!(!within("[fe80::1%1]:1", "[fe80::2%1]:1"));
     }
 }

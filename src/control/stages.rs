@@ -213,7 +213,7 @@ impl Run {
             Action::Run { command } => self.command(&command),
             Action::Read { redirection } => {
                 let (file, path) = self.open(&redirection, Side::Input)?;
-                self.let_out(|| Ok(Outlet::File(file, path)))?;
+                self.let_out(Outlet::File(file, path))?;
                 Ok(well())
             }
             Action::Write { redirection } => {
@@ -232,7 +232,7 @@ impl Run {
                 options.create(true).append(append).write(true).truncate(!append);
                 let file = options.open(&path).map_err(|error| fault(DESTINATION, "cannot write", &path, &error))?;
                 let (input, output) = relay();
-                self.let_out(|| Ok(Outlet::Relay(output)))?;
+                self.let_out(Outlet::Relay(output))?;
                 if let Some(hook) = self.inlet.take() {
                     let _ = hook.send(Ok(Inlet::Tee(file, path, input)));
                 }
@@ -242,11 +242,11 @@ impl Run {
     }
 
     /// Hands the session out of this stage what it reads, or drops that where the output is to be dropped.
-    fn let_out(&mut self, outlet: impl FnOnce() -> std::io::Result<Outlet>) -> Result<(), Fault> {
+    fn let_out(&mut self, outlet: Outlet) -> Result<(), Fault> {
         if let Some(hook) = self.outlet.take() {
-            let _ = hook.send(Ok(outlet().map_err(|error| cannot_start(&error))?));
+            let _ = hook.send(Ok(outlet));
         } else if self.stage.output == Output::Dropped
-            && let Outlet::File(mut file, _) = outlet().map_err(|error| cannot_start(&error))?
+            && let Outlet::File(mut file, _) = outlet
         {
             let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
             std::thread::Builder::new()
@@ -323,7 +323,7 @@ impl Run {
             let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
         }
         if let Some(file) = out {
-            self.let_out(|| Ok(Outlet::File(file, "pipe".into())))?;
+            self.let_out(Outlet::File(file, "pipe".into()))?;
         }
         let end = match complaints {
             Some(complaints) => self.pass_on(complaints, &running),

@@ -139,7 +139,7 @@ pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection between these two leaves the host.
+/// Whether a connection between these two stays within the host.
 fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
     let (local, peer) = (super::unmapped(local).ip(), super::unmapped(peer).ip());
     local == peer || peer.is_loopback()

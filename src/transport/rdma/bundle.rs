@@ -33,6 +33,7 @@ use rustix::io::Errno;
 use self::run::RdmaGroup;
 use super::connection::{PORT_TRIES, ack_timeout_exponent, is_port_taken, parameters};
 use super::devices::{Held, hold};
+use super::listener::listening;
 use super::request::Request;
 use super::{ConnectError, Endpoint, RegisterError, Wake, sleep_on, until};
 use crate::transport::bundle::Group;
@@ -43,9 +44,6 @@ const BATCH: usize = 32;
 
 /// Connect requests that the kernel keeps until they are accepted.
 const BACKLOG: u16 = 128;
-
-/// Ports of the system's choice that are tried; see the listener of lanes.
-const EPHEMERAL_TRIES: usize = 8;
 
 /// Longest sleep while connections come up, so that a device that goes is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -394,7 +392,7 @@ impl Gate {
         let mut failure = ConnectError::Os(Errno::ADDRNOTAVAIL);
         for endpoint in endpoints {
             let held = hold(endpoint.address)?;
-            match listening(&events, endpoint.address, ports) {
+            match listening(&events, endpoint.address, ports, BACKLOG) {
                 Ok(id) => listeners.push((id, endpoint.clone(), held)),
                 Err(error) => failure = error.into(),
             }
@@ -512,30 +510,6 @@ impl Gate {
     pub fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
         self.groups.iter_mut().map(|group| group as &mut dyn Group)
     }
-}
-
-fn listening(
-    events: &Arc<EventChannel>,
-    address: IpAddr,
-    ports: Option<&RangeInclusive<u16>>,
-) -> Result<Id, VerbsError> {
-    let candidates: Box<dyn Iterator<Item = u16>> = match ports {
-        Some(ports) => Box::new(ports.clone()),
-        None => Box::new(std::iter::repeat_n(0, EPHEMERAL_TRIES)),
-    };
-    let in_use = Errno::ADDRINUSE.raw_os_error();
-    let mut outcome = Err(VerbsError::Call { call: "rdma_bind_addr", errno: in_use });
-    for port in candidates {
-        outcome = Id::new(events).and_then(|mut id| {
-            id.bind(SocketAddr::new(address, port))?;
-            id.listen(BACKLOG)?;
-            Ok(id)
-        });
-        if !outcome.as_ref().is_err_and(|error| error.errno() == Some(in_use)) {
-            break;
-        }
-    }
-    outcome
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ pub fn connect(
     }
 }
 
-/// iWARP connects from a TCP port, which the RDMA connection manager picks without knowing of the sockets that hold it.
+/// iWARP's ports are TCP's, and the RDMA connection manager picks one without knowing of the sockets that hold it.
 pub(super) fn is_port_taken(error: &VerbsError) -> bool {
     error.errno() == Some(Errno::ADDRINUSE.raw_os_error())
 }

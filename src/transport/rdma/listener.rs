@@ -1,6 +1,6 @@
 //! Listening on one endpoint: requests without the right ticket are rejected before anything is made for them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use rd_verbs::{Error as VerbsError, Event, EventChannel, EventKind, Id};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-use super::connection::ConnectError;
+use super::connection::{ConnectError, is_port_taken};
 use super::devices::{Registered, lock};
 use super::request::{Request, same_secret};
 use super::{Adapters, Connection, Endpoint, Hello, Wake, sleep_on};
@@ -70,19 +70,7 @@ pub fn listen(
     let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
     registered.held.subscribe(&wake);
     let events = EventChannel::new()?;
-    let candidates: Box<dyn Iterator<Item = u16>> = match ports {
-        Some(ports) => Box::new(ports),
-        None => Box::new(std::iter::repeat_n(0, EPHEMERAL_TRIES)),
-    };
-    let in_use = Errno::ADDRINUSE.raw_os_error();
-    let mut outcome = Err(VerbsError::Call { call: "rdma_bind_addr", errno: in_use });
-    for port in candidates {
-        outcome = listening_id(&events, SocketAddr::new(local.address, port));
-        if !outcome.as_ref().is_err_and(|error| error.errno() == Some(in_use)) {
-            break;
-        }
-    }
-    let id = outcome?;
+    let id = listening(&events, local.address, ports.as_ref(), BACKLOG)?;
     let address = id.local_address().ok_or(ConnectError::Os(Errno::ADDRNOTAVAIL))?;
     let shared = Arc::new(Shared {
         stop: AtomicBool::new(false),
@@ -101,11 +89,34 @@ pub fn listen(
     Ok(Listener { address, shared, thread: Some(thread) })
 }
 
-fn listening_id(events: &Arc<EventChannel>, address: SocketAddr) -> Result<Id, VerbsError> {
-    let mut id = Id::new(events)?;
-    id.bind(address)?;
-    id.listen(BACKLOG)?;
-    Ok(id)
+/// An identifier that listens at `address`, on a port of `ports` or else of the system's choice. `backlog`: connect requests
+/// that the kernel keeps until they are accepted.
+///
+/// # Errors
+///
+/// Why it does not; EADDRINUSE if no port is free.
+pub(super) fn listening(
+    events: &Arc<EventChannel>,
+    address: IpAddr,
+    ports: Option<&RangeInclusive<u16>>,
+    backlog: u16,
+) -> Result<Id, VerbsError> {
+    let candidates: Box<dyn Iterator<Item = u16>> = match ports {
+        Some(ports) => Box::new(ports.clone()),
+        None => Box::new(std::iter::repeat_n(0, EPHEMERAL_TRIES)),
+    };
+    let mut outcome = Err(VerbsError::Call { call: "rdma_bind_addr", errno: Errno::ADDRINUSE.raw_os_error() });
+    for port in candidates {
+        outcome = Id::new(events).and_then(|mut id| {
+            id.bind(SocketAddr::new(address, port))?;
+            id.listen(backlog)?;
+            Ok(id)
+        });
+        if !outcome.as_ref().is_err_and(is_port_taken) {
+            break;
+        }
+    }
+    outcome
 }
 
 impl Listener {

@@ -3,9 +3,12 @@
 //! Work is posted from the owner's thread. Completions, connection events and the end of the lane are the lane
 //! thread's, and it alone reports.
 //!
+//! A software device works in the time of the thread that posts: rxe returns from the call when it has carried the whole
+//! chunk. There a thread of its own posts chunks, so that the owner can hear acknowledgements and have others read.
+//!
 //! # Invariants
 //!
-//! * A buffer that is posted is in `Shared::slots`, under its number, and nowhere else.
+//! * A buffer that is posted, or waits for it, is in `Shared::slots`, under its number, and nowhere else.
 //! * The queue pairs are destroyed before a buffer that was posted on them is given back without its completion.
 //! * No verbs object outlives the lane thread: when that has reported `Down`, the device may go.
 
@@ -109,11 +112,30 @@ pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno
         .name("rd-rdma-lane".to_owned())
         .spawn(move || poller.run(frames))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
-    Ok(Box::new(RdmaLane { shared }))
+    Ok(Box::new(RdmaLane { shared, poster: None }))
 }
 
 struct RdmaLane {
     shared: Arc<Shared>,
+    /// Where chunks are queued for the thread that posts them, on a software device that has been given one.
+    poster: Option<flume::Sender<(u32, u32)>>,
+}
+
+impl RdmaLane {
+    /// Has another thread post what is sent from now on, each chunk as the number of its buffer and its payload's bytes.
+    /// It ends with this lane's owner, and touches nothing once the lane has ended.
+    fn start_poster(&mut self) {
+        let (poster, queue) = flume::unbounded();
+        let shared = Arc::clone(&self.shared);
+        let post = move || {
+            for (number, payload_bytes) in queue {
+                shared.post(number, Work::ChunkSend, payload_bytes);
+            }
+        };
+        // Without it, this thread posts.
+        let spawned = std::thread::Builder::new().name("rd-rdma-post".to_owned()).stack_size(128 << 10).spawn(post);
+        self.poster = spawned.is_ok().then_some(poster);
+    }
 }
 
 impl Lane for RdmaLane {
@@ -134,12 +156,23 @@ impl Lane for RdmaLane {
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         assert!(wire_bytes as usize <= buffer.payload().len(), "a chunk fits its buffer");
-        self.shared.post(buffer, Work::ChunkSend, wire_bytes)
+        if self.poster.is_none() && self.shared.medium == Medium::RdmaSoftware {
+            self.start_poster();
+        }
+        let number = buffer.id();
+        self.shared.hold(buffer)?;
+        match &self.poster {
+            Some(poster) => drop(poster.send((number, wire_bytes))),
+            None => self.shared.post(number, Work::ChunkSend, wire_bytes),
+        }
+        Ok(())
     }
 
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
-        let room = buffer.payload().len() as u32;
-        self.shared.post(buffer, Work::ChunkReceive, room)
+        let (number, room) = (buffer.id(), buffer.payload().len() as u32);
+        self.shared.hold(buffer)?;
+        self.shared.post(number, Work::ChunkReceive, room);
+        Ok(())
     }
 
     fn close(&mut self) {
@@ -159,21 +192,29 @@ impl Drop for RdmaLane {
 }
 
 impl Shared {
-    /// Posts a buffer: the first `payload_bytes` of its payload, then its header slot.
-    fn post(&self, mut buffer: Buffer, work: fn(u32) -> Work, payload_bytes: u32) -> Result<(), Buffer> {
+    /// Takes a buffer into its slot, unless the lane has reported its end.
+    fn hold(&self, buffer: Buffer) -> Result<(), Buffer> {
+        // Until it is in its slot: the lane thread must not collect them in between.
         let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
-        let number = buffer.id();
-        let (queue_pair, registered) = match &*payload {
-            Payload::Reported => return Err(buffer),
-            Payload::Ending => {
-                *lock(&self.slots[number as usize]) = Some(buffer);
-                return Ok(());
-            }
-            Payload::Open { queue_pair, registered } => (queue_pair, registered),
-        };
+        if matches!(*payload, Payload::Reported) {
+            return Err(buffer);
+        }
+        let number = buffer.id() as usize;
+        *lock(&self.slots[number]) = Some(buffer);
+        Ok(())
+    }
+
+    /// Posts the buffer in slot `number`: the first `payload_bytes` of its payload, then its header slot. Does nothing if
+    /// the lane is ending: its last event gives the buffer back.
+    fn post(&self, number: u32, work: fn(u32) -> Work, payload_bytes: u32) {
+        let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
+        let Payload::Open { queue_pair, registered } = &*payload else { return };
         let local_key = registered.local_key();
-        let header_at = buffer.header_mut().as_mut_ptr() as u64;
-        let payload_at = buffer.payload_mut().as_mut_ptr() as u64;
+        let (header_at, payload_at) = {
+            let mut slot = lock(&self.slots[number as usize]);
+            let buffer = slot.as_mut().expect("held until it has been posted");
+            (buffer.header_mut().as_mut_ptr() as u64, buffer.payload_mut().as_mut_ptr() as u64)
+        };
         let (start, bytes) = registered.pool.mapping();
         let pool = start.as_ptr() as u64..start.as_ptr() as u64 + bytes as u64;
         assert!(pool.contains(&header_at), "a buffer of the pool that is registered");
@@ -183,10 +224,8 @@ impl Shared {
         ];
         // A length of 0 in a segment means 2 GiB to some adapters.
         let segments = if payload_bytes == 0 { &segments[1..] } else { &segments[..] };
-        let work = work(number);
-        // Before posting, since the completion may be handled before this returns.
-        *lock(&self.slots[number as usize]) = Some(buffer);
         self.posted.fetch_add(1, Ordering::AcqRel);
+        let work = work(number);
         let outcome = match work {
             // SAFETY: the buffer is the only handle to these bytes; it lies in `slots` until the lane thread has
             // polled this completion or dropped the queue pair. The pool stays mapped by `registered`.
@@ -199,7 +238,6 @@ impl Shared {
             drop(payload);
             self.fail(lane_error(&error));
         }
-        Ok(())
     }
 
     /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.

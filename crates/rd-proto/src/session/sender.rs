@@ -298,7 +298,11 @@ impl Sender {
     fn fill(&mut self) {
         let Some(path) = self.core.path() else { return };
         let encrypt = self.core.agreed.seal(path);
-        let ahead_max = self.read_ahead.max(self.lanes.len());
+        let ahead_max = self.read_ahead.max(self.lanes.len()).max(match path {
+            Path::Tcp => 0,
+            // Nobody looks at these bytes again: for the cache it is all the same.
+            Path::Rdma => self.buffers.len() / 2,
+        });
         while !self.source_ended() && self.fills - self.base < SPAN_MAX as u64 {
             if self.read_ahead.count >= ahead_max {
                 self.read_ahead.held_back |= !self.free.is_empty();

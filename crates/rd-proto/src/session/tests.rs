@@ -226,3 +226,17 @@ fn a_source_that_waits_for_a_device_gets_the_whole_pool() {
     assert!(few > 0 && few < BUFFERS as usize / 2, "a few while nothing is known of the source: {few}");
     assert_eq!(fills(), BUFFERS as usize - few, "all others when one waits for a device");
 }
+
+#[test]
+fn half_a_pool_is_read_ahead_of_a_device() {
+    const BUFFERS: u32 = 32;
+    let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::PreferRdma, Policy::PreferRdma));
+    let mut sender = Sender::new(agreed.expect("agreed"), true, BUFFERS);
+    for index in [0, RDMA_LANE_FIRST] {
+        sender.handle_lane_up(LaneId { index, generation: 0 }, Duration::ZERO);
+    }
+    assert_eq!(sender.core_ref().path(), Some(Path::Rdma));
+    sender.advance(Duration::from_millis(1));
+    let fills = std::iter::from_fn(|| sender.poll_action()).filter(|action| matches!(action, Action::Fill { .. }));
+    assert_eq!(fills.count(), BUFFERS as usize / 2);
+}

@@ -27,7 +27,7 @@ complete -c rdcp -l chunk -d 'Most bytes of a chunk, the unit that is sent, chec
 complete -c rdcp -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
-complete -c rdcp -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
+complete -c rdcp -l json -d 'Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event' -r -F
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
@@ -42,7 +42,7 @@ complete -c rdcp -l in-place -d 'Write into files that are there instead of repl
 complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable storage before the end'
 complete -c rdcp -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
-complete -c rdcp -s v -l verbose -d 'Print each connection as it is made; at the end how files were read and written, what limited, and the bandwidth'
+complete -c rdcp -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
 complete -c rdcp -s q -l quiet -d 'Print errors only'
 complete -c rdcp -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdcp -s h -l help -d 'Print help (see more with \'--help\')'

@@ -1,8 +1,8 @@
-complete -c rdperf -s s -l size -d 'Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping]' -r
+complete -c rdperf -s s -l size -d 'Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping; with disk 4K, 64K and 1M]' -r
 complete -c rdperf -s n -l iterations -d 'Messages of each length, instead of a time [default of ping: 10]' -r
 complete -c rdperf -s D -l duration -d 'Seconds for each length, and for each number of connections, block size or depth' -r
-complete -c rdperf -s q -l qp -d 'Connections: queue pairs, or TCP streams; with qps, the most of them' -r
-complete -c rdperf -s t -l depth -d 'Messages, or blocks of storage, on their way; messages on each connection [default: 128, with qps 1]' -r
+complete -c rdperf -s q -l qp -d 'Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps what the devices allow, at most 4096, TCP 1024]' -r
+complete -c rdperf -s t -l depth -d 'Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk 1, 8 and 32]' -r
 complete -c rdperf -l transport -d 'Which transport carries the messages' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
 rdma\t'RDMA only; fail where there is none'
 prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'

@@ -25,13 +25,13 @@ complete -c rdpipe -l chunk -d 'Most bytes of a chunk, the unit that is sent, ch
 complete -c rdpipe -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdpipe -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdpipe -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
-complete -c rdpipe -l json -d 'Write a report of the transfer as one JSON object, to FILE or else to standard error' -r -F
+complete -c rdpipe -l json -d 'Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event' -r -F
 complete -c rdpipe -l ssh-port -d 'ssh\'s port' -r
 complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
 complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
 complete -c rdpipe -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'
 complete -c rdpipe -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
-complete -c rdpipe -s v -l verbose -d 'Print each connection as it is made; at the end how files were read and written, what limited, and the bandwidth'
+complete -c rdpipe -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
 complete -c rdpipe -s q -l quiet -d 'Print errors only'
 complete -c rdpipe -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdpipe -s h -l help -d 'Print help (see more with \'--help\')'

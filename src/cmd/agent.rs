@@ -47,9 +47,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long a session may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// Serve rdcp or rdpipe on another host
+/// Serve rdcp, rdpipe, rdperf or rddoctor on another host
 ///
-/// Started by them, through ssh, on the hosts of a copy or a pipeline. It takes what is to be done from its standard
+/// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from its standard
 /// input and has no use by hand.
 #[derive(Parser, Debug)]
 #[command(name = "rdma-pipe-agent", version, after_help = EXIT_CODES)]
@@ -76,7 +76,7 @@ fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::new(
             Exit::Usage,
-            "rdcp and rdpipe start this program on other hosts; it has no use by hand",
+            "rdcp, rdpipe, rdperf and rddoctor start this program on other hosts; it has no use by hand",
         ));
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));

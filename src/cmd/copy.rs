@@ -311,7 +311,9 @@ impl<'a> Copy<'a> {
                 Some(other) => others.push_back(other),
                 None => {
                     let label = self.sides[side].label();
-                    return Err(Failure::new(Exit::Connect, format!("{label} does not answer")));
+                    let within = limit.as_secs();
+                    let message = format!("{label} does not answer within {within} s; try again");
+                    return Err(Failure::new(Exit::Connect, message));
                 }
             }
         }

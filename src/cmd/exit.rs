@@ -110,9 +110,34 @@ impl Failure {
         Self::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)))
     }
 
-    /// A link that could not be made to `peer`, where rdrecv or an agent should be.
-    pub fn link(error: &LinkError, peer: &str) -> Self {
-        Self::unreached(error, peer, "rdrecv")
+    /// A peer that has authenticated, and with which no transfer came about.
+    pub fn not_agreed(error: &LinkError, peer: &str) -> Self {
+        match error {
+            LinkError::Refused(refusal) => Self::refused(*refusal, peer),
+            LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
+                Self::broken_protocol(peer, Some(&error.to_string()))
+            }
+            LinkError::Closed => Self::new(
+                Exit::Connect,
+                format!("{peer} closed the connection before the transfer began; see what it says, and try again"),
+            ),
+            LinkError::TimedOut => {
+                Self::new(Exit::Connect, format!("{peer} has connected but says nothing more; try again"))
+            }
+            LinkError::Os { error, .. } => Self::new(
+                Exit::Connect,
+                format!("lost the link to {peer} before the transfer began: {}; try again", os(*error)),
+            ),
+            LinkError::Transport(reason) => Self::new(
+                Exit::Connect,
+                format!("lost the link to {peer} before the transfer began: {}; try again", words(reason)),
+            ),
+        }
+    }
+
+    fn broken_protocol(peer: &str, reason: Option<&str>) -> Self {
+        let reason = reason.map(|reason| format!(" ({})", words(reason))).unwrap_or_default();
+        Self::new(Exit::Protocol, format!("{peer} broke the protocol{reason}; install the same release at both ends"))
     }
 
     /// A link that could not be made to `peer`, where `program` should be.
@@ -142,8 +167,11 @@ impl Failure {
                 Exit::Connect,
                 format!("cannot reach {peer}: no answer; check the address and that the port is open"),
             ),
-            LinkError::Closed => Self::new(Exit::Connect, format!("{peer} closed the connection before it was made")),
-            LinkError::Transport(reason) => Self::new(Exit::Connect, format!("cannot reach {peer}: {reason}")),
+            LinkError::Closed => Self::new(
+                Exit::Connect,
+                format!("{peer} closed the connection before it was made; it may be overrun or have ended: try again"),
+            ),
+            LinkError::Transport(reason) => Self::new(Exit::Connect, format!("cannot reach {peer}: {}", words(reason))),
         }
     }
 
@@ -153,16 +181,19 @@ impl Failure {
             Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
             Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
             Refusal::Transport => {
-                format!("no transport that both ends allow and have ({peer}); see --transport")
+                format!("no transport that this host and {peer} both allow and have; see --transport")
             }
             Refusal::Encrypt => format!("{peer} and this end disagree on --encrypt: one says always, the other never"),
-            Refusal::Lane | Refusal::Offer => format!("{peer} does not accept this end's offer"),
+            Refusal::Lane | Refusal::Offer => {
+                format!("{peer} does not accept this end's offer; check that rdrecv runs there, of the same release")
+            }
         };
         Self::new(Exit::Connect, message)
     }
 
-    /// How a session ended; `None` if well.
-    pub fn outcome(outcome: &Outcome, peer: &str) -> Option<Self> {
+    /// How a session ended; `None` if well. `reason`: what the engine knows beyond that.
+    pub fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Option<Self> {
+        let told = || reason.map(|reason| format!(": {}", words(reason))).unwrap_or_default();
         let failure = match outcome {
             Outcome::Done => return None,
             Outcome::LinkLost { unanswered: true } => Self::new(
@@ -174,11 +205,12 @@ impl Failure {
             ),
             Outcome::LinkLost { unanswered: false } => Self::new(
                 Exit::LinkLost,
-                format!("lost the link to {peer} and could not reconnect (--reconnect sets for how long)"),
+                format!("lost the link to {peer} and could not reconnect{} (--reconnect sets for how long)", told()),
             ),
-            Outcome::NoRdma => {
-                Self::new(Exit::Connect, format!("no RDMA connection to {peer}; --transport auto would use TCP"))
-            }
+            Outcome::NoRdma => Self::new(
+                Exit::Connect,
+                format!("no RDMA connection to {peer}{}; rddoctor tells more, --transport auto would use TCP", told()),
+            ),
             Outcome::Aborted(cause) => match cause {
                 Cause::Signal(number) => Self { exit: Exit::Signal(*number), message: None },
                 Cause::Source(fact) => Self::source(fact),
@@ -186,11 +218,14 @@ impl Failure {
                 Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
                 Cause::Integrity => Self::new(
                     Exit::Integrity,
-                    format!("what came from {peer} does not match its checksums, again and again; gave up"),
+                    format!(
+                        "what came from {peer} does not match its checksums, again and again: the network, an adapter or \
+                         memory damages it; rdperf ping shows whether it still does"
+                    ),
                 ),
-                Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} broke the protocol")),
+                Cause::Protocol => Self::broken_protocol(peer, reason),
                 // Has an outcome of its own.
-                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, peer),
+                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, reason, peer),
             },
             Outcome::PeerAborted(cause) => match cause {
                 Cause::Signal(number) => Self::new(Exit::LinkLost, format!("{peer} was ended by signal {number}")),
@@ -199,10 +234,16 @@ impl Failure {
                 Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
                 Cause::Integrity => Self::new(
                     Exit::Integrity,
-                    format!("what reached {peer} does not match its checksums, again and again"),
+                    format!(
+                        "what reached {peer} does not match its checksums, again and again: the network, an adapter or \
+                         memory damages it; rdperf ping shows whether it still does"
+                    ),
                 ),
-                Cause::Protocol => Self::new(Exit::Protocol, format!("{peer} says that this end broke the protocol")),
-                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, peer),
+                Cause::Protocol => Self::new(
+                    Exit::Protocol,
+                    format!("{peer} says that this end broke the protocol; install the same release at both ends"),
+                ),
+                Cause::NoRdma => return Self::outcome(&Outcome::NoRdma, None, peer),
             },
         };
         Some(failure)
@@ -224,7 +265,12 @@ pub(super) fn io_sentence(fact: &IoFact) -> String {
 
 /// The system's words for an error, with its number.
 pub fn os(error: Errno) -> String {
-    std::io::Error::from(error).to_string().replace("(os error ", "(errno ")
+    words(&std::io::Error::from(error).to_string())
+}
+
+/// A library's words as they may be printed.
+fn words(reason: &str) -> String {
+    escaped(OsStr::new(reason)).replace("(os error ", "(errno ")
 }
 
 /// A name as it may be printed on a terminal: control characters and bytes that are no UTF-8 are escaped.
@@ -280,8 +326,8 @@ mod tests {
 
     #[test]
     fn a_signal_ends_the_other_end_as_a_lost_link() {
-        let here = Failure::outcome(&Outcome::Aborted(Cause::Signal(2)), "h").expect("a failure");
-        let there = Failure::outcome(&Outcome::PeerAborted(Cause::Signal(2)), "h").expect("a failure");
+        let here = Failure::outcome(&Outcome::Aborted(Cause::Signal(2)), None, "h").expect("a failure");
+        let there = Failure::outcome(&Outcome::PeerAborted(Cause::Signal(2)), None, "h").expect("a failure");
         assert_eq!((here.exit.code(), there.exit.code()), (130, 4));
     }
 }

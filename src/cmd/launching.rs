@@ -383,7 +383,7 @@ static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
     let launched = launcher.start(host, command).map_err(|error| {
         let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
-        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.name())))
+        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.program())))
     })?;
     let mut warden = WARDEN.lock().expect("no panic with it locked");
     if warden.is_none() {

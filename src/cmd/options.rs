@@ -98,7 +98,7 @@ pub struct TransferOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
-    /// Print each connection as it is made; at the end how files were read and written, what limited, and the bandwidth
+    /// Print which way the data goes, how files were read and written, what limited, and the bandwidth
     #[arg(short, long)]
     pub verbose: bool,
     /// Print errors only
@@ -107,7 +107,7 @@ pub struct ReportOptions {
     /// Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
-    /// Write a report of the transfer as one JSON object, to FILE or else to standard error
+    /// Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub json: Option<PathBuf>,
 }

@@ -80,7 +80,8 @@ struct LoadOptions {
     /// Every length from 2 bytes to 8 MiB
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping]
+    /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for
+    /// ping; with disk 4K, 64K and 1M]
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u32>,
     /// Messages of each length, instead of a time [default of ping: 10]
@@ -89,10 +90,11 @@ struct LoadOptions {
     /// Seconds for each length, and for each number of connections, block size or depth
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     duration: Duration,
-    /// Connections: queue pairs, or TCP streams; with qps, the most of them
+    /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps
+    /// what the devices allow, at most 4096, TCP 1024]
     #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
-    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128, with qps 1]
+    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk 1, 8 and 32]
     #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     depth: Option<u16>,
     /// Both ends send at once; the sums are told

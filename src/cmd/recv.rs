@@ -129,7 +129,11 @@ fn transfer(
         tells_for_both: true,
     };
     loop {
-        let first = next_sender(&session.events, deadline, arguments.report.verbose)?;
+        let Some(first) = next_sender(&session.events, deadline, arguments.report.verbose)? else {
+            let seconds = arguments.wait.unwrap_or_default();
+            let message = format!("no sender came to port {} within {seconds} s; see --wait", listener.port());
+            return Err(Failure::new(Exit::Connect, message));
+        };
         let make_work = |_chunk_bytes| open(target.as_ref()).map_err(NoWork::from);
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(ended) => return Ok(ended),
@@ -143,7 +147,12 @@ fn transfer(
     }
 }
 
-fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: bool) -> Result<FirstLane, Failure> {
+/// `None` if none has come by the deadline.
+fn next_sender(
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    verbose: bool,
+) -> Result<Option<FirstLane>, Failure> {
     loop {
         let event = match deadline {
             Some(deadline) => events.recv_deadline(deadline).ok(),
@@ -154,7 +163,7 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: boo
                 let established: Established = *established;
                 let peer = stream.peer_addr();
                 let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
-                return Ok(FirstLane { stream, established, peer_name, is_named: false });
+                return Ok(Some(FirstLane { stream, established, peer_name, is_named: false }));
             }
             Some(Event::Incoming(Incoming::TooManyGuesses)) => {
                 return Err(Failure::new(
@@ -169,7 +178,7 @@ fn next_sender(events: &Receiver<Event>, deadline: Option<Instant>, verbose: boo
             }
             // A lane of a session that has not begun, or has ended.
             Some(_) => {}
-            None => return Err(Failure::new(Exit::Connect, "no sender came within --wait")),
+            None => return Ok(None),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
-use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Role};
+use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
@@ -160,7 +160,7 @@ impl Session<'_> {
     ) -> Result<Ended, NotBegun> {
         let ours = self.offer(role, &first.stream, size_bytes);
         let theirs = exchange_offers(&mut first.stream, &mut first.established.control, &ours)
-            .map_err(|error| NotBegun::Peer(Failure::link(&error, &first.peer_name)))?;
+            .map_err(|error| NotBegun::Peer(Failure::not_agreed(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
             Some(_) if !first.is_named && !theirs.host.is_empty() => {
@@ -168,7 +168,12 @@ impl Session<'_> {
             }
             _ => first.peer_name.clone(),
         };
-        let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| NotBegun::Peer(Failure::refused(refusal, &peer)))?;
+        let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| {
+            let failure = Failure::refused(refusal, &peer);
+            NotBegun::Peer(
+                lacks_rdma(&ours, &theirs, &peer).filter(|_| refusal == Refusal::Transport).unwrap_or(failure),
+            )
+        })?;
         let here = |failure| NotBegun::Here(failure);
         let system =
             |what: &str, error: std::io::Error| NotBegun::Here(Failure::new(Exit::Connect, format!("{what}: {error}")));
@@ -225,7 +230,7 @@ impl Session<'_> {
             (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
         }
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
-            .map_err(|error| NotBegun::Here(Failure::link(&error, &peer)))?;
+            .map_err(|error| NotBegun::Here(Failure::not_agreed(&error, &peer)))?;
         let size_bytes = size_bytes.or(theirs.size_bytes);
         let reconnect = agreed.reconnect;
         let transfer = Transfer {
@@ -242,7 +247,7 @@ impl Session<'_> {
         };
         let summary = run(transfer, work).map_err(|error| system("cannot start a thread", error))?;
         drop(rdma_listening);
-        let failure = Failure::outcome(&summary.outcome, &peer);
+        let failure = Failure::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
         Ok(Ended { summary, failure })
     }
 
@@ -302,10 +307,23 @@ struct Mapped {
     adapters: Option<Arc<Adapters>>,
 }
 
+/// RDMA is asked for, and one end has none.
+fn lacks_rdma(ours: &Offer, theirs: &Offer, peer: &str) -> Option<Failure> {
+    let here = if ours.rdma == RdmaKind::None { "this host" } else { peer };
+    let is_lacking =
+        ours.rdma.min(theirs.rdma) == RdmaKind::None && ours.policy != Policy::Tcp && theirs.policy != Policy::Tcp;
+    is_lacking.then(|| {
+        let message = format!("--transport rdma, but {here} has no RDMA device with an address; rddoctor tells more");
+        Failure::new(Exit::Connect, message)
+    })
+}
+
 fn map_pool(agreed: &Agreed, count: u32) -> Result<(Arc<Pool>, Vec<Buffer>), Failure> {
     let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
-    Pool::new(count, buffer_bytes)
-        .map_err(|error| Failure::new(Exit::Connect, format!("no memory for --buffer: {}", os(error))))
+    Pool::new(count, buffer_bytes).map_err(|error| {
+        let mib = pool_mib(count, agreed);
+        Failure::new(Exit::Connect, format!("no memory for a pool of {mib} MiB: {}; see --buffer", os(error)))
+    })
 }
 
 fn pool_mib(count: u32, agreed: &Agreed) -> u64 {

@@ -48,6 +48,11 @@ impl Launcher {
         Ok(Self { words: words.into_iter().map(OsString::from).collect(), options })
     }
 
+    /// The launcher's program, as it was given.
+    pub fn program(&self) -> &OsStr {
+        &self.words[0]
+    }
+
     /// The launcher's own name, for messages.
     pub fn name(&self) -> &OsStr {
         std::path::Path::new(&self.words[0]).file_name().unwrap_or(&self.words[0])

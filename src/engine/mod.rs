@@ -515,7 +515,8 @@ impl Engine {
             Ok(None) => Ok(()),
             Err(_) => Err(Violation::Unexpected("malformed")),
         };
-        if handled.is_err() {
+        if let Err(violation) = handled {
+            self.reason = Some(violation.to_string());
             self.half.machine().abort(Cause::Protocol, now);
         }
     }
@@ -694,6 +695,7 @@ impl Engine {
         self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
         self.monitor.progress(&self.summary.counters, &self.summary.waits);
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
+        self.summary.reason = self.reason.take();
         if let Some(sink) = &self.shared.sink {
             self.summary.written = sink.written();
             sink.discard();

@@ -16,7 +16,7 @@ use super::link::{AUTHENTICATE_MAX, LinkError, rng};
 use super::listen::Registry;
 use super::{Event, announce};
 use crate::transport::rdma::{self, Adapters, Connection, Endpoint, Hello, Listener, RemoteEndpoint};
-use crate::transport::{Lane, Medium, Report};
+use crate::transport::{Lane, Medium, Report, unmapped};
 
 /// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
 const DIAL_MAX: Duration = Duration::from_secs(4);
@@ -109,7 +109,10 @@ impl Dialing {
                     let made = connection.into_lane(token, deadline, report);
                     return Ok((made.map_err(|error| LinkError::Transport(error.to_string()))?, control));
                 }
-                Err(error) => failure = error,
+                Err(error) => {
+                    let (device, from, to) = (&local.device, local.address, unmapped(remote.address));
+                    failure = LinkError::Transport(format!("{device} {from} > {to}: {error}"));
+                }
             }
             if Instant::now() >= deadline {
                 break;

@@ -24,6 +24,8 @@ pub trait Monitor {
 pub struct Summary {
     /// How it ended.
     pub outcome: Outcome,
+    /// Why the last lane was lost or not made, or what the peer did that it must not. Escaped it is not.
+    pub reason: Option<String>,
     /// Its counters.
     pub counters: Counters,
     /// From the first lane that could carry payload to the end, in seconds.

@@ -98,7 +98,16 @@ impl Copy<'_> {
                     return Ok(Met::Yes);
                 }
                 Some(_) => {}
-                None => return Err(Failure::new(Exit::Connect, "the two ends did not meet in time")),
+                None => {
+                    let [one, other] = [dialer, 1 - dialer].map(|side| self.sides[side].label());
+                    let within = CONNECT_MAX.as_secs();
+                    return Err(Failure::new(
+                        Exit::Connect,
+                        format!(
+                            "no connection from {one} to {other} within {within} s; rddoctor tells more, or use --relay"
+                        ),
+                    ));
+                }
             }
         }
     }

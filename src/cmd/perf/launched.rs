@@ -95,10 +95,17 @@ impl Launched {
                 }
                 Ok((_, News::Message(message))) => return Ok(message),
                 Ok((_, News::Gone)) => {
-                    return Err(Failure::new(Exit::LinkLost, format!("lost the agent on {label}")));
+                    return Err(Failure::new(
+                        Exit::LinkLost,
+                        format!("lost the agent on {label}: it ended, or its connection did"),
+                    ));
                 }
                 Ok(_) => {}
-                Err(_) => return Err(Failure::new(Exit::Connect, format!("{label} does not answer"))),
+                Err(_) => {
+                    let within = limit.as_secs();
+                    let message = format!("{label} does not answer within {within} s; try again");
+                    return Err(Failure::new(Exit::Connect, message));
+                }
             }
         }
     }

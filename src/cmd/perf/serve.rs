@@ -125,7 +125,7 @@ pub(in crate::cmd) fn failure(error: &PerfError, peer: &str) -> Failure {
             Exit::Connect,
             format!("no RDMA connection to {peer}: {reason}; without --transport rdma, TCP is measured"),
         ),
-        PerfError::Link(error) => Failure::link(error, peer),
+        PerfError::Link(error) => Failure::not_agreed(error, peer),
         PerfError::Lane(error) => Failure::new(Exit::LinkLost, format!("lost a connection to {peer}: {error}")),
         PerfError::Rdma(error) => Failure::new(Exit::Connect, format!("no RDMA connection to {peer}: {error}")),
         PerfError::Peer { exit, reason } => {

@@ -218,7 +218,7 @@ impl Hop {
 
     /// The time for a step is over.
     pub(super) fn late(&mut self) -> Next {
-        self.fail("the two ends did not meet in time".to_owned())
+        self.fail("no connection within its time; rddoctor shows which ports can be reached, or use --relay".to_owned())
     }
 
     fn meet(&mut self) -> Next {

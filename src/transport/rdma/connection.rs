@@ -51,6 +51,17 @@ const INBOX_MAX: usize = 64;
 /// Ports to connect from that are tried, where each is found to be taken.
 pub(super) const PORT_TRIES: u32 = 5;
 
+/// The words for a status of the connection manager: an error number below 0, or the reason in an InfiniBand REJ message,
+/// above it.
+fn words(status: i32) -> String {
+    match status {
+        ..0 => std::io::Error::from_raw_os_error(status.saturating_neg()).to_string(),
+        8 => "nobody listens there".to_owned(),
+        28 => "it does not want this connection".to_owned(),
+        _ => format!("reason {status}"),
+    }
+}
+
 /// Why a connection did not come up, or broke during its handshake.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
@@ -58,10 +69,10 @@ pub enum ConnectError {
     #[error("timed out: {0}")]
     Timeout(&'static str),
     /// The peer refused, or nobody listens there.
-    #[error("refused by the peer (status {0})")]
+    #[error("refused by the peer ({})", words(*.0))]
     Rejected(i32),
     /// The address or the route to it cannot be resolved from here, or nothing answers there.
-    #[error("unreachable: {what} (status {status})")]
+    #[error("{what}: {}", words(*.status))]
     Unreachable {
         /// The step.
         what: &'static str,

@@ -216,6 +216,36 @@ fn ssh_that_is_cut_does_not_cut_the_copy() {
     }
 }
 
+/// The end that has failed with an entry cannot name it any more; that there was one, the other has been told.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn ssh_that_is_cut_hides_no_failure() {
+    let network = Network::start();
+    let bytes = noise(32 * CHUNK);
+    // `other` cannot take the place of a directory.
+    fs::create_dir_all(network.path("other/full")).expect("directories");
+    fs::create_dir(network.path("in")).expect("a directory");
+    network.scratch.file("in/other", b"other");
+    network.scratch.file("in/up", &bytes);
+    let here = |name: &str| network.path(name).into_os_string();
+    let cut = |process: &Process| {
+        kill_process(launchers(process.pid())[0], Signal::KILL).expect("ssh");
+    };
+    let mut process = network.slow(&["-r"], here("in/."), network.at("h2", ""));
+    cut(&process);
+    let ended = process.wait();
+    assert!(ended.expect(8).stderr.contains("1 entry failed on h2"), "{}", ended.stderr);
+    network.holds("up", &bytes);
+    // The source shrinks.
+    let mut process = network.slow(&[], network.at("h2", "in/up"), here("down"));
+    cut(&process);
+    fs::OpenOptions::new().write(true).open(network.path("in/up")).expect("ours").set_len(1).expect("shrunk");
+    let ended = process.wait();
+    assert!(ended.expect(8).stderr.contains("1 entry failed on h2"), "{}", ended.stderr);
+    assert!(!network.path("down").exists());
+    all_gone(GONE);
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn killed_processes_leave_none() {

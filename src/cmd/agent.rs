@@ -60,6 +60,7 @@ const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
+    super::key::conceal_memory();
     super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
         Err(error) => super::parse_failure(&error),

@@ -264,9 +264,9 @@ impl<'a> Copy<'a> {
 
     fn suspend(&self) {
         match &self.sides[HERE].voice {
-            // The session tells its other end before it stops this process.
-            Voice::Here(end) if end.is_busy() => end.stop(libc::SIGTSTP as u8),
-            _ => drop(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)),
+            // The session tells its other end before it stops this process. A copy within this host has none.
+            Voice::Here(end) if end.is_busy() && self.session != Some((HERE, HERE)) => end.stop(libc::SIGTSTP as u8),
+            _ => super::stop_here(),
         }
     }
 
@@ -560,6 +560,20 @@ impl<'a> Copy<'a> {
         }
     }
 
+    /// Tells how many entries failed at an end that was lost before it could name them: it has told the other end.
+    fn tell_failed_there(&mut self, silent: usize, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.failed = self.failed.saturating_add(count);
+        let exit = *self.first_failed.get_or_insert(Exit::Partial);
+        let label = self.sides[silent].label();
+        let entries = if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") };
+        let line = format!("{entries} failed on {label}, which was lost before it could name them; run it again");
+        self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": exit.code() }));
+        self.say_always(&line);
+    }
+
     /// Tells what has become of a tree. Only the receiver knows what it has made of it, only the sender what it did not
     /// send; within one host they are one.
     fn tell_copied(&self, from: usize, sent: &Report, received: &Report, is_one: bool) {
@@ -652,6 +666,12 @@ impl<'a> Copy<'a> {
         }
         for (side, report) in &reports {
             self.tell_failures(*side, report);
+        }
+        if let [(side, report)] = &reports[..]
+            && wanted == 2
+        {
+            let silent = if *side == from { to } else { from };
+            self.tell_failed_there(silent, report.failed_there);
         }
         // The sender's word counts where there is one: it is told last.
         let sent = reports.iter().find(|(side, _)| *side == from).or(reports.first());

@@ -47,7 +47,7 @@ const DIAL_MAX: Duration = Duration::from_millis(3500);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Found sources in one message.
-const FOUND_BATCH: usize = 64;
+const FOUND_BATCH: usize = 32;
 
 /// One end of a copy.
 pub(super) struct End {
@@ -160,10 +160,10 @@ impl End {
         !self.is_busy() && self.live.as_ref().is_some_and(|live| live.lost.load(Ordering::Relaxed))
     }
 
-    /// Ends what is running, as a signal would.
+    /// Does to what is running what a signal would: ends it or, with SIGTSTP, has it stop this process.
     pub(super) fn stop(&self, number: u8) {
         if let Some(live) = &self.live {
-            live.stop.store(true, Ordering::Relaxed);
+            live.stop.fetch_or(i32::from(number) != libc::SIGTSTP, Ordering::Relaxed);
             let _ = live.post.send(Event::Signal(i32::from(number)));
         }
     }
@@ -566,6 +566,7 @@ impl Run {
             }
             for event in self.events.try_iter() {
                 match event {
+                    Event::Signal(libc::SIGTSTP) => super::stop_here(),
                     Event::Signal(number) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
                     Event::Orphaned => return Err(gone()),
                     _ => {}
@@ -586,6 +587,7 @@ impl Run {
         loop {
             match self.events.recv() {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
+                Ok(Event::Signal(libc::SIGTSTP)) => super::stop_here(),
                 Ok(Event::Signal(number)) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
                 Ok(Event::Orphaned) | Err(_) => return Err(gone()),
                 Ok(_) => {}

@@ -28,13 +28,18 @@ const KEY_BYTES_MAX: u64 = 4096;
 /// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
 /// anything else: it overwrites KEY among the arguments that the system shows.
 pub fn conceal(key: Option<&OsString>) {
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    conceal_memory();
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).ok();
     if let Some(key) = key
         && key != "-"
     {
         overwrite_argument(key.as_bytes());
     }
+}
+
+/// The same, for a process whose children are to keep their limit on core dumps: a program that it starts is dumpable again.
+pub fn conceal_memory() {
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
 /// Overwrites the arguments equal to `secret` in the memory that `/proc/PID/cmdline` shows.

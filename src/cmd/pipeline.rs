@@ -584,7 +584,7 @@ impl<'a> Pipeline<'a> {
         match &self.hosts[HERE].voice {
             // A session tells its other end before it stops this process.
             Voice::Here(station) if station.is_busy() => station.suspend(),
-            _ => drop(rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)),
+            _ => super::stop_here(),
         }
     }
 

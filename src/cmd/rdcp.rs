@@ -124,6 +124,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 
 /// The whole command.
 pub fn main() -> ExitCode {
+    super::key::conceal_memory();
     super::run("rdcp", || {
         let parsed = CopyArguments::command().try_get_matches();
         match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {

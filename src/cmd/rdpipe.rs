@@ -66,6 +66,7 @@ pub fn command() -> clap::Command {
 
 /// The whole command.
 pub fn main() -> ExitCode {
+    super::key::conceal_memory();
     super::run("rdpipe", || {
         let parsed = command().try_get_matches();
         match parsed.and_then(|matches: ArgMatches| PipeArguments::from_arg_matches(&matches)) {

@@ -202,12 +202,14 @@ pub(super) fn add_to(report: &mut Report, summary: &Summary) {
         report.kept_bytes = sent.counts.kept_bytes;
         report.failed = sent.counts.failures;
         report.failures = faults(&sent.failures, Exit::Source, "cannot read");
+        report.failed_there = summary.counters.unmade;
     }
     if let Some(received) = &summary.received_tree {
         report.entries = received.files + received.directories + received.others;
         report.data_bytes = received.bytes;
         report.failed = received.failed;
         report.failures = faults(&received.failures, Exit::Destination, "cannot write");
+        report.failed_there = received.unsent;
         report.is_synced = received.is_synced;
         report.is_read_back = received.is_read_back;
     }

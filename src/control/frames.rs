@@ -172,8 +172,12 @@ pub enum Job {
     },
 }
 
-/// Failures of single entries that a report has room for.
+/// Failures of single entries that a report has room for, and the most bytes of a path and of the words about it: all of
+/// them together fit a message.
 pub const FAULTS_MAX: usize = 40;
+const FAULT_PATH_BYTES_MAX: usize = 4096;
+const FAULT_DETAIL_BYTES_MAX: usize = 1024;
+const _: () = assert!(FAULTS_MAX * (FAULT_PATH_BYTES_MAX + FAULT_DETAIL_BYTES_MAX + 256) < MESSAGE_BYTES_MAX);
 
 /// The transfer's options. Numbers of a choice are its place in the list that the help shows.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -318,10 +322,15 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A failure about a file of this host.
+    /// A failure about a file of this host. Of a path that is longer than any system call takes, its end is told.
     pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
-        let detail = String::from_utf8_lossy(&fact.detail).into_owned();
-        Self { exit, what: what.to_owned(), path: fact.path.clone(), errno: fact.errno, detail, own: true }
+        let detail =
+            String::from_utf8_lossy(&fact.detail[..fact.detail.len().min(FAULT_DETAIL_BYTES_MAX / 3)]).into_owned();
+        let path = match fact.path.len().checked_sub(FAULT_PATH_BYTES_MAX) {
+            None | Some(0) => fact.path.clone(),
+            Some(over) => [b"...", &fact.path[over + 3..]].concat(),
+        };
+        Self { exit, what: what.to_owned(), path, errno: fact.errno, detail, own: true }
     }
 
     /// A failure about no file, as a sentence.
@@ -403,6 +412,10 @@ pub struct Report {
     #[n(21)]
     #[cbor(default)]
     pub written_buffered_bytes: u64,
+    /// Entries that the other end has failed with, as it has told this one.
+    #[n(22)]
+    #[cbor(default)]
+    pub failed_there: u64,
 }
 
 /// One message. The numbers are part of the format.

@@ -379,8 +379,7 @@ impl Engine {
             Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
             Event::Have(Have { item, granule_bytes, hashes }) => {
                 let have = Frame::Have { item, granule_bytes, hashes };
-                // The lane that came first has the fewest chunks to carry.
-                if let Some(&id) = self.lanes.keys().min() {
+                if let Some(id) = self.half.machine_ref().core_ref().control_lane() {
                     self.send(id, &have);
                 }
                 self.haves.push_back(have);
@@ -392,10 +391,11 @@ impl Engine {
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
                 self.summary.written = report.written;
+                let failed = report.failed;
                 self.summary.received_tree = Some(*report);
                 self.orphan.has_published = true;
                 if let Half::Receive { machine, .. } = &mut self.half {
-                    machine.handle_committed(now);
+                    machine.handle_committed(failed, now);
                 }
             }
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
@@ -457,6 +457,10 @@ impl Engine {
                     header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
                 });
                 let buffer = self.keep(buffer);
+                if let Some(header) = &header {
+                    // Its data comes: it has been heard.
+                    self.haves.retain(|have| !matches!(have, Frame::Have { item, .. } if *item == header.item));
+                }
                 if let Half::Receive { machine, .. } = &mut self.half {
                     self.summary.encrypted |= header.is_some_and(|header| header.sealed);
                     if machine.handle_chunk(id, buffer, header.as_ref()).is_err() {
@@ -487,6 +491,12 @@ impl Engine {
                 self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
+                // What it took last may not have arrived. To be told twice does no harm.
+                if let Some(id) = self.half.machine_ref().core_ref().control_lane() {
+                    for have in self.haves.clone() {
+                        self.send(id, &have);
+                    }
+                }
             }
         }
     }
@@ -567,6 +577,10 @@ impl Engine {
                 Action::Encrypt(buffer) => {
                     if !self.read_planned(buffer, true) {
                         let buffer = self.take(buffer);
+                        if let Some(Parts::Tree(tree)) = &self.shared.source {
+                            // Workers that wait for something to read may wait for the answer to what is in this chunk.
+                            tree.note_arrival();
+                        }
                         let _ = self.jobs.send(Job::Encrypt(buffer));
                     }
                 }
@@ -682,7 +696,7 @@ impl Engine {
         let Half::Receive { machine, .. } = &mut self.half else { return };
         self.orphan.has_published = published.is_ok();
         match published {
-            Ok(()) => machine.handle_committed(now),
+            Ok(()) => machine.handle_committed(0, now),
             Err(fact) => machine.abort(Cause::Sink(fact), now),
         }
     }

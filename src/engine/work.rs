@@ -353,6 +353,9 @@ impl Worker {
     }
 
     fn encrypt(&mut self, mut buffer: Buffer) -> Event {
+        if let Some(Parts::Tree(tree)) = &self.shared.source {
+            tree.note_taken();
+        }
         let mut header = ChunkHeader::decode(buffer.header()).expect("we encoded it");
         header.sealed = true;
         let header = self.shared.seal(header, &mut buffer);

@@ -174,11 +174,11 @@ impl FileSink {
                 let owner = Some(rustix::fs::Uid::from_raw(old.st_uid));
                 let group = Some(rustix::fs::Gid::from_raw(old.st_gid));
                 let new = fstat(&self.file).map_err(fact)?;
-                if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
-                    // Only root may give files away; for others the new file is theirs, as with cp.
-                    let _ = fchown(&self.file, owner, group);
-                }
-                fchmod(&self.file, Mode::from_raw_mode(old.st_mode)).map_err(fact)?;
+                // Only root may give files away; for others the new file is theirs, as with cp, and runs as nobody else.
+                let is_as_before =
+                    (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) || fchown(&self.file, owner, group).is_ok();
+                let mode = if is_as_before { old.st_mode } else { old.st_mode & !0o6000 };
+                fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(fact)?;
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }

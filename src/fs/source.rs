@@ -331,6 +331,10 @@ impl StreamSource {
                 };
                 if !is_ready(file, &self.name, pause)? {
                     if patient {
+                        if over.load(Ordering::Relaxed) {
+                            self.ended = true;
+                            return Ok(None);
+                        }
                         // Asked again rather than read: the read might wait without end, and what is here with it.
                         continue;
                     }

@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 
 use flume::{Receiver, Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Order, Record, TreeError, is_name};
+use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::io::Errno;
 
 use super::direct::write::{Writes, Written};
@@ -52,9 +52,6 @@ const BATCH_DIRECTORIES_MAX: usize = 8;
 
 /// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
 const SLOTS_MAX: usize = 256;
-
-/// Hard links that wait for the end of a large file. Each holds a directory open.
-const LINKS_WAITING_MAX: usize = 64;
 
 /// Failures that are told one by one, and bytes of their paths together. The others are counted.
 const FAILURES_MAX: usize = 1000;
@@ -133,6 +130,8 @@ pub struct Report {
     pub written: Written,
     /// Entries not tried, since their directory had failed, or since they were not asked for.
     pub skipped: u64,
+    /// Entries that were not sent, or not intact, as the sender says.
+    pub unsent: u64,
     /// Entries that failed, or whose metadata could not be set in full.
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
@@ -155,6 +154,7 @@ pub struct TreeSink<C> {
     root: Option<Vec<u8>>,
     slots: BTreeMap<u32, Slot>,
     skipped: u64,
+    unsent: u64,
     directories: u64,
     jobs: Option<Sender<Job<C>>>,
     threads: Vec<JoinHandle<()>>,
@@ -342,6 +342,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             root: None,
             slots: BTreeMap::new(),
             skipped: 0,
+            unsent: 0,
             directories: 0,
             jobs: Some(jobs),
             threads: Vec::new(),
@@ -396,6 +397,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             written: shared.writes.written(),
             skipped: self.skipped,
             failed: failures.count,
+            unsent: self.unsent,
             failures: std::mem::take(&mut failures.kept),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.fsync,
@@ -431,7 +433,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             match record {
                 Record::Leave => drop(self.levels.pop()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
-                Record::End { .. } => {}
+                Record::End { failures } => self.unsent = failures,
                 entry => {
                     let Some(directory) = self.levels.last().cloned().flatten() else {
                         self.skip(&entry)?;
@@ -567,7 +569,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let linked = if let Some(slot) = self.slots.values_mut().find(|slot| slot.path == path)
             && let Some(large) = &slot.large
         {
-            if waiting < LINKS_WAITING_MAX {
+            if waiting < OPEN_LINKS_MAX {
                 slot.links += 1;
                 large.link_later(Arc::clone(directory), name);
                 return Ok(());

@@ -11,8 +11,8 @@
 //! * A large file is read only after the chunk that announces it has its sequence, and its end is recorded only after
 //!   all that was read of it has.
 //! * The last part holds records, and nothing is being read when it is made.
-//! * Nobody waits while a range that was read elsewhere has arrived and is not settled: who waits for something to do
-//!   may be the one who must settle it.
+//! * Nobody waits while a range that was read elsewhere has arrived and is not settled, or other work for whoever waits
+//!   has been announced: who waits for something to do may be the one who must do it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -61,7 +61,7 @@ struct Shared {
     records_bytes: u64,
     counts: Counts,
     facts: Vec<IoFact>,
-    /// Ranges that were read elsewhere and are not settled.
+    /// Ranges that were read elsewhere and are not settled, and other work that is not done.
     arrived: usize,
 }
 
@@ -199,6 +199,11 @@ impl TreeSource {
     pub fn note_arrival(&self) {
         self.shared().arrived += 1;
         self.changed.notify_all();
+    }
+
+    /// Other work, whose coming [`Self::note_arrival`] was told, has been taken up.
+    pub fn note_taken(&self) {
+        self.shared().arrived -= 1;
     }
 
     /// Takes a range of whose arrival was told, and of which `outcome` is what the direct read answered. `None` if it

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{
-    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, Time, Xattrs, is_name,
+    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, Time, Xattrs,
+    is_name,
 };
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fgetxattr, flistxattr, fstat, lgetxattr, llistxattr,
@@ -307,7 +308,7 @@ enum Step {
     Passed,
     /// There is no room.
     Full,
-    /// A large file must wait until another has finished.
+    /// A large file, or one more name of it, must wait until one has finished.
     AtLimit,
     /// There are no more entries.
     Over,
@@ -514,6 +515,10 @@ impl Recorder {
         if let Some(inode) = inode
             && let Some((first, item)) = self.links.first(inode)
         {
+            let waiting: u64 = self.open.values().map(|open| open.names).sum();
+            if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
+                return Ok(Step::AtLimit);
+            }
             let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
             if let Step::Wrote(_) = step {
                 if let Some(open) = self.open.get_mut(&item) {

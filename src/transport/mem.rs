@@ -16,10 +16,7 @@ use std::time::{Duration, Instant};
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
-use super::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
-
-/// Control frames that may wait at one end.
-const CONTROL_QUEUE_MAX: usize = 64;
+use super::{Buffer, CONTROL_QUEUE_MAX, Lane, LaneError, LaneEvent, Medium, Report};
 
 /// How long a closing end tries to send its last control frames.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);

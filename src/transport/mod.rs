@@ -34,6 +34,10 @@ pub enum Medium {
     Memory,
 }
 
+/// Control frames that wait to be sent; one more takes the lane down. A new lane may be given at once what the end knows of
+/// each large file that is open, and little beside.
+pub const CONTROL_QUEUE_MAX: usize = 2 * rd_proto::tree::OPEN_MAX;
+
 /// What a lane tells its owner, in the order in which it happened on that lane.
 #[derive(Debug)]
 pub enum LaneEvent {
@@ -123,8 +127,8 @@ pub trait Lane: Send {
     fn describe(&self) -> String;
 
     /// Queues a control frame, at most [`CONTROL_BYTES_MAX`] bytes, already sealed. Control frames arrive whole and in
-    /// order; they have no order relative to chunks. A lane holds at least 64 of them; when a peer takes none for so
-    /// long that this overflows, the lane goes down.
+    /// order; they have no order relative to chunks. A lane holds at least [`CONTROL_QUEUE_MAX`] of them; when a peer
+    /// takes none for so long that this overflows, the lane goes down.
     fn send_control(&mut self, sealed: &[u8]);
 
     /// Sends the chunk in `buffer`: its encoded header as it stands in [`Buffer::header`], and the first `wire_bytes`

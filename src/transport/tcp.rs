@@ -17,14 +17,11 @@ use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
 use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
-use super::{Buffer, Inline, Lane, LaneError, LaneEvent, Medium, Prepared, Report};
+use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Prepared, Report};
 
 mod records;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use records::fuzz;
-
-/// Control frames that may wait for the socket.
-const CONTROL_QUEUE_MAX: usize = 64;
 
 /// Where records begin and control frames land; what of a payload lands here as well is copied out.
 const STAGING_BYTES: usize = RECORD_BYTES_MAX + CHUNK_HEADER_BYTES;

@@ -26,7 +26,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 const WINDOW: u32 = 16;
 
 /// Control frames that may always wait; see `Lane::send_control`.
-const CONTROL_QUEUE: usize = 64;
+const CONTROL_QUEUE: usize = 128;
 
 /// One end of a pair, and what it has.
 struct End {

@@ -55,8 +55,8 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
             vec![ack(u64::MAX, u32::MAX, set(u64::MAX - SPAN_MAX as u64, vec![0xff; SPAN_MAX / 8]))]
         }
         "more credit than receives" => vec![ack(u64::MAX, u32::MAX, set(0, Vec::new()))],
-        "finished before the end" => vec![Frame::Finished { bytes: 0 }],
-        "finished with the first chunk's bytes" => vec![Frame::Finished { bytes: chunk_bytes as u64 }],
+        "finished before the end" => vec![Frame::Finished { bytes: 0, failed: 0 }],
+        "finished with the first chunk's bytes" => vec![Frame::Finished { bytes: chunk_bytes as u64, failed: 0 }],
         "frames of a sender" => vec![Frame::Done { chunks: 1, bytes: 1, digest: [0; 32] }],
         "an offer again" => vec![Frame::Refuse(rd_proto::control::Refusal::Busy)],
         "chooses the path" => vec![Frame::Use { path: rd_proto::control::Path::Rdma, turn: u32::MAX }],
@@ -208,8 +208,8 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, clai
                             write!(file, "{payload_bytes}").expect("a count");
                         }
                         let answer = match name {
-                            "finished with more" => Frame::Finished { bytes: bytes + 1 },
-                            "finished with nothing" => Frame::Finished { bytes: 0 },
+                            "finished with more" => Frame::Finished { bytes: bytes + 1, failed: 0 },
+                            "finished with nothing" => Frame::Finished { bytes: 0, failed: 0 },
                             "another digest" => Frame::Abort(Cause::Integrity),
                             "no answer" => {
                                 claim(claimed.clone());
@@ -221,7 +221,7 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, clai
                                 lane.close();
                                 return claimed;
                             }
-                            _ => Frame::Finished { bytes },
+                            _ => Frame::Finished { bytes, failed: 0 },
                         };
                         say(&mut *lane, &mut control, &answer);
                     }

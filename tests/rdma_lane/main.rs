@@ -245,7 +245,7 @@ fn control_passes_a_full_window() -> Result<(), Failed> {
 fn backlog_overflow_ends_the_lane() -> Result<(), Failed> {
     let (endpoint, one, other) = (endpoint(), Side::new(2), Side::new(2));
     let (mut left, right) = lane_pair(&endpoint, &one, &other);
-    // All at once, faster than the peer can announce: 28 outstanding and 64 waiting is the bound.
+    // All at once, faster than the peer can announce: 28 outstanding and 128 waiting is the bound.
     for _ in 0..5000 {
         left.lane.send_control(&[1; 4096]);
     }

@@ -274,7 +274,7 @@ fn launchers_that_fail() {
     for (launcher, parts) in [
         ("fails", &["no agent", "h", "3", "odd"][..]),
         ("babbles", &["no rdma-pipe agent"]),
-        ("none", &["cannot run none", "errno 2", "--rsh"]),
+        ("none", &["cannot run", "none: ", "errno 2", "--rsh"]),
     ] {
         run(lab.rdpipe_by(launcher).arg("h:cat")).fails(3, parts).ended.within(FAILED);
     }

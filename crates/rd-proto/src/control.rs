@@ -275,6 +275,8 @@ pub enum Frame {
     Finished {
         /// Plain bytes written.
         bytes: u64,
+        /// Entries of a tree that could not be made.
+        failed: u64,
     },
     /// The last frame of a session: nothing more will come, and no answer is due.
     Bye,
@@ -368,9 +370,10 @@ impl Frame {
                 out.extend(bytes.to_le_bytes());
                 out.extend(digest);
             }
-            Self::Finished { bytes } => {
+            Self::Finished { bytes, failed } => {
                 out.push(kind::FINISHED);
                 out.extend(bytes.to_le_bytes());
+                out.extend(failed.to_le_bytes());
             }
             Self::Bye => out.push(kind::BYE),
             Self::Abort(cause) => {
@@ -427,7 +430,7 @@ impl Frame {
                 Self::Have { item, granule_bytes, hashes: (0..count).map(hash).collect::<Result<_, _>>()? }
             }
             kind::DONE => Self::Done { chunks: reader.u64()?, bytes: reader.u64()?, digest: reader.array()? },
-            kind::FINISHED => Self::Finished { bytes: reader.u64()? },
+            kind::FINISHED => Self::Finished { bytes: reader.u64()?, failed: reader.u64()? },
             kind::BYE => Self::Bye,
             kind::ABORT => Self::Abort(Cause::decode(&mut reader)?),
             unknown if unknown & MUST_UNDERSTAND != 0 => return Err(FrameError::Unknown(unknown)),

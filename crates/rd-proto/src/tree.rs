@@ -24,6 +24,10 @@ pub const DEPTH_MAX: usize = 512;
 /// Large files that may be open at once.
 pub const OPEN_MAX: usize = 64;
 
+/// Hard links to large files that are open, all together: the receiver makes them when their file is complete, and holds
+/// their directories open until then.
+pub const OPEN_LINKS_MAX: usize = 64;
+
 /// All extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 

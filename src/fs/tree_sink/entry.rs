@@ -480,6 +480,14 @@ impl Large {
             if !is_data || self.shared.is_stopped.load(Relaxed) {
                 return None;
             }
+            // What stays of it is told to have been read from the disk.
+            let dropped = || {
+                fdatasync(file)?;
+                fadvise(file, start, NonZeroU64::new(length), Advice::DontNeed)
+            };
+            if self.shared.options.read_back && dropped().is_err() {
+                return None;
+            }
             hash_range(file, start, length, &mut scratch).ok()
         });
         (granule_bytes, hashes.collect())

@@ -19,7 +19,7 @@ use rd_verbs::{
 };
 
 use super::lane_error;
-use crate::transport::LaneError;
+use crate::transport::{CONTROL_QUEUE_MAX, LaneError};
 
 /// Receives, and sends, that each end has for control messages. Part of the protocol: both ends count on it.
 pub(super) const SLOTS: u32 = 32;
@@ -29,9 +29,6 @@ const RESERVED: u32 = 4;
 
 /// Unannounced receives that make an announcement of their own due.
 const ANNOUNCE_AT: u32 = SLOTS / 2;
-
-/// Frames that wait to be sent; one more takes the lane down.
-const BACKLOG_MAX: usize = 64;
 
 /// The running total (u32, little-endian), the kind (u8), and zeroes.
 const PREFIX_BYTES: usize = 8;
@@ -262,7 +259,7 @@ impl ControlQueue {
         if self.backlog.is_empty() && self.flow.may_send_frame() && !self.free_slots.is_empty() {
             return self.post(KIND_FRAME, frame);
         }
-        if self.backlog.len() == BACKLOG_MAX {
+        if self.backlog.len() == CONTROL_QUEUE_MAX {
             return Err(LaneError::Framing("the peer takes no control frames"));
         }
         self.backlog.push_back(frame.to_vec());

@@ -68,7 +68,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ("lane-gone", Frame::LaneGone { lane, have: SequenceSet::new(5, [6].into_iter()) }),
         ("have", Frame::Have { item: 7, granule_bytes: 16 << 20, hashes: vec![Some([0xaa; 16]), None] }),
         ("done", Frame::Done { chunks: 3, bytes: 2_000_000, digest: [0xd1; 32] }),
-        ("finished", Frame::Finished { bytes: 2_000_000 }),
+        ("finished", Frame::Finished { bytes: 2_000_000, failed: 3 }),
         ("bye", Frame::Bye),
         ("abort-signal", Frame::Abort(Cause::Signal(15))),
         ("abort-source", Frame::Abort(Cause::Source(fact.clone()))),

@@ -33,7 +33,7 @@ const GOLDEN: &[(&str, &[&str])] = &[
     ("have", &["95 07000000 0000000100000000 02", "01 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 00"]),
     ("done", &["a0 0300000000000000 80841e0000000000",
         "d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1"]),
-    ("finished", &["a1 80841e0000000000"]),
+    ("finished", &["a1 80841e0000000000 0300000000000000"]),
     ("bye", &["a2"]),
     ("abort-signal", &["a3 00 0f"]),
     ("abort-source", &["a3 01 1c000000 0400 2f6f7574 0100 64"]),

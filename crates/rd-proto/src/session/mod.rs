@@ -221,6 +221,8 @@ pub struct Counters {
     pub replayed: u64,
     /// Chunks whose tag did not fit.
     pub corrupt: u64,
+    /// Entries of a tree that the receiver could not make, once it has said so.
+    pub unmade: u64,
 }
 
 /// Why a peer's frame or chunk ends the session or its lane. The engine passes it to [`Machine::handle_corrupt`] or
@@ -344,6 +346,12 @@ impl Core {
     /// The transport that payload takes now; `None` until it is known.
     pub fn path(&self) -> Option<Path> {
         self.lanes.path()
+    }
+
+    /// The lane that control frames of no particular lane go by: of those that are up the one that came first, as it has
+    /// the fewest chunks to carry.
+    pub fn control_lane(&self) -> Option<LaneId> {
+        self.lanes.up().next()
     }
 
     /// Nothing but the end is to come: no new work.

@@ -240,11 +240,16 @@ impl Receiver {
         }
     }
 
-    /// The sink is complete: flushed, published.
-    pub fn handle_committed(&mut self, now: Duration) {
+    /// The sink is complete: flushed, published, but for `failed` entries of a tree.
+    pub fn handle_committed(&mut self, failed: u64, now: Duration) {
         self.finished = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
-        let answer = Frame::Finished { bytes: self.core.counters.bytes };
+        self.core.counters.unmade = failed;
+        let answer = self.answer();
         self.core.broadcast(&answer, now);
+    }
+
+    fn answer(&self) -> Frame {
+        Frame::Finished { bytes: self.core.counters.bytes, failed: self.core.counters.unmade }
     }
 
     fn is_ordered(&self) -> bool {
@@ -399,7 +404,7 @@ impl Machine for Receiver {
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
         if self.finished.is_some() {
-            let answer = Frame::Finished { bytes: self.core.counters.bytes };
+            let answer = self.answer();
             self.core.send(lane, answer, now);
         }
     }
@@ -447,7 +452,7 @@ impl Machine for Receiver {
             Frame::Done { chunks, bytes, digest } => {
                 self.done = Some((chunks, bytes, digest));
                 if self.finished.is_some() {
-                    let answer = Frame::Finished { bytes: self.core.counters.bytes };
+                    let answer = self.answer();
                     self.core.send(lane, answer, now);
                 }
                 Ok(())

@@ -514,12 +514,13 @@ impl Machine for Sender {
                 self.lane_gone(lane, &have);
                 Ok(())
             }
-            Frame::Finished { bytes } => {
+            Frame::Finished { bytes, failed } => {
                 if !self.done_sent || bytes != self.core.counters.bytes {
                     return Err(Violation::Impossible("FINISHED"));
                 }
                 if !self.core.is_ending() {
                     self.finished = true;
+                    self.core.counters.unmade = failed;
                     self.core.broadcast(&Frame::Bye, now);
                     self.core.end(Outcome::Done);
                 }

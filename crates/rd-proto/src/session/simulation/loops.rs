@@ -107,7 +107,7 @@ impl Simulation {
                 self.receiver.handle_opened(buffer, genuine, now);
             }
             In::Written(buffer) => self.receiver.handle_written(buffer, now),
-            In::Committed => self.receiver.handle_committed(now),
+            In::Committed => self.receiver.handle_committed(0, now),
             In::GiveUp(cause) => {
                 if self.committed && !matches!(cause, Cause::Signal(_)) && end == RECEIVER {
                     return;

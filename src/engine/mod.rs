@@ -577,11 +577,7 @@ impl Engine {
                 Action::Encrypt(buffer) => {
                     if !self.read_planned(buffer, true) {
                         let buffer = self.take(buffer);
-                        if let Some(Parts::Tree(tree)) = &self.shared.source {
-                            // Workers that wait for something to read may wait for the answer to what is in this chunk.
-                            tree.note_arrival();
-                        }
-                        let _ = self.jobs.send(Job::Encrypt(buffer));
+                        work::encrypt(&self.shared, &self.jobs, buffer);
                     }
                 }
                 Action::SendChunk(id, buffer) => {

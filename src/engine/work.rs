@@ -165,6 +165,15 @@ pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Se
     Ok(jobs)
 }
 
+/// Has a chunk encrypted that was sealed with a checksum.
+pub fn encrypt(shared: &Shared, jobs: &Sender<Job>, buffer: Buffer) {
+    if let Some(Parts::Tree(tree)) = &shared.source {
+        // Workers that wait for something to read may wait for the answer to what is in this chunk.
+        tree.note_arrival();
+    }
+    let _ = jobs.send(Job::Encrypt(buffer));
+}
+
 struct Worker {
     shared: Arc<Shared>,
     queue: Receiver<Job>,
@@ -495,3 +504,6 @@ pub fn start_writer(
     })?;
     Ok(opened)
 }
+
+#[cfg(test)]
+mod tests;

@@ -373,7 +373,25 @@ fn is_ready(file: &File, name: &OsStr, wait: Duration) -> Result<bool, IoFact> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
+
+    #[test]
+    fn a_patient_reader_lets_go_when_nobody_wants_it_any_more() {
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        write.write_all(b"1").expect("written");
+        let file = File::from(std::os::fd::OwnedFd::from(read));
+        let Ok(Source::Stream(mut stream)) = Source::new(file, OsStr::new("pipe"), 1000) else { panic!("a stream") };
+        let (patient, over) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| stream.next_part(&mut [0; 1000], &patient, &over));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!reader.is_finished(), "it waits for more");
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(reader.join().expect("no panic"), Ok(None));
+        });
+    }
 
     #[test]
     fn a_file_that_changes_is_found_by_whoever_reads_its_last_part() {

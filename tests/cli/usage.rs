@@ -182,4 +182,23 @@ fn files_that_permissions_keep_closed() {
     }
     assert!(std::fs::read_dir(&locked).expect("there").next().is_none());
     assert_eq!(scratch.names(), ["closed", "locked"]);
+    // A file of somebody else's that it may replace runs as nobody else afterwards.
+    if rustix::process::geteuid().is_root() {
+        let shared = scratch.join("shared");
+        std::fs::create_dir(&shared).expect("made");
+        std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).expect("ours");
+        let program = scratch.file("shared/program", b"old");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o6777)).expect("ours");
+        let mut recv = rdrecv();
+        recv.args(["-v", "0", KEY]).arg(&program);
+        let mut recv = Process::spawn(as_nobody(&recv).stdin(Stdio::null()).stdout(Stdio::null()));
+        let line = recv.line_with("waiting on port ");
+        let port = line.rsplit(' ').next().expect("a port");
+        let mut send = rdsend();
+        send.args(["127.0.0.1", port, KEY]).arg(&closed);
+        ended(&mut send).expect(0);
+        recv.wait().expect(0);
+        let mode = std::fs::metadata(&program).expect("there").permissions().mode();
+        assert_eq!((std::fs::read(&program).expect("there"), mode & 0o7777), (b"secret".to_vec(), 0o777));
+    }
 }

@@ -1,0 +1,40 @@
+use std::num::NonZeroUsize;
+
+use rd_proto::record::{Accept, PayloadSecret};
+use rd_proto::tree::RESUME_BYTES_MIN;
+
+use super::*;
+use crate::fs::walk::{Options, Root};
+use crate::transport::Pool;
+
+const CHUNK: usize = 64 << 10;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The receiver answers what is in the chunk, so it must leave although all workers wait for that answer.
+#[test]
+fn a_chunk_is_encrypted_while_all_workers_wait() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("large");
+    std::fs::File::create(&path).and_then(|file| file.set_len(RESUME_BYTES_MIN)).expect("a file");
+    let root = Root { path, name: "large".into() };
+    let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
+    let mut shared = Shared::new(keys, CompressMode::Off, Pace::new(None));
+    let source = TreeSource::new(vec![root], CHUNK, Options::default()).expect("a source");
+    shared.source = Some(Parts::Tree(Box::new(source)));
+    let shared = Arc::new(shared);
+    let (events, told) = unbounded();
+    let jobs = start(&shared, &events).expect("workers");
+    let buffers = WORKERS_MAX as u32 + 1;
+    let (_pool, buffers) = Pool::new(buffers, NonZeroUsize::new(CHUNK).expect("some")).expect("a pool");
+    for buffer in buffers {
+        jobs.send(Job::Read(buffer, false)).expect("workers");
+    }
+    let Ok(Event::Sealed(records, header)) = told.recv_timeout(LIMIT) else { panic!("no records") };
+    assert!(!header.sealed);
+    assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "nothing else is known to be needed");
+    encrypt(&shared, &jobs, records);
+    let Ok(Event::Sealed(_, header)) = told.recv_timeout(LIMIT) else { panic!("it waits as well") };
+    assert!(header.sealed);
+    let Some(Parts::Tree(source)) = &shared.source else { unreachable!("made so") };
+    source.cancel();
+}

@@ -309,11 +309,14 @@ struct Mapped {
 
 /// RDMA is asked for, and one end has none.
 fn lacks_rdma(ours: &Offer, theirs: &Offer, peer: &str) -> Option<Failure> {
-    let here = if ours.rdma == RdmaKind::None { "this host" } else { peer };
+    // By name: what an agent says is read elsewhere.
+    let here = format!("this host ({})", escaped(OsStr::from_bytes(&ours.host)));
+    let lacking = if ours.rdma == RdmaKind::None { here.as_str() } else { peer };
     let is_lacking =
         ours.rdma.min(theirs.rdma) == RdmaKind::None && ours.policy != Policy::Tcp && theirs.policy != Policy::Tcp;
     is_lacking.then(|| {
-        let message = format!("--transport rdma, but {here} has no RDMA device with an address; rddoctor tells more");
+        let message =
+            format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
         Failure::new(Exit::Connect, message)
     })
 }

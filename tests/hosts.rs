@@ -187,7 +187,7 @@ fn rdma_where_there_is_none() {
         feed(send.stdin(), b"by TCP then".to_vec());
         send.wait()
     };
-    send("rdma").expect(3).one_line("rdsend", &["transport", &address(2)]);
+    send("rdma").expect(3).one_line("rdsend", &["--transport rdma", "this host (h1) has no RDMA device"]);
     send("prefer-rdma").expect(0).one_line("rdsend", &["RDMA", "TCP"]);
     recv.wait().expect(0);
     assert_eq!(output.join().expect("no panic"), b"by TCP then");

@@ -317,7 +317,7 @@ fn siw_a_host_without_rdma() {
     let (mut recv, port) = recv_on(BARE, &[]);
     let output = drain(recv.stdout());
     let mut send = send_on(SENDER, &address(BARE), &port, &["--transport", "rdma"], &file);
-    send.wait().expect(3).within(Duration::from_secs(12)).one_line("rdsend", &["no transport"]);
+    send.wait().expect(3).within(Duration::from_secs(12)).one_line("rdsend", &["has no RDMA device"]);
     let mut send = send_on(SENDER, &address(BARE), &port, &["--transport", "prefer-rdma"], &file);
     send.wait().expect(0).one_line("rdsend", &["no RDMA device", "using TCP"]);
     recv.wait().expect(0);
@@ -384,7 +384,7 @@ fn siw_rdcp_to_a_host_without_rdma() {
     let path = |name: &str| scratch.join(name).display().to_string();
     let to = format!("4:{}", path("copy"));
     let ended = rdcp_on_first(&scratch, &["-r", "--transport", "rdma", &path("tree"), &to]).wait_for(LONG);
-    ended.expect(3).one_line("rdcp", &["no transport"]).within(Duration::from_secs(15));
+    ended.expect(3).one_line("rdcp", &["has no RDMA device"]).within(Duration::from_secs(15));
     assert!(!scratch.join("copy").exists());
     let ended = rdcp_on_first(&scratch, &["-r", "--transport", "prefer-rdma", &path("tree"), &to]).wait_for(LONG);
     ended.expect(0).one_line("rdcp", &["no RDMA device at 4", "using TCP"]);
@@ -462,7 +462,7 @@ fn siw_rdpipe_to_a_host_without_rdma() {
     let scratch = Scratch::new();
     let (ended, output) = rdpipe_on_first(&scratch, &["--transport", "rdma", "2:cat", "4:cat"], b"some input");
     ended.expect(3).within(Duration::from_secs(15));
-    assert!(ended.stderr.contains("no transport"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("has no RDMA device"), "{}", ended.stderr);
     same(&output, b"");
     let input = noise(3 << 20);
     let (ended, output) = rdpipe_on_first(&scratch, &["--transport", "prefer-rdma", "2:cat", "4:cat"], &input);

@@ -269,7 +269,7 @@ pub fn os(error: Errno) -> String {
 }
 
 /// A library's words as they may be printed.
-fn words(reason: &str) -> String {
+pub(super) fn words(reason: &str) -> String {
     escaped(OsStr::new(reason)).replace("(os error ", "(errno ")
 }
 

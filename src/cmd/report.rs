@@ -13,7 +13,7 @@ use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 use serde_json::json;
 
-use super::exit::{Exit, Failure, escaped, os};
+use super::exit::{Exit, Failure, escaped, os, words};
 use super::options::ReportOptions;
 use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
 use crate::fs::direct::write::Written;
@@ -213,7 +213,7 @@ pub(super) fn notice_line(
     reconnect_s: u64,
     verbose: bool,
 ) -> Option<String> {
-    let because = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let because = reason.map(|reason| format!(" ({})", words(reason))).unwrap_or_default();
     Some(match notice {
         Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
         Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),

@@ -49,8 +49,8 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// Serve rdcp, rdpipe, rdperf or rddoctor on another host
 ///
-/// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from its standard
-/// input and has no use by hand.
+/// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from
+/// its standard input and has no use by hand.
 #[derive(Parser, Debug)]
 #[command(name = "rdma-pipe-agent", version, after_help = EXIT_CODES)]
 pub struct AgentArguments {}

@@ -545,7 +545,7 @@ impl<'a> Copy<'a> {
 
     /// Tells of single entries that an end could not read or write.
     fn tell_failures(&mut self, side: usize, report: &Report) {
-        self.failed += report.failed;
+        self.failed = self.failed.saturating_add(report.failed);
         for fault in &report.failures {
             let failure = self.sides[side].failure(fault);
             self.first_failed.get_or_insert(failure.exit);

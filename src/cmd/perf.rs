@@ -94,7 +94,8 @@ struct LoadOptions {
     /// what the devices allow, at most 4096, TCP 1024]
     #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
-    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk 1, 8 and 32]
+    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk
+    /// 1, 8 and 32]
     #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     depth: Option<u16>,
     /// Both ends send at once; the sums are told

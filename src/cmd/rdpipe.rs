@@ -55,9 +55,9 @@ pub struct PipeArguments {
 
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
-    4 link lost; 5 a file of '<'; 6 a file of '>' or tee; 7 integrity; 9 protocol or version; 141 standard output was closed; 128+n ended by signal n; \
-    else that of the last command that failed. A command that is ended by SIGPIPE, or fails after its reader has \
-    finished, has not failed";
+    4 link lost; 5 a file of '<'; 6 a file of '>' or tee; 7 integrity; 9 protocol or version; \
+    141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
+    is ended by SIGPIPE, or fails after its reader has finished, has not failed";
 
 /// The command line's definition. ssh's port has no short name here: `-p` is the port of the data.
 pub fn command() -> clap::Command {

@@ -55,9 +55,9 @@ const RUN_MAX: Duration = Duration::from_secs(90);
 /// How soon both ends must end once one has given up.
 const ABORT_MAX: Duration = Duration::from_secs(2);
 
-/// Sealed DONE and FINISHED frames; no other frame of the same end is as long.
+/// Sealed DONE and FINISHED frames; no other frame of the same end is as long before a lane is lost.
 const DONE_BYTES: usize = 49 + 16;
-const FINISHED_BYTES: usize = 9 + 16;
+const FINISHED_BYTES: usize = 17 + 16;
 
 pub const SENDER: usize = 0;
 pub const RECEIVER: usize = 1;

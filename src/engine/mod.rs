@@ -320,9 +320,7 @@ impl Engine {
                 if let Some(endpoints) = self.endpoints.clone() {
                     self.send(id, &Frame::Endpoints(endpoints));
                 }
-                for have in self.haves.clone() {
-                    self.send(id, &have);
-                }
+                self.send_haves(id);
             }
             Event::Endpoints(endpoints) => {
                 for id in self.lanes.keys().copied().collect::<Vec<_>>() {
@@ -457,10 +455,6 @@ impl Engine {
                     header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
                 });
                 let buffer = self.keep(buffer);
-                if let Some(header) = &header {
-                    // Its data comes: it has been heard.
-                    self.haves.retain(|have| !matches!(have, Frame::Have { item, .. } if *item == header.item));
-                }
                 if let Half::Receive { machine, .. } = &mut self.half {
                     self.summary.encrypted |= header.is_some_and(|header| header.sealed);
                     if machine.handle_chunk(id, buffer, header.as_ref()).is_err() {
@@ -493,9 +487,7 @@ impl Engine {
                 self.half.machine().handle_lane_down(id, now);
                 // What it took last may not have arrived. To be told twice does no harm.
                 if let Some(id) = self.half.machine_ref().core_ref().control_lane() {
-                    for have in self.haves.clone() {
-                        self.send(id, &have);
-                    }
+                    self.send_haves(id);
                 }
             }
         }
@@ -678,6 +670,13 @@ impl Engine {
         match live.control.seal(&self.frame, &mut self.sealed) {
             Ok(()) => live.lane.send_control(&self.sealed),
             Err(_) => live.lane.close(),
+        }
+    }
+
+    /// Says again what this end has of the files that were asked about last.
+    fn send_haves(&mut self, id: LaneId) {
+        for have in self.haves.clone() {
+            self.send(id, &have);
         }
     }
 

@@ -92,6 +92,12 @@ fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> 
     if shared.options.read_back { read_back(file, data, position) } else { Ok(()) }
 }
 
+/// Writes what is in the cache to the disk and drops the pages of this range.
+fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
+    fdatasync(file)?;
+    fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
+}
+
 /// Has the disk give back what it was given: the pages are written, dropped from the cache, and read again. Where they
 /// cannot be dropped, since there is no disk behind them or another process holds them, the cache is what is read.
 ///
@@ -99,8 +105,7 @@ fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> 
 ///
 /// EIO if it is something else.
 fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    fdatasync(file)?;
-    fadvise(file, position, NonZeroU64::new(data.len() as u64), Advice::DontNeed)?;
+    evict(file, position, data.len() as u64)?;
     let mut scratch = [0; READ_BACK_BYTES];
     for (number, expected) in data.chunks(READ_BACK_BYTES).enumerate() {
         let read = &mut scratch[..expected.len()];
@@ -481,11 +486,7 @@ impl Large {
                 return None;
             }
             // What stays of it is told to have been read from the disk.
-            let dropped = || {
-                fdatasync(file)?;
-                fadvise(file, start, NonZeroU64::new(length), Advice::DontNeed)
-            };
-            if self.shared.options.read_back && dropped().is_err() {
+            if self.shared.options.read_back && evict(file, start, length).is_err() {
                 return None;
             }
             hash_range(file, start, length, &mut scratch).ok()

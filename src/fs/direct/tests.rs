@@ -121,7 +121,10 @@ fn where_the_kernel_does_not_tell_a_page_is_tried() {
             read(&bypass, &file, (offset as u64, CHUNK), None, &tally) == Ok(data[offset..offset + CHUNK].to_vec())
         );
     }
-    assert_eq!(direct_and_cached(&tally), (3 * CHUNK as u64, 0));
+    // On a disk that answers at once, the page that was tried is there already, and is taken from the cache.
+    let (direct, cached) = direct_and_cached(&tally);
+    assert_eq!(direct + cached, 3 * CHUNK as u64);
+    assert!(cached <= 3 * ALIGNMENT as u64, "{cached} bytes through the cache");
 }
 
 #[test]

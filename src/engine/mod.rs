@@ -18,7 +18,6 @@ use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Se
 use rd_proto::tree::OPEN_MAX;
 use rustix::io::Errno;
 
-use crate::fs::sink::FileSink;
 use crate::fs::source::Source;
 use crate::fs::tree_sink::{Have, Refused};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
@@ -45,7 +44,7 @@ use orphan::Orphan;
 use pace::Pace;
 pub use summary::{Monitor, Read, SentTree, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
-use work::{Feed, Job, Parts, Shared};
+use work::{Feed, Job, Parts, Shared, SinkJob};
 
 /// How long the engine waits at the end for its lanes to let go.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
@@ -87,9 +86,9 @@ enum Writer {
     /// The workers, which write a file.
     Workers,
     /// The writer of a stream.
-    Stream(Post<Buffer>),
+    Stream(Post<SinkJob>),
     /// The sink of a tree.
-    Tree(Post<tree::Job>, JoinHandle<()>),
+    Tree(Post<SinkJob>, JoinHandle<()>),
 }
 
 impl Half {
@@ -388,9 +387,11 @@ impl Engine {
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
-                self.summary.written = report.written;
-                let failed = report.failed;
-                self.summary.received_tree = Some(*report);
+                let failed = report.as_ref().map_or(0, |report| report.failed);
+                if let Some(report) = report {
+                    self.summary.written = report.written;
+                    self.summary.received_tree = Some(*report);
+                }
                 self.orphan.has_published = true;
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_committed(failed, now);
@@ -621,9 +622,8 @@ impl Engine {
                     self.account.sink_given();
                     let buffer = self.take(buffer);
                     match &self.half {
-                        Half::Receive { writer: Writer::Stream(writer), .. } => drop(writer.send(buffer)),
-                        Half::Receive { writer: Writer::Tree(writer, _), .. } => {
-                            drop(writer.send(tree::Job::Take(buffer)));
+                        Half::Receive { writer: Writer::Stream(sink) | Writer::Tree(sink, _), .. } => {
+                            drop(sink.send(SinkJob::Take(buffer)));
                         }
                         _ => drop(self.jobs.send(Job::Write(buffer))),
                     }
@@ -681,18 +681,13 @@ impl Engine {
     }
 
     fn commit(&mut self) {
-        let now = self.now();
-        if let Half::Receive { writer: Writer::Tree(writer, _), .. } = &self.half {
-            self.account.is_publishing = true;
-            // It answers with an event: publishing may take long, and the peer must hear of us meanwhile.
-            return drop(writer.send(tree::Job::Commit));
-        }
-        let published = self.shared.sink.as_ref().map_or(Ok(()), FileSink::publish);
-        let Half::Receive { machine, .. } = &mut self.half else { return };
-        self.orphan.has_published = published.is_ok();
-        match published {
-            Ok(()) => machine.handle_committed(0, now),
-            Err(fact) => machine.abort(Cause::Sink(fact), now),
+        self.account.is_publishing = true;
+        // It is answered by an event: publishing may take long, and the peer must hear of us meanwhile.
+        match &self.half {
+            Half::Receive { writer: Writer::Stream(sink) | Writer::Tree(sink, _), .. } => {
+                drop(sink.send(SinkJob::Commit));
+            }
+            _ => drop(self.jobs.send(Job::Commit)),
         }
     }
 

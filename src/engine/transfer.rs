@@ -62,8 +62,8 @@ pub enum Event {
     Have(Have),
     /// The sink of a tree cannot go on.
     Refused(Refused),
-    /// The sink of a tree has published what could be.
-    Committed(Result<Box<TreeReport>, Refused>),
+    /// The sink has published what could be; of a tree, what came of it.
+    Committed(Result<Option<Box<TreeReport>>, Refused>),
     /// A signal to this process.
     Signal(i32),
     /// Whoever this end works for can be heard only by its lanes from now on: two seconds without one end it.

@@ -6,6 +6,7 @@ use flume::{Sender as Post, unbounded};
 use rd_proto::frame::ChunkHeader;
 
 use super::Event;
+use super::work::SinkJob;
 use crate::fs::tree_sink::{Answer, TreeSink};
 use crate::transport::Buffer;
 
@@ -31,14 +32,6 @@ impl Drop for Chunk {
     }
 }
 
-/// What the sink's thread is asked for.
-pub enum Job {
-    /// Take this chunk.
-    Take(Buffer),
-    /// All chunks have been taken: publish the rest, and say what came of it.
-    Commit,
-}
-
 /// How a sink tells the sender, through the loop.
 pub fn answer(post: Post<Event>) -> Answer {
     Box::new(move |have| drop(post.send(Event::Have(have))))
@@ -52,14 +45,14 @@ pub fn answer(post: Post<Event>) -> Answer {
 pub fn start(
     mut sink: TreeSink<Chunk>,
     post: Post<Event>,
-) -> std::io::Result<(Post<Job>, std::thread::JoinHandle<()>)> {
+) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
     let (jobs, queue) = unbounded();
     let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
         while let Ok(job) = queue.recv() {
             let buffer = match job {
-                Job::Take(buffer) => buffer,
-                Job::Commit => {
-                    let _ = post.send(Event::Committed(sink.finish().map(Box::new)));
+                SinkJob::Take(buffer) => buffer,
+                SinkJob::Commit => {
+                    let _ = post.send(Event::Committed(sink.finish().map(|report| Some(Box::new(report)))));
                     continue;
                 }
             };

@@ -19,6 +19,7 @@ use super::pace::Pace;
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
+use crate::fs::tree_sink::Refused;
 use crate::fs::tree_source::{Next, TreeSource};
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
@@ -57,6 +58,16 @@ pub enum Job {
     Open(Buffer),
     /// Write an opened chunk into the file.
     Write(Buffer),
+    /// All of the file has been written: publish it.
+    Commit,
+}
+
+/// A job for the thread of a sink that takes chunks in order.
+pub enum SinkJob {
+    /// Take this chunk.
+    Take(Buffer),
+    /// All chunks have been taken: publish what is not yet, and say what came of it.
+    Commit,
 }
 
 /// A source that workers read.
@@ -239,6 +250,7 @@ impl Worker {
                 Job::Encrypt(buffer) => Some(self.encrypt(buffer)),
                 Job::Open(buffer) => Some(self.open(buffer)),
                 Job::Write(buffer) => Some(self.write(buffer)),
+                Job::Commit => Some(self.commit()),
             };
             if let Some(event) = event
                 && self.events.send(event).is_err()
@@ -384,6 +396,11 @@ impl Worker {
             Err(fact) => Event::SinkFailed(buffer, fact),
         }
     }
+
+    fn commit(&self) -> Event {
+        let sink = self.shared.sink.as_ref().expect("asked of file sinks");
+        Event::Committed(sink.publish().map(|()| None).map_err(Refused::Io))
+    }
 }
 
 /// The header of a part that is not compressed, without its tag.
@@ -471,13 +488,18 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
 pub fn start_writer(
     open: impl FnOnce() -> Result<StreamSink, IoFact> + Send + 'static,
     events: Sender<Event>,
-) -> std::io::Result<Sender<Buffer>> {
-    let (opened, queue) = unbounded::<Buffer>();
+) -> std::io::Result<Sender<SinkJob>> {
+    let (jobs, queue) = unbounded();
     std::thread::Builder::new().name("write".to_owned()).stack_size(128 << 10).spawn(move || {
         let mut sink = open();
         loop {
             let buffer = match queue.recv_timeout(LOOK_EVERY) {
-                Ok(buffer) => buffer,
+                Ok(SinkJob::Take(buffer)) => buffer,
+                Ok(SinkJob::Commit) => {
+                    let settled = sink.as_ref().map_err(IoFact::clone).and_then(StreamSink::settle);
+                    let _ = events.send(Event::Committed(settled.map(|()| None).map_err(Refused::Io)));
+                    continue;
+                }
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
                     // A source may be silent for ever, and a reader that has gone would be noticed only by writing.
@@ -502,7 +524,7 @@ pub fn start_writer(
             }
         }
     })?;
-    Ok(opened)
+    Ok(jobs)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Files: where the bytes of a stream come from and go to.
 
+mod close;
 pub mod copy;
 pub mod direct;
 pub mod metadata;

@@ -16,7 +16,7 @@ use rustix::fs::{
 use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
-use super::{PARTIAL, io_fact, name_beside, partial, std_fact, umask};
+use super::{PARTIAL, close, io_fact, name_beside, partial, std_fact, umask};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
@@ -168,6 +168,7 @@ impl FileSink {
     /// The path and the error number; the old file is then as it was.
     pub fn publish(&self) -> Result<(), IoFact> {
         let fact = |error| io_fact(self.path.as_os_str(), error);
+        self.bypass.settle(&self.file).map_err(fact)?;
         let Some(Names { directory, partial, last }) = &self.names else { return Ok(()) };
         match statat(directory, last, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
@@ -252,6 +253,15 @@ impl StreamSink {
         let mut polled = [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::empty())];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// All has been written: has the file system say what became of it.
+    ///
+    /// # Errors
+    ///
+    /// The name and the error number.
+    pub fn settle(&self) -> Result<(), IoFact> {
+        close::settle(&self.file).map_err(|error| io_fact(&self.name, error))
     }
 
     /// Writes all of it; waits without end for a reader that stands still.

@@ -18,7 +18,7 @@ use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
 use crate::fs::metadata::Object;
-use crate::fs::{TMPFS_MAGIC, write_at};
+use crate::fs::{TMPFS_MAGIC, close, write_at};
 
 /// Files of at least this size are copied in ranges by several threads.
 const LARGE_BYTES: u64 = 16 << 20;
@@ -192,6 +192,7 @@ fn dress(engine: &Engine<'_>, directory: &Directory<'_>, entry: &Entry, transfer
     for lost in lost {
         engine.note(directory, entry, Note::Lost(&lost.what, lost.errno));
     }
+    close::settle(file).destination()?;
     if engine.options.fsync { fsync(file).destination() } else { Ok(()) }
 }
 

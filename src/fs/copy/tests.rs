@@ -14,6 +14,7 @@ use rustix::fs::{CWD, Mode, RenameFlags, XattrFlags, mknodat, renameat_with, set
 use tempfile::TempDir;
 
 use super::*;
+use crate::fs::close::tests::where_closing_fails;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -645,6 +646,19 @@ fn without_root() {
         fs::set_permissions(destination.join(directory), Permissions::from_mode(0o755)).expect("set");
     }
     fs::set_permissions(source.join("a/b/c"), Permissions::from_mode(0o755)).expect("set");
+}
+
+#[test]
+fn a_failure_told_at_close_is_one() {
+    let base = TempDir::new().expect("made");
+    let (source, destination) = (base.path().join("s"), base.path().join("d"));
+    fs::write(&source, noise(100_000)).expect("written");
+    fs::write(&destination, b"old").expect("written");
+    let report = where_closing_fails(|| copy_to(&source, &destination));
+    let Some(Stop::Fatal(failure)) = report.stopped else { panic!("{report:?}") };
+    assert_eq!((failure.side, failure.problem), (Side::Destination, Problem::Os(Errno::DQUOT)));
+    assert_eq!(fs::read(&destination).expect("there"), b"old");
+    assert_eq!(names(base.path()), ["d", "s"]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 
 use super::{ALIGNMENT, reopen};
-use crate::fs::{TMPFS_MAGIC, write_at};
+use crate::fs::{TMPFS_MAGIC, close, write_at};
 
 /// What one transfer may have in the page cache, of the memory that is available: near the share of dirty pages from
 /// which on Linux holds writers back.
@@ -112,6 +112,18 @@ impl WriteBypass {
         write_at(file, &bytes[done..], position + done as u64)?;
         writes.note_buffered(bytes.len() - done);
         Ok(())
+    }
+
+    /// All has been written: has the file system say what became of it, whichever way it went.
+    ///
+    /// # Errors
+    ///
+    /// What closing answered.
+    pub fn settle(&self, file: impl AsFd) -> Result<(), Errno> {
+        if let Some(Some(direct)) = self.direct.get() {
+            close::settle(direct)?;
+        }
+        close::settle(file)
     }
 
     /// Writes whole pages, or as many as the file system takes in this way; how many bytes that were.

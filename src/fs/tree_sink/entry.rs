@@ -24,7 +24,7 @@ use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
-use crate::fs::{HASH_READ_BYTES, PARTIAL, TMPFS_MAGIC, hash_range, name_beside, write_at};
+use crate::fs::{HASH_READ_BYTES, PARTIAL, TMPFS_MAGIC, close, hash_range, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
@@ -82,6 +82,7 @@ fn make_file(
     write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
         .inspect(|()| shared.writes.note_buffered(data.len()))
+        .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
         .inspect_err(|_| partial.remove(directory))
@@ -513,7 +514,9 @@ impl Large {
         if !is_whole || self.shared.is_stopped.load(Acquire) {
             return false;
         }
-        match self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow()) {
+        let settled = self.bypass.settle(&self.partial.file);
+        let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
+        match settled.and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
                 true

@@ -14,6 +14,7 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
 use rustix::fs::XattrFlags;
 
 use super::*;
+use crate::fs::close::tests::where_closing_fails;
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(PathBuf);
@@ -506,6 +507,29 @@ fn a_full_disk_stops_everything() {
     assert!(matches!(sink.push(0, 0, chunk(&[END])), Err(Refused::Io(_))));
     sink.discard();
     assert_eq!(names_below(&scratch.dst()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_failure_told_at_close_is_one() {
+    for in_place in [false, true] {
+        let scratch = Scratch::new();
+        fs::create_dir_all(scratch.dst()).expect("made");
+        let refused = where_closing_fails(|| {
+            let small = scratch.run(Options { in_place, ..Options::default() }, &[file(b"small", b"bytes"), END]);
+            let mut sink = scratch.sink(Options { in_place, ..Options::default() });
+            sink.push(0, 0, chunk(&[large(b"large", 1, 1 << 20)])).expect("taken");
+            sink.push(1, 0, Arc::new(vec![1; 1 << 20])).expect("taken");
+            let _ = sink.push(0, 0, chunk(&[closed(1, 1 << 20), END]));
+            [small, sink.finish()].map(|outcome| outcome.expect_err("it must be told"))
+        });
+        let expected = [scratch.dst().join("small"), scratch.dst().join("large")];
+        for (refused, path) in refused.into_iter().zip(&expected) {
+            let Refused::Io(fact) = refused else { panic!("{refused:?}") };
+            assert_eq!(fact.errno, Errno::DQUOT.raw_os_error());
+            assert_eq!(fact.path, path.as_os_str().as_bytes());
+        }
+        assert_eq!(expected.map(|path| path.exists()), [in_place; 2], "no name but that of a file written in place");
+    }
 }
 
 /// All of the above once more without root's rights.

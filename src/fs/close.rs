@@ -1,0 +1,75 @@
+//! What a file system tells only when a file is closed.
+
+use std::os::fd::{AsFd, IntoRawFd};
+
+use rustix::io::{Errno, fcntl_dupfd_cloexec, try_close};
+
+/// Has the file system say what became of all that was written through a descriptor, which stays open. NFS, FUSE and
+/// others write behind, and tell of a full disk or a quota when a descriptor is closed (close(2), "Dealing with error
+/// returns from close()"); every other one has nothing to do then.
+///
+/// # Errors
+///
+/// What closing answered.
+pub fn settle(file: impl AsFd) -> Result<(), Errno> {
+    let copy = fcntl_dupfd_cloexec(file, 0)?;
+    // SAFETY: the descriptor was made here and nobody else has its number. Linux gives it back whatever it answers, so it
+    // is closed once.
+    unsafe { try_close(copy.into_raw_fd()) }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use seccompiler::{SeccompAction, SeccompFilter, apply_filter};
+
+    use super::*;
+    use crate::fs::io_fact;
+    use crate::fs::sink::{FileSink, StreamSink};
+
+    /// Runs something in a thread where closing a descriptor answers that a quota is used up, and leaves it open; in the
+    /// threads that it makes as well.
+    pub fn where_closing_fails<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+        let close = [(libc::SYS_close, Vec::new())].into();
+        let fails = SeccompAction::Errno(libc::EDQUOT as u32);
+        let arch = std::env::consts::ARCH.try_into().expect("a machine that filters are made for");
+        let filter = SeccompFilter::new(close, SeccompAction::Allow, fails, arch).expect("a filter");
+        let program: seccompiler::BpfProgram = filter.try_into().expect("a program");
+        std::thread::scope(|scope| {
+            let filtered = scope.spawn(move || {
+                apply_filter(&program).expect("filtered");
+                run()
+            });
+            filtered.join().expect("its end")
+        })
+    }
+
+    #[test]
+    fn closing_is_asked_and_the_file_stays_open() {
+        let file = tempfile::tempfile().expect("a file");
+        assert_eq!(settle(&file), Ok(()));
+        assert_eq!(where_closing_fails(|| settle(&file)), Err(Errno::DQUOT));
+        assert!(rustix::fs::fstat(&file).is_ok());
+    }
+
+    #[test]
+    fn sinks_ask_before_they_answer_for_what_was_written() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("f");
+        std::fs::write(&path, b"old").expect("written");
+        let file = where_closing_fails(|| {
+            let sink = FileSink::create(&path).expect("made");
+            sink.write_at(b"never", 0).expect("written");
+            sink.publish()
+        });
+        let stream = where_closing_fails(|| {
+            let mut sink = StreamSink::open(&path).expect("open");
+            sink.write_all(b"new").expect("written");
+            sink.settle()
+        });
+        assert_eq!(
+            (file, stream),
+            (Err(io_fact(path.as_os_str(), Errno::DQUOT)), Err(io_fact(path.as_os_str(), Errno::DQUOT)))
+        );
+        assert_eq!(std::fs::read(&path).expect("there"), b"new", "written in place by the stream alone");
+    }
+}

@@ -105,8 +105,11 @@ fn serve() -> Result<(), Failure> {
 
     match inputs.recv_timeout(HELLO_MAX) {
         Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
-        // It has our HELLO, and says what is wrong.
-        _ => return Ok(()),
+        // It says what is wrong, by our HELLO.
+        _ => {
+            outbox.flush(FLUSH_MAX);
+            return Ok(());
+        }
     }
     let messages = outbox.clone();
     let say: Emit = Arc::new(move |message| messages.send(message));

@@ -539,7 +539,7 @@ impl<'a> Copy<'a> {
         if single {
             return Some(Failure { exit, message: None });
         }
-        let count = if self.failed == 1 { "1 entry was".to_owned() } else { format!("{} entries were", self.failed) };
+        let count = format!("{} {}", entries(self.failed), if self.failed == 1 { "was" } else { "were" });
         Some(Failure::new(Exit::Partial, format!("{count} not copied in full; the others are there")))
     }
 
@@ -568,8 +568,8 @@ impl<'a> Copy<'a> {
         self.failed = self.failed.saturating_add(count);
         let exit = *self.first_failed.get_or_insert(Exit::Partial);
         let label = self.sides[silent].label();
-        let entries = if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") };
-        let line = format!("{entries} failed on {label}, which was lost before it could name them; run it again");
+        let line =
+            format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
         self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": exit.code() }));
         self.say_always(&line);
     }
@@ -594,9 +594,8 @@ impl<'a> Copy<'a> {
         }));
         if self.plan.report.verbose {
             let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
-            let entries =
-                if received.entries == 1 { "1 entry".to_owned() } else { format!("{} entries", received.entries) };
-            self.say(&format!("{level}: {entries}, {} bytes{there}", received.data_bytes));
+            let count = entries(received.entries);
+            self.say(&format!("{level}: {count}, {} bytes{there}", received.data_bytes));
         }
     }
 
@@ -737,6 +736,10 @@ impl<'a> Copy<'a> {
 
 /// What one transfer came to.
 type Outcomes = (Summary, Option<Failure>);
+
+fn entries(count: u64) -> String {
+    if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
+}
 
 /// The way that the data took, on one line.
 pub(super) fn route(report: &Report, through: Option<&str>) -> String {

@@ -399,7 +399,7 @@ impl Core {
             return;
         }
         self.broadcast(&Frame::Abort(cause.clone()), now);
-        if self.lanes.up().next().is_none() && self.agreed.reconnect.is_zero() {
+        if self.control_lane().is_none() && self.agreed.reconnect.is_zero() {
             self.end(Outcome::Aborted(cause));
         } else {
             // Where no lane is up just now, the next one is told: without a word the other end would wait for this one
@@ -469,7 +469,7 @@ impl Core {
     /// Heartbeats, dead lanes, dialling, the reconnect window. `unanswered` goes into the outcome.
     pub(crate) fn timeout(&mut self, now: Duration, unanswered: bool) {
         if let Some((cause, deadline)) = &self.aborting {
-            let nobody_comes = self.agreed.reconnect.is_zero() && self.lanes.up().next().is_none();
+            let nobody_comes = self.agreed.reconnect.is_zero() && self.control_lane().is_none();
             if now >= *deadline || nobody_comes {
                 let cause = cause.clone();
                 self.aborting = None;

@@ -492,7 +492,7 @@ impl Machine for Sender {
         self.settle();
         if self.done_sent
             && !self.core.is_ending()
-            && let Some(survivor) = self.core.lanes.up().next()
+            && let Some(survivor) = self.core.control_lane()
         {
             // The lane may have taken the question or its answer with it.
             let done = self.done_frame();
@@ -548,7 +548,7 @@ impl Machine for Sender {
         self.fill();
         if self.is_complete()
             && !self.done_sent
-            && let Some(lane) = self.core.lanes.up().next()
+            && let Some(lane) = self.core.control_lane()
         {
             let done = self.done_frame();
             self.done_sent = true;

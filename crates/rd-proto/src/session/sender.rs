@@ -20,9 +20,6 @@ const READ_AHEAD_PER_LANE: usize = 2;
 /// Least number of chunks read ahead.
 const READ_AHEAD_MIN: usize = 4;
 
-/// Before anything has been sent, this part of the pool is filled for RDMA lanes.
-const POOL_AT_FIRST: usize = 8;
-
 /// The limit is doubled at most this often: to more than any pool has.
 const DOUBLINGS_MAX: u32 = 12;
 
@@ -122,8 +119,6 @@ pub struct Sender {
     finished: bool,
     unfilled: bool,
     read_ahead: ReadAhead,
-    /// Chunks that transports were done with, those sent again counted again.
-    sent: u64,
 }
 
 /// How far to read ahead of the wire: a little, until that has once been too little.
@@ -186,7 +181,6 @@ impl Sender {
             finished: false,
             unfilled: false,
             read_ahead: ReadAhead::default(),
-            sent: 0,
         }
     }
 
@@ -262,7 +256,6 @@ impl Sender {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
         }
-        self.sent += 1;
         self.handed_back(lane, buffer);
     }
 
@@ -310,16 +303,7 @@ impl Sender {
             // Nobody looks at these bytes again: for the cache it is all the same.
             Path::Rdma => self.buffers.len() / 2,
         });
-        // A pool that is read full at once, before anything has been sent, keeps the first chunks waiting for processors;
-        // a software device, which works on those too, most of all. So it fills as chunks leave; those that were lost with
-        // their lane after they had arrived have left when the peer has taken them.
-        let filled_max = match path {
-            Path::Rdma if !self.read_ahead.is_deep => {
-                2 * self.sent.max(self.base) + (self.buffers.len() / POOL_AT_FIRST).max(READ_AHEAD_MIN) as u64
-            }
-            Path::Rdma | Path::Tcp => u64::MAX,
-        };
-        while !self.source_ended() && self.fills < filled_max.min(self.base + SPAN_MAX as u64) {
+        while !self.source_ended() && self.fills - self.base < SPAN_MAX as u64 {
             if self.read_ahead.count >= ahead_max {
                 self.read_ahead.held_back |= !self.free.is_empty();
                 break;

@@ -294,7 +294,7 @@ impl ControlQueue {
 
     /// Takes in a send or receive of this queue pair that has completed well, and sends what may be sent now.
     pub(super) fn completed(&mut self, completion: &WorkCompletion) -> Result<Option<Message>, LaneError> {
-        self.posted -= 1;
+        self.note_done();
         let message = match Work::of(completion) {
             Work::ControlSend(slot) => {
                 self.free_slots.push(slot);
@@ -315,9 +315,10 @@ impl ControlQueue {
         Ok(message)
     }
 
-    /// Counts a send or receive of this queue pair that has failed or was flushed.
-    pub(super) fn failed(&mut self) {
-        self.posted -= 1;
+    /// Counts a send or receive of this queue pair that has completed, be it that it failed or was flushed. A device may
+    /// say so of one that it had refused.
+    pub(super) fn note_done(&mut self) {
+        self.posted = self.posted.saturating_sub(1);
     }
 
     fn received(&mut self, slot: u32, length: usize) -> Result<Message, LaneError> {

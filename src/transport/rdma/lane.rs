@@ -234,10 +234,16 @@ impl Shared {
             _ => unsafe { queue_pair.receive(work.encode(), segments) },
         };
         if let Err(error) = outcome {
-            self.posted.fetch_sub(1, Ordering::AcqRel);
+            self.note_done();
             drop(payload);
             self.fail(lane_error(&error));
         }
+    }
+
+    /// A work request has completed, or was refused. As a connection ends a device may say both of one, so this may count
+    /// too much: the lane is ending then, and no buffer is given back for the count's sake.
+    fn note_done(&self) {
+        let _ = self.posted.fetch_update(Ordering::AcqRel, Ordering::Acquire, |posted| posted.checked_sub(1));
     }
 
     /// A function of its own, so that its lock is not held while the buffer is reported: the owner may post it at once.
@@ -376,9 +382,9 @@ impl Poller {
         let work = Work::of(completion);
         if !completion.is_success() {
             match work {
-                Work::ControlReceive(_) | Work::ControlSend(_) => lock(&self.shared.control).failed(),
+                Work::ControlReceive(_) | Work::ControlSend(_) => lock(&self.shared.control).note_done(),
                 // The buffer stays in its slot, for the last event.
-                _ => drop(self.shared.posted.fetch_sub(1, Ordering::AcqRel)),
+                _ => self.shared.note_done(),
             }
             // A flushed one only says that the queue pair had ended before, and that is the peer's doing: our own end
             // begins by leaving this loop.
@@ -403,13 +409,13 @@ impl Poller {
                 }
             }
             Work::ChunkSend(number) => {
-                self.shared.posted.fetch_sub(1, Ordering::AcqRel);
+                self.shared.note_done();
                 if let Some(buffer) = self.shared.take_buffer(number) {
                     (self.report)(LaneEvent::Sent(buffer));
                 }
             }
             Work::ChunkReceive(number) => {
-                self.shared.posted.fetch_sub(1, Ordering::AcqRel);
+                self.shared.note_done();
                 let Some(wire_bytes) = completion.bytes().checked_sub(CHUNK_HEADER_BYTES as u32) else {
                     return Err(LaneError::Framing("a chunk shorter than its header"));
                 };
@@ -418,7 +424,7 @@ impl Poller {
                     (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
                 }
             }
-            Work::Greeting => drop(self.shared.posted.fetch_sub(1, Ordering::AcqRel)),
+            Work::Greeting => self.shared.note_done(),
         }
         Ok(())
     }

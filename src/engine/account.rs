@@ -202,7 +202,7 @@ pub(super) struct Account {
     with_sink: u32,
     /// When it last took one, or got one while it had none.
     sink_moved: Instant,
-    /// The sink has been given all of a tree, and is finishing it.
+    /// The sink has been given everything, and is publishing it.
     pub is_publishing: bool,
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::harness::*;
 use crate::record::{self, Kind, Record};
-use crate::streams::{Ends, KEY};
+use crate::streams::{Ends, KEY, unwatched};
 
 /// What a stream carries: 300 messages of 1 MiB.
 const BYTES: u64 = 300 << 20;
@@ -82,7 +82,7 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let send = |receiving: &[&str], by_stdin: bool, sink: Option<&Path>| {
         let before = carried(device, ends)?;
         let receiving = [&["--transport", "rdma"], receiving].concat();
-        let run = ends.pipe_to(&receiving, &["--transport", "rdma", "--json"], &input, by_stdin, sink)?;
+        let run = ends.pipe_to(&receiving, &["--transport", "rdma", "--json"], &input, by_stdin, sink, unwatched)?;
         packets_least.set(packets_least.get().min(carried(device, ends)? - before));
         let seconds = run.reported("seconds").ok_or("rdsend --json said no \"seconds\"")?;
         Ok(BYTES as f64 / MIB / seconds)
@@ -103,18 +103,22 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     };
     let qperf = || qperf(ends);
     const SMALL: &[&str] = &["--chunk", "64K"];
-    let rdsend = "rdsend --transport rdma {address} {port} {secret} < {file}";
-    let rdrecv =
-        |options: &str, sink: &str| format!("rdrecv --transport rdma{options} {{port}} {{secret}}{sink} · {rdsend}");
+    let pair = |options: &str, sink: &str, source: &str| {
+        format!(
+            "rdrecv --transport rdma{options} {{port}} {{secret}} {sink} · \
+             rdsend --transport rdma {{address}} {{port}} {{secret}} {source}"
+        )
+    };
+    let by_pipe = |options: &str| pair(options, "> /dev/null", "< {file}");
     let mut contestants = vec![
-        Contestant::new(Kind::Ours, "rdsend, 1 MiB", &rdrecv("", " > /dev/null"), to_null(&[])),
+        Contestant::new(Kind::Ours, "rdsend, 1 MiB", &by_pipe(""), to_null(&[])),
         ib_send_bw(ends, "1048576", true),
-        Contestant::new(Kind::Ours, "rdsend, 64 KiB", &rdrecv(" --chunk 64K", " > /dev/null"), to_null(SMALL)),
+        Contestant::new(Kind::Ours, "rdsend, 64 KiB", &by_pipe(" --chunk 64K"), to_null(SMALL)),
         ib_send_bw(ends, "65536", true),
         Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -cm 1 -t 2 -m 1048576 {address} rc_bw", qperf),
     ];
     if is_rxe {
-        contestants.push(Contestant::new(Kind::Ours, "rdsend FILE to rdrecv FILE", &rdrecv("", " {out}"), to_file));
+        contestants.push(Contestant::new(Kind::Ours, "rdsend FILE to rdrecv FILE", &pair("", "{out}", "{file}"), to_file));
         contestants.push(Contestant::new(Kind::Limit, "dd", "dd if={file} of={out} bs=1M", dd));
     }
     let title = format!("{} MiB over {device}, by each one's own clock of the data phase", BYTES >> 20);

@@ -219,8 +219,9 @@ pub fn memory() -> Result<Vec<Row>> {
         let mut by_end = [(f64::MAX, 0.0_f64); 2];
         for _ in 0..ROUNDS {
             for (input, is_large) in [(&small, false), (&large, true)] {
-                let run = pipe(&["--encrypt", encrypt, "--compress", "off"], input)?;
-                for (end, mib) in [run.sender_mib, run.receiver_mib].into_iter().enumerate() {
+                let options = &[TCP, &["--encrypt", encrypt, "--compress", "off"]].concat();
+                let run = LOOPBACK.pipe_to(TCP, options, input, false, None, Memory::watch)?;
+                for (end, mib) in run.watched.highest::<2>().into_iter().enumerate() {
                     highest = highest.max(mib);
                     let (low, high) = &mut by_end[end];
                     if is_large { *high = high.max(mib) } else { *low = low.min(mib) }
@@ -275,14 +276,14 @@ pub struct Ends<'a> {
 }
 
 /// What one stream took.
-pub struct Run {
+pub struct Run<T = ()> {
     pub wall: Duration,
-    pub sender_mib: f64,
-    pub receiver_mib: f64,
+    /// What watched both ends meanwhile.
+    pub watched: T,
     pub sender_said: String,
 }
 
-impl Run {
+impl<T> Run<T> {
     /// A number from the sender's JSON report.
     pub fn reported(&self, key: &str) -> Option<f64> {
         let (_, after) = self.sender_said.split_once(&format!("\"{key}\":"))?;
@@ -292,10 +293,15 @@ impl Run {
     }
 }
 
+const LOOPBACK: Ends<'_> = Ends { address: "127.0.0.1", receiver_host: None, sender_host: None };
+const TCP: &[&str] = &["--transport", "tcp"];
+
+/// Nobody watches: what looks at both ends while they run takes processor time from them.
+pub fn unwatched(_: &[u32]) {}
+
 /// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
 pub fn pipe(options: &[&str], input: &Path) -> Result<Run> {
-    let ends = Ends { address: "127.0.0.1", receiver_host: None, sender_host: None };
-    ends.pipe(&[options, &["--transport", "tcp", "--json"]].concat(), input, false)
+    LOOPBACK.pipe_to(TCP, &[options, TCP, &["--json"]].concat(), input, false, None, unwatched)
 }
 
 impl Ends<'_> {
@@ -310,23 +316,16 @@ impl Ends<'_> {
         }
     }
 
-    pub fn pipe(&self, options: &[&str], input: &Path, by_stdin: bool) -> Result<Run> {
-        let common: Vec<&str> = match options.iter().position(|option| *option == "--transport") {
-            Some(at) => vec![options[at], options[at + 1]],
-            None => Vec::new(),
-        };
-        self.pipe_to(&common, options, input, by_stdin, None)
-    }
-
-    /// With options of each end, into a file or to /dev/null.
-    pub fn pipe_to(
+    /// With options of each end, into a file or to /dev/null. `watch` is given the processes of rdsend and of rdrecv.
+    pub fn pipe_to<T>(
         &self,
         receiving: &[&str],
         options: &[&str],
         input: &Path,
         by_stdin: bool,
         sink: Option<&Path>,
-    ) -> Result<Run> {
+        watch: impl FnOnce(&[u32]) -> T,
+    ) -> Result<Run<T>> {
         let port = free_port()?;
         let bin = bin_directory();
         let mut receiver = self.on(self.receiver_host, bin.join("rdrecv"));
@@ -342,11 +341,10 @@ impl Ends<'_> {
         }
         let start = Instant::now();
         let sender = Running::start_with_input(&mut sender)?;
-        let memory = Memory::watch(&[sender.id, receiver.id]);
+        let watched = watch(&[sender.id, receiver.id]);
         let sent = sender.done()?;
         let wall = receiver.done()?.at.max(sent.at) - start;
-        let [sender_mib, receiver_mib] = memory.highest();
-        Ok(Run { wall, sender_mib, receiver_mib, sender_said: sent.said })
+        Ok(Run { wall, watched, sender_said: sent.said })
     }
 
     pub fn wait_listening(&self, port: u16) -> Result<()> {

@@ -9,7 +9,8 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rd_proto::session::BufferId;
+use rd_proto::control::Path;
+use rd_proto::session::{BufferId, Machine};
 
 use super::work::{CompressMode, Job, Opener, Parts, Shared, header_of};
 use super::{Engine, Half};
@@ -139,7 +140,8 @@ impl Engine {
         let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
             return false;
         };
-        if !self.lanes.values().any(|live| live.is_inline) {
+        // Chunks that go by RDMA have no thread that could read them, though the lane of control frames is one of TCP.
+        if machine.core_ref().path() != Some(Path::Tcp) || !self.lanes.values().any(|live| live.is_inline) {
             return false;
         }
         let Some(part) = source.next_part() else {

@@ -118,7 +118,12 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         Contestant::new(Kind::Peer, "qperf rc_bw, 1 MiB", "qperf · qperf -cm 1 -t 2 -m 1048576 {address} rc_bw", qperf),
     ];
     if is_rxe {
-        contestants.push(Contestant::new(Kind::Ours, "rdsend FILE to rdrecv FILE", &pair("", "{out}", "{file}"), to_file));
+        contestants.push(Contestant::new(
+            Kind::Ours,
+            "rdsend FILE to rdrecv FILE",
+            &pair("", "{out}", "{file}"),
+            to_file,
+        ));
         contestants.push(Contestant::new(Kind::Limit, "dd", "dd if={file} of={out} bs=1M", dd));
     }
     let title = format!("{} MiB over {device}, by each one's own clock of the data phase", BYTES >> 20);

@@ -1,9 +1,9 @@
 //! One end of a copy: does what messages ask for, and answers with messages. An agent is one of these behind a channel;
 //! the caller runs one itself for what is on its own host.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ use crate::engine::{Event, Monitor, Read, Summary, Waits, Work, channel, reach};
 use crate::fs::direct::write::Written;
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
-use crate::fs::std_fact;
+use crate::fs::{standard, std_fact};
 use crate::transport::Medium;
 use crate::transport::relay::{RelayInput, RelayOutput};
 
@@ -437,7 +437,7 @@ impl Run {
             post: self.post.clone(),
             events: self.events.clone(),
             teller: &teller,
-            heeds_signals: false,
+            heeds_signals: Cell::new(false),
             tells_for_both: if self.begin.caller_is_peer {
                 !self.is_agent
             } else {
@@ -496,8 +496,7 @@ impl Run {
             }
             Prepared::Receive(None) => {
                 let name = OsStr::new("standard output");
-                let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-                let output = output.map_err(|error| std_fact(name, &error))?;
+                let output = standard::output().map_err(|error| std_fact(name, &error))?;
                 Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
             }
         }
@@ -512,8 +511,7 @@ impl Run {
             }
             Job::SendStandard => {
                 let name = std::ffi::OsString::from("standard input");
-                let input = std::io::stdin().as_fd().try_clone_to_owned().map(File::from);
-                let input = input.map_err(|error| read_fault(&std_fact(&name, &error)))?;
+                let input = standard::input().map_err(|error| read_fault(&std_fact(&name, &error)))?;
                 Self::sized(input, name)
             }
             Job::ReceiveFile { path } => {

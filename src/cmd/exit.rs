@@ -254,13 +254,21 @@ impl Failure {
 pub(super) fn io_sentence(fact: &IoFact) -> String {
     let mut sentence = escaped(OsStr::from_bytes(&fact.path));
     if fact.errno != 0 {
-        let _ = write!(sentence, ": {}", os(Errno::from_raw_os_error(fact.errno)));
+        let _ = write!(sentence, ": {}", os_number(fact.errno));
     }
     if !fact.detail.is_empty() {
         // "FILE: changed while it was read" reads better with a colon as well.
         let _ = write!(sentence, ": {}", escaped(OsStr::from_bytes(&fact.detail)));
     }
     sentence
+}
+
+/// The system's words for an error number that another end has told, which may be none.
+pub fn os_number(errno: i32) -> String {
+    match errno {
+        1..4096 => os(Errno::from_raw_os_error(errno)),
+        _ => format!("unknown error {errno}"),
+    }
 }
 
 /// The system's words for an error, with its number.
@@ -294,6 +302,14 @@ pub fn escaped(name: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_number_that_another_end_tells_may_be_none() {
+        assert_eq!(os_number(libc::ENOSPC), "No space left on device (errno 28)");
+        for hostile in [i32::MIN, -5000, -1, 4096, i32::MAX] {
+            assert_eq!(os_number(hostile), format!("unknown error {hostile}"));
+        }
+    }
 
     #[test]
     fn codes_are_the_documented_ones() {

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use rd_proto::handshake::Key;
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, read, retry_on_intr};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
@@ -23,7 +25,7 @@ const KEY_VARIABLE: &str = "RD_KEY";
 const INTERRUPT: u8 = 3;
 
 /// The longest first line of a file that is a key, in bytes.
-const KEY_BYTES_MAX: u64 = 4096;
+const KEY_BYTES_MAX: usize = 4096;
 
 /// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
 /// anything else: it overwrites KEY among the arguments that the system shows.
@@ -70,20 +72,26 @@ fn overwrite_argument(secret: &[u8]) {
 /// Exit 1 for an empty key or one that cannot be read.
 pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Option<Key>, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
-    let errno = |error: &std::io::Error| os(Errno::from_io_error(error).unwrap_or(Errno::IO));
     let bytes = if let Some(path) = &options.key_file {
         let name = escaped(path.as_os_str());
-        let file =
-            File::open(path).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?;
-        first_line(file).map_err(|error| usage(format!("cannot read --key-file {name}: {}", errno(&error))))?
+        let line = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(first_line);
+        line.map_err(|error| usage(format!("cannot read --key-file {name}: {}", os(error))))?
     } else if let Some(number) = options.key_fd {
-        if !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists() {
-            return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
+        // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail, and whose it is is what is
+        // being asked: this process opens its own to be closed on execution, so one that is not was handed to it.
+        let fd = unsafe {
+            let flags = libc::fcntl(number, libc::F_GETFD);
+            if flags == -1 || flags & libc::FD_CLOEXEC != 0 {
+                return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
+            }
+            ManuallyDrop::new(OwnedFd::from_raw_fd(number))
+        };
+        let line = first_line(&*fd).map_err(|error| usage(format!("cannot read --key-fd {number}: {}", os(error))))?;
+        // A standard stream stays open: behind the key may come what is to be sent.
+        if number > 2 {
+            drop(ManuallyDrop::into_inner(fd));
         }
-        // SAFETY: the descriptor is open, and was handed to this process for this purpose alone.
-        let fd = unsafe { OwnedFd::from_raw_fd(number) };
-        first_line(File::from(fd))
-            .map_err(|error| usage(format!("cannot read --key-fd {number}: {}", errno(&error))))?
+        line
     } else {
         match positional {
             Some(key) if key != "-" => Zeroizing::new(key.into_vec()),
@@ -114,7 +122,7 @@ pub fn ask() -> Result<Key, Failure> {
     let _ = terminal.write_all(b"KEY: ");
     let _ = tcsetattr(&terminal, OptionalActions::Flush, &silent);
     // A terminal gives one line at a time.
-    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX as usize]);
+    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
     let length = terminal.read(&mut line);
     let _ = tcsetattr(&terminal, OptionalActions::Flush, &before);
     let _ = terminal.write_all(b"\n");
@@ -133,14 +141,18 @@ pub fn generate() -> (Key, String) {
     Key::generate(&mut rng())
 }
 
-fn first_line(file: File) -> std::io::Result<Zeroizing<Vec<u8>>> {
-    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX as usize + 1));
-    BufReader::new(file.take(KEY_BYTES_MAX + 1)).read_until(b'\n', &mut line)?;
-    if line.len() as u64 > KEY_BYTES_MAX {
-        // Cut short it would be another key than the one that is meant.
-        return Err(Errno::FBIG.into());
+/// Reads up to the end of a line and not a byte further: what comes then may be for somebody else.
+fn first_line(file: impl AsFd) -> rustix::io::Result<Zeroizing<Vec<u8>>> {
+    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX));
+    let mut byte = Zeroizing::new([0]);
+    while retry_on_intr(|| read(&file, &mut byte[..]))? == 1 && byte[0] != b'\n' {
+        if line.len() == KEY_BYTES_MAX {
+            // Cut short it would be another key than the one that is meant.
+            return Err(Errno::FBIG);
+        }
+        line.push(byte[0]);
     }
-    while let Some(b'\n' | b'\r') = line.last() {
+    if line.last() == Some(&b'\r') {
         line.pop();
     }
     Ok(line)

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 pub mod agent;
+mod aside;
 mod copy;
 pub mod doctor;
 mod end;

@@ -1,10 +1,10 @@
 //! `rdrecv`: the receiving end of a pipe between two hosts.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use flume::Receiver;
 use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
+use signal_hook::consts::SIGTSTP;
 
 use super::exit::{Exit, Failure, os};
 use super::key;
@@ -23,7 +24,7 @@ use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, report
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
-use crate::fs::std_fact;
+use crate::fs::{standard, std_fact};
 use crate::transport::unmapped;
 
 /// Receive a stream from rdsend on another host
@@ -89,7 +90,10 @@ fn transfer(
     let file = file.filter(|path| *path != "-");
     let target = match file {
         Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| Failure::destination(&fact))?),
-        None => None,
+        None => {
+            standard_output().map_err(|fact| Failure::destination(&fact))?;
+            None
+        }
     };
     let (key, generated) = match key::given(key, &arguments.key)? {
         Some(key) => (key, None),
@@ -125,7 +129,7 @@ fn transfer(
         post,
         events,
         teller: &console,
-        heeds_signals: true,
+        heeds_signals: Cell::new(true),
         tells_for_both: true,
     };
     loop {
@@ -176,6 +180,11 @@ fn next_sender(
             Some(Event::Incoming(Incoming::Stranger(address))) if verbose => {
                 super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
             }
+            // Heeded from the first session on, though that may not have begun.
+            Some(Event::Signal(number)) if number != SIGTSTP => {
+                return Err(Failure { exit: Exit::Signal(number as u8), message: None });
+            }
+            Some(Event::Signal(_)) => super::stop_here(),
             // A lane of a session that has not begun, or has ended.
             Some(_) => {}
             None => return Ok(None),
@@ -191,12 +200,16 @@ fn open(target: Option<&Target>) -> Result<Work, IoFact> {
             Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
         }
         None => {
-            let name = "standard output".as_ref();
-            let output = std::io::stdout().as_fd().try_clone_to_owned().map(File::from);
-            let output = output.map_err(|error| std_fact(name, &error))?;
-            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
+            let output = standard_output()?;
+            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref())))))
         }
     }
+}
+
+const STANDARD_OUTPUT: &str = "standard output";
+
+fn standard_output() -> Result<File, IoFact> {
+    standard::output().map_err(|error| std_fact(STANDARD_OUTPUT.as_ref(), &error))
 }
 
 /// An address of this host that others are likely to reach: the one that its packets to the outside would bear.

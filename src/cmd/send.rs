@@ -1,9 +1,9 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
 use crate::engine::link::LinkError;
 use crate::engine::{self, Work, channel};
 use crate::fs::source::Source;
+use crate::fs::{standard, std_fact};
 
 /// The pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -101,6 +102,8 @@ fn transfer(
     key: Option<OsString>,
     file: Option<&OsString>,
 ) -> Result<Ended, Failure> {
+    // First of all, as it may come by the same descriptor as the source.
+    let key = key::given(key, &arguments.key)?;
     // Before anybody is bothered: what is to be sent can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
@@ -109,7 +112,7 @@ fn transfer(
     let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
         .map_err(|fact| Failure::source(&fact))?
         .size_bytes();
-    let key = match key::given(key, &arguments.key)? {
+    let key = match key {
         Some(key) => key,
         None => key::ask()?,
     };
@@ -122,7 +125,7 @@ fn transfer(
         post,
         events,
         teller: &console,
-        heeds_signals: true,
+        heeds_signals: Cell::new(true),
         tells_for_both: true,
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
@@ -136,8 +139,17 @@ fn no_descriptors() -> Failure {
 }
 
 fn standard_input() -> Result<File, Failure> {
-    let cloned = std::io::stdin().as_fd().try_clone_to_owned();
-    cloned.map(File::from).map_err(|error| Failure::new(Exit::Source, format!("cannot read standard input: {error}")))
+    standard::input().map_err(|error| Failure::source(&std_fact("standard input".as_ref(), &error)))
+}
+
+/// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot
+/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment.
+fn hope(error: &LinkError) -> u8 {
+    match error {
+        LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } => 0,
+        LinkError::Os { error: Errno::NETUNREACH | Errno::ADDRNOTAVAIL, .. } => 1,
+        _ => 2,
+    }
 }
 
 /// Connects and authenticates, trying again until `patience` is used up while nobody listens yet. `program`: what should
@@ -162,22 +174,23 @@ pub(super) fn reach(
             Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
         })?
         .collect();
-    let mut last = LinkError::TimedOut;
     loop {
+        let mut failure: Option<LinkError> = None;
         for &address in &addresses {
             // However short the patience is, there is one attempt.
             match engine::reach::reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
                 Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
-                // The listener is not there yet, or was overrun: it may be there in a moment.
-                Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => last = error,
+                Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => {
+                    if failure.as_ref().is_none_or(|before| hope(&error) > hope(before)) {
+                        failure = Some(error);
+                    }
+                }
                 Err(error) => return Err(Failure::unreached(&error, &peer_name, program)),
             }
         }
-        if let LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } = last {
-            return Err(Failure::unreached(&last, &peer_name, program));
-        }
-        if Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(Failure::unreached(&last, &peer_name, program));
+        let failure = failure.unwrap_or(LinkError::TimedOut);
+        if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
+            return Err(Failure::unreached(&failure, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

@@ -1,5 +1,6 @@
 //! What all commands that move data share: from an authenticated first lane to the end of the session.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
@@ -14,6 +15,7 @@ use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
+use super::aside::Aside;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, Terminal};
@@ -24,6 +26,7 @@ use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
 use crate::engine::rdma;
 use crate::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
+use crate::fs::plain_fact;
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
 
@@ -53,8 +56,8 @@ pub(super) struct Session<'a> {
     pub(super) post: Sender<Event>,
     pub(super) events: Receiver<Event>,
     pub(super) teller: &'a dyn Teller,
-    /// Signals to this process are the session's; else somebody else posts them.
-    pub(super) heeds_signals: bool,
+    /// Signals to this process are to be the session's; else somebody posts them already.
+    pub(super) heeds_signals: Cell<bool>,
     /// This end says what both know: where two ends have one reader, it would be said twice.
     pub(super) tells_for_both: bool,
 }
@@ -83,7 +86,11 @@ impl Teller for Console<'_> {
     }
 
     fn monitor(&self, peer: &str, reconnect: Duration, size_bytes: Option<u64>) -> Box<dyn Monitor> {
-        Box::new(Terminal::new(self.name, peer, self.report, reconnect, size_bytes, self.may_draw))
+        let terminal = || Terminal::new(self.name, peer, self.report, reconnect, size_bytes, self.may_draw);
+        match Aside::start(terminal()) {
+            Ok(aside) => Box::new(aside),
+            Err(_) => Box::new(terminal()),
+        }
     }
 }
 
@@ -125,8 +132,9 @@ pub(super) fn reported(
         Ok(Ended { summary, failure }) => (Some(summary), failure),
         Err(failure) => (None, Some(failure)),
     };
-    reporter.finish(summary.as_ref(), failure.as_ref())?;
-    failure.map_or(Ok(()), Err)
+    let told = reporter.finish(summary.as_ref(), failure.as_ref());
+    // What went wrong with the transfer matters more than that it could not be reported.
+    failure.map_or(told, Err)
 }
 
 impl Session<'_> {
@@ -174,18 +182,17 @@ impl Session<'_> {
                 lacks_rdma(&ours, &theirs, &peer).filter(|_| refusal == Refusal::Transport).unwrap_or(failure),
             )
         })?;
-        let here = |failure| NotBegun::Here(failure);
-        let system =
-            |what: &str, error: std::io::Error| NotBegun::Here(Failure::new(Exit::Connect, format!("{what}: {error}")));
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.tells_for_both {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.teller.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
         // From here on there is something to clean up and a peer to tell.
-        if self.heeds_signals {
+        if self.heeds_signals.take() {
             let post = self.post.clone();
-            forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok())
-                .map_err(|error| system("cannot handle signals", error))?;
+            forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
+                let failure = Failure::new(Exit::Connect, format!("cannot handle signals: {error}"));
+                give_up(&mut first, role, failure)
+            })?;
         }
         let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
             let (failure, cause) = match (no_work, role) {
@@ -197,19 +204,22 @@ impl Session<'_> {
             };
             // The session has begun for the peer: without a word it would wait for this end to come back.
             send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
-            here(failure)
+            NotBegun::Here(failure)
         })?;
         if let (Work::ReceiveFile(sink), Some(size_bytes)) = (&mut work, theirs.size_bytes) {
             sink.announce(size_bytes);
         }
-        let Mapped { pool, buffers, adapters } = self.pool(&agreed).map_err(here)?;
-        let FirstLane { stream, established, .. } = first;
-        let Established { session, lane, secret, control, .. } = established;
+        let Mapped { pool, buffers, adapters } =
+            self.pool(&agreed).map_err(|failure| give_up(&mut first, role, failure))?;
+        let Established { session, lane, .. } = first.established;
+        let secret = first.established.secret.clone();
         let mut dialer = None;
         let mut rdma_listening = None;
         match (listening, adapters) {
             (None, adapters) => {
-                let address = stream.peer_addr().map_err(|error| system("connection", error))?;
+                let address = first.stream.peer_addr().map_err(|error| {
+                    NotBegun::Peer(Failure::new(Exit::Connect, format!("lost the connection to {peer}: {error}")))
+                })?;
                 let rdma = adapters.map(|adapters| {
                     rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, session, secret.clone())
                 });
@@ -224,11 +234,13 @@ impl Session<'_> {
                     registry: Arc::clone(registry),
                     post: self.post.clone(),
                 };
-                rdma_listening = Some(service.start().map_err(|error| system("cannot start a thread", error))?);
+                let started = service.start().map_err(|error| without_thread(&error));
+                rdma_listening = Some(started.map_err(|failure| give_up(&mut first, role, failure))?);
             }
             // The other end waits to be told where to dial.
             (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
         }
+        let FirstLane { stream, established: Established { control, .. }, .. } = first;
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
             .map_err(|error| NotBegun::Here(Failure::not_agreed(&error, &peer)))?;
         let size_bytes = size_bytes.or(theirs.size_bytes);
@@ -245,7 +257,7 @@ impl Session<'_> {
             bwlimit: self.transfer.bwlimit,
             monitor: self.teller.monitor(&peer, reconnect, size_bytes),
         };
-        let summary = run(transfer, work).map_err(|error| system("cannot start a thread", error))?;
+        let summary = run(transfer, work).map_err(|error| NotBegun::Here(without_thread(&error)))?;
         drop(rdma_listening);
         let failure = Failure::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
         Ok(Ended { summary, failure })
@@ -298,6 +310,21 @@ impl Session<'_> {
             }
         }
     }
+}
+
+/// For the peer the session has begun: without a word it would wait for this end to come back.
+fn give_up(first: &mut FirstLane, role: Role, failure: Failure) -> NotBegun {
+    let fact = plain_fact("anything".as_ref(), failure.message.as_deref().unwrap_or_default());
+    let cause = match role {
+        Role::Sender => Cause::Source(fact),
+        Role::Receiver => Cause::Sink(fact),
+    };
+    send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
+    NotBegun::Here(failure)
+}
+
+fn without_thread(error: &std::io::Error) -> Failure {
+    Failure::new(Exit::Connect, format!("cannot start a thread: {error}; raise the limit (ulimit -u)"))
 }
 
 /// A pool, its buffers, and what registered it.

@@ -26,6 +26,7 @@ use super::frames::{
 };
 use super::names::home_expanded;
 use super::tunnel::Emit;
+use crate::fs::standard;
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 pub use guard::Warden;
 use guard::{End, Guard, Launch, Running};
@@ -289,7 +290,7 @@ impl Run {
         let mut into = None;
         let stdin = match self.stage.input {
             Input::Nothing => descriptors::null(),
-            Input::Standard => std::io::stdin().as_fd().try_clone_to_owned(),
+            Input::Standard => standard::input().map(OwnedFd::from),
             Input::Hop => std::io::pipe().map(|(read, write)| {
                 into = Some(File::from(OwnedFd::from(write)));
                 read.into()
@@ -298,7 +299,7 @@ impl Run {
         let mut out = None;
         let stdout = match self.stage.output {
             Output::Nothing => descriptors::null(),
-            Output::Standard => std::io::stdout().as_fd().try_clone_to_owned(),
+            Output::Standard => standard::output().map(OwnedFd::from),
             Output::Hop | Output::Dropped => std::io::pipe().map(|(read, write)| {
                 out = Some(File::from(OwnedFd::from(read)));
                 write.into()

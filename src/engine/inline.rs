@@ -6,8 +6,9 @@
 //!
 //! Only what is in the page cache is read so: a lane that waits for a disk cannot send its control frames.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rd_proto::control::Path;
 use rd_proto::session::{BufferId, Machine};
@@ -39,6 +40,9 @@ const DAMAGED: u8 = 2;
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Box<[Slot]>,
+    /// For how long all lanes' threads together have been reading, and sealing, in nanoseconds.
+    reading: AtomicU64,
+    sealing: AtomicU64,
     /// Of chunks that have been read and sealed: told before they are sent, so before any acknowledgement can come.
     tags: Mutex<Vec<(BufferId, [u8; 16])>>,
 }
@@ -50,7 +54,7 @@ impl Table {
         (processors <= usize::from(lanes)).then(|| {
             let slots = (0..buffers).map(|_| Slot::default()).collect();
             let tags = Mutex::new(Vec::with_capacity(buffers as usize));
-            Arc::new(Self { slots, tags })
+            Arc::new(Self { slots, reading: AtomicU64::new(0), sealing: AtomicU64::new(0), tags })
         })
     }
 
@@ -72,6 +76,18 @@ impl Table {
     /// The tags of chunks that have been sealed since this was asked last.
     pub(super) fn take_tags(&self, into: &mut Vec<(BufferId, [u8; 16])>) {
         into.append(&mut self.tags.lock().expect("no panic with it locked"));
+    }
+
+    fn note_times(&self, reading: Duration, sealing: Duration) {
+        for (sum, time) in [(&self.reading, reading), (&self.sealing, sealing)] {
+            sum.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// For how long all lanes' threads together have been reading, and sealing, since this was asked last.
+    pub(super) fn take_times(&self) -> (Duration, Duration) {
+        let take = |time: &AtomicU64| Duration::from_nanos(time.swap(0, Ordering::Relaxed));
+        (take(&self.reading), take(&self.sealing))
     }
 
     /// Whether a chunk that has arrived is genuine, if a lane has looked.
@@ -106,12 +122,15 @@ impl Inline for Lane {
         let id = buffer.id();
         let Some((part, encrypt)) = self.table.take_plan(id) else { return Prepared::Ready };
         let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts are planned of a file") };
+        let start = Instant::now();
         // A source that turns out to have changed is the loop's to tell: a worker reads the part again and finds it so.
         if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally) || source.note_read().is_err() {
             self.table.plan(id, part, encrypt);
             return Prepared::WouldWait;
         }
+        let read = Instant::now();
         let header = self.shared.seal(header_of(&part, encrypt), buffer);
+        self.table.note_times(read - start, read.elapsed());
         self.table.tags.lock().expect("no panic with it locked").push((id, header.tag));
         Prepared::Ready
     }

@@ -7,6 +7,7 @@ pub mod metadata;
 mod partial;
 pub mod sink;
 pub mod source;
+pub mod standard;
 pub mod tree_sink;
 pub mod tree_source;
 pub mod walk;

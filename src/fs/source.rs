@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
 use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
 
+use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
 use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact};
@@ -87,6 +88,7 @@ impl Source {
                 // Files of the kernel's (/proc) say that they are empty and are not.
                 if size > 0 {
                     let parts = size.div_ceil(part_bytes as u64);
+                    let is_in_memory = fstatfs(&file).is_ok_and(|system| is_cache_only(system.f_type as u32));
                     let (next, unread) = (AtomicU64::new(0), AtomicU64::new(parts));
                     return Ok(Self::File(FileSource {
                         file,
@@ -96,6 +98,7 @@ impl Source {
                         size,
                         part_bytes,
                         parts,
+                        is_in_memory,
                         next,
                         unread,
                         bypass: Bypass::default(),
@@ -137,6 +140,8 @@ pub struct FileSource {
     size: u64,
     part_bytes: usize,
     parts: u64,
+    /// Its file system has nothing but the page cache.
+    is_in_memory: bool,
     next: AtomicU64,
     /// Parts for which [`FileSource::note_read`] has not been called.
     unread: AtomicU64,
@@ -194,8 +199,8 @@ impl FileSource {
         }
         let is_read = match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => count == part.length,
-            // A file system that cannot tell: on tmpfs and ramfs nothing waits.
-            Err(Errno::OPNOTSUPP) => read_at(&self.file, &self.name, offset, target).is_ok(),
+            // A file system that cannot tell: where there is nothing but the page cache nothing waits.
+            Err(Errno::OPNOTSUPP) if self.is_in_memory => read_at(&self.file, &self.name, offset, target).is_ok(),
             Err(_) => false,
         };
         self.bypass.note_warm(is_read);
@@ -376,6 +381,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::fs::close::tests::where_a_call_fails;
 
     #[test]
     fn a_patient_reader_lets_go_when_nobody_wants_it_any_more() {
@@ -391,6 +397,25 @@ mod tests {
             over.store(true, Ordering::Relaxed);
             assert_eq!(reader.join().expect("no panic"), Ok(None));
         });
+    }
+
+    #[test]
+    fn a_file_system_that_cannot_tell_what_it_has_in_memory_is_not_read_by_a_lane() {
+        let read = |place: &Path| {
+            let directory = tempfile::tempdir_in(place).expect("a directory");
+            let path = directory.path().join("f");
+            std::fs::write(&path, [7; 4096]).expect("a file");
+            let source = Source::new(Source::open(&path).expect("a file"), OsStr::new("f"), 4096);
+            let Ok(Source::File(file)) = source else { panic!("a file") };
+            let part = file.next_part().expect("one");
+            where_a_call_fails(libc::SYS_preadv2, Errno::OPNOTSUPP, || {
+                file.read_cached(&part, &mut [0; 4096], &Tally::default())
+            })
+        };
+        let kind = |place: &Path| rustix::fs::statfs(place).expect("a place").f_type as u32;
+        for place in [concat!(env!("CARGO_MANIFEST_DIR"), "/target"), "/dev/shm"].map(Path::new) {
+            assert_eq!(read(place), is_cache_only(kind(place)), "{place:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -62,6 +63,20 @@ fn a_signal_while_the_sink_stands_still() {
         here.wait().expect(130).within(SOON);
         there.wait().expect(4).within(SOON);
     }
+}
+
+#[test]
+fn an_end_that_has_no_memory_for_its_pool_says_so_to_the_other() {
+    let short = |command: &std::process::Command| in_shell("ulimit -v 2000000; exec \"$@\"", command);
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let mut receiver = rdrecv();
+    receiver.args(["--buffer", "4G", "0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut recv = Process::spawn(&mut short(&receiver));
+    let mut send = start_send::<&str>(&[], recv.port(), Some(Path::new("/dev/zero")));
+    recv.wait().expect(3).within(SOON).one_line("rdrecv", &["4096 MiB"]);
+    send.wait().expect(6).within(SOON).one_line("rdsend", &["4096 MiB", "127.0.0.1"]);
+    assert!(scratch.names().is_empty());
 }
 
 #[test]

@@ -139,6 +139,25 @@ fn key_from_a_file_and_from_a_descriptor() {
 }
 
 #[test]
+fn what_follows_a_key_on_standard_input_is_what_is_sent() {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let input = noise(100_000);
+    let mut command = rdrecv();
+    command.args(["0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut recv = Process::spawn(&mut command);
+    let mut command = rdsend();
+    command.args(["127.0.0.1", &recv.port().to_string(), "--key-fd", "0"]);
+    let mut send = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+    let mut pipe = send.stdin();
+    pipe.write_all(format!("{KEY}\n").as_bytes()).and_then(|()| pipe.write_all(&input)).expect("somebody reads");
+    drop(pipe);
+    send.wait().expect(0);
+    recv.wait().expect(0);
+    same(&std::fs::read(&target).expect("published"), &input);
+}
+
+#[test]
 fn a_key_is_any_bytes() {
     use std::os::unix::ffi::OsStrExt;
     let key = std::ffi::OsStr::from_bytes(b"\xff\xfe spaces $ and \xc3\xa9");

@@ -146,6 +146,27 @@ fn a_slow_wire() {
 }
 
 #[test]
+fn a_lane_that_reads_and_seals_itself() {
+    let scratch = Scratch::new();
+    let input = noise(64 << 20);
+    let source = scratch.file("source", &input);
+    let (mut recv, port) = start_recv(&["--json"], None);
+    let output = drain(recv.stdout());
+    let mut command = rdsend();
+    command
+        .args(["--json", "--encrypt", "always", "--compress", "off", "127.0.0.1", &port.to_string(), KEY])
+        .arg(source);
+    // There is no processor besides the one of the lanes.
+    let mut command = in_shell("exec taskset -c 0 \"$@\"", &command);
+    let sender = Told::of(&Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait());
+    recv.wait().expect(0);
+    same(&output.join().expect("no panic"), &input);
+    for name in ["source", "cpu"] {
+        assert!(sender.share(&[name]) > 0.02, "{name}: {}", sender.0);
+    }
+}
+
+#[test]
 fn a_rate_limit() {
     let [sender, receiver] = stream(&["--bwlimit", "6M"], &[], None, noise(12 << 20));
     sender.names("limit");

@@ -202,3 +202,38 @@ fn files_that_permissions_keep_closed() {
         assert_eq!((std::fs::read(&program).expect("there"), mode & 0o7777), (b"secret".to_vec(), 0o777));
     }
 }
+
+#[test]
+fn a_closed_standard_stream_is_neither_empty_nor_a_place_to_write() {
+    let scratch = Scratch::new();
+    let target = scratch.file("target", b"as it was");
+    let mut command = rdrecv();
+    command.args(["0", KEY]);
+    let mut receiver = Process::spawn(in_shell("exec \"$@\" >&-", &command).stdin(Stdio::null()).stdout(Stdio::null()));
+    receiver.wait().expect(6).within(SOON).one_line("rdrecv", &["standard output", "errno 9"]);
+
+    let mut command = rdrecv();
+    command.args(["0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
+    let receiver = Process::spawn(&mut command);
+    let mut command = rdsend();
+    command.args(["127.0.0.1", &receiver.port().to_string(), KEY]);
+    let mut sender = Process::spawn(in_shell("exec \"$@\" <&-", &command).stdout(Stdio::null()));
+    sender.wait().expect(5).within(SOON).one_line("rdsend", &["standard input", "errno 9"]);
+    assert_eq!(std::fs::read(&target).expect("untouched"), b"as it was");
+}
+
+#[test]
+fn a_descriptor_of_our_own_is_no_key() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", b"a line that is no key\n");
+    let mut command = rdsend();
+    command.args(["127.0.0.1", "9", "--key-fd", "3", "--json=/dev/full"]).arg(&source);
+    ended(&mut command).expect(1).one_line("rdsend", &["--key-fd 3"]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_hides_no_failure() {
+    let scratch = Scratch::new();
+    let target = scratch.join("none/target");
+    ended(rdrecv().args(["--json=/dev/full", "0", KEY]).arg(&target)).expect(6).one_line("rdrecv", &["none"]);
+}

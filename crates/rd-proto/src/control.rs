@@ -26,6 +26,9 @@ pub const ENDPOINTS_MAX: usize = 32;
 /// Bytes of a host name or path carried in a frame; longer ones are cut at the front.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
+/// The highest error number that Linux has: `MAX_ERRNO` of its include/linux/err.h.
+pub const ERRNO_MAX: u32 = 4095;
+
 /// Bytes that sealing adds to a control frame.
 pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
 
@@ -187,7 +190,7 @@ pub enum Cause {
 /// An I/O failure as facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IoFact {
-    /// The system's error number on the host where it happened; 0 where the failure has none.
+    /// The system's error number on the host where it happened, at most [`ERRNO_MAX`]; 0 where the failure has none.
     pub errno: i32,
     /// What was being read or written; bytes, at most [`TEXT_BYTES_MAX`].
     pub path: Vec<u8>,
@@ -572,7 +575,11 @@ impl IoFact {
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
-        Ok(Self { errno: reader.u32()? as i32, path: decode_text(reader)?, detail: decode_text(reader)? })
+        let errno = match reader.u32()? {
+            errno @ 0..=ERRNO_MAX => errno as i32,
+            _ => return Err(FrameError::Value("errno")),
+        };
+        Ok(Self { errno, path: decode_text(reader)?, detail: decode_text(reader)? })
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cmd::end::End;
-use crate::cmd::exit::{Exit, Failure, escaped, os};
+use crate::cmd::exit::{Exit, Failure, escaped, os_number};
 use crate::cmd::launching::Voice;
 use crate::control::frames::Fault;
 
@@ -59,7 +59,7 @@ pub(in crate::cmd) fn told(host: &OsStr, fault: &Fault) -> Failure {
     }
     let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), name_at(host, &fault.path));
     if fault.errno != 0 {
-        line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+        line += &format!(": {}", os_number(fault.errno));
     }
     if !detail.is_empty() {
         line += &format!(": {detail}");

@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-use crate::cmd::exit::{escaped, os};
+use crate::cmd::exit::{escaped, os_number};
 use crate::measure::finding::Outcome;
 use crate::measure::{Facts, Speed, What};
 
@@ -175,8 +175,8 @@ fn missed(not: &[(String, Outcome)]) -> String {
             Outcome::Refused => "refused".to_owned(),
             Outcome::Silent => "no answer".to_owned(),
             Outcome::Unreachable(errno) => match errno {
-                1..4096 => os(rustix::io::Errno::from_raw_os_error(*errno)),
-                _ => "unreachable".to_owned(),
+                0 => "unreachable".to_owned(),
+                errno => os_number(*errno),
             },
             Outcome::NoRdma(reason) | Outcome::Other(reason) => reason.clone(),
         };
@@ -281,7 +281,7 @@ fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
             ),
         ),
         What::NodeBroken { path, errno } => advise(
-            format!("{path} cannot be opened: {}", os(rustix::io::Errno::from_raw_os_error((*errno).clamp(1, 4095)))),
+            format!("{path} cannot be opened: {}", os_number(*errno)),
             "RDMA cannot be used",
             "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
         ),

@@ -9,7 +9,7 @@ use flume::{Receiver, unbounded};
 use rd_proto::handshake::{Established, Key};
 
 use super::PerfArguments;
-use crate::cmd::exit::{Exit, Failure, escaped, os};
+use crate::cmd::exit::{Exit, Failure, escaped, os_number};
 use crate::cmd::launching::{News, Remote, greet, is_same_kernel, session_key};
 use crate::control::endpoints;
 use crate::control::frames::{Fault, Hello, Message, Storage};
@@ -124,7 +124,7 @@ fn failed(fault: &Fault, label: &str) -> Failure {
     } else {
         line += &format!("{} {}", escaped(OsStr::new(&fault.what)), escaped(OsStr::from_bytes(&fault.path)));
         if fault.errno != 0 {
-            line += &format!(": {}", os(rustix::io::Errno::from_raw_os_error(fault.errno)));
+            line += &format!(": {}", os_number(fault.errno));
         }
         if !detail.is_empty() {
             line += &format!(": {detail}");

@@ -98,6 +98,8 @@ const HOSTILE: &[(&str, usize, u8, &str)] = &[
     ("have", 13, 201, "granules"),
     ("have", 14, 2, "flag"),
     ("abort-signal", 1, 7, "cause"),
+    ("abort-sink", 3, 0x10, "errno"),
+    ("abort-sink", 5, 0x80, "errno"),
     ("abort-sink", 7, 0xff, "text length"),
 ];
 
@@ -117,7 +119,7 @@ fn fields_beyond_their_bounds_are_refused() {
 #[test]
 fn the_largest_frames_fit() {
     let text = vec![b'x'; 5 * TEXT_BYTES_MAX];
-    let fact = IoFact { errno: -1, path: text.clone(), detail: text.clone() };
+    let fact = IoFact { errno: ERRNO_MAX as i32, path: text.clone(), detail: text.clone() };
     let endpoint =
         Endpoint { hardware: true, address: "[fd00::1]:1".parse().expect("one"), prefix_bits: 128, rate_mbps: 0 };
     let mut offer = match fuzz::samples().swap_remove(0).1 {

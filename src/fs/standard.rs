@@ -1,0 +1,55 @@
+//! Standard input and output as this process was given them.
+//!
+//! Where one of them is closed, Rust's runtime opens /dev/null in its place before `main`: what is sent would be nothing,
+//! and what is received would be lost, and both would succeed.
+
+use std::fs::File;
+use std::io::Result;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::io::Errno;
+
+/// Of the descriptors that were closed when this process began, a bit each.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+/// The C library calls it before it calls what becomes `main`, and so before the runtime has a look.
+#[used]
+// SAFETY: the section is an array of functions that the C library calls with (argc, argv, envp); one that takes none of
+// them may be called so, and this one allocates nothing and needs nothing of the runtime.
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = look;
+
+extern "C" fn look() {
+    for descriptor in 0..=1 {
+        // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail.
+        if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
+            CLOSED.fetch_or(1 << descriptor, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A duplicate of standard input.
+///
+/// # Errors
+///
+/// EBADF where it was closed when this process began, and what duplicating a descriptor may fail with.
+pub fn input() -> Result<File> {
+    duplicate(0, std::io::stdin().as_fd())
+}
+
+/// A duplicate of standard output.
+///
+/// # Errors
+///
+/// As [`input`].
+pub fn output() -> Result<File> {
+    duplicate(1, std::io::stdout().as_fd())
+}
+
+fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {
+    if CLOSED.load(Ordering::Relaxed) & 1 << number != 0 {
+        return Err(Errno::BADF.into());
+    }
+    Ok(descriptor.try_clone_to_owned()?.into())
+}

@@ -3,6 +3,8 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
+# Rust may have been installed a moment ago, by tests/testbed/deps.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 # Every command has a five-line main there.
 COMMANDS = $(patsubst src/bin/%.rs,%,$(wildcard src/bin/*.rs))

@@ -15,6 +15,9 @@ const SIZES: [u64; 10] =
 /// From here on the start is small beside the rest, so that what is left is cost for each byte.
 const LARGE: u64 = 32 << 20;
 
+/// From here on a stream takes so much processor time that a clock of 10 ms tells it well enough.
+const COUNTED: u64 = 512 << 20;
+
 /// The largest file that is written too: source and copy are both in memory.
 const COPIED_MAX: u64 = 4 * GIB;
 
@@ -69,7 +72,7 @@ pub fn rows() -> Result<Vec<Row>> {
             entry.tell("s");
             all.entries.push(entry);
         }
-        all.absent = absent;
+        all.absent.extend(absent.into_iter().map(|(name, why)| (name, format!("at {bytes} bytes: {why}"))));
     }
     record::add(&all);
     let mut rows = Vec::new();
@@ -80,7 +83,7 @@ pub fn rows() -> Result<Vec<Row>> {
             entry.cpu_of_both().into_iter().map(|per_gb| per_gb * entry.at.unwrap_or(0.0) / 1e9).collect()
         };
         rows.push(slope(&format!("sizes: time, {name}"), &of, LARGE as f64, time));
-        rows.push(slope(&format!("sizes: processors, {name}"), &of, LARGE as f64, processors));
+        rows.push(slope(&format!("sizes: processors, {name}"), &of, COUNTED as f64, processors));
         rows.push(line(&format!("sizes: time of {name}"), &of));
     }
     Ok(rows)
@@ -92,9 +95,8 @@ pub fn slope(row: &str, entries: &[&Entry], from: f64, cost: impl Fn(&Entry) -> 
         entries.iter().filter_map(|entry| entry.at.filter(|at| *at >= from).map(|at| (at, cost(entry)))).collect();
     let rounds = large.iter().map(|(_, costs)| costs.len()).min().unwrap_or(0);
     let of_round = |round: usize| -> f64 {
-        // The clock that counts processor time has steps of 10 ms.
         let points: Vec<(f64, f64, f64)> =
-            large.iter().map(|(at, costs)| (at.ln(), costs[round].max(0.01).ln(), 1.0)).collect();
+            large.iter().map(|(at, costs)| (at.ln(), costs[round].max(f64::MIN_POSITIVE).ln(), 1.0)).collect();
         fit(&points).1
     };
     if large.len() < 3 || rounds == 0 {

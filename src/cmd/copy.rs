@@ -80,10 +80,15 @@ impl<'a> Copy<'a> {
         let signals = post.clone();
         forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        Ok(Self::heedless(plan, reporter, post, news))
+    }
+
+    /// One that no signal ends.
+    fn heedless(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>, post: Post, news: Receiver<(usize, News)>) -> Self {
         let said = post.clone();
         let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
         let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false };
-        Ok(Self {
+        Self {
             plan,
             reporter,
             sides: vec![here],
@@ -98,7 +103,7 @@ impl<'a> Copy<'a> {
             failed: 0,
             first_failed: None,
             told: Instant::now(),
-        })
+        }
     }
 
     /// Makes the copy.

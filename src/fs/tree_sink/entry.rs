@@ -515,8 +515,12 @@ impl Large {
             return false;
         }
         let settled = self.bypass.settle(&self.partial.file);
+        // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
+        // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
+        let is_synced_first = self.is_lasting && self.shared.options.fsync;
+        let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
-        match settled.and_then(|()| publish()) {
+        match settled.and_then(|()| sync()).and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
                 true

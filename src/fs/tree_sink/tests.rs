@@ -14,7 +14,7 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
 use rustix::fs::XattrFlags;
 
 use super::*;
-use crate::fs::close::tests::where_closing_fails;
+use crate::fs::close::tests::{where_calls_fail, where_closing_fails};
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(PathBuf);
@@ -530,6 +530,37 @@ fn a_failure_told_at_close_is_one() {
         }
         assert_eq!(expected.map(|path| path.exists()), [in_place; 2], "no name but that of a file written in place");
     }
+}
+
+/// Syncing takes long, and whoever is killed meanwhile has left what the next transfer goes on with: a file of ours.
+#[test]
+fn a_file_that_is_being_synced_is_one_to_go_on_with() {
+    const SIZE: u64 = 64 << 20;
+    let scratch = Scratch::new();
+    let metadata = Metadata { uid: 12, gid: 34, ..META };
+    let large = Record::Large { name: b"large", metadata, item: 1, size: SIZE, is_sparse: false };
+    assert!(Record::awaits_have(SIZE, false));
+    // As if killed there: a failure that stops everything leaves what is to be gone on with.
+    let refused = where_calls_fail(&[libc::SYS_fsync, libc::SYS_fdatasync], libc::EIO, || {
+        let mut sink = scratch.sink(Options { fsync: true, ..Options::default() });
+        sink.push(0, 0, chunk(&[large])).expect("taken");
+        sink.push(1, 0, Arc::new(vec![1; SIZE as usize])).expect("taken");
+        let _ = sink.push(0, 0, chunk(&[closed(1, SIZE), END]));
+        sink.finish().expect_err("it must be told")
+    });
+    assert!(matches!(&refused, Refused::Io(fact) if fact.errno == Errno::IO.raw_os_error()), "{refused:?}");
+    let left = names_below(&scratch.dst());
+    let [partial] = &left[..] else { panic!("{left:?}") };
+    let stat = fs::metadata(partial).expect("there");
+    assert_eq!((stat.mode() & 0o7777, stat.uid()), (0o600, rustix::process::geteuid().as_raw()));
+    let looked = Arc::new(Mutex::new(None));
+    let told = Arc::clone(&looked);
+    let answer = Box::new(move |have: Have| _ = told.lock().expect("no panic").insert(have));
+    let mut sink = TreeSink::<Vec<u8>>::new(&scratch.dst(), Options::default(), answer).expect("there");
+    sink.push(0, 0, chunk(&[large, closed(1, 0), END])).expect("taken");
+    sink.finish().expect("whole");
+    let have = looked.lock().expect("no panic").take().expect("it was asked");
+    assert!(!have.hashes.is_empty() && have.hashes.iter().all(Option::is_some), "{have:?}");
 }
 
 /// All of the above once more without root's rights.

@@ -100,7 +100,7 @@ impl OpenDirectory {
         } else {
             was_closed.then_some(stat.st_mode & 0o7777)
         };
-        let current = Current::new(&stat, is_new && parent.gives_acl);
+        let current = Current::new(&stat, !is_new || parent.gives_acl);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
         let place = Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() };
         Ok(Self::new(fd, place, Arc::clone(shared), Some(last)))

@@ -312,7 +312,8 @@ impl Partial {
                 _ => metadata.mode & 0o777 & !shared.umask,
             }
         };
-        let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
+        let may_have_acls = directory.gives_acl || matches!(self.way, Way::InPlace(false));
+        let current = Current { uid: owner.0, gid: owner.1, may_have_acls };
         let applied = shared.setter.apply(Object::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;

@@ -299,6 +299,58 @@ fn acls_are_set_and_inherited_ones_are_not() {
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
 
+/// Whoever an ACL lets in that is not the source's must not stay in.
+#[test]
+fn acls_of_what_was_there_before_go() {
+    let scratch = Scratch::new();
+    let dst = scratch.dst();
+    let other: Vec<u8> = acl().into_iter().map(|byte| if byte == 12 { 13 } else { byte }).collect();
+    let mut xattrs = Vec::new();
+    assert!(Xattrs::push(&mut xattrs, b"system.posix_acl_access", &acl()));
+    let metadata = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
+    let records = [
+        directory(b"a"),
+        Record::Leave,
+        Record::Directory { name: b"b", metadata },
+        Record::Leave,
+        file(b"c", b"new"),
+        Record::File { name: b"d", metadata, data: b"new" },
+        END,
+    ];
+    for (name, is_directory) in [("a", true), ("b", true), ("c", false), ("d", false)] {
+        let path = dst.join(name);
+        if is_directory { fs::create_dir(&path) } else { fs::write(&path, "old") }.expect("made");
+        for attribute in ["access", "default"].into_iter().take(1 + usize::from(is_directory)) {
+            let attribute = format!("system.posix_acl_{attribute}");
+            if let Err(error) = rustix::fs::setxattr(&path, &attribute, &other, XattrFlags::empty()) {
+                return eprintln!("no ACLs on this file system: {error}");
+            }
+        }
+    }
+    let acl_of = |name: &str, attribute: &str| {
+        let mut value = [0; 64];
+        let attribute = format!("system.posix_acl_{attribute}");
+        rustix::fs::getxattr(dst.join(name), &attribute, &mut value).map(|length| value[..length].to_vec())
+    };
+    let run = |xattrs| {
+        let options = Options { keep: Keep { xattrs, ..Keep::default() }, in_place: true, ..Options::default() };
+        assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
+    };
+    run(false);
+    for name in ["a", "b", "c", "d"] {
+        assert!(acl_of(name, "access").is_ok(), "{name}: ACLs are not copied");
+    }
+    run(true);
+    for name in ["a", "c"] {
+        assert_eq!(acl_of(name, "access"), Err(Errno::NODATA), "{name}");
+    }
+    for name in ["b", "d"] {
+        assert_eq!(acl_of(name, "access"), Ok(acl()), "{name}");
+    }
+    assert_eq!(["a", "b"].map(|name| acl_of(name, "default")), [Err(Errno::NODATA), Err(Errno::NODATA)]);
+    assert_eq!(fs::metadata(dst.join("a")).expect("there").mode() & 0o777, 0o750);
+}
+
 #[test]
 fn an_existing_file_keeps_its_mode_where_modes_are_not_copied() {
     let scratch = Scratch::new();

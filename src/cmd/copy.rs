@@ -18,7 +18,7 @@ use serde_json::json;
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped};
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
-use super::place::target;
+use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
@@ -340,7 +340,8 @@ impl<'a> Copy<'a> {
         self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, size_bytes, may_draw));
     }
 
-    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message.
+    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message or
+    /// where directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
@@ -351,8 +352,9 @@ impl<'a> Copy<'a> {
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
                 bytes += found.path.len() + found.name.len() + 64;
-                side == from && bytes <= BATCH_BYTES_MAX && !is_read(found)
+                side == from && bytes <= BATCH_BYTES_MAX && !is_read(found) && !found.name.is_empty()
             });
+            // The contents of a directory are merged with what is there, as the only root of their session.
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);
             rest = others;
@@ -405,13 +407,13 @@ impl<'a> Copy<'a> {
         to: usize,
         placed: &Placed,
     ) -> Result<Outcomes, Failure> {
+        // One root has any name: it gets another.
         let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
         let roots: Vec<Root> = found
             .iter()
             .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
             .collect();
-        let names: Vec<ByteVec> =
-            found.iter().map(|(_, found)| placed.as_name.clone().unwrap_or_else(|| own_name(found)).into()).collect();
+        let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
         let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
         if from == to && settings.read_back {
             return Err(Failure::new(Exit::Usage, "--verify=disk is for copies between hosts"));

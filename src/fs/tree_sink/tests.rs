@@ -489,6 +489,46 @@ fn the_root_gets_another_name() {
 }
 
 #[test]
+fn the_root_is_merged_into_the_destination() {
+    let scratch = Scratch::new();
+    let dst = scratch.dst();
+    fs::write(dst.join("mine"), "mine").expect("a file");
+    fs::create_dir_all(dst.join("b/x")).expect("a directory");
+    let options = || Options { rename_root: Some(".".into()), fsync: true, ..Options::default() };
+    let records = [
+        directory(b"root"),
+        file(b"a", b"data"),
+        file(b"b", b"data"),
+        directory(b"c"),
+        Record::HardLink { name: b"d", first: b"root/a" },
+        large(b"e", 1, 4),
+        Record::HardLink { name: b"f", first: b"root/c/e" },
+        Record::Leave,
+        Record::Leave,
+    ];
+    let mut sink = scratch.sink(options());
+    sink.push(0, 0, chunk(&records)).expect("taken");
+    sink.push(1, 0, Arc::new(b"data".to_vec())).expect("taken");
+    sink.push(0, 0, chunk(&[closed(1, 4), END])).expect("taken");
+    let report = sink.finish().expect("whole");
+    let failed: Vec<_> = report.failures.iter().map(|fact| PathBuf::from(OsStr::from_bytes(&fact.path))).collect();
+    assert_eq!(failed, [dst.join("b")], "by the path that it has");
+    assert_eq!(errnos(&report), [Errno::ISDIR]);
+    assert_eq!(fs::read(dst.join("mine")).expect("left alone"), b"mine");
+    for name in ["a", "c/e"] {
+        assert_eq!(fs::metadata(dst.join(name)).expect("there").nlink(), 2, "{name}");
+    }
+    let top = fs::metadata(&dst).expect("there");
+    assert_eq!((top.mode() & 0o7777, top.mtime()), (0o750, META.modified.seconds));
+    // Nothing but a directory can be.
+    for other in [file(b"root", b""), link(b"root", b"x")] {
+        let report = scratch.run(options(), &[other, END]).expect("whole");
+        assert_eq!((report.failed, report.files + report.others), (1, 0), "{report:?}");
+    }
+    scratch.no_temporaries();
+}
+
+#[test]
 fn in_place_keeps_the_inode_and_follows_no_link() {
     let scratch = Scratch::new();
     let old = scratch.dst().join("a");

@@ -366,6 +366,31 @@ fn standard_input_and_output() {
     lab.all_gone(GONE);
 }
 
+/// Nothing is claimed that is not done.
+#[test]
+fn what_is_done_for_files_alone_is_refused_for_streams() {
+    let lab = Lab::new();
+    lab.0.file("source", b"a file");
+    fs::create_dir(lab.join("dir")).expect("a directory");
+    assert!(Command::new("mkfifo").arg(lab.join("fifo")).status().expect("mkfifo").success());
+    let there = |name| lab.there("h", name);
+    for option in ["--fsync", "--verify=disk", "--in-place"] {
+        for (sources, to) in [
+            (vec!["-".into()], there("x")),
+            (vec![there("source")], "-".into()),
+            (vec!["fifo".into()], there("x")),
+            (vec!["source".into(), "fifo".into()], there("dir")),
+            (vec!["source".into()], "h:/dev/null".into()),
+        ] {
+            let arguments = [vec![option.into()], sources, vec![to]].concat();
+            lab.rdcp(&arguments).expect(1).one_line("rdcp", &[option, "stream"]).within(SOON);
+        }
+    }
+    assert!(lab.made(&["source", "dir", "fifo"]).is_empty());
+    assert_eq!(fs::read_dir(lab.join("dir")).expect("it").count(), 0);
+    lab.all_gone(SOON);
+}
+
 #[test]
 fn a_fifo_behind_a_file_is_read_and_not_made_anew() {
     let lab = Lab::new();

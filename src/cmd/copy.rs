@@ -117,6 +117,7 @@ impl<'a> Copy<'a> {
         self.greet()?;
         let found = self.find(&sources)?;
         let placed = self.place(destination, &found)?;
+        self.check_streams(&found, placed.as_ref())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             return Ok(Ended { summary: self.total, failure: None });
@@ -233,11 +234,6 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Whether a source is standard input.
-    fn is_standard(&self, from: usize, found: &Found) -> bool {
-        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
-    }
-
     /// An agent is not heard any more. Where this process is the other end of its session, the session goes on as long as
     /// it has lanes.
     fn lose(&mut self, side: usize) -> Result<(), Failure> {
@@ -345,14 +341,11 @@ impl<'a> Copy<'a> {
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
-            let standard = self.is_standard(*from, first);
-            // Without -r it is read, as cp does, and not made anew.
-            let is_read = |found: &Found| found.kind == Kind::Other && !self.plan.recursive;
-            let is_stream = standard || placed.is_none_or(|placed| placed.is_special) || is_read(first);
+            let is_stream = self.is_stream(*from, first, placed);
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
                 bytes += found.path.len() + found.name.len() + 64;
-                side == from && bytes <= BATCH_BYTES_MAX && !is_read(found) && !found.name.is_empty()
+                side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
             // The contents of a directory are merged with what is there, as the only root of their session.
             let count = if is_stream { 1 } else { some.count().max(1) };
@@ -360,7 +353,7 @@ impl<'a> Copy<'a> {
             rest = others;
             let ended = match placed {
                 Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed),
-                placed => self.copy_stream(*from, first, standard, to, placed),
+                placed => self.copy_stream(*from, first, to, placed),
             };
             self.session = None;
             let (summary, failure) = ended?;
@@ -377,7 +370,6 @@ impl<'a> Copy<'a> {
         &mut self,
         from: usize,
         found: &Found,
-        standard: bool,
         to: usize,
         placed: Option<&Placed>,
     ) -> Result<Outcomes, Failure> {
@@ -392,7 +384,8 @@ impl<'a> Copy<'a> {
                 format!("{name} is a directory, and what it is to become is no file"),
             ));
         }
-        let send = if standard { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
+        let send =
+            if self.is_standard(from, found) { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
         let receive = placed.map_or(Job::ReceiveStandard, |placed| Job::ReceiveFile {
             path: target(placed, found).into_os_string().into_vec(),
         });

@@ -115,6 +115,33 @@ impl Copy<'_> {
         Ok(placed)
     }
 
+    /// Whether a source is standard input.
+    pub(super) fn is_standard(&self, from: usize, found: &Found) -> bool {
+        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
+    }
+
+    /// Whether a source that is no file is read, as cp does without `-r`, and not made anew.
+    pub(super) fn is_read(&self, found: &Found) -> bool {
+        found.kind == Kind::Other && !self.plan.recursive
+    }
+
+    /// Whether a source is copied as a stream: from or to what is no file.
+    pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
+        self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(|placed| placed.is_special)
+    }
+
+    /// Refuses what is not done for streams, rather than to have it taken for done.
+    pub(super) fn check_streams(&self, found: &[(usize, Found)], placed: Option<&Placed>) -> Result<(), Failure> {
+        let tree = &self.plan.tree;
+        let asked = [(tree.read_back, "--verify=disk"), (tree.in_place, "--in-place"), (tree.fsync, "--fsync")];
+        let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
+        let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
+        let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
+        let name = self.sides[*side].name(&found.path);
+        let message = format!("{option} is for files and trees, and {name} is copied as a stream");
+        Err(Failure::new(Exit::Usage, message))
+    }
+
     pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
         for (from, found) in found {
             let to = placed

@@ -269,12 +269,18 @@ pub(super) fn copy_here(
         cancel: stop,
         threads: None,
     };
-    let watch = Watch { emit, bytes: AtomicU64::new(0), told: Mutex::new(start), faults: Mutex::default() };
+    let watch = Watch {
+        emit,
+        bytes: AtomicU64::new(0),
+        told: Mutex::new(start),
+        lost: AtomicU64::new(0),
+        faults: Mutex::default(),
+    };
     let copied = copy::copy(&items, &options, &watch);
     report.bytes = copied.bytes;
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
-    report.failed = copied.failed;
+    report.failed = copied.failed + watch.lost.load(Ordering::Relaxed);
     report.failures = watch.faults.into_inner().expect("no panic with it locked");
     report.fault = copied.stopped.map(|stop| match stop {
         copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
@@ -289,7 +295,18 @@ struct Watch<'a> {
     emit: &'a Emit,
     bytes: AtomicU64,
     told: Mutex<Instant>,
+    /// Entries that were copied without what they should have.
+    lost: AtomicU64,
     faults: Mutex<Vec<Fault>>,
+}
+
+impl Watch<'_> {
+    fn keep(&self, fault: Fault) {
+        let mut faults = self.faults.lock().expect("no panic with it locked");
+        if faults.len() < FAULTS_MAX {
+            faults.push(fault);
+        }
+    }
 }
 
 impl copy::Events for Watch<'_> {
@@ -305,9 +322,21 @@ impl copy::Events for Watch<'_> {
     }
 
     fn failed(&self, failure: &copy::Failure) {
-        let mut faults = self.faults.lock().expect("no panic with it locked");
-        if faults.len() < FAULTS_MAX {
-            faults.push(fault(failure));
+        self.keep(fault(failure));
+    }
+
+    fn note(&self, note: copy::Note<'_>, entry: &dyn copy::Paths) {
+        // As from another host, and as cp -a tells it. Of attributes that a file system does not take, neither does.
+        if let copy::Note::Lost(what, error) = note
+            && [copy::metadata::OWNER, copy::metadata::MODE_AND_TIMES].contains(&what)
+        {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            let fact = crate::fs::io_fact(entry.destination().as_os_str(), error);
+            self.keep(Fault::io(
+                Exit::Destination.code(),
+                &format!("cannot keep the {} of", what.to_string_lossy()),
+                &fact,
+            ));
         }
     }
 }

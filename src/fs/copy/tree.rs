@@ -202,7 +202,7 @@ impl Directory<'_> {
             }
             // Not ours to change: it was there before, and what is in it has been copied nevertheless.
             Err(errno) if !self.is_unseen => {
-                self.engine.note(parent, &self.node.entry, Note::Lost(c"mode and times", *errno));
+                self.engine.note(parent, &self.node.entry, Note::Lost(metadata::MODE_AND_TIMES, *errno));
             }
             Err(errno) => return Err(*errno),
         }

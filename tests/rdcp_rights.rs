@@ -70,3 +70,39 @@ fn metadata_that_is_lost_is_told() {
         rdcp(&lab, AS_NOBODY, &["-r".into(), "from".into(), side(&lab, to, &format!("taken{number}"))]).expect(0);
     }
 }
+
+/// A single source of which nothing can be copied is the failure itself, and not a part of it.
+#[test]
+fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
+    let lab = Lab::new();
+    for (name, mode) in [("closed", 0o000), ("closed too", 0o000), ("locked", 0o555), ("open", 0o755)] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+        if name == "open" {
+            lab.0.file("open/file", b"1");
+        }
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let line = if rustix::process::geteuid().is_root() { AS_NOBODY } else { "exec \"$@\"" };
+    for (number, (from, to)) in [("", "h"), ("h", ""), ("h1", "h2"), ("", ""), ("h", "h")].into_iter().enumerate() {
+        let into = format!("into{number}");
+        fs::create_dir(lab.join(&into)).expect("a directory");
+        fs::set_permissions(lab.join(&into), fs::Permissions::from_mode(0o777)).expect("ours");
+        let copy = |sources: &[&str], to_name: &str| {
+            let sources = sources.iter().map(|name| side(&lab, from, name));
+            let arguments: Vec<OsString> = ["-r".into()].into_iter().chain(sources).collect();
+            rdcp(&lab, line, &[arguments, vec![side(&lab, to, to_name)]].concat())
+        };
+        let new = format!("new{number}");
+        copy(&["closed"], &new).expect(5).one_line("rdcp", &["closed", "errno 13"]);
+        assert!(!lab.join(&new).exists());
+        copy(&["closed"], &into).expect(5).one_line("rdcp", &["closed", "errno 13"]);
+        copy(&["open"], "locked").expect(6).one_line("rdcp", &["locked/open", "errno 13"]);
+        // Of several sources, each is a part.
+        let ended = copy(&["closed", "closed too"], &into);
+        assert!(ended.expect(8).stderr.contains("nothing was copied: 2 entries failed"), "{}", ended.stderr);
+        assert_eq!(fs::read_dir(lab.join(&into)).expect("it").count(), 0);
+        let ended = copy(&["closed", "open"], &into);
+        assert!(ended.expect(8).stderr.contains("1 entry was not copied in full; the others are there"));
+        holds(&lab.join(&into).join("open/file"), b"1");
+    }
+}

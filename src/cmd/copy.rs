@@ -71,6 +71,8 @@ pub(super) struct Copy<'a> {
     /// Entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
+    /// Entries that have come to lie at the destination.
+    arrived: u64,
     told: Instant,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Copy<'a> {
             total: Summary::default(),
             failed: 0,
             first_failed: None,
+            arrived: 0,
             told: Instant::now(),
         }
     }
@@ -361,6 +364,7 @@ impl<'a> Copy<'a> {
             if let Some(failure) = failure {
                 return Err(failure);
             }
+            self.arrived = self.arrived.saturating_add(is_stream.into());
         }
         Ok(())
     }
@@ -424,13 +428,18 @@ impl<'a> Copy<'a> {
     /// The failure of a copy that has left entries out.
     fn partial(&self, found: &[(usize, Found)]) -> Option<Failure> {
         let exit = self.first_failed?;
-        // A single file that was named is all there was.
-        let single = matches!(found, [(_, found)] if found.kind != Kind::Directory);
+        // A single source of which nothing is there, as any file that was named, is all there was.
+        let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
         if single {
             return Some(Failure { exit, message: None });
         }
-        let count = format!("{} {}", entries(self.failed), if self.failed == 1 { "was" } else { "were" });
-        Some(Failure::new(Exit::Partial, format!("{count} not copied in full; the others are there")))
+        let count = entries(self.failed);
+        let message = match (self.arrived, self.failed) {
+            (0, _) => format!("nothing was copied: {count} failed"),
+            (_, 1) => format!("{count} was not copied in full; the others are there"),
+            _ => format!("{count} were not copied in full; the others are there"),
+        };
+        Some(Failure::new(Exit::Partial, message))
     }
 
     /// Tells of single entries that an end could not read or write.
@@ -573,6 +582,7 @@ impl<'a> Copy<'a> {
         }
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let Some(received) = received {
+            self.arrived = self.arrived.saturating_add(received.entries);
             summary.written = end::written(received);
             if sent.is_some_and(|(side, _)| *side == from) {
                 summary.waits = summary.waits.joined(end::waits(&received.waits));

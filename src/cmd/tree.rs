@@ -358,6 +358,43 @@ fn fault(failure: &copy::Failure) -> Fault {
 mod tests {
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct Only {
+        #[command(flatten)]
+        tree: TreeOptions,
+    }
+
+    #[test]
+    fn each_option_changes_what_it_names() {
+        let settings = |arguments: &[&str]| {
+            let parsed = <Only as clap::Parser>::try_parse_from([&["rdcp"], arguments].concat());
+            parsed.expect("an option").tree.settings(false, Vec::new())
+        };
+        let plain = settings(&[]);
+        let TreeSettings { mode, owner, times, xattrs, hard_links, sparse, specials, .. } = plain;
+        assert!([mode, owner, times, xattrs, hard_links, sparse, specials].into_iter().all(|is_kept| is_kept));
+        assert!(!plain.in_place && !plain.fsync && !plain.read_back);
+        let with = |change: &dyn Fn(&mut TreeSettings)| {
+            let mut settings = plain.clone();
+            change(&mut settings);
+            settings
+        };
+        for (option, expected) in [
+            ("--no-mode", with(&|it| it.mode = false)),
+            ("--no-owner", with(&|it| it.owner = false)),
+            ("--no-times", with(&|it| it.times = false)),
+            ("--no-xattrs", with(&|it| it.xattrs = false)),
+            ("--no-hard-links", with(&|it| it.hard_links = false)),
+            ("--no-sparse", with(&|it| it.sparse = false)),
+            ("--no-specials", with(&|it| it.specials = false)),
+            ("--in-place", with(&|it| it.in_place = true)),
+            ("--fsync", with(&|it| it.fsync = true)),
+            ("--verify=disk", with(&|it| (it.fsync, it.read_back) = (true, true))),
+        ] {
+            assert_eq!(settings(&[option]), expected, "{option}");
+        }
+    }
+
     #[test]
     fn the_last_pattern_that_matches_decides() {
         let sieve =

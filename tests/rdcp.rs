@@ -214,6 +214,46 @@ fn trees_between_any_two_sides() {
 }
 
 #[test]
+fn contents_of_directories_are_merged_beside_other_sources() {
+    let lab = Lab::new();
+    for (name, text) in [("a/one", "1"), ("a/sub/two", "2"), ("b/sub/three", "3"), ("file", "4")] {
+        fs::create_dir_all(lab.join(name).parent().expect("one")).expect("a directory");
+        lab.0.file(name, text.as_bytes());
+    }
+    fs::set_permissions(lab.join("b"), fs::Permissions::from_mode(0o711)).expect("ours");
+    for (number, (from, to)) in [("", "h"), ("h", ""), ("h1", "h2"), ("", ""), ("h", "h")].into_iter().enumerate() {
+        let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
+        let name = format!("into{number}");
+        fs::create_dir(lab.join(&name)).expect("a directory");
+        let sources = ["a/.", "file", "b/sub/.."].map(|source| side(from, source));
+        let arguments = [vec!["-r".into()], sources.to_vec(), vec![side(to, &name)]].concat();
+        let planned = lab.rdcp(&[vec!["-n".into()], arguments.clone()].concat());
+        let lines: Vec<&str> = planned.expect(0).stderr.lines().collect();
+        for (line, end) in lines.iter().zip([name.clone(), format!("{name}/file"), name.clone()]) {
+            assert!(line.ends_with(&end), "{line}");
+        }
+        assert_eq!((lines.len(), fs::read_dir(lab.join(&name)).expect("it").count()), (3, 0));
+        lab.rdcp(&arguments).expect(0);
+        for (file, text) in [("one", "1"), ("sub/two", "2"), ("sub/three", "3"), ("file", "4")] {
+            holds(&lab.join(&name).join(file), text.as_bytes());
+        }
+        assert_eq!(fs::read_dir(lab.join(&name)).expect("it").count(), 3);
+        assert_eq!(fs::metadata(lab.join(&name)).expect("it").mode() & 0o777, 0o711, "that of the last");
+        // The root directory has no name either.
+        let planned = lab.rdcp(&[
+            "-n".into(),
+            "-r".into(),
+            side(from, "a/."),
+            if to.is_empty() { "/".into() } else { format!("{to}:/").into() },
+        ]);
+        let line = planned.expect(0).stderr.trim_end();
+        assert!(line.ends_with(if to.is_empty() { " to /" } else { ":/" }), "{line}");
+    }
+    lab.rdcp(&["-r".into(), "a/.".into(), "file".into(), lab.there("h", "none")]).expect(6);
+    lab.all_gone(SOON);
+}
+
+#[test]
 fn one_entry_that_fails_does_not_keep_the_others() {
     let lab = Lab::new();
     tree(&lab, "tree");
@@ -324,6 +364,31 @@ fn standard_input_and_output() {
     let ended = process.wait();
     assert_eq!((ended.code, ended.stderr.as_str()), (141, ""));
     lab.all_gone(GONE);
+}
+
+/// Nothing is claimed that is not done.
+#[test]
+fn what_is_done_for_files_alone_is_refused_for_streams() {
+    let lab = Lab::new();
+    lab.0.file("source", b"a file");
+    fs::create_dir(lab.join("dir")).expect("a directory");
+    assert!(Command::new("mkfifo").arg(lab.join("fifo")).status().expect("mkfifo").success());
+    let there = |name| lab.there("h", name);
+    for option in ["--fsync", "--verify=disk", "--in-place"] {
+        for (sources, to) in [
+            (vec!["-".into()], there("x")),
+            (vec![there("source")], "-".into()),
+            (vec!["fifo".into()], there("x")),
+            (vec!["source".into(), "fifo".into()], there("dir")),
+            (vec!["source".into()], "h:/dev/null".into()),
+        ] {
+            let arguments = [vec![option.into()], sources, vec![to]].concat();
+            lab.rdcp(&arguments).expect(1).one_line("rdcp", &[option, "stream"]).within(SOON);
+        }
+    }
+    assert!(lab.made(&["source", "dir", "fifo"]).is_empty());
+    assert_eq!(fs::read_dir(lab.join("dir")).expect("it").count(), 0);
+    lab.all_gone(SOON);
 }
 
 #[test]

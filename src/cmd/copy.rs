@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,16 @@ use serde_json::json;
 use super::end::{self, End};
 use super::exit::{Exit, Failure, escaped};
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
-use super::place::target;
+use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Found, Job, Kind, Message, Place, Placed, Report, Root};
-use crate::control::names;
+use crate::control::frames::{Begin, Found, Job, Kind, Message, Placed, Report, Root};
 use crate::engine::{Monitor, Summary, View};
 
 mod examine;
 mod meet;
+mod placing;
 mod side;
 
 use side::Side;
@@ -71,6 +71,8 @@ pub(super) struct Copy<'a> {
     /// Entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
+    /// Entries that have come to lie at the destination.
+    arrived: u64,
     told: Instant,
 }
 
@@ -80,10 +82,15 @@ impl<'a> Copy<'a> {
         let signals = post.clone();
         forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        Ok(Self::heedless(plan, reporter, post, news))
+    }
+
+    /// One that no signal ends.
+    fn heedless(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>, post: Post, news: Receiver<(usize, News)>) -> Self {
         let said = post.clone();
         let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
         let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false };
-        Ok(Self {
+        Self {
             plan,
             reporter,
             sides: vec![here],
@@ -97,8 +104,9 @@ impl<'a> Copy<'a> {
             total: Summary::default(),
             failed: 0,
             first_failed: None,
+            arrived: 0,
             told: Instant::now(),
-        })
+        }
     }
 
     /// Makes the copy.
@@ -112,6 +120,7 @@ impl<'a> Copy<'a> {
         self.greet()?;
         let found = self.find(&sources)?;
         let placed = self.place(destination, &found)?;
+        self.check_streams(&found, placed.as_ref())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             return Ok(Ended { summary: self.total, failure: None });
@@ -228,11 +237,6 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// Whether a source is standard input.
-    fn is_standard(&self, from: usize, found: &Found) -> bool {
-        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
-    }
-
     /// An agent is not heard any more. Where this process is the other end of its session, the session goes on as long as
     /// it has lanes.
     fn lose(&mut self, side: usize) -> Result<(), Failure> {
@@ -323,118 +327,8 @@ impl<'a> Copy<'a> {
         Failure::new(Exit::Protocol, format!("the agent on {} does not keep to the protocol", self.sides[side].label()))
     }
 
-    /// All sources, each with its side, in the order of the command line.
-    fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
-        let specs = &self.plan.sources;
-        let mut all = Vec::new();
-        let mut at = 0;
-        while at < specs.len() {
-            if specs[at] == Spec::Standard {
-                let (path, name) = (b"-".to_vec(), Vec::new());
-                all.push((HERE, Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0 }));
-                at += 1;
-                continue;
-            }
-            let (side, mut patterns, mut bytes) = (sides[at], Vec::new(), 0);
-            while at < specs.len() && sides[at] == side && specs[at] != Spec::Standard && bytes < BATCH_BYTES_MAX {
-                patterns.push(minicbor::bytes::ByteVec::from(specs[at].path().as_bytes().to_vec()));
-                bytes += specs[at].path().len();
-                at += 1;
-            }
-            let asked = patterns.clone();
-            self.send(side, Message::Find { patterns, links: self.plan.recursive });
-            let before = all.len();
-            loop {
-                match self.answer(side, ANSWER_MAX)? {
-                    Message::Found(found) => {
-                        self.check_found(side, &asked, &found)?;
-                        all.extend(found.into_iter().map(|found| (side, found)));
-                        if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
-                            return Err(self.unexpected(side));
-                        }
-                    }
-                    Message::FoundAll => break,
-                    Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
-                    _ => return Err(self.unexpected(side)),
-                }
-            }
-        }
-        let directory = all.iter().find(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
-        if let Some((side, found)) = directory {
-            let name = self.sides[*side].name(&found.path);
-            return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
-        }
-        let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
-        own.sort_unstable();
-        if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
-            let name = escaped(OsStr::from_bytes(twice[0]));
-            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
-        }
-        Ok(all)
-    }
-
-    /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
-    /// would be written to.
-    fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
-        let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
-        // This side's shell has expanded its patterns; what is found then is what was given.
-        let Some(other) = found.iter().find(|found| side != HERE && !is_asked(&found.name)) else { return Ok(()) };
-        let label = self.sides[side].label();
-        let name = escaped(OsStr::from_bytes(&other.name));
-        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
-    }
-
-    /// Where they come to lie; `None` for standard output.
-    fn place(&mut self, side: usize, found: &[(usize, Found)]) -> Result<Option<Placed>, Failure> {
-        let several = found.len() > 1;
-        if self.plan.destination == Spec::Standard {
-            if several {
-                return Err(Failure::new(Exit::Usage, "standard output takes one file"));
-            }
-            return Ok(None);
-        }
-        let mut rest = found;
-        let mut placed = None;
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take_while(|(_, found)| {
-                bytes += found.path.len() + found.name.len() + 64;
-                bytes <= BATCH_BYTES_MAX
-            });
-            let count = fits.count().max(1);
-            // Of one side only: whether inodes can be compared is the same for all of them.
-            let from = rest[0].0;
-            let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
-            let (some, others) = rest.split_at(count);
-            rest = others;
-            let standard = self.is_standard(from, &some[0].1);
-            let asked = Place {
-                path: self.plan.destination.path().as_bytes().to_vec(),
-                directory: self.plan.directory || several,
-                exact: self.plan.exact || standard,
-                sources: some.iter().map(|(_, found)| found.clone()).collect(),
-                same_kernel: !standard && self.same_kernel(from, side),
-            };
-            self.send(side, Message::Place(asked));
-            placed = match self.answer(side, ANSWER_MAX)? {
-                Message::Placed(placed) => Some(placed),
-                Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
-                _ => return Err(self.unexpected(side)),
-            };
-        }
-        Ok(placed)
-    }
-
     fn same_kernel(&self, one: usize, other: usize) -> bool {
         one == other || is_same_kernel(&self.sides[one].voice.kernel_id(), &self.sides[other].voice.kernel_id())
-    }
-
-    fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
-        for (from, found) in found {
-            let to = placed
-                .map_or("-".to_owned(), |placed| self.sides[side].name(target(placed, found).as_os_str().as_bytes()));
-            super::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
-        }
     }
 
     fn watch(&mut self, sources: &[usize], destination: usize, size_bytes: Option<u64>) {
@@ -445,25 +339,24 @@ impl<'a> Copy<'a> {
         self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, size_bytes, may_draw));
     }
 
-    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message.
+    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message or
+    /// where directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
-            let standard = self.is_standard(*from, first);
-            // Without -r it is read, as cp does, and not made anew.
-            let is_read = |found: &Found| found.kind == Kind::Other && !self.plan.recursive;
-            let is_stream = standard || placed.is_none_or(|placed| placed.is_special) || is_read(first);
+            let is_stream = self.is_stream(*from, first, placed);
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
                 bytes += found.path.len() + found.name.len() + 64;
-                side == from && bytes <= BATCH_BYTES_MAX && !is_read(found)
+                side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
+            // The contents of a directory are merged with what is there, as the only root of their session.
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);
             rest = others;
             let ended = match placed {
                 Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed),
-                placed => self.copy_stream(*from, first, standard, to, placed),
+                placed => self.copy_stream(*from, first, to, placed),
             };
             self.session = None;
             let (summary, failure) = ended?;
@@ -471,6 +364,7 @@ impl<'a> Copy<'a> {
             if let Some(failure) = failure {
                 return Err(failure);
             }
+            self.arrived = self.arrived.saturating_add(is_stream.into());
         }
         Ok(())
     }
@@ -480,7 +374,6 @@ impl<'a> Copy<'a> {
         &mut self,
         from: usize,
         found: &Found,
-        standard: bool,
         to: usize,
         placed: Option<&Placed>,
     ) -> Result<Outcomes, Failure> {
@@ -495,7 +388,8 @@ impl<'a> Copy<'a> {
                 format!("{name} is a directory, and what it is to become is no file"),
             ));
         }
-        let send = if standard { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
+        let send =
+            if self.is_standard(from, found) { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
         let receive = placed.map_or(Job::ReceiveStandard, |placed| Job::ReceiveFile {
             path: target(placed, found).into_os_string().into_vec(),
         });
@@ -510,13 +404,13 @@ impl<'a> Copy<'a> {
         to: usize,
         placed: &Placed,
     ) -> Result<Outcomes, Failure> {
+        // One root has any name: it gets another.
         let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
         let roots: Vec<Root> = found
             .iter()
             .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
             .collect();
-        let names: Vec<ByteVec> =
-            found.iter().map(|(_, found)| placed.as_name.clone().unwrap_or_else(|| own_name(found)).into()).collect();
+        let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
         let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
         if from == to && settings.read_back {
             return Err(Failure::new(Exit::Usage, "--verify=disk is for copies between hosts"));
@@ -534,13 +428,18 @@ impl<'a> Copy<'a> {
     /// The failure of a copy that has left entries out.
     fn partial(&self, found: &[(usize, Found)]) -> Option<Failure> {
         let exit = self.first_failed?;
-        // A single file that was named is all there was.
-        let single = matches!(found, [(_, found)] if found.kind != Kind::Directory);
+        // A single source of which nothing is there, as any file that was named, is all there was.
+        let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
         if single {
             return Some(Failure { exit, message: None });
         }
-        let count = format!("{} {}", entries(self.failed), if self.failed == 1 { "was" } else { "were" });
-        Some(Failure::new(Exit::Partial, format!("{count} not copied in full; the others are there")))
+        let count = entries(self.failed);
+        let message = match (self.arrived, self.failed) {
+            (0, _) => format!("nothing was copied: {count} failed"),
+            (_, 1) => format!("{count} was not copied in full; the others are there"),
+            _ => format!("{count} were not copied in full; the others are there"),
+        };
+        Some(Failure::new(Exit::Partial, message))
     }
 
     /// Tells of single entries that an end could not read or write.
@@ -683,6 +582,7 @@ impl<'a> Copy<'a> {
         }
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let Some(received) = received {
+            self.arrived = self.arrived.saturating_add(received.entries);
             summary.written = end::written(received);
             if sent.is_some_and(|(side, _)| *side == from) {
                 summary.waits = summary.waits.joined(end::waits(&received.waits));

@@ -14,6 +14,9 @@ use crate::control::frames::{Fault, Found, Kind, Place, Placed};
 use crate::control::names;
 use crate::fs::{io_fact, std_fact};
 
+/// The name by which a directory is merged into the one that it comes to lie in.
+const ITSELF: &[u8] = b".";
+
 /// What the paths and patterns stand for. `links`: symbolic links are copied, not followed. `expand`: `~` and patterns
 /// stand for names.
 ///
@@ -99,11 +102,11 @@ pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
 
 /// Sources that come to lie in a directory that is there; the contents of `dir/.` become contents of it.
 fn merged(path: &Path, asked: &Place) -> Placed {
-    let is_contents = matches!(&asked.sources[..], [source] if source.name.is_empty());
-    match std::fs::canonicalize(path) {
-        Ok(real) if is_contents => named(&real),
-        _ => Placed { directory: bytes(path), as_name: None, is_special: false },
-    }
+    let is_contents = |source: &Found| source.name.is_empty();
+    // The way by which it was named would hide that a directory is to come into itself.
+    let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
+    let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
+    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, is_special: false }
 }
 
 /// A path as a directory and a name in it.
@@ -112,7 +115,7 @@ fn named(path: &Path) -> Placed {
     let text = bytes(path);
     let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
     if name.is_empty() {
-        return Placed { directory: text, as_name: None, is_special: false };
+        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), is_special: false };
     }
     let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
     Placed { directory, as_name: Some(name), is_special: false }
@@ -122,11 +125,20 @@ fn bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
 }
 
+/// What a source is called in the directory that it comes to lie in; [`ITSELF`] where it becomes that directory.
+pub(super) fn final_name<'a>(placed: &'a Placed, source: &'a Found) -> &'a [u8] {
+    match &placed.as_name {
+        Some(name) => name,
+        None if source.name.is_empty() => ITSELF,
+        None => &source.name,
+    }
+}
+
 /// The path of one source at the destination.
 pub(super) fn target(placed: &Placed, source: &Found) -> PathBuf {
-    let name = placed.as_name.as_ref().unwrap_or(&source.name);
+    let name = final_name(placed, source);
     let directory = PathBuf::from(OsString::from_vec(placed.directory.clone()));
-    if name.is_empty() { directory } else { directory.join(OsStr::from_bytes(name)) }
+    if name == ITSELF { directory } else { directory.join(OsStr::from_bytes(name)) }
 }
 
 fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
@@ -154,7 +166,9 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
 
 /// Whether the directory that a target will be made in is the source or below it.
 fn lies_within(target: &Path, source: &Found) -> bool {
-    let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The root lies in itself.
+    let parent = target.parent().unwrap_or(target);
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     let Ok(real) = std::fs::canonicalize(parent) else { return false };
     real.ancestors().any(|above| {
         std::fs::metadata(above).is_ok_and(|found| (found.dev(), found.ino()) == (source.device, source.inode))
@@ -238,6 +252,43 @@ mod tests {
         assert_eq!(placed(&["file", "other"], "file", true, false), Err((6, notdir)));
         assert_eq!(placed(&["dir"], "file", false, false), Err((6, notdir)));
         assert_eq!(placed(&["file"], "dir", false, true), Err((6, isdir)));
+    }
+
+    #[test]
+    fn contents_become_contents() {
+        let scratch = Scratch::new("contents");
+        std::os::unix::fs::symlink("dir/below", scratch.0.join("link")).expect("a link");
+        let asked = |sources: &[&str], path: &[u8], exact| Place {
+            path: path.to_vec(),
+            directory: sources.len() > 1,
+            exact,
+            sources: sources.iter().map(|name| scratch.find(name)).collect(),
+            same_kernel: true,
+        };
+        let real = std::fs::canonicalize(&scratch.0).expect("a directory");
+        std::fs::create_dir(real.join("to")).expect("a directory");
+        let to = real.join("to");
+        // Of several, those with a name keep it.
+        let asked_for = asked(&["dir/.", "file", "dir/below/.."], bytes(&to).as_slice(), false);
+        let placed = place(&asked_for, false).expect("placed");
+        let targets: Vec<PathBuf> = asked_for.sources.iter().map(|source| target(&placed, source)).collect();
+        assert_eq!(targets, [to.clone(), to.join("file"), to.clone()]);
+        assert_eq!(final_name(&placed, &asked_for.sources[0]), ITSELF);
+        // A single one is told to callers that know of no others.
+        for (path, exact) in
+            [(bytes(&to), false), (b"/".to_vec(), false), (b"/".to_vec(), true), (b"//".to_vec(), true)]
+        {
+            let asked_for = asked(&["dir/."], &path, exact);
+            let placed = place(&asked_for, false).expect("placed");
+            assert!(placed.as_name.is_some(), "{placed:?}");
+            let expected = std::fs::canonicalize(OsStr::from_bytes(&path)).expect("it is there");
+            assert_eq!(target(&placed, &asked_for.sources[0]), expected);
+        }
+        let refused =
+            |sources: &[&str], path: &Path| place(&asked(sources, &bytes(path), false), false).map_err(|it| it.exit);
+        assert_eq!(refused(&["dir/."], &real.join("link")), Err(1), "into itself");
+        assert_eq!(refused(&["file", "dir/."], &real.join("dir")), Err(1), "onto itself");
+        assert_eq!(refused(&["dir/.", "file"], &real.join("new")), Err(6));
     }
 
     #[test]

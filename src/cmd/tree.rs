@@ -269,12 +269,18 @@ pub(super) fn copy_here(
         cancel: stop,
         threads: None,
     };
-    let watch = Watch { emit, bytes: AtomicU64::new(0), told: Mutex::new(start), faults: Mutex::default() };
+    let watch = Watch {
+        emit,
+        bytes: AtomicU64::new(0),
+        told: Mutex::new(start),
+        lost: AtomicU64::new(0),
+        faults: Mutex::default(),
+    };
     let copied = copy::copy(&items, &options, &watch);
     report.bytes = copied.bytes;
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
-    report.failed = copied.failed;
+    report.failed = copied.failed + watch.lost.load(Ordering::Relaxed);
     report.failures = watch.faults.into_inner().expect("no panic with it locked");
     report.fault = copied.stopped.map(|stop| match stop {
         copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
@@ -289,7 +295,18 @@ struct Watch<'a> {
     emit: &'a Emit,
     bytes: AtomicU64,
     told: Mutex<Instant>,
+    /// Entries that were copied without what they should have.
+    lost: AtomicU64,
     faults: Mutex<Vec<Fault>>,
+}
+
+impl Watch<'_> {
+    fn keep(&self, fault: Fault) {
+        let mut faults = self.faults.lock().expect("no panic with it locked");
+        if faults.len() < FAULTS_MAX {
+            faults.push(fault);
+        }
+    }
 }
 
 impl copy::Events for Watch<'_> {
@@ -305,9 +322,21 @@ impl copy::Events for Watch<'_> {
     }
 
     fn failed(&self, failure: &copy::Failure) {
-        let mut faults = self.faults.lock().expect("no panic with it locked");
-        if faults.len() < FAULTS_MAX {
-            faults.push(fault(failure));
+        self.keep(fault(failure));
+    }
+
+    fn note(&self, note: copy::Note<'_>, entry: &dyn copy::Paths) {
+        // As from another host, and as cp -a tells it. Of attributes that a file system does not take, neither does.
+        if let copy::Note::Lost(what, error) = note
+            && [copy::metadata::OWNER, copy::metadata::MODE_AND_TIMES].contains(&what)
+        {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            let fact = crate::fs::io_fact(entry.destination().as_os_str(), error);
+            self.keep(Fault::io(
+                Exit::Destination.code(),
+                &format!("cannot keep the {} of", what.to_string_lossy()),
+                &fact,
+            ));
         }
     }
 }
@@ -328,6 +357,43 @@ fn fault(failure: &copy::Failure) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Only {
+        #[command(flatten)]
+        tree: TreeOptions,
+    }
+
+    #[test]
+    fn each_option_changes_what_it_names() {
+        let settings = |arguments: &[&str]| {
+            let parsed = <Only as clap::Parser>::try_parse_from([&["rdcp"], arguments].concat());
+            parsed.expect("an option").tree.settings(false, Vec::new())
+        };
+        let plain = settings(&[]);
+        let TreeSettings { mode, owner, times, xattrs, hard_links, sparse, specials, .. } = plain;
+        assert!([mode, owner, times, xattrs, hard_links, sparse, specials].into_iter().all(|is_kept| is_kept));
+        assert!(!plain.in_place && !plain.fsync && !plain.read_back);
+        let with = |change: &dyn Fn(&mut TreeSettings)| {
+            let mut settings = plain.clone();
+            change(&mut settings);
+            settings
+        };
+        for (option, expected) in [
+            ("--no-mode", with(&|it| it.mode = false)),
+            ("--no-owner", with(&|it| it.owner = false)),
+            ("--no-times", with(&|it| it.times = false)),
+            ("--no-xattrs", with(&|it| it.xattrs = false)),
+            ("--no-hard-links", with(&|it| it.hard_links = false)),
+            ("--no-sparse", with(&|it| it.sparse = false)),
+            ("--no-specials", with(&|it| it.specials = false)),
+            ("--in-place", with(&|it| it.in_place = true)),
+            ("--fsync", with(&|it| it.fsync = true)),
+            ("--verify=disk", with(&|it| (it.fsync, it.read_back) = (true, true))),
+        ] {
+            assert_eq!(settings(&[option]), expected, "{option}");
+        }
+    }
 
     #[test]
     fn the_last_pattern_that_matches_decides() {

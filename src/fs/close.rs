@@ -29,13 +29,14 @@ pub mod tests {
     /// Runs something in a thread where closing a descriptor answers that a quota is used up, and leaves it open; in the
     /// threads that it makes as well.
     pub fn where_closing_fails<T: Send>(run: impl FnOnce() -> T + Send) -> T {
-        where_a_call_fails(libc::SYS_close, Errno::DQUOT, run)
+        where_calls_fail(&[libc::SYS_close], libc::EDQUOT, run)
     }
 
-    /// The same with another system call, which does nothing but answer `error`.
-    pub fn where_a_call_fails<T: Send>(call: libc::c_long, error: Errno, run: impl FnOnce() -> T + Send) -> T {
-        let calls = [(call, Vec::new())].into();
-        let fails = SeccompAction::Errno(error.raw_os_error() as u32);
+    /// Runs something in a thread where these calls do nothing and answer this error; in the threads that it makes as
+    /// well.
+    pub fn where_calls_fail<T: Send>(calls: &[libc::c_long], error: i32, run: impl FnOnce() -> T + Send) -> T {
+        let calls = calls.iter().map(|&call| (call, Vec::new())).collect();
+        let fails = SeccompAction::Errno(error as u32);
         let arch = std::env::consts::ARCH.try_into().expect("a machine that filters are made for");
         let filter = SeccompFilter::new(calls, SeccompAction::Allow, fails, arch).expect("a filter");
         let program: seccompiler::BpfProgram = filter.try_into().expect("a program");

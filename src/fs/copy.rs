@@ -145,7 +145,8 @@ impl Failure {
 /// What is worth knowing of an entry and no failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note<'a> {
-    /// The destination has not taken a property (`owner`, or an attribute's name).
+    /// The destination has not taken a property ([`metadata::OWNER`], [`metadata::MODE_AND_TIMES`], or an attribute's
+    /// name).
     Lost(&'a std::ffi::CStr, Errno),
     /// Left out, as the options say.
     LeftOut,

@@ -134,14 +134,14 @@ pub struct Current {
     pub uid: u32,
     /// Number of the group.
     pub gid: u32,
-    /// It may have got ACLs from the directory it was made in.
-    pub inherits_acl: bool,
+    /// It may have ACLs: from the directory it was made in, or from before if it was there.
+    pub may_have_acls: bool,
 }
 
 impl Current {
     /// What `stat` tells.
-    pub fn new(stat: &Stat, inherits_acl: bool) -> Self {
-        Self { uid: stat.st_uid, gid: stat.st_gid, inherits_acl }
+    pub fn new(stat: &Stat, may_have_acls: bool) -> Self {
+        Self { uid: stat.st_uid, gid: stat.st_gid, may_have_acls }
     }
 }
 
@@ -186,10 +186,11 @@ impl Setter {
         }
         let mut lost_acl = false;
         if keep.xattrs {
-            if current.inherits_acl
+            if current.may_have_acls
                 && let Object::Open(fd) = object
             {
-                remove_acls(fd, |_| false);
+                // Those that the source has as well are replaced in one step.
+                remove_acls(fd, |kept| metadata.xattrs.iter().any(|(name, _)| name == kept));
             }
             lost_acl = set_xattrs(object, metadata.xattrs, is_root, &mut applied);
         } else {
@@ -233,6 +234,10 @@ fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &m
         }
         if let Err(error) = object.set_xattr(name, value) {
             lost_acl |= name == ACCESS_ACL;
+            if is_acl && let Object::Open(fd) = object {
+                // Nor is it to keep one that is not the source's.
+                remove_acls(fd, |other| other != name);
+            }
             // Root of a container may set few of the privileged ones; cp ignores that, too.
             if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
                 applied.is_unsupported = true;

@@ -381,7 +381,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::fs::close::tests::where_a_call_fails;
+    use crate::fs::close::tests::where_calls_fail;
 
     #[test]
     fn a_patient_reader_lets_go_when_nobody_wants_it_any_more() {
@@ -408,7 +408,7 @@ mod tests {
             let source = Source::new(Source::open(&path).expect("a file"), OsStr::new("f"), 4096);
             let Ok(Source::File(file)) = source else { panic!("a file") };
             let part = file.next_part().expect("one");
-            where_a_call_fails(libc::SYS_preadv2, Errno::OPNOTSUPP, || {
+            where_calls_fail(&[libc::SYS_preadv2], libc::EOPNOTSUPP, || {
                 file.read_cached(&part, &mut [0; 4096], &Tally::default())
             })
         };

@@ -71,7 +71,8 @@ pub struct Options {
     pub read_back: bool,
     /// Files are written where they stand. A file that stops in the middle is then a broken one.
     pub in_place: bool,
-    /// The single entry at the top gets this name instead of its own.
+    /// The single entry at the top gets this name instead of its own. With `.`, it must be a directory, and what is in it
+    /// appears in the destination itself, which gets its metadata.
     pub rename_root: Option<OsString>,
     /// The names that may appear at the top; any, if none is said. The sender is not trusted to keep to them.
     pub names: Option<BTreeSet<Vec<u8>>>,
@@ -310,6 +311,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     pub fn new(directory: &Path, options: Options, answer: Answer) -> Result<Self, IoFact> {
         if let Some(name) = &options.rename_root
             && !is_name(name.as_bytes())
+            && name != "."
         {
             return Err(io_fact(name, Errno::INVAL));
         }
@@ -562,7 +564,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             if first[..end] != **root {
                 return Err(Refused::Data("a hard link to a file of another tree"));
             }
-            first.splice(..end, other.iter().copied());
+            if other == b"." {
+                first.drain(..(end + 1).min(first.len()));
+            } else {
+                first.splice(..end, other.iter().copied());
+            }
         }
         let path = top.path(&first);
         let waiting: usize = self.slots.values().map(|slot| slot.links).sum();

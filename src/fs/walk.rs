@@ -529,10 +529,8 @@ impl Recorder {
             return Ok(step);
         }
         let size = stat.st_size as u64;
-        let may_have_holes = self.options.sparse && (stat.st_blocks as u64) < size.div_ceil(512);
-        // Few blocks may also mean a file system that compresses: only a hole that is found makes a small file large.
-        let is_inline =
-            size <= self.inline_bytes_max as u64 && !(may_have_holes && size > BLOCK_BYTES && has_hole(&file, size)?);
+        let is_sparse = self.options.sparse && is_sparse(&file, &stat)?;
+        let is_inline = size <= self.inline_bytes_max as u64 && !is_sparse;
         if !is_inline && self.open.len() == OPEN_MAX {
             return Ok(Step::AtLimit);
         }
@@ -542,20 +540,12 @@ impl Recorder {
         } else {
             let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
             let metadata = metadata(&stat, &self.xattrs);
-            let is_sparse = may_have_holes;
             let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
             if let Step::Wrote(_) = step {
                 self.items = item;
                 self.open.insert(item, Open { inode, names: 0 });
                 let path = place.source_path(entry);
-                self.opened.push(LargeFile {
-                    item,
-                    file,
-                    stat,
-                    path,
-                    is_sparse: may_have_holes,
-                    bypass: Bypass::default(),
-                });
+                self.opened.push(LargeFile { item, file, stat, path, is_sparse, bypass: Bypass::default() });
             }
             step
         };
@@ -696,8 +686,14 @@ fn metadata<'a>(stat: &Stat, xattrs: &'a [u8]) -> Metadata<'a> {
     }
 }
 
-/// Whether a file has a hole. It is read from its beginning then.
-fn has_hole(file: &OwnedFd, size: u64) -> Result<bool, Errno> {
+/// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
+/// stay small, and of a large one what has arrived is to be kept where the transfer is cut. The file is read from its
+/// beginning afterwards.
+fn is_sparse(file: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
+    let size = stat.st_size as u64;
+    if size <= BLOCK_BYTES || stat.st_blocks as u64 >= size.div_ceil(512) {
+        return Ok(false);
+    }
     let hole = seek(file, SeekFrom::Hole(0));
     seek(file, SeekFrom::Start(0))?;
     Ok(hole.is_ok_and(|hole| hole < size))
@@ -735,5 +731,29 @@ pub(super) mod hook {
 
     pub(in crate::fs) fn before_read(name: &[u8]) {
         BEFORE_READ.with_borrow_mut(|hook| hook.as_mut().map(|hook| hook(name)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn few_blocks_are_no_hole() {
+        const SIZE: u64 = 1 << 20;
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&[1; SIZE as usize], 0).expect("written");
+        let file = OwnedFd::from(file);
+        let whole = fstat(&file).expect("open");
+        // As a file system that compresses tells it.
+        let mut compressed = whole;
+        compressed.st_blocks = 8;
+        assert_eq!([&whole, &compressed].map(|stat| is_sparse(&file, stat)), [Ok(false), Ok(false)]);
+        rustix::fs::ftruncate(&file, 2 * SIZE).expect("longer");
+        let longer = fstat(&file).expect("open");
+        assert_eq!(is_sparse(&file, &longer), Ok(true));
+        assert_eq!(rustix::fs::tell(&file), Ok(0));
     }
 }

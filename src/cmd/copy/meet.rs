@@ -54,7 +54,7 @@ impl Copy<'_> {
         }
         self.tunneled = true;
         self.send(dialer, Message::DialTunnel);
-        match self.told_of_meeting(dialer)? {
+        match self.told_of_meeting(listener, dialer, CONNECT_MAX)? {
             Met::Yes => Ok(()),
             Met::No(why) | Met::NotListening(why) => {
                 Err(Failure::new(Exit::Connect, format!("no connection through {}: {why}", self.launcher_name())))
@@ -81,11 +81,11 @@ impl Copy<'_> {
         }
         let (endpoints, via) = endpoints::offered(endpoints, &via, self.same_kernel(listener, dialer));
         self.send(dialer, Message::Dial { endpoints, via });
-        self.told_of_meeting(dialer)
+        self.told_of_meeting(listener, dialer, CONNECT_MAX)
     }
 
-    fn told_of_meeting(&mut self, dialer: usize) -> Result<Met, Failure> {
-        let deadline = Instant::now() + CONNECT_MAX;
+    fn told_of_meeting(&mut self, listener: usize, dialer: usize, within: Duration) -> Result<Met, Failure> {
+        let deadline = Instant::now() + within;
         loop {
             match self.next(deadline)? {
                 Some((side, Message::Dialed)) if side == dialer => return Ok(Met::Yes),
@@ -99,8 +99,8 @@ impl Copy<'_> {
                 }
                 Some(_) => {}
                 None => {
-                    let [one, other] = [dialer, 1 - dialer].map(|side| self.sides[side].label());
-                    let within = CONNECT_MAX.as_secs();
+                    let [one, other] = [dialer, listener].map(|side| self.sides[side].label());
+                    let within = within.as_secs();
                     return Err(Failure::new(
                         Exit::Connect,
                         format!(
@@ -109,6 +109,68 @@ impl Copy<'_> {
                     ));
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use clap::Parser;
+
+    use super::super::{HERE, Side};
+    use super::*;
+    use crate::cmd::end::End;
+    use crate::cmd::launching::Voice;
+    use crate::cmd::options::{ReportOptions, TransferOptions};
+    use crate::cmd::plan::{Plan, Spec};
+    use crate::cmd::report::Reporter;
+    use crate::cmd::tree::TreeOptions;
+    use crate::control::launch::Launcher;
+
+    #[derive(Parser)]
+    struct Options {
+        #[command(flatten)]
+        transfer: TransferOptions,
+        #[command(flatten)]
+        report: ReportOptions,
+    }
+
+    /// Of several hosts, those that were to meet.
+    #[test]
+    fn two_that_do_not_meet_are_named() {
+        let options = Options::try_parse_from(["rdcp"]).expect("no option is needed");
+        let plan = Plan {
+            sources: Vec::new(),
+            destination: Spec::Standard,
+            directory: false,
+            exact: false,
+            recursive: false,
+            tree: TreeOptions::default().settings(false, Vec::new()),
+            dry_run: false,
+            relay: false,
+            via: None,
+            launcher: Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command"),
+            agent: "agent".into(),
+            bootstrap: false,
+            transfer: &options.transfer,
+            report: &options.report,
+        };
+        let reporter = Reporter::open(&options.report).expect("none was asked for");
+        let (post, news) = flume::unbounded();
+        let mut copy = Copy::heedless(&plan, &reporter, post, news);
+        for host in ["h1", "h2", "h3"] {
+            let voice = Voice::Here(End::new(Arc::new(|_| {}), true));
+            copy.sides.push(Side { host: host.into(), voice, gone: false });
+        }
+        for (listener, dialer, words) in
+            [(3, 1, "from h1 to h3"), (3, 2, "from h2 to h3"), (2, HERE, "from this host to h2")]
+        {
+            let told = copy.told_of_meeting(listener, dialer, Duration::ZERO);
+            let failure = told.err().expect("nobody said anything");
+            assert_eq!(failure.exit, Exit::Connect);
+            assert!(failure.message.as_ref().is_some_and(|line| line.contains(words)), "{failure:?}");
         }
     }
 }

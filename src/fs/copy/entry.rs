@@ -251,8 +251,11 @@ impl<'e> Worker<'e, '_> {
             let owner = (stat.st_uid, stat.st_gid);
             if preserve.owner && !(directory.is_ours && owner == engine.us) {
                 let (uid, gid) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-                // As for files: who is not root cannot give it away.
-                let _ = chownat(&directory.destination, name, Some(uid), Some(gid), flags);
+                if let Err(errno) = chownat(&directory.destination, name, Some(uid), Some(gid), flags)
+                    && metadata::is_owner_lost(errno)
+                {
+                    engine.note(directory, entry, Note::Lost(metadata::OWNER, errno));
+                }
             }
             if preserve.times {
                 let times = Timestamps { last_access: metadata.accessed, last_modification: metadata.modified };

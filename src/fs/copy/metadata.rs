@@ -116,10 +116,21 @@ pub struct Attribute {
 /// stands nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// `owner`, or the attribute's name.
+    /// [`OWNER`], or the attribute's name.
     pub what: CString,
     /// Why.
     pub errno: Errno,
+}
+
+/// What is lost where an owner or a group is refused.
+pub const OWNER: &CStr = c"owner";
+
+/// What is lost where a directory that was there before is not ours to change.
+pub const MODE_AND_TIMES: &CStr = c"mode and times";
+
+/// Whether a refusal to set the owner is one that cp tells: who is not root cannot give files away, and knows it.
+pub fn is_owner_lost(errno: Errno) -> bool {
+    !matches!(errno, Errno::PERM | Errno::INVAL) || rustix::process::geteuid().is_root()
 }
 
 /// Reads the attributes that `preserve` asks for.
@@ -207,8 +218,8 @@ pub fn apply(
                 Err(errno) => {
                     // Who is not root may still be a member of the group; otherwise it is as with cp.
                     let _ = object.set_owner(None, Some(Gid::from_raw(owner.1)));
-                    if errno != Errno::PERM || rustix::process::geteuid().is_root() {
-                        lost.push(Lost { what: c"owner".to_owned(), errno });
+                    if is_owner_lost(errno) {
+                        lost.push(Lost { what: OWNER.to_owned(), errno });
                     }
                 }
             }

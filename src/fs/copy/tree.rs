@@ -45,7 +45,8 @@ impl Node {
         let mut path = PathBuf::new();
         for entry in self.chain().into_iter().map(|node| &node.entry).chain([last]) {
             let name = name(entry).to_bytes();
-            if !name.is_empty() {
+            // What is merged into a directory is in that directory.
+            if !name.is_empty() && (name != b"." || path.as_os_str().is_empty()) {
                 path.push(OsStr::from_bytes(name));
             }
         }
@@ -201,7 +202,7 @@ impl Directory<'_> {
             }
             // Not ours to change: it was there before, and what is in it has been copied nevertheless.
             Err(errno) if !self.is_unseen => {
-                self.engine.note(parent, &self.node.entry, Note::Lost(c"mode and times", *errno));
+                self.engine.note(parent, &self.node.entry, Note::Lost(metadata::MODE_AND_TIMES, *errno));
             }
             Err(errno) => return Err(*errno),
         }

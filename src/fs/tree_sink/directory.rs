@@ -76,7 +76,7 @@ impl OpenDirectory {
     /// The destination itself; its path comes from the user, links in it are followed.
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
         let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
-        Ok(Self::new(fd, Place { parent: None, name: path.to_vec() }, shared, None))
+        Ok(Self::new(fd, Arc::new(Place { parent: None, name: path.to_vec() }), shared, None))
     }
 
     /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
@@ -100,9 +100,13 @@ impl OpenDirectory {
         } else {
             was_closed.then_some(stat.st_mode & 0o7777)
         };
-        let current = Current::new(&stat, is_new && parent.gives_acl);
+        let current = Current::new(&stat, !is_new || parent.gives_acl);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
-        let place = Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() };
+        let place = match name {
+            // Merged into it.
+            b"." => Arc::clone(&parent.place),
+            _ => Arc::new(Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() }),
+        };
         Ok(Self::new(fd, place, Arc::clone(shared), Some(last)))
     }
 
@@ -116,17 +120,9 @@ impl OpenDirectory {
         Ok(is_closed)
     }
 
-    fn new(fd: OwnedFd, place: Place, shared: Arc<Shared>, last: Option<Last>) -> Self {
+    fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
         let gives_acl = has_default_acl(&fd);
-        Self {
-            fd,
-            place: Arc::new(place),
-            shared,
-            gives_acl,
-            wants_names: AtomicBool::new(false),
-            new_owner: OnceLock::new(),
-            last,
-        }
+        Self { fd, place, shared, gives_acl, wants_names: AtomicBool::new(false), new_owner: OnceLock::new(), last }
     }
 
     /// The path of an entry in it, for reports.

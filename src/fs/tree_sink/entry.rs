@@ -312,7 +312,8 @@ impl Partial {
                 _ => metadata.mode & 0o777 & !shared.umask,
             }
         };
-        let current = Current { uid: owner.0, gid: owner.1, inherits_acl: directory.gives_acl };
+        let may_have_acls = directory.gives_acl || matches!(self.way, Way::InPlace(false));
+        let current = Current { uid: owner.0, gid: owner.1, may_have_acls };
         let applied = shared.setter.apply(Object::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;
@@ -515,8 +516,12 @@ impl Large {
             return false;
         }
         let settled = self.bypass.settle(&self.partial.file);
+        // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
+        // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
+        let is_synced_first = self.is_lasting && self.shared.options.fsync;
+        let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
-        match settled.and_then(|()| publish()) {
+        match settled.and_then(|()| sync()).and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
                 true

@@ -14,7 +14,7 @@ use rd_proto::tree::{DEPTH_MAX, Metadata, Special, Time, Xattrs};
 use rustix::fs::XattrFlags;
 
 use super::*;
-use crate::fs::close::tests::where_closing_fails;
+use crate::fs::close::tests::{where_calls_fail, where_closing_fails};
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(PathBuf);
@@ -299,6 +299,58 @@ fn acls_are_set_and_inherited_ones_are_not() {
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
 
+/// Whoever an ACL lets in that is not the source's must not stay in.
+#[test]
+fn acls_of_what_was_there_before_go() {
+    let scratch = Scratch::new();
+    let dst = scratch.dst();
+    let other: Vec<u8> = acl().into_iter().map(|byte| if byte == 12 { 13 } else { byte }).collect();
+    let mut xattrs = Vec::new();
+    assert!(Xattrs::push(&mut xattrs, b"system.posix_acl_access", &acl()));
+    let metadata = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
+    let records = [
+        directory(b"a"),
+        Record::Leave,
+        Record::Directory { name: b"b", metadata },
+        Record::Leave,
+        file(b"c", b"new"),
+        Record::File { name: b"d", metadata, data: b"new" },
+        END,
+    ];
+    for (name, is_directory) in [("a", true), ("b", true), ("c", false), ("d", false)] {
+        let path = dst.join(name);
+        if is_directory { fs::create_dir(&path) } else { fs::write(&path, "old") }.expect("made");
+        for attribute in ["access", "default"].into_iter().take(1 + usize::from(is_directory)) {
+            let attribute = format!("system.posix_acl_{attribute}");
+            if let Err(error) = rustix::fs::setxattr(&path, &attribute, &other, XattrFlags::empty()) {
+                return eprintln!("no ACLs on this file system: {error}");
+            }
+        }
+    }
+    let acl_of = |name: &str, attribute: &str| {
+        let mut value = [0; 64];
+        let attribute = format!("system.posix_acl_{attribute}");
+        rustix::fs::getxattr(dst.join(name), &attribute, &mut value).map(|length| value[..length].to_vec())
+    };
+    let run = |xattrs| {
+        let options = Options { keep: Keep { xattrs, ..Keep::default() }, in_place: true, ..Options::default() };
+        assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
+    };
+    run(false);
+    for name in ["a", "b", "c", "d"] {
+        assert!(acl_of(name, "access").is_ok(), "{name}: ACLs are not copied");
+    }
+    run(true);
+    for name in ["a", "c"] {
+        assert_eq!(acl_of(name, "access"), Err(Errno::NODATA), "{name}");
+    }
+    for name in ["b", "d"] {
+        assert_eq!(acl_of(name, "access"), Ok(acl()), "{name}");
+    }
+    assert_eq!(["a", "b"].map(|name| acl_of(name, "default")), [Err(Errno::NODATA), Err(Errno::NODATA)]);
+    assert_eq!(fs::metadata(dst.join("a")).expect("there").mode() & 0o777, 0o750);
+}
+
 #[test]
 fn an_existing_file_keeps_its_mode_where_modes_are_not_copied() {
     let scratch = Scratch::new();
@@ -437,6 +489,46 @@ fn the_root_gets_another_name() {
 }
 
 #[test]
+fn the_root_is_merged_into_the_destination() {
+    let scratch = Scratch::new();
+    let dst = scratch.dst();
+    fs::write(dst.join("mine"), "mine").expect("a file");
+    fs::create_dir_all(dst.join("b/x")).expect("a directory");
+    let options = || Options { rename_root: Some(".".into()), fsync: true, ..Options::default() };
+    let records = [
+        directory(b"root"),
+        file(b"a", b"data"),
+        file(b"b", b"data"),
+        directory(b"c"),
+        Record::HardLink { name: b"d", first: b"root/a" },
+        large(b"e", 1, 4),
+        Record::HardLink { name: b"f", first: b"root/c/e" },
+        Record::Leave,
+        Record::Leave,
+    ];
+    let mut sink = scratch.sink(options());
+    sink.push(0, 0, chunk(&records)).expect("taken");
+    sink.push(1, 0, Arc::new(b"data".to_vec())).expect("taken");
+    sink.push(0, 0, chunk(&[closed(1, 4), END])).expect("taken");
+    let report = sink.finish().expect("whole");
+    let failed: Vec<_> = report.failures.iter().map(|fact| PathBuf::from(OsStr::from_bytes(&fact.path))).collect();
+    assert_eq!(failed, [dst.join("b")], "by the path that it has");
+    assert_eq!(errnos(&report), [Errno::ISDIR]);
+    assert_eq!(fs::read(dst.join("mine")).expect("left alone"), b"mine");
+    for name in ["a", "c/e"] {
+        assert_eq!(fs::metadata(dst.join(name)).expect("there").nlink(), 2, "{name}");
+    }
+    let top = fs::metadata(&dst).expect("there");
+    assert_eq!((top.mode() & 0o7777, top.mtime()), (0o750, META.modified.seconds));
+    // Nothing but a directory can be.
+    for other in [file(b"root", b""), link(b"root", b"x")] {
+        let report = scratch.run(options(), &[other, END]).expect("whole");
+        assert_eq!((report.failed, report.files + report.others), (1, 0), "{report:?}");
+    }
+    scratch.no_temporaries();
+}
+
+#[test]
 fn in_place_keeps_the_inode_and_follows_no_link() {
     let scratch = Scratch::new();
     let old = scratch.dst().join("a");
@@ -530,6 +622,37 @@ fn a_failure_told_at_close_is_one() {
         }
         assert_eq!(expected.map(|path| path.exists()), [in_place; 2], "no name but that of a file written in place");
     }
+}
+
+/// Syncing takes long, and whoever is killed meanwhile has left what the next transfer goes on with: a file of ours.
+#[test]
+fn a_file_that_is_being_synced_is_one_to_go_on_with() {
+    const SIZE: u64 = 64 << 20;
+    let scratch = Scratch::new();
+    let metadata = Metadata { uid: 12, gid: 34, ..META };
+    let large = Record::Large { name: b"large", metadata, item: 1, size: SIZE, is_sparse: false };
+    assert!(Record::awaits_have(SIZE, false));
+    // As if killed there: a failure that stops everything leaves what is to be gone on with.
+    let refused = where_calls_fail(&[libc::SYS_fsync, libc::SYS_fdatasync], libc::EIO, || {
+        let mut sink = scratch.sink(Options { fsync: true, ..Options::default() });
+        sink.push(0, 0, chunk(&[large])).expect("taken");
+        sink.push(1, 0, Arc::new(vec![1; SIZE as usize])).expect("taken");
+        let _ = sink.push(0, 0, chunk(&[closed(1, SIZE), END]));
+        sink.finish().expect_err("it must be told")
+    });
+    assert!(matches!(&refused, Refused::Io(fact) if fact.errno == Errno::IO.raw_os_error()), "{refused:?}");
+    let left = names_below(&scratch.dst());
+    let [partial] = &left[..] else { panic!("{left:?}") };
+    let stat = fs::metadata(partial).expect("there");
+    assert_eq!((stat.mode() & 0o7777, stat.uid()), (0o600, rustix::process::geteuid().as_raw()));
+    let looked = Arc::new(Mutex::new(None));
+    let told = Arc::clone(&looked);
+    let answer = Box::new(move |have: Have| _ = told.lock().expect("no panic").insert(have));
+    let mut sink = TreeSink::<Vec<u8>>::new(&scratch.dst(), Options::default(), answer).expect("there");
+    sink.push(0, 0, chunk(&[large, closed(1, 0), END])).expect("taken");
+    sink.finish().expect("whole");
+    let have = looked.lock().expect("no panic").take().expect("it was asked");
+    assert!(!have.hashes.is_empty() && have.hashes.iter().all(Option::is_some), "{have:?}");
 }
 
 /// All of the above once more without root's rights.

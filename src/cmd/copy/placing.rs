@@ -1,0 +1,152 @@
+//! What a copy takes, and where each of it comes to lie: asked of the hosts before anything is begun.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use minicbor::bytes::ByteVec;
+
+use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE};
+use crate::cmd::exit::{Exit, Failure, escaped};
+use crate::cmd::place::target;
+use crate::cmd::plan::Spec;
+use crate::control::frames::{Found, Kind, Message, Place, Placed};
+use crate::control::names;
+
+impl Copy<'_> {
+    /// All sources, each with its side, in the order of the command line.
+    pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
+        let specs = &self.plan.sources;
+        let mut all = Vec::new();
+        let mut at = 0;
+        while at < specs.len() {
+            if specs[at] == Spec::Standard {
+                let (path, name) = (b"-".to_vec(), Vec::new());
+                all.push((HERE, Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0 }));
+                at += 1;
+                continue;
+            }
+            let (side, mut patterns, mut bytes) = (sides[at], Vec::new(), 0);
+            while at < specs.len() && sides[at] == side && specs[at] != Spec::Standard && bytes < BATCH_BYTES_MAX {
+                patterns.push(ByteVec::from(specs[at].path().as_bytes().to_vec()));
+                bytes += specs[at].path().len();
+                at += 1;
+            }
+            let asked = patterns.clone();
+            self.send(side, Message::Find { patterns, links: self.plan.recursive });
+            let before = all.len();
+            loop {
+                match self.answer(side, ANSWER_MAX)? {
+                    Message::Found(found) => {
+                        self.check_found(side, &asked, &found)?;
+                        all.extend(found.into_iter().map(|found| (side, found)));
+                        if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
+                            return Err(self.unexpected(side));
+                        }
+                    }
+                    Message::FoundAll => break,
+                    Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
+                    _ => return Err(self.unexpected(side)),
+                }
+            }
+        }
+        let directory = all.iter().find(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
+        if let Some((side, found)) = directory {
+            let name = self.sides[*side].name(&found.path);
+            return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
+        }
+        let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
+        own.sort_unstable();
+        if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
+            let name = escaped(OsStr::from_bytes(twice[0]));
+            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
+        }
+        Ok(all)
+    }
+
+    /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
+    /// would be written to.
+    fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
+        let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
+        // This side's shell has expanded its patterns; what is found then is what was given.
+        let Some(other) = found.iter().find(|found| side != HERE && !is_asked(&found.name)) else { return Ok(()) };
+        let label = self.sides[side].label();
+        let name = escaped(OsStr::from_bytes(&other.name));
+        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
+    }
+
+    /// Where they come to lie; `None` for standard output.
+    pub(super) fn place(&mut self, side: usize, found: &[(usize, Found)]) -> Result<Option<Placed>, Failure> {
+        let several = found.len() > 1;
+        if self.plan.destination == Spec::Standard {
+            if several {
+                return Err(Failure::new(Exit::Usage, "standard output takes one file"));
+            }
+            return Ok(None);
+        }
+        let mut rest = found;
+        let mut placed = None;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|(_, found)| {
+                bytes += found.path.len() + found.name.len() + 64;
+                bytes <= BATCH_BYTES_MAX
+            });
+            let count = fits.count().max(1);
+            // Of one side only: whether inodes can be compared is the same for all of them.
+            let from = rest[0].0;
+            let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
+            let (some, others) = rest.split_at(count);
+            rest = others;
+            let standard = self.is_standard(from, &some[0].1);
+            let asked = Place {
+                path: self.plan.destination.path().as_bytes().to_vec(),
+                directory: self.plan.directory || several,
+                exact: self.plan.exact || standard,
+                sources: some.iter().map(|(_, found)| found.clone()).collect(),
+                same_kernel: !standard && self.same_kernel(from, side),
+            };
+            self.send(side, Message::Place(asked));
+            placed = match self.answer(side, ANSWER_MAX)? {
+                Message::Placed(placed) => Some(placed),
+                Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
+                _ => return Err(self.unexpected(side)),
+            };
+        }
+        Ok(placed)
+    }
+
+    /// Whether a source is standard input.
+    pub(super) fn is_standard(&self, from: usize, found: &Found) -> bool {
+        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
+    }
+
+    /// Whether a source that is no file is read, as cp does without `-r`, and not made anew.
+    pub(super) fn is_read(&self, found: &Found) -> bool {
+        found.kind == Kind::Other && !self.plan.recursive
+    }
+
+    /// Whether a source is copied as a stream: from or to what is no file.
+    pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
+        self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(|placed| placed.is_special)
+    }
+
+    /// Refuses what is not done for streams, rather than to have it taken for done.
+    pub(super) fn check_streams(&self, found: &[(usize, Found)], placed: Option<&Placed>) -> Result<(), Failure> {
+        let tree = &self.plan.tree;
+        let asked = [(tree.read_back, "--verify=disk"), (tree.in_place, "--in-place"), (tree.fsync, "--fsync")];
+        let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
+        let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
+        let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
+        let name = self.sides[*side].name(&found.path);
+        let message = format!("{option} is for files and trees, and {name} is copied as a stream");
+        Err(Failure::new(Exit::Usage, message))
+    }
+
+    pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
+        for (from, found) in found {
+            let to = placed
+                .map_or("-".to_owned(), |placed| self.sides[side].name(target(placed, found).as_os_str().as_bytes()));
+            crate::cmd::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
+        }
+    }
+}

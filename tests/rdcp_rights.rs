@@ -1,0 +1,108 @@
+//! `rdcp` with other rights than those of whoever owns the files, within a host and between hosts: with a launcher that
+//! runs the agent on this host.
+
+mod rig;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use rig::lab::*;
+use rig::*;
+
+/// Gives a command the rights of an ordinary user.
+const AS_NOBODY: &str = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all -- \"$@\"";
+
+/// Gives a command the rights of a root who may give files to nobody else.
+const AS_CONTAINED_ROOT: &str = "exec unshare --user --map-root-user -- \"$@\"";
+
+/// rdcp by a line of the shell that gives it its rights, with which it and its launcher may write to the laboratory.
+fn rdcp(lab: &Lab, line: &str, arguments: &[OsString]) -> Ended {
+    fs::OpenOptions::new().append(true).create(true).open(lab.join("noted")).expect("the launcher's notes");
+    for (name, mode) in [("", 0o777), ("noted", 0o666)] {
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
+    let mut command = in_shell(line, command.args(arguments));
+    Process::spawn(command.current_dir(lab.0.path()).stdin(Stdio::null()).stdout(Stdio::null())).wait()
+}
+
+/// A path on a host, or on this one.
+fn side(lab: &Lab, host: &str, name: &str) -> OsString {
+    if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) }
+}
+
+/// As cp -a tells it: by copies within a host as by others. It takes two users, so only root can make it.
+#[test]
+fn metadata_that_is_lost_is_told() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let lab = Lab::new();
+    fs::create_dir(lab.join("from")).expect("a directory");
+    lab.0.file("from/file", b"1");
+    for (number, to) in ["", "h"].into_iter().enumerate() {
+        // Somebody else's directory, which may be written to and not changed.
+        let into = format!("into{number}");
+        fs::create_dir(lab.join(&into)).expect("a directory");
+        fs::set_permissions(lab.join(&into), fs::Permissions::from_mode(0o777)).expect("ours");
+        let ended = rdcp(&lab, AS_NOBODY, &["-r".into(), "from/.".into(), side(&lab, to, &into)]);
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines.len() == 2 && lines[0].contains("errno 1)") && lines[1].contains("1 entry"), "{lines:?}");
+        assert!(lines[0].contains(&format!("{into}: ")), "{lines:?}");
+        holds(&lab.join(&into).join("file"), b"1");
+    }
+    std::os::unix::fs::symlink("nowhere", lab.join("from/link")).expect("a link");
+    for name in ["from/file", "from/link"] {
+        std::os::unix::fs::lchown(lab.join(name), Some(12), Some(34)).expect("chown");
+    }
+    for (number, to) in ["", "h"].into_iter().enumerate() {
+        let given = format!("given{number}");
+        let ended = rdcp(&lab, AS_CONTAINED_ROOT, &["-r".into(), "from".into(), side(&lab, to, &given)]);
+        let lines: Vec<&str> = ended.expect(8).stderr.lines().collect();
+        assert!(lines.len() == 3 && lines[2].contains("2 entries"), "{lines:?}");
+        for name in ["file", "link"] {
+            assert!(lines.iter().any(|line| line.contains(&format!("{given}/{name}: "))), "{lines:?}");
+        }
+        holds(&lab.join(&given).join("file"), b"1");
+        // Who is not root does not expect to.
+        rdcp(&lab, AS_NOBODY, &["-r".into(), "from".into(), side(&lab, to, &format!("taken{number}"))]).expect(0);
+    }
+}
+
+/// A single source of which nothing can be copied is the failure itself, and not a part of it.
+#[test]
+fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
+    let lab = Lab::new();
+    for (name, mode) in [("closed", 0o000), ("closed too", 0o000), ("locked", 0o555), ("open", 0o755)] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+        if name == "open" {
+            lab.0.file("open/file", b"1");
+        }
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let line = if rustix::process::geteuid().is_root() { AS_NOBODY } else { "exec \"$@\"" };
+    for (number, (from, to)) in [("", "h"), ("h", ""), ("h1", "h2"), ("", ""), ("h", "h")].into_iter().enumerate() {
+        let into = format!("into{number}");
+        fs::create_dir(lab.join(&into)).expect("a directory");
+        fs::set_permissions(lab.join(&into), fs::Permissions::from_mode(0o777)).expect("ours");
+        let copy = |sources: &[&str], to_name: &str| {
+            let sources = sources.iter().map(|name| side(&lab, from, name));
+            let arguments: Vec<OsString> = ["-r".into()].into_iter().chain(sources).collect();
+            rdcp(&lab, line, &[arguments, vec![side(&lab, to, to_name)]].concat())
+        };
+        let new = format!("new{number}");
+        copy(&["closed"], &new).expect(5).one_line("rdcp", &["closed", "errno 13"]);
+        assert!(!lab.join(&new).exists());
+        copy(&["closed"], &into).expect(5).one_line("rdcp", &["closed", "errno 13"]);
+        copy(&["open"], "locked").expect(6).one_line("rdcp", &["locked/open", "errno 13"]);
+        // Of several sources, each is a part.
+        let ended = copy(&["closed", "closed too"], &into);
+        assert!(ended.expect(8).stderr.contains("nothing was copied: 2 entries failed"), "{}", ended.stderr);
+        assert_eq!(fs::read_dir(lab.join(&into)).expect("it").count(), 0);
+        let ended = copy(&["closed", "open"], &into);
+        assert!(ended.expect(8).stderr.contains("1 entry was not copied in full; the others are there"));
+        holds(&lab.join(&into).join("open/file"), b"1");
+    }
+}

@@ -167,6 +167,37 @@ fn a_killed_copy_goes_on_where_it_stopped() {
 
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
+fn what_a_killed_copy_had_finished_is_not_sent_again() {
+    let network = Network::start();
+    let (bytes, count) = (128 * MIB, 3);
+    let (from, to) = (network.path("models"), network.path("there"));
+    fs::create_dir(&from).expect("ours");
+    for number in 0..count {
+        plant(&from.join(number.to_string()), bytes, number);
+    }
+    let copy = || {
+        let before = sent(1);
+        network.start_rdcp(&["-rT".into(), from.clone().into(), network.at("h2", "there")]).wait_for(LONG).expect(0);
+        for number in 0..count {
+            equal(&from.join(number.to_string()), &to.join(number.to_string()));
+        }
+        sent(1) - before
+    };
+    assert!(copy() >= count * bytes);
+    let again = copy();
+    assert!(again < 8 * MIB, "{again} bytes were sent though nothing had changed");
+    // Of the same size and with the same time, but for a byte; and one that was not finished.
+    let file = File::options().write(true).open(to.join("1")).expect("ours");
+    let times = fs::FileTimes::new().set_modified(file.metadata().expect("it").modified().expect("a time"));
+    file.write_all_at(b"x", 40 * MIB).expect("ours");
+    file.set_times(times).expect("ours");
+    fs::remove_file(to.join("2")).expect("ours");
+    let again = copy();
+    assert!((bytes..bytes + 40 * MIB).contains(&again), "{again}");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
 fn a_partial_file_is_checked_and_never_trusted() {
     let network = Network::start();
     let bytes = 192 * MIB;

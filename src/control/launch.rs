@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// The program that is run on the other host where nobody names another.
 pub const AGENT: &str = "rdma-pipe-agent";
 
+/// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
+const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
+
 /// How long the launcher's standard error is held back: a banner, or a reason to fail, which the failure's line has.
 pub const HOLD_MAX: Duration = Duration::from_millis(700);
 
@@ -72,9 +75,13 @@ impl Launcher {
     ///
     /// What the system answered to starting the launcher.
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
+        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
+        // Behind the user's own, which win.
+        let alive: &[&str] = if self.name() == "ssh" { &SSH_ALIVE } else { &[] };
         let mut child = Command::new(&self.words[0])
             .args(&self.words[1..])
             .args(&self.options)
+            .args(alive)
             .arg(host)
             .arg(command)
             .stdin(Stdio::piped())
@@ -231,6 +238,23 @@ mod tests {
         let quiet = launcher("/usr/bin/ssh").unasking().expect("ssh");
         assert_eq!(quiet.options, ["-o", "BatchMode=yes", "-v"]);
         assert!(launcher("ssh -x").unasking().is_none() && launcher("rsh").unasking().is_none());
+    }
+
+    #[test]
+    fn ssh_is_to_notice_a_host_that_is_cut_off() {
+        use std::io::Read;
+        let scratch = tempfile::tempdir().expect("a directory");
+        for (name, expected) in
+            [("ssh", "-v -o ServerAliveInterval=15 -o ServerAliveCountMax=3 h a"), ("rsh", "-v h a")]
+        {
+            let path = scratch.path().join(name);
+            std::os::unix::fs::symlink("/bin/echo", &path).expect("a link");
+            let launcher = Launcher::new(path.as_os_str(), vec!["-v".into()]).expect("words");
+            let mut launched = launcher.start(OsStr::new("h"), OsStr::new("a")).expect("echo");
+            let mut said = String::new();
+            launched.stdout.read_to_string(&mut said).expect("its words");
+            assert_eq!(said.trim_end(), expected);
+        }
     }
 
     #[test]

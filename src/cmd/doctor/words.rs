@@ -175,8 +175,8 @@ fn missed(not: &[(String, Outcome)]) -> String {
             Outcome::Refused => "refused".to_owned(),
             Outcome::Silent => "no answer".to_owned(),
             Outcome::Unreachable(errno) => match errno {
-                0 => "unreachable".to_owned(),
-                errno => os_number(*errno),
+                1..4096 => os_number(*errno),
+                _ => "unreachable".to_owned(),
             },
             Outcome::NoRdma(reason) | Outcome::Other(reason) => reason.clone(),
         };

@@ -14,8 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rd_proto::control::GRANULES_MAX;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, fadvise, fchown, fdatasync, fstat, fstatfs,
-    fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat, unlinkat,
+    Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, copy_file_range, fadvise, fchown,
+    fdatasync, fstat, fstatfs, fsync, ftruncate, linkat, makedev, mknodat, openat, renameat, seek, statat, symlinkat,
+    unlinkat,
 };
 use rustix::io::{Errno, pread};
 
@@ -355,6 +356,8 @@ pub(super) struct Large {
     size: u64,
     /// A transfer before this one has left it.
     is_adopted: bool,
+    /// What stands under the final name, where it looks as if a transfer before this one had finished it.
+    finished: Option<OwnedFd>,
     /// A transfer after this one may go on with it.
     is_lasting: bool,
     /// Ranges of it are written one after the other.
@@ -383,6 +386,8 @@ impl Large {
         awaits_have: bool,
     ) -> Result<Self, Errno> {
         let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
+        let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
+        let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
         if let Err(error) = ftruncate(&partial.file, size) {
             partial.remove(directory);
             return Err(error);
@@ -398,6 +403,7 @@ impl Large {
             is_serial,
             waiting: Mutex::default(),
             is_adopted,
+            finished,
             is_lasting: awaits_have,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
@@ -471,11 +477,11 @@ impl Large {
     }
 
     /// What the file holds already, for the sender to compare: the bytes of a granule, and a hash for each that is all
-    /// data. Reads the file.
+    /// data. Reads the file, once it has been given what a finished one holds.
     pub fn look(&self) -> (u64, Vec<Option<[u8; 16]>>) {
         let granule_bytes =
             self.size.div_ceil(GRANULES_MAX as u64).next_multiple_of(GRANULE_ALIGN).max(GRANULE_BYTES_MIN);
-        if !self.is_adopted {
+        if !self.is_adopted && self.finished.is_none() {
             return (granule_bytes, Vec::new());
         }
         let mut scratch = vec![0; HASH_READ_BYTES];
@@ -483,6 +489,11 @@ impl Large {
             let start = number * granule_bytes;
             let length = granule_bytes.min(self.size - start);
             let file = &self.partial.file;
+            if let Some(finished) = &self.finished
+                && (self.shared.is_stopped.load(Relaxed) || copy_range(finished, file, start, length).is_err())
+            {
+                return None;
+            }
             let is_data = seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
             if !is_data || self.shared.is_stopped.load(Relaxed) {
                 return None;
@@ -532,6 +543,35 @@ impl Large {
             }
         }
     }
+}
+
+/// What stands under a name, if its size and time are those of what is to come: most likely it is the same, and a transfer
+/// before this one was cut when it was done with it.
+fn finished(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, size: u64) -> Option<OwnedFd> {
+    let is_like_it = |stat: &Stat| {
+        let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
+        let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
+        is_regular(stat) && stat.st_size as u64 == size && modified == expected
+    };
+    // Looked at first: opening a device may do something.
+    let named = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = is_like_it(&named).then(|| openat(&directory.fd, name, flags, Mode::empty()).ok()).flatten()?;
+    fstat(&file).is_ok_and(|stat| is_like_it(&stat)).then_some(file)
+}
+
+/// Copies a range of a file to the same place in another one.
+fn copy_range(from: impl AsFd, to: impl AsFd, start: u64, length: u64) -> Result<(), Errno> {
+    let (mut read, mut written) = (start, start);
+    while read < start + length {
+        let left = (start + length - read) as usize;
+        match copy_file_range(&from, Some(&mut read), &to, Some(&mut written), left) {
+            Ok(0) => return Err(Errno::NODATA),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Large {

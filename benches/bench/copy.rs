@@ -100,6 +100,9 @@ fn big() -> Result<Vec<Row>> {
         site.our_copy(PLAIN, &["--encrypt", "never"], &file),
         site.our_copy(ENCRYPTED, &["--encrypt", "always"], &file),
         site.copy(Kind::Limit, "cp", "cp {from} {to}", |_, to| timed(Command::new("cp").args([&file, to]))),
+        site.copy(Kind::Limit, "rdcp, within this host", "rdcp {from} {to}", |site, to| {
+            timed(site.rdcp(&[]).args([&file, to]))
+        }),
     ];
     let peers = site.peers(&file);
     let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
@@ -129,6 +132,7 @@ pub fn cpu() -> Result<Vec<Row>> {
         site.our_copy(ENCRYPTED, &["--encrypt", "always"], &file),
         site.our_copy("rdcp --encrypt never", &["--encrypt", "never"], &file),
     ];
+    copies.push(site.copy(Kind::Limit, "cp", "cp {from} {to}", |_, to| timed(Command::new("cp").args([&file, to]))));
     copies.extend(site.peers(&file).into_iter().filter(|peer| ["syq", "scp -r"].contains(&peer.name.as_str())));
     let adopted = adopt()?;
     let contestants: Vec<Contestant<'_>> = copies

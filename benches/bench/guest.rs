@@ -79,11 +79,13 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     // In TMPDIR, a tmpfs of its own in the guest.
     let sink = std::env::temp_dir().join("sink");
     let packets_least = std::cell::Cell::new(u64::MAX);
+    let lanes_most = std::cell::Cell::new(0.0_f64);
     let send = |receiving: &[&str], by_stdin: bool, sink: Option<&Path>| {
         let before = carried(device, ends)?;
         let receiving = [&["--transport", "rdma"], receiving].concat();
         let run = ends.pipe_to(&receiving, &["--transport", "rdma", "--json"], &input, by_stdin, sink, unwatched)?;
         packets_least.set(packets_least.get().min(carried(device, ends)? - before));
+        lanes_most.set(lanes_most.get().max(run.reported("lanes").unwrap_or(f64::INFINITY)));
         let seconds = run.reported("seconds").ok_or("rdsend --json said no \"seconds\"")?;
         Ok(BYTES as f64 / MIB / seconds)
     };
@@ -147,6 +149,8 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         let slower = if dd < perftest { "dd" } else { large };
         rows.push(ratio(&format!("file to file against {slower}"), 0.95, ["rdsend FILE to rdrecv FILE", slower]));
     }
+    let lanes = Row { name: format!("{device}: lanes of rdsend, where ib_send_bw has one queue pair"), ..Row::default() };
+    rows.push(Row { measured: format!("{}, the most of all runs", lanes_most.get()), ..lanes }.told());
     let (name, target) = if is_rxe {
         // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
         ("rxe: packets sent by the device", BYTES / 4096)

@@ -55,7 +55,7 @@ impl<'a> Contestant<'a> {
 }
 
 /// One line of the table.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Row {
     pub name: String,
     pub target: String,

@@ -69,7 +69,12 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
         ways.push(Way::new(Kind::Limit, "dd, which only reads", "", "dd if={file} of=/dev/null bs=128K status=none"));
     }
     let contestants: Vec<Contestant<'_>> = ways.into_iter().map(|way| scene.stream(way, bytes)).collect();
-    let title = format!("{:.2} GiB in memory through TCP over loopback to /dev/null, by wall time", gib(bytes));
+    let lanes = pipe(&[], &input)?.reported("lanes").ok_or("rdsend --json said no \"lanes\"")?;
+    let title = format!(
+        "{:.2} GiB in memory through TCP over loopback to /dev/null, by wall time; rdsend over {lanes} lanes, each peer \
+         over one connection",
+        gib(bytes)
+    );
     let found = contest("peers", &title, "GB/s", &contestants, runs())?;
 
     let mut rows = Vec::new();

@@ -335,6 +335,7 @@ fn the_level_that_was_asked_for_is_reached_and_told() {
     }
     let here = lab.rdcp(&["--verify=disk", "source", "x"]);
     here.expect(1).one_line("rdcp", &["--verify=disk"]);
+    lab.rdcp(&["--bwlimit", "10M", "source", "x"]).expect(1).one_line("rdcp", &["--bwlimit"]);
     // In place: the same file, with other contents.
     lab.0.file("old", &noise(3 * CHUNK));
     let inode = fs::metadata(lab.join("old")).expect("it").ino();

@@ -120,7 +120,7 @@ impl<'a> Copy<'a> {
         self.greet()?;
         let found = self.find(&sources)?;
         let placed = self.place(destination, &found)?;
-        self.check_streams(&found, placed.as_ref())?;
+        self.check_options(&found, destination, placed.as_ref())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             return Ok(Ended { summary: self.total, failure: None });
@@ -412,9 +412,6 @@ impl<'a> Copy<'a> {
             .collect();
         let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
         let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
-        if from == to && settings.read_back {
-            return Err(Failure::new(Exit::Usage, "--verify=disk is for copies between hosts"));
-        }
         if from == to {
             self.session = Some((from, to));
             self.teller = from;

@@ -130,9 +130,20 @@ impl Copy<'_> {
         self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(|placed| placed.is_special)
     }
 
-    /// Refuses what is not done for streams, rather than to have it taken for done.
-    pub(super) fn check_streams(&self, found: &[(usize, Found)], placed: Option<&Placed>) -> Result<(), Failure> {
+    /// Refuses what is not done for streams or within a host, rather than to have it taken for done.
+    pub(super) fn check_options(
+        &self,
+        found: &[(usize, Found)],
+        to: usize,
+        placed: Option<&Placed>,
+    ) -> Result<(), Failure> {
         let tree = &self.plan.tree;
+        let asked = [(tree.read_back, "--verify=disk"), (self.plan.transfer.bwlimit.is_some(), "--bwlimit")];
+        if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked)
+            && found.iter().any(|(from, _)| *from == to)
+        {
+            return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
+        }
         let asked = [(tree.read_back, "--verify=disk"), (tree.in_place, "--in-place"), (tree.fsync, "--fsync")];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));

@@ -149,7 +149,8 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         let slower = if dd < perftest { "dd" } else { large };
         rows.push(ratio(&format!("file to file against {slower}"), 0.95, ["rdsend FILE to rdrecv FILE", slower]));
     }
-    let lanes = Row { name: format!("{device}: lanes of rdsend, where ib_send_bw has one queue pair"), ..Row::default() };
+    let lanes =
+        Row { name: format!("{device}: lanes of rdsend, where ib_send_bw has one queue pair"), ..Row::default() };
     rows.push(Row { measured: format!("{}, the most of all runs", lanes_most.get()), ..lanes }.told());
     let (name, target) = if is_rxe {
         // Each packet carries at most 4 KiB, and rxe counts none that are not its own.

@@ -44,6 +44,12 @@ fn stops_everything(error: Errno) -> bool {
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 
+/// Whether in file systems of this kind (statfs(2)) a write waits until another one to the same file is done: ext4, XFS,
+/// Btrfs, tmpfs. A second thread would burn its processor, or sleep and be woken, for each range.
+fn is_serial(kind: u32) -> bool {
+    [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC].contains(&kind)
+}
+
 /// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
 const PARTIAL: &str = "rd-part";
 

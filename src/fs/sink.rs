@@ -5,18 +5,19 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fchown, fstat, openat, renameat, stat, statat,
-    unlinkat,
+    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fchown, fstat, fstatfs, openat, renameat, stat,
+    statat, unlinkat,
 };
 use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
-use super::{PARTIAL, close, io_fact, name_beside, partial, std_fact, umask};
+use super::{PARTIAL, close, io_fact, is_serial, name_beside, partial, std_fact, umask};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
@@ -94,6 +95,8 @@ pub struct FileSink {
     size_bytes: u64,
     bypass: WriteBypass,
     writes: Writes,
+    /// Taken for each write where the file system does one after the other: waiting for it takes no processor.
+    turn: Option<Mutex<()>>,
     /// The partial name is no longer ours: published, or removed.
     settled: AtomicBool,
 }
@@ -137,7 +140,8 @@ impl FileSink {
     fn new(file: File, path: &Path, names: Option<Names>) -> Self {
         let settled = AtomicBool::new(names.is_none());
         let (bypass, writes) = (WriteBypass::default(), Writes::new(None));
-        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, writes, settled }
+        let turn = fstatfs(&file).is_ok_and(|system| is_serial(system.f_type as u32)).then(Mutex::default);
+        Self { file, names, path: path.to_owned(), size_bytes: 0, bypass, writes, turn, settled }
     }
 
     /// The sender has said how much it will be. It is not held to that.
@@ -156,6 +160,9 @@ impl FileSink {
     ///
     /// The path and the error number.
     pub fn write_at(&self, bytes: &[u8], position: u64) -> Result<(), IoFact> {
+        // Direct writes wait for the disk: that can be done for several at once.
+        let turn = self.turn.as_ref().filter(|_| !self.writes.are_direct(self.size_bytes));
+        let _turn = turn.map(|turn| turn.lock().expect("no panics under it"));
         self.bypass
             .write(&self.file, bytes, position, self.size_bytes, &self.writes)
             .map_err(|error| io_fact(self.path.as_os_str(), error))

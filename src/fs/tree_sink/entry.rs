@@ -25,7 +25,7 @@ use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
-use crate::fs::{HASH_READ_BYTES, PARTIAL, TMPFS_MAGIC, close, hash_range, name_beside, write_at};
+use crate::fs::{HASH_READ_BYTES, PARTIAL, close, hash_range, is_serial, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
@@ -337,10 +337,6 @@ impl Partial {
     }
 }
 
-/// File systems in which a write waits until another one to the same file is done: ext4, XFS, Btrfs, tmpfs. A second
-/// thread would burn its processor, or sleep and be woken, for each range.
-const SERIAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC];
-
 /// A chunk, or whatever else has the bytes of a range.
 pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
@@ -395,7 +391,7 @@ impl Large {
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
         let waits = !is_cache_only(kind) && (shared.options.read_back || shared.writes.are_direct(size));
-        let is_serial = SERIAL.contains(&kind) && !waits;
+        let is_serial = is_serial(kind) && !waits;
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),

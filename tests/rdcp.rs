@@ -759,3 +759,19 @@ fn a_tree_deeper_than_the_soft_limit_on_open_files() {
     }
     assert_eq!(fs::read(lab.join("down").join(&deepest).join("file")).expect("it arrived"), b"down there");
 }
+
+#[test]
+fn links_are_passed_over_where_that_is_asked_for() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("from")).expect("ours");
+    lab.0.file("from/file", b"data");
+    std::os::unix::fs::symlink("file", lab.join("from/link")).expect("a link");
+    for to in ["here".into(), lab.there("h", "there")] {
+        lab.rdcp(&["-r".into(), "--no-symlinks".into(), "from".into(), to]).expect(0);
+    }
+    for to in ["here", "there"] {
+        let names: Vec<_> =
+            fs::read_dir(lab.join(to)).expect("made").flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(names, ["file"], "{to}");
+    }
+}

@@ -37,6 +37,7 @@ complete -c rdcp -l no-times -d 'Do not keep the times of last change and access
 complete -c rdcp -l no-xattrs -d 'Do not keep extended attributes and ACLs'
 complete -c rdcp -l no-hard-links -d 'Copy a file with several names once for each of them'
 complete -c rdcp -l no-sparse -d 'Write out the holes of files that have some'
+complete -c rdcp -l no-symlinks -d 'Pass over symbolic links'
 complete -c rdcp -l no-specials -d 'Pass over FIFOs, sockets and devices'
 complete -c rdcp -l in-place -d 'Write into files that are there instead of replacing them when all has arrived'
 complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable storage before the end'

@@ -178,6 +178,7 @@ fn no_tree() -> TreeSettings {
         fsync: false,
         sieve: Vec::new(),
         read_back: false,
+        symlinks: false,
     }
 }
 

@@ -55,6 +55,9 @@ pub struct TreeOptions {
     /// Write out the holes of files that have some
     #[arg(long)]
     no_sparse: bool,
+    /// Pass over symbolic links
+    #[arg(long)]
+    no_symlinks: bool,
     /// Pass over FIFOs, sockets and devices
     #[arg(long)]
     no_specials: bool,
@@ -87,6 +90,7 @@ impl TreeOptions {
             xattrs: !self.no_xattrs,
             hard_links: !self.no_hard_links,
             sparse: !self.no_sparse,
+            symlinks: !self.no_symlinks,
             specials: !self.no_specials,
             in_place: self.in_place,
             fsync: self.fsync || self.verify.is_some(),
@@ -150,6 +154,7 @@ pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize
     let options = walk::Options {
         xattrs: settings.xattrs,
         hard_links: settings.hard_links,
+        symlinks: settings.symlinks,
         specials: settings.specials,
         sparse: settings.sparse,
         recursive: settings.recursive,
@@ -176,6 +181,7 @@ pub(super) fn sink(
         owner: settings.owner,
         times: settings.times,
         xattrs: settings.xattrs,
+        symlinks: settings.symlinks,
         specials: settings.specials,
     };
     let names: Vec<OsString> = names.iter().map(|name| OsString::from_vec(name.to_vec())).collect();
@@ -243,7 +249,7 @@ pub(super) fn copy_here(
         owner: settings.owner,
         xattrs: settings.xattrs,
         acls: settings.xattrs,
-        symlinks: true,
+        symlinks: settings.symlinks,
         hard_links: settings.hard_links,
         sparse: settings.sparse,
         specials: settings.specials,
@@ -371,8 +377,9 @@ mod tests {
             parsed.expect("an option").tree.settings(false, Vec::new())
         };
         let plain = settings(&[]);
-        let TreeSettings { mode, owner, times, xattrs, hard_links, sparse, specials, .. } = plain;
-        assert!([mode, owner, times, xattrs, hard_links, sparse, specials].into_iter().all(|is_kept| is_kept));
+        let TreeSettings { mode, owner, times, xattrs, hard_links, sparse, symlinks, specials, .. } = plain;
+        let kept = [mode, owner, times, xattrs, hard_links, sparse, symlinks, specials];
+        assert!(kept.into_iter().all(|is_kept| is_kept));
         assert!(!plain.in_place && !plain.fsync && !plain.read_back);
         let with = |change: &dyn Fn(&mut TreeSettings)| {
             let mut settings = plain.clone();
@@ -386,6 +393,7 @@ mod tests {
             ("--no-xattrs", with(&|it| it.xattrs = false)),
             ("--no-hard-links", with(&|it| it.hard_links = false)),
             ("--no-sparse", with(&|it| it.sparse = false)),
+            ("--no-symlinks", with(&|it| it.symlinks = false)),
             ("--no-specials", with(&|it| it.specials = false)),
             ("--in-place", with(&|it| it.in_place = true)),
             ("--fsync", with(&|it| it.fsync = true)),

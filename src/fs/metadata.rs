@@ -41,13 +41,15 @@ pub struct Keep {
     pub times: bool,
     /// Extended attributes and ACLs; those of `security.` and `trusted.` only by root.
     pub xattrs: bool,
+    /// Symbolic links.
+    pub symlinks: bool,
     /// FIFOs, sockets and, by root, devices.
     pub specials: bool,
 }
 
 impl Default for Keep {
     fn default() -> Self {
-        Self { mode: true, owner: true, times: true, xattrs: true, specials: true }
+        Self { mode: true, owner: true, times: true, xattrs: true, symlinks: true, specials: true }
     }
 }
 

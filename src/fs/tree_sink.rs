@@ -473,6 +473,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                             self.link(&directory, name, first)?;
                         }
+                        Record::Symlink { .. } if !self.shared.options.keep.symlinks => self.skipped += 1,
                         Record::Special { .. } if !self.shared.options.keep.specials => self.skipped += 1,
                         _ => {
                             if batch.add(&directory, offset, bytes.len() - rest.len() - offset) {

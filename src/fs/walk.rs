@@ -84,6 +84,8 @@ pub struct Options {
     pub xattrs: bool,
     /// Further names of a file as such, rather than as files of their own.
     pub hard_links: bool,
+    /// Symbolic links; passed over otherwise.
+    pub symlinks: bool,
     /// FIFOs, sockets and devices; passed over otherwise.
     pub specials: bool,
     /// Holes are left out of the data of files that have some.
@@ -590,6 +592,9 @@ impl Recorder {
     }
 
     fn symlink(&mut self, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+        if !self.options.symlinks {
+            return Ok(Step::Passed);
+        }
         let mut leads_to = [0; PATH_BYTES_MAX + 1];
         let length = match readlinkat_raw(entry.at, entry.path, &mut leads_to[..]) {
             Ok(length) if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),

@@ -57,8 +57,14 @@ impl Scratch {
     }
 
     fn start(&self, plan: Plan) -> Session {
-        let options =
-            walk::Options { hard_links: true, specials: true, sparse: true, recursive: true, ..Default::default() };
+        let options = walk::Options {
+            hard_links: true,
+            symlinks: true,
+            specials: true,
+            sparse: true,
+            recursive: true,
+            ..Default::default()
+        };
         let root = Root { path: self.source(), name: OsString::from("copy") };
         let source = TreeSource::new(vec![root], CHUNK_BYTES, options).expect("a source");
         plan.start_with(Source::Tree(Box::new(source)), |post| {

@@ -74,6 +74,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         fsync: false,
         sieve: vec![Sieve { pattern: b"*.o".to_vec().into(), is_include: false }],
         read_back: true,
+        symlinks: true,
     };
     let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into() };
     let names = vec![b"d".to_vec().into()];

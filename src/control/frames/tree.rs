@@ -138,4 +138,7 @@ pub struct TreeSettings {
     /// `--verify=disk`.
     #[n(11)]
     pub read_back: bool,
+    /// Symbolic links are copied.
+    #[n(12)]
+    pub symlinks: bool,
 }

@@ -253,6 +253,9 @@ fn devices_are_made_by_root_alone() {
     }
     let keep = Keep { specials: false, ..Keep::default() };
     assert_eq!(scratch.run(Options { keep, ..Options::default() }, &[null, END]).expect("whole").skipped, 1);
+    let (keep, skipped) = (Keep { symlinks: false, ..keep }, link(b"link", b"null"));
+    assert_eq!(scratch.run(Options { keep, ..Options::default() }, &[skipped, null, END]).expect("whole").skipped, 2);
+    assert!(!names_below(&scratch.dst()).contains(&scratch.dst().join("link")));
 }
 
 /// An ACL as the kernel takes it: owner rw-, user 12 r--, group ---, mask r--, others ---.
@@ -354,7 +357,7 @@ fn acls_of_what_was_there_before_go() {
 #[test]
 fn an_existing_file_keeps_its_mode_where_modes_are_not_copied() {
     let scratch = Scratch::new();
-    let keep = Keep { mode: false, owner: false, times: false, xattrs: false, specials: true };
+    let keep = Keep { mode: false, owner: false, times: false, xattrs: false, symlinks: true, specials: true };
     let old = scratch.dst().join("old");
     fs::write(&old, "before").expect("a file");
     fs::set_permissions(&old, fs::Permissions::from_mode(0o604)).expect("ours");

@@ -63,7 +63,8 @@ fn root(path: &Path, name: &str) -> Root {
 }
 
 fn all() -> Options {
-    Options { xattrs: true, hard_links: true, specials: true, sparse: true, recursive: true, ..Options::default() }
+    let [xattrs, hard_links, symlinks, specials, sparse, recursive] = [true; 6];
+    Options { xattrs, hard_links, symlinks, specials, sparse, recursive, ..Options::default() }
 }
 
 fn bytes(count: usize, seed: usize) -> Vec<u8> {
@@ -542,6 +543,9 @@ fn entries_of_every_kind_and_odd_names() {
     let options = Options { specials: false, ..all() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (9, 0));
+    let options = Options { symlinks: false, specials: false, ..all() };
+    let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
+    assert_eq!((tree.entries.len(), tree.failures), (8, 0));
     let source = TreeSource::new(vec![root(Path::new("/dev/null"), "null")], PART_BYTES, all()).expect("a source");
     let tree = rebuild(rest(&source, 1, PART_BYTES));
     assert_eq!(tree.entries[&b"null"[..]], What::Special(Special::Character, 1, 3));

@@ -149,9 +149,12 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         let slower = if dd < perftest { "dd" } else { large };
         rows.push(ratio(&format!("file to file against {slower}"), 0.95, ["rdsend FILE to rdrecv FILE", slower]));
     }
-    let lanes =
-        Row { name: format!("{device}: lanes of rdsend, where ib_send_bw has one queue pair"), ..Row::default() };
-    rows.push(Row { measured: format!("{}, the most of all runs", lanes_most.get()), ..lanes }.told());
+    let lanes = Row {
+        name: format!("{device}: lanes of rdsend, where ib_send_bw has one queue pair"),
+        measured: format!("{}, the most of all runs", lanes_most.get()),
+        ..Row::default()
+    };
+    rows.push(lanes.told());
     let (name, target) = if is_rxe {
         // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
         ("rxe: packets sent by the device", BYTES / 4096)

@@ -1,7 +1,6 @@
 //! Telling a person without waiting for the terminal: one that is stopped by ^S, or whose reader is gone, must not hold up
 //! the session, which has heartbeats to send and signals to heed.
 
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flume::{Receiver, Sender, bounded};
@@ -19,9 +18,8 @@ const LAST_MAX: Duration = Duration::from_millis(500);
 /// A [`Monitor`] in front of another, which has a thread of its own.
 pub(super) struct Aside {
     lines: Option<Sender<Told>>,
-    /// Closed when the thread has ended.
+    /// Closed when the thread has told everything and let go of its monitor.
     over: Receiver<()>,
-    thread: Option<JoinHandle<()>>,
 }
 
 enum Told {
@@ -49,8 +47,8 @@ impl Aside {
             // Takes its bar away before anybody may go on.
             drop(monitor);
         };
-        let thread = std::thread::Builder::new().name("terminal".to_owned()).stack_size(256 << 10).spawn(tell)?;
-        Ok(Self { lines: Some(lines), over, thread: Some(thread) })
+        std::thread::Builder::new().name("terminal".to_owned()).stack_size(256 << 10).spawn(tell)?;
+        Ok(Self { lines: Some(lines), over })
     }
 
     fn tell(&self, told: Told) {
@@ -75,11 +73,7 @@ impl Monitor for Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         self.lines = None;
-        if self.over.recv_timeout(LAST_MAX) == Err(flume::RecvTimeoutError::Disconnected)
-            && let Some(thread) = self.thread.take()
-        {
-            let _ = thread.join();
-        }
+        let _ = self.over.recv_timeout(LAST_MAX);
     }
 }
 

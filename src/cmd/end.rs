@@ -25,6 +25,7 @@ use super::options::TransferOptions;
 use super::perf;
 use super::place;
 use super::report::{medium_from_name, medium_name};
+use super::send::{STANDARD_INPUT, standard_input};
 use super::stream::{Ended, FirstLane, NoWork, NotBegun, Session, Teller};
 use super::tree;
 use crate::control::endpoints;
@@ -36,7 +37,7 @@ use crate::engine::{Event, Monitor, Read, Summary, Waits, Work, channel, reach};
 use crate::fs::direct::write::Written;
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
-use crate::fs::{standard, std_fact};
+use crate::fs::std_fact;
 use crate::transport::Medium;
 use crate::transport::relay::{RelayInput, RelayOutput};
 
@@ -490,15 +491,7 @@ impl Run {
                 let sink = tree::sink(&directory, &names, &settings, &self.post)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
             }
-            Prepared::Receive(Some(Target::File(path))) => FileSink::create(&path).map(Work::ReceiveFile),
-            Prepared::Receive(Some(Target::Special(path))) => {
-                Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
-            }
-            Prepared::Receive(None) => {
-                let name = OsStr::new("standard output");
-                let output = standard::output().map_err(|error| std_fact(name, &error))?;
-                Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, name)))))
-            }
+            Prepared::Receive(target) => super::recv::open(target.as_ref()),
         }
     }
 
@@ -510,9 +503,8 @@ impl Run {
                 Self::sized(file, path.into_os_string())
             }
             Job::SendStandard => {
-                let name = std::ffi::OsString::from("standard input");
-                let input = standard::input().map_err(|error| read_fault(&std_fact(&name, &error)))?;
-                Self::sized(input, name)
+                let input = standard_input().map_err(|fact| read_fault(&fact))?;
+                Self::sized(input, STANDARD_INPUT.into())
             }
             Job::ReceiveFile { path } => {
                 let target = Sink::prepare(&path_of(path.clone())).map_err(|fact| write_fault(&fact))?;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 
-use rd_proto::control::{Cause, IoFact, Refusal};
+use rd_proto::control::{Cause, ERRNO_MAX, IoFact, Refusal};
 use rd_proto::handshake::HandshakeError;
 use rd_proto::session::Outcome;
 use rustix::io::Errno;
@@ -266,7 +266,7 @@ pub(super) fn io_sentence(fact: &IoFact) -> String {
 /// The system's words for an error number that another end has told, which may be none.
 pub fn os_number(errno: i32) -> String {
     match errno {
-        1..4096 => os(Errno::from_raw_os_error(errno)),
+        1..=ERRNO_MAX => os(Errno::from_raw_os_error(errno)),
         _ => format!("unknown error {errno}"),
     }
 }

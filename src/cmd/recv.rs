@@ -192,7 +192,8 @@ fn next_sender(
     }
 }
 
-fn open(target: Option<&Target>) -> Result<Work, IoFact> {
+/// What a destination, or standard output without one, is to an engine.
+pub(super) fn open(target: Option<&Target>) -> Result<Work, IoFact> {
     match target {
         Some(Target::File(path)) => FileSink::create(path).map(Work::ReceiveFile),
         Some(Target::Special(path)) => {

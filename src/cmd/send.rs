@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use rd_proto::control::Role;
+use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Key;
 use rustix::io::Errno;
 
@@ -107,7 +107,7 @@ fn transfer(
     // Before anybody is bothered: what is to be sent can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
-        None => (standard_input()?, OsString::from("standard input")),
+        None => (standard_input().map_err(|fact| Failure::source(&fact))?, STANDARD_INPUT.into()),
     };
     let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
         .map_err(|fact| Failure::source(&fact))?
@@ -138,8 +138,14 @@ fn no_descriptors() -> Failure {
     Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
 }
 
-fn standard_input() -> Result<File, Failure> {
-    standard::input().map_err(|error| Failure::source(&std_fact("standard input".as_ref(), &error)))
+/// What standard input is called.
+pub(super) const STANDARD_INPUT: &str = "standard input";
+
+/// # Errors
+///
+/// Its name and the error number.
+pub(super) fn standard_input() -> Result<File, IoFact> {
+    standard::input().map_err(|error| std_fact(STANDARD_INPUT.as_ref(), &error))
 }
 
 /// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot

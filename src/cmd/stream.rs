@@ -202,9 +202,7 @@ impl Session<'_> {
                     (Failure { exit: Exit::Signal(number), message: None }, Cause::Signal(number))
                 }
             };
-            // The session has begun for the peer: without a word it would wait for this end to come back.
-            send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
-            NotBegun::Here(failure)
+            abort(&mut first, failure, cause)
         })?;
         if let (Work::ReceiveFile(sink), Some(size_bytes)) = (&mut work, theirs.size_bytes) {
             sink.announce(size_bytes);
@@ -313,14 +311,19 @@ impl Session<'_> {
 }
 
 /// For the peer the session has begun: without a word it would wait for this end to come back.
+fn abort(first: &mut FirstLane, failure: Failure, cause: Cause) -> NotBegun {
+    send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
+    NotBegun::Here(failure)
+}
+
+/// The same, where it is not what is to be read or written that this end lacks.
 fn give_up(first: &mut FirstLane, role: Role, failure: Failure) -> NotBegun {
     let fact = plain_fact("anything".as_ref(), failure.message.as_deref().unwrap_or_default());
     let cause = match role {
         Role::Sender => Cause::Source(fact),
         Role::Receiver => Cause::Sink(fact),
     };
-    send_last(&mut first.stream, &mut first.established.control, &Frame::Abort(cause));
-    NotBegun::Here(failure)
+    abort(first, failure, cause)
 }
 
 fn without_thread(error: &std::io::Error) -> Failure {

@@ -261,7 +261,6 @@ impl Engine {
         let busy = since(&self.shared.busy, &mut account.busy);
         let reading = since(&self.shared.reading, &mut account.reading);
         let pausing = since(self.shared.pace.clock(), &mut account.pausing);
-        let lanes = self.lanes.values().filter(|live| live.is_inline).count().max(1) as f64;
         let (lane_reading, lane_sealing) = self.inline.as_ref().map(|table| table.take_times()).unwrap_or_default();
         let mut part = |of: f64| {
             let part = of.min(left);
@@ -276,6 +275,7 @@ impl Engine {
                 if machine.waits_for_credit() {
                     &mut waits.credits
                 } else if backlog {
+                    let lanes = self.lanes.values().filter(|live| live.is_inline).count().max(1) as f64;
                     // What has piled up before a lane that reads and seals itself waits for these, too.
                     waits.source += part(lane_reading.as_secs_f64() / lanes);
                     waits.cpu += part(lane_sealing.as_secs_f64() / lanes);

@@ -27,7 +27,7 @@ pub const ENDPOINTS_MAX: usize = 32;
 pub const TEXT_BYTES_MAX: usize = 1024;
 
 /// The highest error number that Linux has: `MAX_ERRNO` of its include/linux/err.h.
-pub const ERRNO_MAX: u32 = 4095;
+pub const ERRNO_MAX: i32 = 4095;
 
 /// Bytes that sealing adds to a control frame.
 pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
@@ -575,8 +575,8 @@ impl IoFact {
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
-        let errno = match reader.u32()? {
-            errno @ 0..=ERRNO_MAX => errno as i32,
+        let errno = match reader.u32()? as i32 {
+            errno @ 0..=ERRNO_MAX => errno,
             _ => return Err(FrameError::Value("errno")),
         };
         Ok(Self { errno, path: decode_text(reader)?, detail: decode_text(reader)? })

@@ -6,6 +6,8 @@
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
+use rd_proto::control::ERRNO_MAX;
+
 use crate::cmd::exit::{escaped, os_number};
 use crate::measure::finding::Outcome;
 use crate::measure::{Facts, Speed, What};
@@ -175,7 +177,7 @@ fn missed(not: &[(String, Outcome)]) -> String {
             Outcome::Refused => "refused".to_owned(),
             Outcome::Silent => "no answer".to_owned(),
             Outcome::Unreachable(errno) => match errno {
-                1..4096 => os_number(*errno),
+                1..=ERRNO_MAX => os_number(*errno),
                 _ => "unreachable".to_owned(),
             },
             Outcome::NoRdma(reason) | Outcome::Other(reason) => reason.clone(),

@@ -119,7 +119,7 @@ fn fields_beyond_their_bounds_are_refused() {
 #[test]
 fn the_largest_frames_fit() {
     let text = vec![b'x'; 5 * TEXT_BYTES_MAX];
-    let fact = IoFact { errno: ERRNO_MAX as i32, path: text.clone(), detail: text.clone() };
+    let fact = IoFact { errno: ERRNO_MAX, path: text.clone(), detail: text.clone() };
     let endpoint =
         Endpoint { hardware: true, address: "[fd00::1]:1".parse().expect("one"), prefix_bits: 128, rate_mbps: 0 };
     let mut offer = match fuzz::samples().swap_remove(0).1 {

@@ -216,6 +216,43 @@ fn ssh_that_is_cut_does_not_cut_the_copy() {
     }
 }
 
+/// The end that is left tells the caller how it went.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn ssh_to_one_of_two_other_hosts_that_is_cut_does_not_cut_the_copy() {
+    let network = Network::start();
+    let bytes = noise(32 * CHUNK);
+    network.scratch.file("source", &bytes);
+    let copy = |name: &str| network.slow(&["-v"], network.at("h2", "source"), network.at("h3", name));
+    for (host, name) in [("h2", "without its sender"), ("h3", "without its receiver")] {
+        let mut process = copy(name);
+        kill_process(launcher_to(process.pid(), host), Signal::KILL).expect("ssh");
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!network.path(name).exists(), "cut too late");
+        let ended = process.wait();
+        assert!(ended.expect(0).stderr.contains("data: tcp "), "{}", ended.stderr);
+        network.holds(name, &bytes);
+        all_gone(GONE);
+    }
+    // Then the caller goes as well, or the other ssh: nobody is left whom anything could be told.
+    for caller in [true, false] {
+        let mut process = copy("never");
+        kill_process(launcher_to(process.pid(), "h2"), Signal::KILL).expect("ssh");
+        std::thread::sleep(Duration::from_secs(1));
+        let start = Instant::now();
+        if caller {
+            process.signal(Signal::KILL);
+            process.wait();
+        } else {
+            kill_process(launcher_to(process.pid(), "h3"), Signal::KILL).expect("ssh");
+            let ended = process.wait_for(GONE);
+            assert!(ended.expect(4).stderr.contains("lost the agent on h3"), "{}", ended.stderr);
+        }
+        all_gone(GONE.saturating_sub(start.elapsed()));
+        assert!(!network.path("never").exists());
+    }
+}
+
 /// The end that has failed with an entry cannot name it any more; that there was one, the other has been told.
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
@@ -270,7 +307,9 @@ fn killed_processes_leave_none() {
             let agents = running_agents();
             let start = Instant::now();
             kill_process(Pid::from_raw(agents[victim] as i32).expect("not 0"), Signal::KILL).expect("an agent");
-            process.wait_for(GONE).expect(4);
+            let ended = process.wait_for(GONE);
+            let line = ended.expect(4).stderr.lines().last().expect("why");
+            assert!(line.starts_with("rdcp: lost the agent on h"), "{}", ended.stderr);
             all_gone(GONE.saturating_sub(start.elapsed()));
         }
         network.holds("target", b"old");

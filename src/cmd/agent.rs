@@ -2,9 +2,10 @@
 //!
 //! # When it ends
 //!
-//! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a session
-//!   runs whose other end is the caller, its lanes tell which: while there is one, the copy goes on; two seconds without
-//!   one end it. Any other session ends at once, since nobody is left to report to.
+//! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a copy's
+//!   session runs, it goes on while it has a lane; two seconds without one end it. Where the caller is not its other end,
+//!   the same must not have happened to that end as well, or it ends at once: nobody is left to report to. A pipeline and
+//!   a copy within this host end at once.
 //! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
 //!   the caller is then as much out of reach.
 //! * SIGINT, SIGTERM or SIGHUP.

@@ -65,7 +65,9 @@ pub(super) struct Copy<'a> {
     teller: usize,
     /// The two sides of the session, while there is one: a channel that ends then is no failure yet.
     session: Option<(usize, usize)>,
-    /// The session's data goes through the channels.
+    /// Its ends have met: there are lanes.
+    met: bool,
+    /// Its data goes through the channels.
     tunneled: bool,
     total: Summary,
     /// Entries that could not be copied, and the exit code of the first of them.
@@ -100,6 +102,7 @@ impl<'a> Copy<'a> {
             terminal: None,
             teller: HERE,
             session: None,
+            met: false,
             tunneled: false,
             total: Summary::default(),
             failed: 0,
@@ -237,29 +240,27 @@ impl<'a> Copy<'a> {
         }
     }
 
-    /// An agent is not heard any more. Where this process is the other end of its session, the session goes on as long as
-    /// it has lanes.
+    /// An agent is not heard any more. A session of which the other end still is goes on as long as it has lanes.
     fn lose(&mut self, side: usize) -> Result<(), Failure> {
         self.sides[side].gone = true;
-        if let Some(session @ (HERE, other) | session @ (other, HERE)) = self.session
-            && session != (HERE, HERE)
-            && other == side
-        {
-            if let Voice::Here(end) = &mut self.sides[HERE].voice {
-                end.orphan();
-            }
-            return Ok(());
-        }
-        let involved = self.session.is_none_or(|(one, other)| side == one || side == other);
-        if !involved {
+        let other = match self.session {
+            Some((one, other)) if side == one => Some(other),
+            Some((one, other)) if side == other => Some(one),
+            Some(_) => return Ok(()),
+            None => None,
+        };
+        if let Some(other) = other.filter(|&other| self.met && !self.sides[other].gone) {
+            self.teller = other;
+            self.send(other, Message::OtherLost);
             return Ok(());
         }
         self.stop_all(libc::SIGTERM as u8);
+        Err(self.lost(side))
+    }
+
+    fn lost(&self, side: usize) -> Failure {
         let label = self.sides[side].label();
-        Err(Failure::new(
-            Exit::LinkLost,
-            format!("lost the agent on {label}: it ended, or {} did", self.launcher_name()),
-        ))
+        Failure::new(Exit::LinkLost, format!("lost the agent on {label}: it ended, or {} did", self.launcher_name()))
     }
 
     fn launcher_name(&self) -> String {
@@ -344,6 +345,9 @@ impl<'a> Copy<'a> {
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
+            if let Some(gone) = [*from, to].into_iter().find(|&side| self.sides[side].gone) {
+                return Err(self.lost(gone));
+            }
             let is_stream = self.is_stream(*from, first, placed);
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
@@ -501,7 +505,7 @@ impl<'a> Copy<'a> {
         let caller_is_peer = from == HERE || to == HERE;
         self.teller = if caller_is_peer { HERE } else { from };
         self.session = Some((from, to));
-        self.tunneled = false;
+        (self.met, self.tunneled) = (false, false);
         for (side, other, job) in [(from, to, send), (to, from, receive)] {
             let begin = Begin {
                 key: key.clone(),
@@ -519,6 +523,7 @@ impl<'a> Copy<'a> {
             self.stop_all(libc::SIGTERM as u8);
             return Err(failure);
         }
+        self.met = true;
         self.outcomes(from, to)
     }
 
@@ -593,6 +598,12 @@ impl<'a> Copy<'a> {
         let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
         let told = faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next());
         let failure = told.filter(|_| !well || from == to).map(|(side, fault)| self.sides[side].failure(fault));
+        // That it could not reconnect is then not for want of time.
+        let gone = [from, to].into_iter().find(|&side| self.sides[side].gone);
+        let failure = match (failure, gone) {
+            (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.lost(gone)),
+            (failure, _) => failure,
+        };
         Ok((summary, failure))
     }
 

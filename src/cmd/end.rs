@@ -71,12 +71,19 @@ struct Live {
     dialed: Arc<AtomicBool>,
     /// A copy on this host: told to stop.
     stop: Arc<AtomicBool>,
-    caller_is_peer: bool,
+    /// The session's other end; a copy on this host has none.
+    peer: Option<Peer>,
     /// Its end has been, or is just being, told.
     ended: Arc<AtomicBool>,
     /// It ended since its other end could not be reached any more.
     lost: Arc<AtomicBool>,
     thread: JoinHandle<()>,
+}
+
+/// Who the other end of a session is.
+enum Peer {
+    Caller,
+    Another,
 }
 
 impl End {
@@ -130,6 +137,7 @@ impl End {
                 }
             }
             Message::Signal(number) => self.stop(number),
+            Message::OtherLost => self.post(Event::Orphaned),
             Message::Measure { key, ports, via } => {
                 let listening = perf::agent::listen(&key, ports, |port| self.reachable(port, &via));
                 self.say(listening.map_or_else(Message::Failed, Message::Listening));
@@ -143,17 +151,18 @@ impl End {
         }
     }
 
-    /// Whoever asked is not heard any more. Where it is the session's other end, the lanes tell whether it is alive, and
-    /// the session goes on; else it ends. Returns the thread to wait for, and for how long.
+    /// Whoever asked is not heard any more. A session goes on: where the caller is its other end, the lanes tell whether
+    /// it is alive, else the other end knows whether somebody is still there. A copy on this host ends. Returns the
+    /// thread to wait for, and for how long.
     pub(super) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
         let live = self.live.take()?;
-        if live.caller_is_peer {
-            let _ = live.post.send(Event::Orphaned);
-            return Some((live.thread, None));
-        }
         live.stop.store(true, Ordering::Relaxed);
-        let _ = live.post.send(Event::Signal(libc::SIGHUP));
-        Some((live.thread, Some(ABANDON_MAX)))
+        let _ = match live.peer {
+            Some(Peer::Caller) => live.post.send(Event::Orphaned),
+            Some(Peer::Another) => live.post.send(Event::Unwatched),
+            None => return Some((live.thread, Some(ABANDON_MAX))),
+        };
+        Some((live.thread, None))
     }
 
     /// The last session lost its other end. Where that was not the caller, the caller may be out of reach as well.
@@ -165,14 +174,13 @@ impl End {
     pub(super) fn stop(&self, number: u8) {
         if let Some(live) = &self.live {
             live.stop.fetch_or(i32::from(number) != libc::SIGTSTP, Ordering::Relaxed);
-            let _ = live.post.send(Event::Signal(i32::from(number)));
         }
+        self.post(Event::Signal(i32::from(number)));
     }
 
-    /// The session's other end can be heard only by its lanes from now on.
-    pub(super) fn orphan(&self) {
+    fn post(&self, event: Event) {
         if let Some(live) = &self.live {
-            let _ = live.post.send(Event::Orphaned);
+            let _ = live.post.send(event);
         }
     }
 
@@ -207,7 +215,8 @@ impl End {
         let ended = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicBool::new(false));
         let (go, goes) = bounded(1);
-        let (key, ports, caller_is_peer) = (begin.key.clone(), options.port_range.clone(), begin.caller_is_peer);
+        let (key, ports) = (begin.key.clone(), options.port_range.clone());
+        let peer = Some(if begin.caller_is_peer { Peer::Caller } else { Peer::Another });
         let run = Run {
             emit: Arc::clone(&self.emit),
             is_agent: self.is_agent,
@@ -226,8 +235,7 @@ impl End {
         match spawned {
             Ok(thread) => {
                 let stop = Arc::new(AtomicBool::new(false));
-                self.live =
-                    Some(Live { post, go, key, ports, listener, dialed, stop, caller_is_peer, ended, lost, thread });
+                self.live = Some(Live { post, go, key, ports, listener, dialed, stop, peer, ended, lost, thread });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -257,7 +265,7 @@ impl End {
                     listener,
                     dialed,
                     stop,
-                    caller_is_peer: false,
+                    peer: None,
                     ended,
                     lost,
                     thread,
@@ -315,7 +323,7 @@ impl End {
     }
 }
 
-/// How long a session that nobody wants any more may take to tell its other end.
+/// How long a copy on this host may take to end that nobody wants any more.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
 fn no_thread(error: &std::io::Error) -> Fault {
@@ -558,7 +566,7 @@ impl Run {
                 match event {
                     Event::Signal(libc::SIGTSTP) => super::stop_here(),
                     Event::Signal(number) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
-                    Event::Orphaned => return Err(gone()),
+                    Event::Orphaned | Event::Unwatched => return Err(gone()),
                     _ => {}
                 }
             }
@@ -579,7 +587,7 @@ impl Run {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
                 Ok(Event::Signal(libc::SIGTSTP)) => super::stop_here(),
                 Ok(Event::Signal(number)) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
-                Ok(Event::Orphaned) | Err(_) => return Err(gone()),
+                Ok(Event::Orphaned | Event::Unwatched) | Err(_) => return Err(gone()),
                 Ok(_) => {}
             }
         }

@@ -138,7 +138,7 @@ mod tests {
     fn noise_is_skipped_and_messages_follow() {
         let mut bytes = [b"Welcome!\n\0rdma-pipe ag", MAGIC].concat();
         Message::Signal(2).encode(&mut bytes).expect("short");
-        bytes.extend(b"\x06\0\0\0\x82\x19\x03\xe8\x81\x01"); // optional, unknown
+        bytes.extend(b"\x06\0\0\0\x82\x19\x07\xcf\x81\x01"); // optional, unknown
         Message::FoundAll.encode(&mut bytes).expect("short");
         let mut stream = &bytes[..];
         skip_to_magic(&mut stream).expect("the magic");

@@ -665,6 +665,10 @@ pub enum Message {
     /// What came of it.
     #[n(52)]
     Storage(#[n(0)] Storage),
+    /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives. An older
+    /// end, which does not know this, has its reconnect window.
+    #[n(1000)]
+    OtherLost,
 }
 
 impl Message {

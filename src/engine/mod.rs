@@ -400,6 +400,10 @@ impl Engine {
             Event::Committed(Err(refused)) => self.handle_refused(refused, now),
             Event::Signal(number) => self.handle_signal(number, now),
             Event::Orphaned => self.orphan.is_one = true,
+            Event::Unwatched => {
+                self.orphan.is_one = true;
+                self.half.machine().handle_unwatched(now);
+            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! An end whose control channel is gone: only its lanes tell whether it is still wanted.
+//! An end whose other end has no control channel any more, or which has none itself: only the lanes tell whether the other
+//! end lives.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ const BARE_MAX: Duration = Duration::from_secs(2);
 /// Whether an end is an orphan, and since when it has had no lane.
 #[derive(Debug, Default)]
 pub struct Orphan {
-    /// The control channel is gone.
+    /// It is one.
     pub is_one: bool,
     /// What has been received is under its name: losing the other end is no failure any more.
     pub has_published: bool,

@@ -66,8 +66,11 @@ pub enum Event {
     Committed(Result<Option<Box<TreeReport>>, Refused>),
     /// A signal to this process.
     Signal(i32),
-    /// Whoever this end works for can be heard only by its lanes from now on: two seconds without one end it.
+    /// The other end can be heard only by its lanes from now on: two seconds without one end this one.
     Orphaned,
+    /// And whoever this end works for, who is not the other end, cannot be told anything any more: the session goes on
+    /// as long as the other end can.
+    Unwatched,
 }
 
 /// Makes lanes, from the end that connects.

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -91,6 +92,12 @@ impl Network {
         same(&fs::read(self.path(name)).expect("a copy"), bytes);
     }
 
+    /// Bytes that have come of files that are not whole yet. Their sizes may be set before.
+    fn partial_bytes(&self) -> u64 {
+        let partials = self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part"));
+        partials.filter_map(|name| fs::metadata(self.path(&name)).ok()).map(|partial| 512 * partial.blocks()).sum()
+    }
+
     /// A copy that takes long, of which some has arrived.
     #[track_caller]
     pub fn slow(&self, options: &[&str], from: OsString, to: OsString) -> Process {
@@ -103,11 +110,7 @@ impl Network {
         arguments.extend([from, to]);
         let process = self.start_rdcp(&arguments);
         let until = Instant::now() + PATIENCE;
-        let arrived = || {
-            let mut partials = self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part"));
-            partials.any(|name| fs::metadata(self.path(&name)).is_ok_and(|partial| partial.len() > 2 * CHUNK as u64))
-        };
-        while !arrived() {
+        while self.partial_bytes() <= 2 * CHUNK as u64 {
             assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -179,4 +182,11 @@ pub fn launchers(pid: u32) -> Vec<Pid> {
     let is_ssh = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "ssh");
     let number = |pid: &str| Pid::from_raw(pid.parse().expect("a number")).expect("not 0");
     text.split_whitespace().filter(is_ssh).map(number).collect()
+}
+
+/// The one to that host.
+pub fn launcher_to(pid: u32, host: &str) -> Pid {
+    let arguments = |pid: Pid| fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("a process");
+    let is_to = |pid: &Pid| arguments(*pid).split(|&byte| byte == 0).any(|argument| argument == host.as_bytes());
+    launchers(pid).into_iter().find(is_to).expect("an ssh to that host")
 }

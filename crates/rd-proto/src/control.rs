@@ -245,6 +245,9 @@ pub enum Frame {
     Ping,
     /// This end is about to be stopped (^Z): no sign of life is due until its next frame.
     Pause,
+    /// Whoever this end works for cannot be told anything any more. Where that is so of both ends, nobody wants the
+    /// session.
+    Unwatched,
     /// The sender has lost this lane.
     LaneLost(LaneId),
     /// The receiver has let go of this lane; chunks not in `have` never arrived and may be sent again.
@@ -313,6 +316,7 @@ mod kind {
     pub const ACK: u8 = 0x10 | MUST_UNDERSTAND;
     pub const PING: u8 = 0x11;
     pub const PAUSE: u8 = 0x12 | MUST_UNDERSTAND;
+    pub const UNWATCHED: u8 = 0x16;
     pub const LANE_LOST: u8 = 0x13 | MUST_UNDERSTAND;
     pub const LANE_GONE: u8 = 0x14 | MUST_UNDERSTAND;
     pub const HAVE: u8 = 0x15 | MUST_UNDERSTAND;
@@ -348,6 +352,7 @@ impl Frame {
             }
             Self::Ping => out.push(kind::PING),
             Self::Pause => out.push(kind::PAUSE),
+            Self::Unwatched => out.push(kind::UNWATCHED),
             Self::LaneLost(lane) => {
                 out.push(kind::LANE_LOST);
                 lane.encode(out);
@@ -420,6 +425,7 @@ impl Frame {
             }
             kind::PING => Self::Ping,
             kind::PAUSE => Self::Pause,
+            kind::UNWATCHED => Self::Unwatched,
             kind::LANE_LOST => Self::LaneLost(LaneId::decode(&mut reader)?),
             kind::LANE_GONE => {
                 Self::LaneGone { lane: LaneId::decode(&mut reader)?, have: SequenceSet::decode(&mut reader)? }

@@ -147,5 +147,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("measure", Message::Measure { key: SessionKey([9; 32]), ports: Some((7000, 7009)), via: b"ib0".to_vec() }),
         ("measure-storage", Message::MeasureStorage { path: b"/srv".to_vec(), writes: true, micros: 1_000_000 }),
         ("storage", Message::Storage(Storage { micro_iops: 1_234_500_000, bytes: 1 << 20, depth: 8, direct: true })),
+        ("other-lost", Message::OtherLost),
     ]
 }

@@ -21,7 +21,7 @@ fn samples_have_every_kind_of_message() {
             .expect("room");
         !Decoder::new(&bytes).decode::<Message>().is_err_and(|error| error.is_unknown_variant())
     };
-    assert_eq!(known, (0..1000).filter(is_kind).collect::<Vec<_>>());
+    assert_eq!(known, (0..2000).filter(is_kind).collect::<Vec<_>>());
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_length_that_is_not_there_allocates_nothing() {
 #[test]
 fn what_is_optional_is_skipped_and_what_is_not_is_refused() {
     let unknown = |number: u16| [&[0x82, 0x19][..], &number.to_be_bytes(), &[0x81, 0x01]].concat();
-    assert_eq!(Message::decode(&unknown(1000)), Ok(None));
+    assert_eq!(Message::decode(&unknown(1999)), Ok(None));
     assert_eq!(Message::decode(&unknown(999)), Err(MessageError::Malformed));
 }
 

@@ -64,6 +64,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ("ack", Frame::Ack { credit_total: 77, window: 60, taken: SequenceSet::new(9, [10, 19].into_iter()) }),
         ("ping", Frame::Ping),
         ("pause", Frame::Pause),
+        ("unwatched", Frame::Unwatched),
         ("lane-lost", Frame::LaneLost(lane)),
         ("lane-gone", Frame::LaneGone { lane, have: SequenceSet::new(5, [6].into_iter()) }),
         ("have", Frame::Have { item: 7, granule_bytes: 16 << 20, hashes: vec![Some([0xaa; 16]), None] }),

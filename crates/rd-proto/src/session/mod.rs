@@ -301,6 +301,12 @@ pub trait Machine {
         self.core().pause(stopped, now);
     }
 
+    /// Whoever this end works for cannot be told anything any more. The session goes on as long as that is not so of the
+    /// other end as well.
+    fn handle_unwatched(&mut self, now: Duration) {
+        self.core().unwatched(now);
+    }
+
     /// When `handle_timeout` is due at the latest.
     fn next_timeout(&self, now: Duration) -> Duration;
 
@@ -318,9 +324,15 @@ pub struct Core {
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
     aborting: Option<(Cause, Duration)>,
+    /// Nobody can be told of this session: by this end, and by the other.
+    unwatched: bool,
+    peer_unwatched: bool,
     ended: bool,
     end_polled: bool,
 }
+
+/// What a session ends by that nobody watches: a hangup, as a process would whose terminal is gone.
+const SIGHUP: u8 = 1;
 
 /// Corrupt frames and chunks after which a session gives up rather than replace the lane once more.
 pub const CORRUPT_MAX: u64 = 8;
@@ -333,6 +345,8 @@ impl Core {
             actions: VecDeque::with_capacity(actions_max),
             counters: Counters::default(),
             aborting: None,
+            unwatched: false,
+            peer_unwatched: false,
             ended: false,
             end_polled: false,
         }
@@ -408,8 +422,23 @@ impl Core {
         }
     }
 
-    /// Tells a lane that has just come up what all others were told when this end gave up.
-    pub(crate) fn repeat_abort(&mut self, lane: LaneId, now: Duration) {
+    fn unwatched(&mut self, now: Duration) {
+        self.unwatched = true;
+        self.broadcast(&Frame::Unwatched, now);
+        self.abort_if_unwanted(now);
+    }
+
+    fn abort_if_unwanted(&mut self, now: Duration) {
+        if self.unwatched && self.peer_unwatched {
+            self.abort(Cause::Signal(SIGHUP), now);
+        }
+    }
+
+    /// Tells a lane that has just come up what all others were told when it happened.
+    pub(crate) fn repeat(&mut self, lane: LaneId, now: Duration) {
+        if self.unwatched {
+            self.send(lane, Frame::Unwatched, now);
+        }
         if let Some((cause, _)) = &self.aborting {
             let abort = Frame::Abort(cause.clone());
             self.send(lane, abort, now);
@@ -435,6 +464,10 @@ impl Core {
         self.lanes.peer_spoke(matches!(frame, Frame::Pause), now);
         match frame {
             Frame::Ping | Frame::Pause => {}
+            Frame::Unwatched => {
+                self.peer_unwatched = true;
+                self.abort_if_unwanted(now);
+            }
             Frame::Use { path, turn } => self.lanes.use_path(lane, path, turn, now, &mut self.actions)?,
             Frame::Abort(cause) => {
                 self.broadcast(&Frame::Bye, now);

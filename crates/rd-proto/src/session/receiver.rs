@@ -395,7 +395,7 @@ impl Machine for Receiver {
         if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
             return;
         }
-        self.core.repeat_abort(lane, now);
+        self.core.repeat(lane, now);
         self.lanes.push(LaneAccount { lane, posted_total: 0, advertised: 0, arrived: 0, opening: 0, up: true });
         for index in 0..LANES_MAX as u16 {
             self.announce_gone(index, Some(lane), now);

@@ -460,7 +460,7 @@ impl Machine for Sender {
         if !self.core.lanes.lane_up(lane, now, &mut self.core.actions) {
             return;
         }
-        self.core.repeat_abort(lane, now);
+        self.core.repeat(lane, now);
         self.lanes.push(LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, up: true, gone: false });
         for at in 0..self.lanes.len() {
             let account = self.lanes[at];

@@ -240,3 +240,41 @@ fn half_a_pool_is_read_ahead_of_a_device() {
     let fills = std::iter::from_fn(|| sender.poll_action()).filter(|action| matches!(action, Action::Fill { .. }));
     assert_eq!(fills.count(), BUFFERS as usize / 2);
 }
+
+#[test]
+fn a_session_ends_that_nobody_watches_at_either_end() {
+    let now = Duration::ZERO;
+    let lane = LaneId { index: 0, generation: 0 };
+    let outcome = |receiver: &mut Receiver| {
+        receiver.handle_frame(lane, Frame::Bye, now).expect("allowed");
+        std::iter::from_fn(|| receiver.poll_action()).find_map(|action| match action {
+            Action::End(outcome) => Some(outcome),
+            _ => None,
+        })
+    };
+    // Whichever hears of it first.
+    for ours_first in [true, false] {
+        let mut receiver = accepting();
+        for is_ours in [ours_first, !ours_first] {
+            assert_eq!(outcome(&mut receiver), None, "one end is watched still");
+            if is_ours {
+                receiver.handle_unwatched(now);
+            } else {
+                receiver.handle_frame(lane, Frame::Unwatched, now).expect("allowed");
+            }
+        }
+        assert_eq!(outcome(&mut receiver), Some(Outcome::Aborted(Cause::Signal(1))));
+    }
+    // All lanes are told, also one that comes up later.
+    let mut receiver = accepting();
+    receiver.handle_unwatched(now);
+    receiver.handle_lane_up(LaneId { index: 1, generation: 0 }, now);
+    let mut told: Vec<u16> = std::iter::from_fn(|| receiver.poll_action())
+        .filter_map(|action| match action {
+            Action::Send(lane, Frame::Unwatched) => Some(lane.index),
+            _ => None,
+        })
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1, RDMA_LANE_FIRST]);
+}

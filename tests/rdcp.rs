@@ -253,21 +253,31 @@ fn contents_of_directories_are_merged_beside_other_sources() {
     lab.all_gone(SOON);
 }
 
+/// One, and more than a message has room for.
 #[test]
-fn one_entry_that_fails_does_not_keep_the_others() {
+fn entries_that_fail_are_named_and_do_not_keep_the_others() {
     let lab = Lab::new();
-    tree(&lab, "tree");
-    for (number, (from, to)) in [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1")].into_iter().enumerate() {
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    (0..151).for_each(|number| drop(lab.0.file(&format!("tree/file{number}"), &noise(number * 37))));
+    for (number, (from, to)) in [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1"), ("", "")].into_iter().enumerate() {
         let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
-        let name = format!("copy{number}");
-        // A directory that is not empty, where a file is to go.
-        fs::create_dir_all(lab.join(&name).join("tree/sub/file5/x")).expect("a directory");
-        let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
-        ended.expect(8);
-        let lines: Vec<&str> = ended.stderr.lines().collect();
-        assert!(lines.len() == 2 && lines[0].contains("sub/file5") && lines[1].contains("1 entry"), "{lines:?}");
-        assert!(to.is_empty() || lines[0].contains(&format!("{to}:")), "{lines:?}");
-        holds(&lab.join(&name).join("tree/sub/file6"), &noise(6 * 37));
+        for (count, told) in [(1, "1 entry was"), (150, "150 entries were")] {
+            let name = format!("copy{number}of{count}");
+            // Directories that are not empty, where files are to go.
+            let file = |number: usize| lab.join(&name).join(format!("tree/file{number}"));
+            (0..count).for_each(|number| fs::create_dir_all(file(number).join("x")).expect("directories"));
+            let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
+            ended.expect(8);
+            let mut lines: Vec<&str> = ended.stderr.lines().collect();
+            assert_eq!(lines.pop(), Some(&*format!("rdcp: {told} not copied in full; the others are there")));
+            let host = if to.is_empty() { String::new() } else { format!("{to}:") };
+            let mut expected: Vec<String> = (0..count).map(|at| format!("{host}{}: ", file(at).display())).collect();
+            lines.retain(|line| {
+                expected.iter().position(|it| line.contains(it)).map(|at| expected.remove(at)).is_none()
+            });
+            assert!(lines.is_empty() && expected.is_empty(), "{}", ended.stderr);
+            holds(&file(150), &noise(150 * 37));
+        }
     }
     lab.all_gone(SOON);
 }

@@ -22,7 +22,7 @@ use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Found, Job, Kind, Message, Placed, Report, Root};
+use crate::control::frames::{Begin, Fault, Found, Job, Kind, Message, Placed, Report, Root};
 use crate::engine::{Monitor, Summary, View};
 
 mod examine;
@@ -91,7 +91,7 @@ impl<'a> Copy<'a> {
     fn heedless(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>, post: Post, news: Receiver<(usize, News)>) -> Self {
         let said = post.clone();
         let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
-        let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false };
+        let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false, named: 0 };
         Self {
             plan,
             reporter,
@@ -147,7 +147,7 @@ impl<'a> Copy<'a> {
         let may_ask = may_ask(self.plan.hosts());
         let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone(), may_ask)?;
         let voice = Voice::There(Box::new(remote));
-        self.sides.push(Side { host: host.clone(), voice, gone: false });
+        self.sides.push(Side { host: host.clone(), voice, gone: false, named: 0 });
         Ok(number)
     }
 
@@ -221,6 +221,7 @@ impl<'a> Copy<'a> {
                 }
             }
             Message::Progress { .. } | Message::Notice { .. } => {}
+            Message::EntriesFailed(faults) => self.tell_failures(side, &faults),
             other => return Some(other),
         }
         None
@@ -444,16 +445,21 @@ impl<'a> Copy<'a> {
     }
 
     /// Tells of single entries that an end could not read or write.
-    fn tell_failures(&mut self, side: usize, report: &Report) {
-        self.failed = self.failed.saturating_add(report.failed);
-        for fault in &report.failures {
+    fn tell_failures(&mut self, side: usize, faults: &[Fault]) {
+        self.sides[side].named += faults.len() as u64;
+        for fault in faults {
             let failure = self.sides[side].failure(fault);
             self.first_failed.get_or_insert(failure.exit);
             let line = failure.message.unwrap_or_default();
             self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
             self.say_always(&line);
         }
-        let untold = report.failed.saturating_sub(report.failures.len() as u64);
+    }
+
+    /// Counts them all, and tells how many it has not named.
+    fn count_failures(&mut self, side: usize, count: u64) {
+        self.failed = self.failed.saturating_add(count);
+        let untold = count.saturating_sub(std::mem::take(&mut self.sides[side].named));
         if untold > 0 {
             self.first_failed.get_or_insert(Exit::Partial);
             self.say(&format!("and {untold} more on {}", self.sides[side].label()));
@@ -565,7 +571,7 @@ impl<'a> Copy<'a> {
             }
         }
         for (side, report) in &reports {
-            self.tell_failures(*side, report);
+            self.count_failures(*side, report.failed);
         }
         if let [(side, report)] = &reports[..]
             && wanted == 2

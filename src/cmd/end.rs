@@ -478,7 +478,10 @@ impl Run {
             self.work(prepared, chunk_bytes).map_err(NoWork::from)
         };
         match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
-            Ok(ended) => Ok(report(&ended, &lanes.lock().expect("no panic with it locked"))),
+            Ok(ended) => {
+                tree::tell_failed(&ended.summary, &self.emit);
+                Ok(report(&ended, &lanes.lock().expect("no panic with it locked")))
+            }
             Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
             Err(NotBegun::Here(failure)) => Err(stage_fault.unwrap_or_else(|| plain(&failure))),
         }

@@ -19,6 +19,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::tree::{Chunk, answer};
 use crate::engine::{Event, Summary};
 use crate::fs::copy;
+use crate::fs::first::First;
 use crate::fs::metadata::Keep;
 use crate::fs::tree_sink::{self, TreeSink};
 use crate::fs::tree_source::TreeSource;
@@ -207,22 +208,35 @@ pub(super) fn add_to(report: &mut Report, summary: &Summary) {
         report.data_bytes = sent.counts.bytes;
         report.kept_bytes = sent.counts.kept_bytes;
         report.failed = sent.counts.failures;
-        report.failures = faults(&sent.failures, Exit::Source, "cannot read");
         report.failed_there = summary.counters.unmade;
     }
     if let Some(received) = &summary.received_tree {
         report.entries = received.files + received.directories + received.others;
         report.data_bytes = received.bytes;
         report.failed = received.failed;
-        report.failures = faults(&received.failures, Exit::Destination, "cannot write");
         report.failed_there = received.unsent;
         report.is_synced = received.is_synced;
         report.is_read_back = received.is_read_back;
     }
 }
 
-fn faults(facts: &[IoFact], exit: Exit, what: &str) -> Vec<Fault> {
-    facts.iter().take(FAULTS_MAX).map(|fact| Fault::io(exit.code(), what, fact)).collect()
+/// Names the entries of a tree that this end has failed with.
+pub(super) fn tell_failed(summary: &Summary, emit: &Emit) {
+    let sent = summary.sent_tree.iter().flat_map(|sent| faults(&sent.failures, Exit::Source, "cannot read"));
+    let received = summary.received_tree.iter();
+    let received = received.flat_map(|received| faults(&received.failures, Exit::Destination, "cannot write"));
+    tell(sent.chain(received), emit);
+}
+
+fn faults<'a>(facts: &'a [IoFact], exit: Exit, what: &'a str) -> impl Iterator<Item = Fault> + 'a {
+    facts.iter().map(move |fact| Fault::io(exit.code(), what, fact))
+}
+
+fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
+    let mut faults = faults.peekable();
+    while faults.peek().is_some() {
+        emit(Message::EntriesFailed(faults.by_ref().take(FAULTS_MAX).collect()));
+    }
 }
 
 /// Copies on this host. `stop`: set by somebody else, it ends the copy.
@@ -287,7 +301,7 @@ pub(super) fn copy_here(
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
     report.failed = copied.failed + watch.lost.load(Ordering::Relaxed);
-    report.failures = watch.faults.into_inner().expect("no panic with it locked");
+    tell(watch.faults.into_inner().expect("no panic with it locked").into_kept().into_iter(), emit);
     report.fault = copied.stopped.map(|stop| match stop {
         copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
         copy::Stop::Fatal(failure) => fault(&failure),
@@ -303,15 +317,13 @@ struct Watch<'a> {
     told: Mutex<Instant>,
     /// Entries that were copied without what they should have.
     lost: AtomicU64,
-    faults: Mutex<Vec<Fault>>,
+    faults: Mutex<First<Fault>>,
 }
 
 impl Watch<'_> {
     fn keep(&self, fault: Fault) {
-        let mut faults = self.faults.lock().expect("no panic with it locked");
-        if faults.len() < FAULTS_MAX {
-            faults.push(fault);
-        }
+        let bytes = fault.path.len() + fault.what.len() + fault.detail.len();
+        self.faults.lock().expect("no panic with it locked").keep(fault, bytes);
     }
 }
 

@@ -172,8 +172,8 @@ pub enum Job {
     },
 }
 
-/// Failures of single entries that a report has room for, and the most bytes of a path and of the words about it: all of
-/// them together fit a message.
+/// Failures in one [`Message::EntriesFailed`], and the most bytes of a path and of the words about it: all of them together
+/// fit a message.
 pub const FAULTS_MAX: usize = 40;
 const FAULT_PATH_BYTES_MAX: usize = 4096;
 const FAULT_DETAIL_BYTES_MAX: usize = 1024;
@@ -384,12 +384,9 @@ pub struct Report {
     /// Data that was not sent, since an earlier copy had left it at the destination.
     #[n(13)]
     pub kept_bytes: u64,
-    /// Entries that this end could not read or write.
+    /// Entries that this end could not read or write; [`Message::EntriesFailed`] has named the first of them.
     #[n(14)]
     pub failed: u64,
-    /// The first of them, at most [`FAULTS_MAX`].
-    #[n(15)]
-    pub failures: Vec<Fault>,
     /// All that was published is on stable storage.
     #[n(16)]
     pub is_synced: bool,
@@ -614,6 +611,9 @@ pub enum Message {
     /// Both can.
     #[n(32)]
     Go,
+    /// Entries that this end could not read or write, at most [`FAULTS_MAX`] at a time, before ENDED.
+    #[n(33)]
+    EntriesFailed(#[n(0)] Vec<Fault>),
     /// Asks what this end's host is like.
     #[n(40)]
     Examine,

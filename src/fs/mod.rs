@@ -3,6 +3,7 @@
 mod close;
 pub mod copy;
 pub mod direct;
+pub mod first;
 pub mod metadata;
 mod partial;
 pub mod sink;

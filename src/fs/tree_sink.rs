@@ -34,6 +34,7 @@ use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::io::Errno;
 
 use super::direct::write::{Writes, Written};
+use super::first::First;
 use super::metadata::{Applied, Keep, Setter};
 use super::{io_fact, plain_fact, stops_everything};
 use directory::{OpenDirectory, find_file};
@@ -52,10 +53,6 @@ const BATCH_DIRECTORIES_MAX: usize = 8;
 
 /// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
 const SLOTS_MAX: usize = 256;
-
-/// Failures that are told one by one, and bytes of their paths together. The others are counted.
-const FAILURES_MAX: usize = 1000;
-const FAILURES_BYTES_MAX: usize = 1 << 20;
 
 /// Failed entries that are remembered, so that no hard link takes what stood in their place before.
 const FAILED_MAX: usize = 1 << 16;
@@ -215,8 +212,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Failures {
     fatal: Option<IoFact>,
-    kept: Vec<IoFact>,
-    kept_bytes: usize,
+    first: First<IoFact>,
     count: u64,
     /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
     /// two that collide.
@@ -269,10 +265,7 @@ impl Shared {
             return;
         }
         failures.count += 1;
-        if failures.kept.len() < FAILURES_MAX && failures.kept_bytes + path.len() <= FAILURES_BYTES_MAX {
-            failures.kept_bytes += path.len();
-            failures.kept.push(io_fact(OsStr::from_bytes(path), error));
-        }
+        failures.first.keep_fact(io_fact(OsStr::from_bytes(path), error));
     }
 
     /// Takes note of metadata that could not be set on an entry that was published all the same.
@@ -400,7 +393,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             skipped: self.skipped,
             failed: failures.count,
             unsent: self.unsent,
-            failures: std::mem::take(&mut failures.kept),
+            failures: std::mem::take(&mut failures.first).into_kept(),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.fsync,
             is_read_back: shared.options.read_back,

@@ -26,9 +26,10 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::direct::{Cold, Tally};
+use super::first::First;
 use super::hash_range;
 use super::source::{Part, check_unchanged};
-use super::walk::{Counts, FACTS_MAX, Finished, LargeFile, Options, Root, Standing, Walk};
+use super::walk::{Counts, Finished, LargeFile, Options, Root, Standing, Walk};
 
 /// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
 const FINISHED_DUE: usize = OPEN_MAX / 2;
@@ -60,7 +61,7 @@ struct Shared {
     /// Bytes of records given out.
     records_bytes: u64,
     counts: Counts,
-    facts: Vec<IoFact>,
+    facts: First<IoFact>,
     /// Ranges that were read elsewhere and are not settled, and other work that is not done.
     arrived: usize,
 }
@@ -154,7 +155,7 @@ impl TreeSource {
             sequence: 0,
             records_bytes: 0,
             counts: Counts::default(),
-            facts: Vec::new(),
+            facts: First::default(),
             arrived: 0,
         };
         Ok(Self { shared: Mutex::new(shared), changed: Condvar::new(), cancelled: AtomicBool::new(false), part_bytes })
@@ -240,9 +241,9 @@ impl TreeSource {
         self.shared().counts
     }
 
-    /// The first failures, at most [`FACTS_MAX`]; [`Counts::failures`] has their number.
+    /// The first failures until now, to be asked for once; [`Counts::failures`] has their number.
     pub fn failures(&self) -> Vec<IoFact> {
-        self.shared().facts.clone()
+        std::mem::take(&mut self.shared().facts).into_kept()
     }
 
     /// Ends all of it early: whoever waits in [`TreeSource::next`] gets `None`, and so does whoever asks later.
@@ -289,8 +290,7 @@ impl TreeSource {
         shared.counts.entries += filled.counts.entries;
         shared.counts.bytes += filled.counts.bytes;
         shared.counts.failures += filled.counts.failures;
-        let room = FACTS_MAX - shared.facts.len();
-        shared.facts.extend(filled.facts.into_iter().take(room));
+        filled.facts.into_kept().into_iter().for_each(|fact| shared.facts.keep_fact(fact));
         for file in filled.opened {
             let item = file.item;
             let have = if Record::awaits_have(file.stat.st_size as u64, file.is_sparse) {

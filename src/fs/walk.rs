@@ -33,6 +33,7 @@ use rustix::io::{Errno, read};
 use self::links::{Inode, Links};
 use self::place::{Entry, Level, Names, Place};
 use super::direct::Bypass;
+use super::first::First;
 use super::source::{SHRANK, change};
 use super::{io_fact, plain_fact};
 
@@ -41,9 +42,6 @@ mod place;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
-
-/// Failures that are remembered with their paths; the rest are counted.
-pub const FACTS_MAX: usize = 1000;
 
 /// Memory for what hard links need, in bytes, roughly. A file with several names that would exceed it is sent in full
 /// for each of its names, rather than refused.
@@ -163,8 +161,8 @@ pub struct Filled {
     pub opened: Vec<LargeFile>,
     /// What it has added.
     pub counts: Counts,
-    /// The failures met, at most [`FACTS_MAX`].
-    pub facts: Vec<IoFact>,
+    /// The first of the failures met.
+    pub facts: First<IoFact>,
 }
 
 /// A walk and where it is.
@@ -209,7 +207,7 @@ impl Walk {
             open: BTreeMap::new(),
             opened: Vec::new(),
             counts: Counts::default(),
-            facts: Vec::new(),
+            facts: First::default(),
             failures: 0,
             buffer: Vec::new(),
             xattrs: Vec::new(),
@@ -358,7 +356,7 @@ struct Recorder {
     /// Since the last chunk.
     counts: Counts,
     /// Since the last chunk.
-    facts: Vec<IoFact>,
+    facts: First<IoFact>,
     /// Since the beginning.
     failures: u64,
     /// A block of directory entries, or the list and a value of extended attributes.
@@ -370,9 +368,7 @@ struct Recorder {
 impl Recorder {
     fn fail(&mut self, fact: IoFact) {
         self.fail_also(1);
-        if self.facts.len() < FACTS_MAX {
-            self.facts.push(fact);
-        }
+        self.facts.keep_fact(fact);
     }
 
     fn fail_also(&mut self, count: u64) {

@@ -15,6 +15,8 @@ pub(super) struct Side {
     pub(super) voice: Voice<End>,
     /// Its agent is not heard any more.
     pub(super) gone: bool,
+    /// Entries of this session that it has named, since it failed with them.
+    pub(super) named: u64,
 }
 
 impl Side {

@@ -85,7 +85,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         bytes: 9,
         media: vec!["tcp".to_owned()],
         waits: vec![1, 2, 3, 4, 5, 6],
-        failures: vec![fault.clone()],
         ..Report::default()
     };
     let place =
@@ -107,7 +106,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("place", Message::Place(place)),
         ("placed", placed(None)),
         ("placed-name", placed(Some(b"n".to_vec()))),
-        ("failed", Message::Failed(fault)),
+        ("failed", Message::Failed(fault.clone())),
         ("begin-file", Message::Begin(Box::new(begin(Job::ReceiveFile { path: b"/to".to_vec() })))),
         ("begin-tree", Message::Begin(Box::new(begin(receive)))),
         ("listen", Message::Listen { via: b"ib0".to_vec() }),
@@ -138,6 +137,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("agreed", Message::Agreed),
         ("ready", Message::Ready),
         ("go", Message::Go),
+        ("entries-failed", Message::EntriesFailed(vec![fault])),
         ("examine", Message::Examine),
         ("examined", Message::Examined(b"facts".to_vec())),
         ("open-door", Message::OpenDoor { ports: Some((7000, 7009)) }),

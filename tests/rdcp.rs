@@ -368,6 +368,20 @@ fn standard_input_and_output() {
     let output = drain(process.stdout());
     process.wait().expect(0);
     same(&output.join().expect("no panic"), &bytes);
+    // Within one host: both ends are in one process, or behind two agents.
+    let mut process = Process::spawn(lab.rdcp_by("rsh").args(["-v", "-", "here"]).stdin(Stdio::piped()));
+    feed(process.stdin(), bytes.clone());
+    let ended = process.wait();
+    assert!(ended.expect(0).stderr.starts_with("rdcp: data: tcp "), "{}", ended.stderr);
+    let mut process = Process::spawn(lab.rdcp_by("rsh").args(["here", "-"]));
+    let output = drain(process.stdout());
+    process.wait().expect(0);
+    same(&output.join().expect("no panic"), &bytes);
+    lab.fifo("fifo");
+    let mut process = Process::spawn(lab.rdcp_by("rsh").args([lab.there("h", "fifo"), lab.there("h", "there")]));
+    fs::write(lab.join("fifo"), &bytes).expect("somebody reads it");
+    process.wait().expect(0);
+    holds(&lab.join("there"), &bytes);
     // A reader that goes away.
     let mut command = lab.rdcp_by("rsh");
     let mut process = Process::spawn(command.args(["h:/dev/zero", "-"]));
@@ -383,7 +397,7 @@ fn what_is_done_for_files_alone_is_refused_for_streams() {
     let lab = Lab::new();
     lab.0.file("source", b"a file");
     fs::create_dir(lab.join("dir")).expect("a directory");
-    assert!(Command::new("mkfifo").arg(lab.join("fifo")).status().expect("mkfifo").success());
+    lab.fifo("fifo");
     let there = |name| lab.there("h", name);
     for option in ["--fsync", "--verify=disk", "--in-place"] {
         for (sources, to) in [
@@ -407,8 +421,7 @@ fn a_fifo_behind_a_file_is_read_and_not_made_anew() {
     let lab = Lab::new();
     lab.0.file("source", b"a file");
     fs::create_dir(lab.join("dir")).expect("a directory");
-    assert!(Command::new("mkfifo").arg(lab.join("fifo")).status().expect("mkfifo").success());
-    let fifo = lab.join("fifo");
+    let fifo = lab.fifo("fifo");
     let writer = std::thread::spawn(move || fs::write(fifo, b"from a fifo"));
     lab.rdcp(&["source".into(), "fifo".into(), lab.there("h", "dir")]).expect(0);
     writer.join().expect("no panic").expect("it was read");

@@ -1,13 +1,12 @@
 //! The caller's side of a copy: starts the ends, has them meet, and learns what came of it.
 //!
-//! Each host of the copy is a *side*: the caller's own is an [`End`] in this process, any other an agent behind a
+//! Each host of the copy is a *side*: the caller's own is an [`end::End`] in this process, any other an agent behind a
 //! channel. Both take the same messages, and what they say comes through one queue. So who copies to whom makes a
 //! difference only in who listens and who connects.
 
 use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, unbounded};
@@ -15,7 +14,7 @@ use minicbor::bytes::ByteVec;
 use rd_proto::session::Counters;
 use serde_json::json;
 
-use super::end::{self, End};
+use super::end;
 use super::exit::{Exit, Failure, escaped};
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use super::place::{final_name, target};
@@ -89,13 +88,10 @@ impl<'a> Copy<'a> {
 
     /// One that no signal ends.
     fn heedless(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>, post: Post, news: Receiver<(usize, News)>) -> Self {
-        let said = post.clone();
-        let end = End::new(Arc::new(move |message| drop(said.send((HERE, News::Message(message))))), false);
-        let here = Side { host: OsString::new(), voice: Voice::Here(end), gone: false, named: 0 };
         Self {
             plan,
             reporter,
-            sides: vec![here],
+            sides: vec![Side::here(HERE, post.clone())],
             post,
             news,
             later: VecDeque::new(),
@@ -143,12 +139,31 @@ impl<'a> Copy<'a> {
         if let Some(known) = self.sides.iter().position(|side| side.host == *host) {
             return Ok(known);
         }
+        self.start(host)
+    }
+
+    fn start(&mut self, host: &OsStr) -> Result<usize, Failure> {
         let number = self.sides.len();
         let may_ask = may_ask(self.plan.hosts());
         let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone(), may_ask)?;
-        let voice = Voice::There(Box::new(remote));
-        self.sides.push(Side { host: host.clone(), voice, gone: false, named: 0 });
+        self.sides.push(Side::new(host.to_owned(), Voice::There(Box::new(remote))));
         Ok(number)
+    }
+
+    /// Another side on the host of this one: a session has two.
+    fn second(&mut self, side: usize) -> Result<usize, Failure> {
+        let is_one = |other: &Side| other.host == self.sides[side].host && !other.gone;
+        if let Some(known) = (0..self.sides.len()).find(|&other| other != side && is_one(&self.sides[other])) {
+            return Ok(known);
+        }
+        if side == HERE {
+            self.sides.push(Side::here(self.sides.len(), self.post.clone()));
+            return Ok(self.sides.len() - 1);
+        }
+        let host = self.sides[side].host.clone();
+        let second = self.start(&host)?;
+        self.greet()?;
+        Ok(second)
     }
 
     /// Waits until every agent has said who it is.
@@ -382,10 +397,6 @@ impl<'a> Copy<'a> {
         to: usize,
         placed: Option<&Placed>,
     ) -> Result<Outcomes, Failure> {
-        if from == to {
-            let message = "both sides are on one host, and one of them is no file; cat does that";
-            return Err(Failure::new(Exit::Usage, message));
-        }
         if found.kind == Kind::Directory {
             let name = self.sides[from].name(&found.path);
             return Err(Failure::new(
@@ -393,6 +404,7 @@ impl<'a> Copy<'a> {
                 format!("{name} is a directory, and what it is to become is no file"),
             ));
         }
+        let to = if from == to { self.second(from)? } else { to };
         let send =
             if self.is_standard(from, found) { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
         let receive = placed.map_or(Job::ReceiveStandard, |placed| Job::ReceiveFile {

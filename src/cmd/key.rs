@@ -119,8 +119,9 @@ pub fn ask() -> Result<Key, Failure> {
     // A signal would leave the terminal silent: ^C comes as a character instead, and ends the line.
     silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
     silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
-    let _ = terminal.write_all(b"KEY: ");
+    // First, since it drops what has been typed: who sees the prompt may begin.
     let _ = tcsetattr(&terminal, OptionalActions::Flush, &silent);
+    let _ = terminal.write_all(b"KEY: ");
     // A terminal gives one line at a time.
     let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
     let length = terminal.read(&mut line);

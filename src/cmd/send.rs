@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -171,15 +170,9 @@ pub(super) fn reach(
     let host_name = escaped(host);
     let bare = host_name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host_name);
     let peer_name = if bare.contains(':') { format!("[{bare}]:{port}") } else { format!("{bare}:{port}") };
-    let addresses: Vec<SocketAddr> = (bare, port)
-        .to_socket_addrs()
-        .map_err(|error| {
-            // The resolver's words behind its own heading: "Name or service not known".
-            let reason = error.to_string();
-            let reason = reason.rsplit(": ").next().unwrap_or_default().to_owned();
-            Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
-        })?
-        .collect();
+    let addresses = engine::reach::resolve(bare, port, patience.max(ATTEMPT_MIN)).map_err(|reason| {
+        Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
+    })?;
     loop {
         let mut failure: Option<LinkError> = None;
         for &address in &addresses {

@@ -1,6 +1,6 @@
 //! Connecting to the best of several addresses that are, or may be, the same peer.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use flume::{RecvTimeoutError, bounded};
@@ -11,6 +11,31 @@ use crate::transport::tcp;
 
 /// How long a better address may take longer to answer than a worse one.
 const HEAD_START: Duration = Duration::from_millis(250);
+
+/// The addresses of a host by its name.
+///
+/// # Errors
+///
+/// Why there is none, in the resolver's words or, if it takes longer than `within`, in ours. It cannot be stopped, and is
+/// left behind then.
+pub fn resolve(name: &str, port: u16, within: Duration) -> Result<Vec<SocketAddr>, String> {
+    let host = (name.to_owned(), port);
+    look_up(within, move || host.to_socket_addrs().map(Iterator::collect))
+}
+
+fn look_up<T: Send + 'static>(
+    within: Duration,
+    ask: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, String> {
+    let (post, found) = bounded(1);
+    let run = move || drop(post.send(ask()));
+    std::thread::Builder::new().name("resolve".to_owned()).spawn(run).map_err(|error| error.to_string())?;
+    match found.recv_timeout(within) {
+        // The resolver's words behind the library's heading: "Name or service not known".
+        Ok(found) => found.map_err(|error| error.to_string().rsplit(": ").next().unwrap_or_default().to_owned()),
+        Err(_) => Err(format!("the resolver does not answer within {} s", within.as_secs())),
+    }
+}
 
 /// Connects one first lane and authenticates it.
 ///
@@ -120,6 +145,20 @@ mod tests {
         assert_eq!(stream.peer_addr().expect("connected"), at(&peer));
         assert!(reach_best(&addresses[..2], &key(2), soon()).is_err());
         assert!(reach_best(&[], &key(2), soon()).is_err());
+    }
+
+    #[test]
+    fn a_resolver_that_hangs_is_not_waited_for() {
+        let start = Instant::now();
+        let found = look_up(Duration::from_secs(1), || {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok(())
+        });
+        assert_eq!(found, Err("the resolver does not answer within 1 s".to_owned()));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let found = look_up(Duration::from_secs(10), || Err::<(), _>(std::io::Error::other("failed to look up: why")));
+        assert_eq!(found, Err("why".to_owned()));
+        assert_eq!(resolve("127.0.0.1", 7, Duration::from_secs(10)), Ok(vec![([127, 0, 0, 1], 7).into()]));
     }
 
     #[test]

@@ -12,4 +12,5 @@ mod limiters;
 mod options;
 mod quiet;
 mod strangers;
+mod terminal;
 mod usage;

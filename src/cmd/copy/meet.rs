@@ -162,7 +162,7 @@ mod tests {
         let mut copy = Copy::heedless(&plan, &reporter, post, news);
         for host in ["h1", "h2", "h3"] {
             let voice = Voice::Here(End::new(Arc::new(|_| {}), true));
-            copy.sides.push(Side { host: host.into(), voice, gone: false, named: 0 });
+            copy.sides.push(Side::new(host.into(), voice));
         }
         for (listener, dialer, words) in
             [(3, 1, "from h1 to h3"), (3, 2, "from h2 to h3"), (2, HERE, "from this host to h2")]

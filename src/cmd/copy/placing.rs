@@ -140,7 +140,7 @@ impl Copy<'_> {
         let tree = &self.plan.tree;
         let asked = [(tree.read_back, "--verify=disk"), (self.plan.transfer.bwlimit.is_some(), "--bwlimit")];
         if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked)
-            && found.iter().any(|(from, _)| *from == to)
+            && found.iter().any(|(from, found)| *from == to && !self.is_stream(*from, found, placed))
         {
             return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
         }

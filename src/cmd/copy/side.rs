@@ -2,10 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use crate::cmd::end::End;
 use crate::cmd::exit::{Exit, Failure, escaped, os_number};
-use crate::cmd::launching::Voice;
+use crate::cmd::launching::{News, Post, Voice};
 use crate::control::frames::Fault;
 
 /// One host of a copy.
@@ -20,6 +21,16 @@ pub(super) struct Side {
 }
 
 impl Side {
+    pub(super) fn new(host: OsString, voice: Voice<End>) -> Self {
+        Self { host, voice, gone: false, named: 0 }
+    }
+
+    /// One that is in this process. What it says is posted under its number.
+    pub(super) fn here(number: usize, post: Post) -> Self {
+        let end = End::new(Arc::new(move |message| drop(post.send((number, News::Message(message))))), false);
+        Self::new(OsString::new(), Voice::Here(end))
+    }
+
     /// A path of this side's, for a person.
     pub(super) fn name(&self, path: &[u8]) -> String {
         name_at(&self.host, path)

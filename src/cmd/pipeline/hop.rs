@@ -1,13 +1,13 @@
 //! One session between two stages: how its ends meet, and what they tell of it.
 
 use std::ffi::OsStr;
-use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
 use crate::cmd::exit::{Exit, escaped};
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
 use crate::engine::Waits;
+use crate::engine::reach::resolve;
 
 /// How long an end may take to listen, or to try all endpoints of the other.
 const CONNECT_MAX: Duration = Duration::from_secs(15);
@@ -269,9 +269,9 @@ impl Hop {
         if let (State::Listening(listener), Some(name), Some(port)) = (&self.state, &manner.name, port)
             && self.named == Some(*listener)
         {
-            let found = (name.as_str(), port).to_socket_addrs();
-            let found = found.map_err(|error| format!("cannot find {}: {error}", escaped(OsStr::new(name))))?;
-            return Ok((found.map(endpoints::given).collect(), Vec::new()));
+            let found = resolve(name, port, CONNECT_MAX);
+            let found = found.map_err(|reason| format!("unknown host {}: {reason}", escaped(OsStr::new(name))))?;
+            return Ok((found.into_iter().map(endpoints::given).collect(), Vec::new()));
         }
         Ok(endpoints::offered(endpoints, &manner.via, self.is_one_kernel))
     }

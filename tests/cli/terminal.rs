@@ -1,0 +1,134 @@
+//! What a person at a terminal is shown. script(1) is the terminal: what it puts out is all that was shown on it.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use crate::rig::*;
+
+/// What clears the line that the cursor is on.
+const CLEAR: &str = "\r\u{1b}[2K";
+
+/// A shell's command line with a terminal of its own.
+struct Session {
+    process: Process,
+    keyboard: ChildStdin,
+    shown: Receiver<Vec<u8>>,
+    text: String,
+}
+
+impl Session {
+    fn start(line: &str) -> Self {
+        let mut script = Command::new("script");
+        script.args(["-qefc", line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped()).env_remove("RD_KEY");
+        let mut process = Process::spawn(&mut script);
+        let (keyboard, mut screen) = (process.stdin(), process.stdout());
+        let (post, shown) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = screen.read(&mut bytes) {
+                let _ = post.send(bytes[..count].to_vec());
+            }
+        });
+        Self { process, keyboard, shown, text: String::new() }
+    }
+
+    #[track_caller]
+    fn until(&mut self, part: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.text.contains(part) {
+            let left = until.saturating_duration_since(Instant::now());
+            let bytes = self.shown.recv_timeout(left).unwrap_or_else(|_| panic!("no {part:?} in {:?}", self.text));
+            self.text += &String::from_utf8_lossy(&bytes);
+        }
+    }
+
+    fn type_in(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).expect("a terminal");
+    }
+
+    /// All that was shown, and how it ended.
+    #[track_caller]
+    fn end(mut self) -> (String, Ended) {
+        let ended = self.process.wait();
+        self.text += &String::from_utf8_lossy(&self.shown.iter().flatten().collect::<Vec<u8>>());
+        (self.text, ended)
+    }
+}
+
+/// Paths of scratch directories need no quotes.
+fn line(options: &str, port: u16, rest: &str) -> String {
+    format!("{} {options} 127.0.0.1 {port} {rest}", env!("CARGO_BIN_EXE_rdsend"))
+}
+
+fn source(scratch: &Scratch, bytes: &[u8]) -> String {
+    let path = scratch.file("source", bytes);
+    path.to_str().expect("of our own").to_owned()
+}
+
+fn receiver(scratch: &Scratch) -> (Process, u16) {
+    start_recv(&[] as &[&str], Some(Path::new(&scratch.join("copy"))))
+}
+
+#[test]
+fn the_key_is_asked_for_and_not_shown() {
+    let scratch = Scratch::new();
+    let bytes = noise(CHUNK + 1);
+    let (mut receiver, port) = receiver(&scratch);
+    let mut session = Session::start(&line("-q", port, &format!("< {}", source(&scratch, &bytes))));
+    session.until("KEY: ");
+    session.type_in(&format!("{KEY}\n"));
+    let (text, ended) = session.end();
+    ended.expect(0);
+    assert_eq!(text, "KEY: \r\n");
+    receiver.wait().expect(0);
+    same(&std::fs::read(scratch.join("copy")).expect("a copy"), &bytes);
+}
+
+#[test]
+fn the_interrupt_key_ends_the_prompt() {
+    let mut session = Session::start(&line("", 9, "< /dev/null"));
+    session.until("KEY: ");
+    session.type_in("half of a key\u{3}");
+    let (text, ended) = session.end();
+    ended.expect(130);
+    assert_eq!(text, "KEY: \r\n");
+}
+
+#[test]
+fn a_bar_is_drawn_and_taken_away() {
+    let scratch = Scratch::new();
+    let bytes = noise(8 * CHUNK);
+    let (mut receiver, port) = receiver(&scratch);
+    let rest = format!("'{KEY}' {}", source(&scratch, &bytes));
+    let (text, ended) = Session::start(&line("--bwlimit 8M", port, &rest)).end();
+    ended.expect(0);
+    receiver.wait().expect(0);
+    let percents: Vec<u32> = text
+        .split(CLEAR)
+        .filter_map(|drawn| drawn.split_once('%')?.0.rsplit(|at: char| !at.is_ascii_digit()).next()?.parse().ok())
+        .collect();
+    assert!(percents.is_sorted() && percents.iter().any(|percent| (1..100).contains(percent)), "{percents:?}");
+    assert!(text.contains("GB/s (limit ") && text.contains(" left"), "{text}");
+    assert!(text.ends_with(CLEAR), "the bar stays: {text}");
+}
+
+#[test]
+fn a_terminal_that_is_stopped_holds_up_nothing() {
+    let scratch = Scratch::new();
+    let bytes = noise(64 * CHUNK);
+    let (mut receiver, port) = receiver(&scratch);
+    let rest = format!("'{KEY}' {}", source(&scratch, &bytes));
+    let mut session = Session::start(&line("--bwlimit 8M", port, &rest));
+    session.until("%");
+    // ^S: 64 MiB take 8 s, longer than an end may be silent.
+    session.type_in("\u{13}");
+    let start = Instant::now();
+    receiver.wait().expect(0);
+    assert!(start.elapsed() > Duration::from_secs(6), "stopped too late");
+    session.type_in("\u{11}");
+    session.end().1.expect(0);
+    same(&std::fs::read(scratch.join("copy")).expect("a copy"), &bytes);
+}

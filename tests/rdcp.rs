@@ -257,14 +257,14 @@ fn contents_of_directories_are_merged_beside_other_sources() {
 #[test]
 fn entries_that_fail_are_named_and_do_not_keep_the_others() {
     let lab = Lab::new();
-    fs::create_dir(lab.join("tree")).expect("a directory");
-    (0..151).for_each(|number| drop(lab.0.file(&format!("tree/file{number}"), &noise(number * 37))));
+    fs::create_dir_all(lab.join("tree/sub")).expect("directories");
+    (0..151).for_each(|number| drop(lab.0.file(&format!("tree/sub/file{number}"), &noise(number * 37))));
     for (number, (from, to)) in [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1"), ("", "")].into_iter().enumerate() {
         let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
         for (count, told) in [(1, "1 entry was"), (150, "150 entries were")] {
             let name = format!("copy{number}of{count}");
             // Directories that are not empty, where files are to go.
-            let file = |number: usize| lab.join(&name).join(format!("tree/file{number}"));
+            let file = |number: usize| lab.join(&name).join(format!("tree/sub/file{number}"));
             (0..count).for_each(|number| fs::create_dir_all(file(number).join("x")).expect("directories"));
             let ended = lab.rdcp(&["-r".into(), side(from, "tree"), side(to, &name)]);
             ended.expect(8);
@@ -377,7 +377,7 @@ fn standard_input_and_output() {
     let output = drain(process.stdout());
     process.wait().expect(0);
     same(&output.join().expect("no panic"), &bytes);
-    lab.fifo("fifo");
+    lab.0.fifo("fifo");
     let mut process = Process::spawn(lab.rdcp_by("rsh").args([lab.there("h", "fifo"), lab.there("h", "there")]));
     fs::write(lab.join("fifo"), &bytes).expect("somebody reads it");
     process.wait().expect(0);
@@ -397,7 +397,7 @@ fn what_is_done_for_files_alone_is_refused_for_streams() {
     let lab = Lab::new();
     lab.0.file("source", b"a file");
     fs::create_dir(lab.join("dir")).expect("a directory");
-    lab.fifo("fifo");
+    lab.0.fifo("fifo");
     let there = |name| lab.there("h", name);
     for option in ["--fsync", "--verify=disk", "--in-place"] {
         for (sources, to) in [
@@ -421,7 +421,7 @@ fn a_fifo_behind_a_file_is_read_and_not_made_anew() {
     let lab = Lab::new();
     lab.0.file("source", b"a file");
     fs::create_dir(lab.join("dir")).expect("a directory");
-    let fifo = lab.fifo("fifo");
+    let fifo = lab.0.fifo("fifo");
     let writer = std::thread::spawn(move || fs::write(fifo, b"from a fifo"));
     lab.rdcp(&["source".into(), "fifo".into(), lab.there("h", "dir")]).expect(0);
     writer.join().expect("no panic").expect("it was read");
@@ -656,11 +656,7 @@ fn slow(lab: &Lab, from: &str, to: &str) -> Process {
     }
     let process = Process::spawn(&mut command);
     let until = Instant::now() + PATIENCE;
-    let arrived = || {
-        let partials = lab.0.names().into_iter().filter(|name| name.ends_with(".rd-part"));
-        partials.filter_map(|name| fs::metadata(lab.join(&name)).ok()).any(|partial| partial.len() > CHUNK as u64)
-    };
-    while !arrived() {
+    while !partials(lab.0.path()).iter().any(|(_, bytes)| *bytes > CHUNK as u64) {
         assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -68,13 +68,6 @@ fn equal(one: &Path, other: &Path) {
     assert!(status.success(), "{} and {} differ", one.display(), other.display());
 }
 
-/// The partial files in a directory, and the bytes that are in each.
-fn partials(directory: &Path) -> Vec<(PathBuf, u64)> {
-    let entries = fs::read_dir(directory).expect("a directory").flatten();
-    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".rd-part"));
-    ours.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.blocks() * 512))).collect()
-}
-
 /// The only one there may be.
 fn partial(directory: &Path) -> Option<(PathBuf, u64)> {
     let mut all = partials(directory);

@@ -565,14 +565,7 @@ impl Run {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            for event in self.events.try_iter() {
-                match event {
-                    Event::Signal(libc::SIGTSTP) => super::stop_here(),
-                    Event::Signal(number) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
-                    Event::Orphaned | Event::Unwatched => return Err(gone()),
-                    _ => {}
-                }
-            }
+            self.events.try_iter().try_for_each(|event| heed(&event))?;
         }
     }
 
@@ -588,13 +581,22 @@ impl Run {
         loop {
             match self.events.recv() {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => return Ok((stream, *established)),
-                Ok(Event::Signal(libc::SIGTSTP)) => super::stop_here(),
-                Ok(Event::Signal(number)) => return Err(Fault::plain(Exit::Signal(number as u8).code(), "")),
-                Ok(Event::Orphaned | Event::Unwatched) | Err(_) => return Err(gone()),
-                Ok(_) => {}
+                Ok(event) => heed(&event)?,
+                Err(_) => return Err(gone()),
             }
         }
     }
+}
+
+/// What an event means to an end that has not met the other: stop this process, give up, or nothing.
+fn heed(event: &Event) -> Result<(), Fault> {
+    match event {
+        Event::Signal(libc::SIGTSTP) => super::stop_here(),
+        Event::Signal(number) => return Err(Fault::plain(Exit::Signal(*number as u8).code(), "")),
+        Event::Orphaned | Event::Unwatched => return Err(gone()),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Tells the caller what a session has to say.

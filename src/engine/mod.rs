@@ -716,7 +716,7 @@ impl Engine {
             let counts = tree.counts();
             // What the walk has read is in the counts alone.
             self.summary.read.cached_bytes = counts.bytes.saturating_sub(self.summary.read.direct_bytes);
-            self.summary.sent_tree = Some(SentTree { counts, failures: tree.failures() });
+            self.summary.sent_tree = Some(SentTree { counts, failures: tree.take_failures() });
             tree.cancel();
         }
         let mut discarding = None;

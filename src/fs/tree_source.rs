@@ -241,8 +241,8 @@ impl TreeSource {
         self.shared().counts
     }
 
-    /// The first failures until now, to be asked for once; [`Counts::failures`] has their number.
-    pub fn failures(&self) -> Vec<IoFact> {
+    /// The first failures since it was last asked; [`Counts::failures`] has their number.
+    pub fn take_failures(&self) -> Vec<IoFact> {
         std::mem::take(&mut self.shared().facts).into_kept()
     }
 

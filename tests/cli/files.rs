@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -90,8 +90,7 @@ fn the_longest_name_there_is() {
 #[test]
 fn devices_and_fifos_are_written_as_they_are() {
     let scratch = Scratch::new();
-    let fifo = scratch.join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let fifo = scratch.fifo("fifo");
     let input = noise(3 * CHUNK);
     let (mut recv, port) = start_recv::<&str>(&[], Some(&fifo));
     let mut send = start_send::<&str>(&[], port, None);

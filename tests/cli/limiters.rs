@@ -223,9 +223,7 @@ fn slow_processors() {
 fn a_copy_names_the_end_that_is_slow() {
     let lab = Lab::new();
     lab.0.file("source", &noise(12 << 20));
-    let fifo = lab.join("fifo");
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).expect("a FIFO");
+    let fifo = lab.0.fifo("fifo");
     let rdcp = |arguments: &[&str]| {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         command.args(["--json", "-v", "--buffer", "2M"]).args(arguments);

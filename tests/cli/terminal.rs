@@ -1,7 +1,6 @@
 //! What a person at a terminal is shown. script(1) is the terminal: what it puts out is all that was shown on it.
 
 use std::io::{Read, Write};
-use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -69,7 +68,14 @@ fn source(scratch: &Scratch, bytes: &[u8]) -> String {
 }
 
 fn receiver(scratch: &Scratch) -> (Process, u16) {
-    start_recv(&[] as &[&str], Some(Path::new(&scratch.join("copy"))))
+    start_recv(&[] as &[&str], Some(&scratch.join("copy")))
+}
+
+/// A transfer of 8 MB/s.
+fn slow(scratch: &Scratch, bytes: &[u8]) -> (Process, Session) {
+    let (receiver, port) = receiver(scratch);
+    let rest = format!("'{KEY}' {}", source(scratch, bytes));
+    (receiver, Session::start(&line("--bwlimit 8M", port, &rest)))
 }
 
 #[test]
@@ -100,10 +106,8 @@ fn the_interrupt_key_ends_the_prompt() {
 #[test]
 fn a_bar_is_drawn_and_taken_away() {
     let scratch = Scratch::new();
-    let bytes = noise(8 * CHUNK);
-    let (mut receiver, port) = receiver(&scratch);
-    let rest = format!("'{KEY}' {}", source(&scratch, &bytes));
-    let (text, ended) = Session::start(&line("--bwlimit 8M", port, &rest)).end();
+    let (mut receiver, session) = slow(&scratch, &noise(8 * CHUNK));
+    let (text, ended) = session.end();
     ended.expect(0);
     receiver.wait().expect(0);
     let percents: Vec<u32> = text
@@ -119,9 +123,7 @@ fn a_bar_is_drawn_and_taken_away() {
 fn a_terminal_that_is_stopped_holds_up_nothing() {
     let scratch = Scratch::new();
     let bytes = noise(64 * CHUNK);
-    let (mut receiver, port) = receiver(&scratch);
-    let rest = format!("'{KEY}' {}", source(&scratch, &bytes));
-    let mut session = Session::start(&line("--bwlimit 8M", port, &rest));
+    let (mut receiver, mut session) = slow(&scratch, &bytes);
     session.until("%");
     // ^S: 64 MiB take 8 s, longer than an end may be silent.
     session.type_in("\u{13}");

@@ -16,8 +16,7 @@ fn a_file_begins_the_stream() {
     lab.pipe(&["< in"]).quietly_gives("of this host");
     // What is not a regular file.
     lab.pipe(&["h:< /dev/null"]).quietly_gives("");
-    let fifo = lab.join("home/fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+    let fifo = lab.0.fifo("home/fifo");
     let writer = std::thread::spawn(move || fs::write(fifo, b"by a fifo"));
     lab.pipe(&["h1:< fifo", "h2:cat"]).quietly_gives("by a fifo");
     writer.join().expect("no panic").expect("it was read");

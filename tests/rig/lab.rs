@@ -27,12 +27,6 @@ impl Lab {
         self.0.join(name)
     }
 
-    pub fn fifo(&self, name: &str) -> PathBuf {
-        let path = self.join(name);
-        assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
-        path
-    }
-
     /// A launcher that does this. `$1` is the host, `$2` the command.
     pub fn script(&self, name: &str, body: &str) -> PathBuf {
         let noted = self.join("noted");

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -267,6 +268,12 @@ impl Scratch {
         path
     }
 
+    pub fn fifo(&self, name: &str) -> PathBuf {
+        let path = self.join(name);
+        assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+        path
+    }
+
     /// Names in the directory, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).expect("the directory");
@@ -281,6 +288,13 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// The partial files in a directory, and the bytes that have come of each: its size may be set before.
+pub fn partials(directory: &Path) -> Vec<(PathBuf, u64)> {
+    let entries = std::fs::read_dir(directory).expect("a directory").flatten();
+    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with(".rd-part"));
+    ours.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.blocks() * 512))).collect()
 }
 
 /// A xorshift generator: the same bytes for the same seed, and nothing in them to compress.

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use rustix::process::{Pid, Signal};
 
 use super::hosts::{address, on};
 use super::lab::MARK;
-use super::{AGENT, CHUNK, Ended, PATIENCE, Process, Scratch, rdcp, same};
+use super::{AGENT, CHUNK, Ended, PATIENCE, Process, Scratch, partials, rdcp, same};
 
 /// The longest for all processes to end after one of them was killed.
 pub const GONE: Duration = Duration::from_secs(5);
@@ -92,25 +91,19 @@ impl Network {
         same(&fs::read(self.path(name)).expect("a copy"), bytes);
     }
 
-    /// Bytes that have come of files that are not whole yet. Their sizes may be set before.
-    fn partial_bytes(&self) -> u64 {
-        let partials = self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part"));
-        partials.filter_map(|name| fs::metadata(self.path(&name)).ok()).map(|partial| 512 * partial.blocks()).sum()
-    }
-
     /// A copy that takes long, of which some has arrived.
     #[track_caller]
     pub fn slow(&self, options: &[&str], from: OsString, to: OsString) -> Process {
         // What a killed copy has left would pass for something that has arrived.
-        for partial in self.scratch.names().into_iter().filter(|name| name.ends_with(".rd-part")) {
-            fs::remove_file(self.path(&partial)).expect("ours");
+        for (partial, _) in partials(self.scratch.path()) {
+            fs::remove_file(partial).expect("ours");
         }
         let mut arguments: Vec<OsString> = vec!["--bwlimit".into(), "8M".into()];
         arguments.extend(options.iter().map(OsString::from));
         arguments.extend([from, to]);
         let process = self.start_rdcp(&arguments);
         let until = Instant::now() + PATIENCE;
-        while self.partial_bytes() <= 2 * CHUNK as u64 {
+        while !partials(self.scratch.path()).iter().any(|(_, bytes)| *bytes > 2 * CHUNK as u64) {
             assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
             std::thread::sleep(Duration::from_millis(10));
         }

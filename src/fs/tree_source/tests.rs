@@ -253,7 +253,7 @@ fn check(scratch: &Scratch, part_bytes: usize) -> Tree {
         let source = scratch.source(part_bytes);
         last = rebuild(rest(&source, threads, part_bytes));
         assert_same(scratch, &last);
-        assert_eq!((source.failures(), last.failures), (vec![], 0));
+        assert_eq!((source.take_failures(), last.failures), (vec![], 0));
         let counts = source.counts();
         assert_eq!((counts.entries, counts.failures), (last.entries.len() as u64, 0));
     }
@@ -267,7 +267,7 @@ fn facts(source: &TreeSource) -> Vec<String> {
         0 => String::from_utf8_lossy(&fact.detail).into_owned(),
         errno => format!("errno {errno}"),
     };
-    source.failures().iter().map(|fact| format!("{}: {}", base(&fact.path), detail(fact))).collect()
+    source.take_failures().iter().map(|fact| format!("{}: {}", base(&fact.path), detail(fact))).collect()
 }
 
 #[test]

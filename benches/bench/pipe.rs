@@ -49,7 +49,8 @@ fn hop() -> Result<Vec<Row>> {
 }
 
 /// `cat` on one host after the other, 1 to 4 hops between the first and the last. On one machine all hops share its
-/// processors, so each costs as much as the one before; what must not be is that it costs more.
+/// processors, so each costs as much as the one before; what must not be is that it costs more. The first has no `cat`
+/// and none of its pipes, so the power is that of the time beyond it: with it, equal steps would look like growth.
 fn hops() -> Result<Vec<Row>> {
     let bytes = size() / 2;
     let place = Place::new(bytes)?;
@@ -73,13 +74,20 @@ fn hops() -> Result<Vec<Row>> {
     println!("\n{title}; 1 + {} rounds", runs());
     let busy = busy();
     let (mut entries, absent) = turns(&contestants, runs())?;
-    for (entry, hops) in entries.iter_mut().zip(1_u32..) {
+    for entry in &mut entries {
         entry.tell("s");
-        entry.at = Some(hops.into());
+        entry.at = entry.name.split(' ').next().and_then(|hops| hops.parse().ok());
     }
-    // Every hop after the first has the same commands at both its ends: from there on the growth must be linear.
-    let cost: Vec<&Entry> = entries.iter().collect();
-    let row = slope("hops: time, 2 to 4 hops", &cost, 2.0, |entry| entry.values.clone());
+    let row = match entries.iter().find(|entry| entry.at == Some(1.0)) {
+        Some(first) => {
+            let beyond =
+                |entry: &Entry| entry.values.iter().zip(&first.values).map(|(all, first)| all - first).collect();
+            let further = |entry: &Entry| Entry { at: entry.at.map(|hops| hops - 1.0), ..entry.clone() };
+            let further: Vec<Entry> = entries.iter().map(further).collect();
+            slope("hops: time beyond the first hop", &further.iter().collect::<Vec<&Entry>>(), 1.0, beyond)
+        }
+        None => Row::absent("hops: time beyond the first hop", "one hop could not be measured"),
+    };
     let name = "rdpipe".to_owned();
     let (row_name, place, across) = ("hops".into(), "here".into(), Some("hops".into()));
     let entries = entries.into_iter().map(|entry| Entry { name: name.clone(), ..entry }).collect();

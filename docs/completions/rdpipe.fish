@@ -19,7 +19,7 @@ complete -c rdpipe -l compress -d 'How the sender compresses the data; without e
 auto\t'LZ4 while the link is the bottleneck and the data shrinks'
 lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
-complete -c rdpipe -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP, 1 on RDMA]' -r
+complete -c rdpipe -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP and software RDMA, 1 on RDMA adapters]' -r
 complete -c rdpipe -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
 complete -c rdpipe -l chunk -d 'Most bytes of a chunk, the unit that is sent, checked and repeated: 4K to 1M; the smaller wish counts' -r
 complete -c rdpipe -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r

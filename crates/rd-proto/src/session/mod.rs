@@ -47,8 +47,12 @@ pub const TICK: Duration = Duration::from_millis(100);
 /// Lanes used on TCP where nobody asks for a number: the second gives the sending side a second core.
 pub const TCP_LANES_DEFAULT: u8 = 2;
 
-/// Lanes used on RDMA where nobody asks for a number.
+/// Lanes used on RDMA where nobody asks for a number: an adapter needs no more.
 pub const RDMA_LANES_DEFAULT: u8 = 1;
+
+/// Lanes used on RDMA where nobody asks for a number and an end has software devices alone: such a device carries a
+/// message in the time of the thread that posts it, so the second lane gives it a second core.
+pub const RDMA_SOFTWARE_LANES_DEFAULT: u8 = 2;
 
 /// What both ends hold after their offers have been compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +102,8 @@ impl Agreed {
             Policy::Auto => Some(RdmaKind::Hardware),
             Policy::Rdma | Policy::PreferRdma => Some(RdmaKind::Software),
         };
-        let try_rdma = least.is_some_and(|least| ours.rdma.min(theirs.rdma) >= least);
+        let kind = ours.rdma.min(theirs.rdma);
+        let try_rdma = least.is_some_and(|least| kind >= least);
         if policy == Policy::Rdma && !try_rdma {
             return Err(Refusal::Transport);
         }
@@ -124,7 +129,10 @@ impl Agreed {
             },
             seal_rdma: encrypt == Encrypt::Always,
             tcp_lanes: lanes(TCP_LANES_DEFAULT),
-            rdma_lanes: lanes(RDMA_LANES_DEFAULT),
+            rdma_lanes: lanes(match kind {
+                RdmaKind::Hardware => RDMA_LANES_DEFAULT,
+                RdmaKind::Software | RdmaKind::None => RDMA_SOFTWARE_LANES_DEFAULT,
+            }),
             chunk_bytes,
             reconnect: Duration::from_secs(u64::from(ours.reconnect_s.min(theirs.reconnect_s))),
         })

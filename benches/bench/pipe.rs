@@ -80,11 +80,14 @@ fn hops() -> Result<Vec<Row>> {
     }
     let row = match entries.iter().find(|entry| entry.at == Some(1.0)) {
         Some(first) => {
-            let beyond =
-                |entry: &Entry| entry.values.iter().zip(&first.values).map(|(all, first)| all - first).collect();
-            let further = |entry: &Entry| Entry { at: entry.at.map(|hops| hops - 1.0), ..entry.clone() };
-            let further: Vec<Entry> = entries.iter().map(further).collect();
-            slope("hops: time beyond the first hop", &further.iter().collect::<Vec<&Entry>>(), 1.0, beyond)
+            let beyond = |entry: &Entry| Entry {
+                at: entry.at.map(|hops| hops - 1.0),
+                values: entry.values.iter().zip(&first.values).map(|(all, first)| all - first).collect(),
+                ..entry.clone()
+            };
+            let beyond: Vec<Entry> = entries.iter().map(beyond).collect();
+            let cost: Vec<&Entry> = beyond.iter().collect();
+            slope("hops: time beyond the first hop", &cost, 1.0, |entry| entry.values.clone())
         }
         None => Row::absent("hops: time beyond the first hop", "one hop could not be measured"),
     };

@@ -74,7 +74,8 @@ pub struct TransferOptions {
     /// How the sender compresses the data; without effect at a receiver
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     pub compress: Compress,
-    /// Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP and software RDMA, 1 on RDMA adapters]
+    /// Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP and software
+    /// RDMA, 1 on RDMA adapters]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     pub lanes: Option<u8>,
     /// Memory for data on its way at this end; more of it smooths a source or sink that works in bursts

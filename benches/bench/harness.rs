@@ -214,7 +214,12 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
             let at = (turn + round) % contestants.len();
             let (contestant, slot) = (&contestants[at], &mut entries[at]);
             let Ok(entry) = slot else { continue };
-            match (contestant.run)() {
+            let start = Instant::now();
+            let turn = (contestant.run)();
+            if std::env::var_os("RD_BENCH_VERBOSE").is_some() {
+                println!("    round {round}: {}, {:.1} s", contestant.name, start.elapsed().as_secs_f64());
+            }
+            match turn {
                 Ok(_) if round == 0 => {}
                 Ok(turn) => {
                     entry.values.push(turn.value);

@@ -3,6 +3,7 @@
 //! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy` and `pipe` name them all). `RUNS=9`
 //! sets the number of rounds, `SIZE_MIB=4096` the size of streams and of large files; sweeps take a part of it. `QUICK=1`
 //! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
+//! `RD_BENCH_VERBOSE=1` tells each turn as it ends.
 //!
 //! Both ends of everything run on this machine, which should have nothing else to do. Contestants take turns, one after
 //! the other in each round, after a round that does not count: what slows the machine for a while then slows all of them.

@@ -31,6 +31,7 @@ pub struct Running {
     pub name: String,
     pub id: u32,
     ended: mpsc::Receiver<Result<Ended>>,
+    limit: Duration,
 }
 
 impl Running {
@@ -63,13 +64,19 @@ impl Running {
         thread::spawn(move || {
             let _ = report.send(await_end(child, said));
         });
-        Ok(Running { name, id, ended })
+        Ok(Running { name, id, ended, limit: RUN_LIMIT })
+    }
+
+    /// With a limit of its own, for what is known to hang.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
     }
 
     pub fn end(self) -> Result<Ended> {
-        match self.ended.recv_timeout(RUN_LIMIT) {
+        match self.ended.recv_timeout(self.limit) {
             Ok(ended) => ended.map_err(|error| format!("{}: {error}", self.name)),
-            Err(_) => Err(format!("{}: has not ended in {} s", self.name, RUN_LIMIT.as_secs())),
+            Err(_) => Err(format!("{}: has not ended in {} s", self.name, self.limit.as_secs())),
         }
     }
 

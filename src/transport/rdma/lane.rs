@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
+use super::gather::Gather;
 use super::{Wake, lane_error, sleep_on};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
 
@@ -277,6 +278,8 @@ impl Poller {
 
     /// Handles completions and events until the lane must end; returns why.
     fn serve(&mut self) -> LaneError {
+        let is_software = self.shared.medium == Medium::RdmaSoftware;
+        let mut gather = is_software.then(|| Gather::new(self.kit.registered.pool.count()));
         loop {
             let taken = match self.poll_batch() {
                 Ok(taken) => taken,
@@ -287,6 +290,11 @@ impl Poller {
                 return reason;
             }
             if taken > 0 {
+                if taken < BATCH
+                    && let Some(rest) = gather.as_mut().and_then(|gather| gather.rest(taken, Instant::now()))
+                {
+                    std::thread::sleep(rest);
+                }
                 continue;
             }
             if !self.kit.armed {

@@ -15,6 +15,7 @@
 //! * `path`: what an endpoint's packets can be.
 //! * `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
+//! * `gather`: how long a software device's completions are left to gather.
 //! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!
 //! # When a device goes
@@ -27,6 +28,7 @@ pub mod bundle;
 mod connection;
 mod control;
 mod devices;
+mod gather;
 mod lane;
 mod listener;
 mod pairs;

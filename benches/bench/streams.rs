@@ -20,8 +20,10 @@ const ENCRYPTED: &str = "rdsend encrypted";
 const CPU_S_MIN: f64 = 0.2;
 
 /// How often a run of perftest is begun, if it does not come to an end: with `-e` it hangs now and then on software
-/// devices, more so over siw, where a run takes 5 s.
+/// devices, more so over siw.
 const PERFTEST_TRIES: u32 = 5;
+
+/// Each end's longest run. There it takes 5 s.
 const PERFTEST_LIMIT: Duration = Duration::from_secs(40);
 
 /// What `ONLY` calls the rows that one contest serves.

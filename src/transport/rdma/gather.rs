@@ -32,7 +32,8 @@ impl Gather {
         Gather { number: GATHER_MAX.min(buffers / POOL_PART), last: None, gap: Duration::ZERO }
     }
 
-    /// `taken` completions, not 0, have been found and handled by `now`: for how long to rest.
+    /// `taken` completions, not 0, have been found and handled by `now`: for how long to rest. It must be told of all, also
+    /// where nobody rests: the gap is the time since it was told last, divided among them.
     ///
     /// Where buffers run out during a rest, the gap seems longer than it is, but by less than the rest is cut by
     /// [`POOL_PART`]: so rests become shorter until they do not hold anything up.
@@ -91,6 +92,20 @@ mod tests {
     fn the_first_is_not_waited_for_nor_any_with_few_buffers() {
         assert_eq!(Gather::new(512).rest(1, Instant::now()), None);
         assert_eq!(settle(4, Duration::from_millis(1)), Duration::ZERO);
+    }
+
+    #[test]
+    fn one_behind_a_full_batch_does_not_pass_for_all_that_came() {
+        let mut gather = Gather::new(512);
+        let mut now = Instant::now();
+        let mut rest = REST_MAX;
+        gather.rest(1, now);
+        for _ in 0..20 {
+            now += rest;
+            gather.rest(32, now);
+            rest = gather.rest(1, now).unwrap_or_default();
+        }
+        assert!(rest < REST_MAX / 8, "{rest:?}");
     }
 
     #[test]

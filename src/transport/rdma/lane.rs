@@ -290,8 +290,10 @@ impl Poller {
                 return reason;
             }
             if taken > 0 {
+                let rest = gather.as_mut().and_then(|gather| gather.rest(taken, Instant::now()));
+                // Behind a full batch there may be more.
                 if taken < BATCH
-                    && let Some(rest) = gather.as_mut().and_then(|gather| gather.rest(taken, Instant::now()))
+                    && let Some(rest) = rest
                 {
                     std::thread::sleep(rest);
                 }

@@ -506,6 +506,10 @@ impl<'a> Pipeline<'a> {
             hop.reports[which as usize] = Some(report);
         }
         let Some(fault) = fault else { return };
+        // Without this end the hop never begins. Its other end waits for that, holding what a stage writes to or reads.
+        if !self.hops[at].has_begun() && self.hops[at].reports[which.other() as usize].is_none() {
+            self.send_end(at, which.other(), &Message::Signal(libc::SIGTERM as u8));
+        }
         let exit = Exit::from_code(fault.exit);
         // Whoever read has ended, as may be; the command that wrote is told by SIGPIPE.
         if exit == Exit::SinkClosed || self.has_failed() {
@@ -518,7 +522,7 @@ impl<'a> Pipeline<'a> {
             fault.is_some_and(|fault| !fault.own)
         });
         match exit {
-            // What a redirection has opened is a stage's, and so is its failure.
+            // What a redirection has opened is a stage's, and so is its failure. See `judge`.
             Exit::Source | Exit::Destination if fault.own => {
                 self.failing_since.get_or_insert_with(Instant::now);
             }
@@ -610,8 +614,13 @@ impl<'a> Pipeline<'a> {
             failures.extend(self.stage_failure(number, stage));
         }
         // What stops everything beats what a stage makes of it.
-        if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || failures.is_empty()) {
+        let standard = self.standard_failure();
+        let is_explained = standard.is_some() || !failures.is_empty();
+        if let Some(fatal) = self.fatal.as_ref().filter(|_| !self.is_hearsay || !is_explained) {
             return Some(fatal.clone());
+        }
+        if standard.is_some() {
+            return standard;
         }
         let Some(last) = failures.pop() else {
             // No command need have noticed.
@@ -622,6 +631,17 @@ impl<'a> Pipeline<'a> {
             self.screen.say_always(line);
         }
         Some(last)
+    }
+
+    /// Our own standard input could not be read, or our own standard output not written: no stage's failure.
+    fn standard_failure(&self) -> Option<Failure> {
+        let ends = self.hops.iter().flat_map(|hop| [(hop, Which::From), (hop, Which::To)]);
+        let faults = ends.filter(|(hop, which)| hop.stages[*which as usize].is_none()).filter_map(|(hop, which)| {
+            let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
+            let is_io = matches!(Exit::from_code(fault.exit), Exit::Source | Exit::Destination);
+            (is_io && fault.own).then(|| told(&self.hosts[hop.host(which)].name, fault))
+        });
+        faults.last()
     }
 
     fn stage_failure(&self, number: usize, stage: &Stage) -> Option<Failure> {

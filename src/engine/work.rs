@@ -466,7 +466,7 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
             let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
             Box::new(move |buffer| {
                 let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-                let (buffer, length) = shared.reading.during(|| relay.fill(buffer))?;
+                let (buffer, length) = shared.reading.during(|| relay.fill(buffer, &shared.over))?;
                 let filled = Part { length, is_final: length == 0, ..*part };
                 part.sequence += 1;
                 part.position += length as u64;
@@ -517,7 +517,11 @@ pub fn start_writer(
             };
             let event = match written {
                 Ok(()) => Event::Written(buffer),
-                Err(fact) => Event::SinkFailed(buffer, fact),
+                Err(fact) => {
+                    // What comes behind would stand in the wrong place.
+                    sink = Err(fact.clone());
+                    Event::SinkFailed(buffer, fact)
+                }
             };
             if events.send(event).is_err() {
                 return;

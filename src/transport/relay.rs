@@ -1,9 +1,15 @@
 //! From one session's receiver to another's sender within this process: each chunk is copied once, from the buffer that
 //! it arrived in to one that goes out, with no pipe between.
 
-use flume::{Receiver, Sender, bounded};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use flume::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::Buffer;
+
+/// How often an output that nothing is put into looks whether its transfer is over.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Where a receiver puts in what it has. Dropping it is the end of the stream.
 #[derive(Debug)]
@@ -56,13 +62,18 @@ impl RelayInput {
 }
 
 impl RelayOutput {
-    /// Has a buffer filled; waits without end for something to fill it with. Gives it back with the number of bytes in
-    /// it, 0 at the end of the stream. `None` if the other end has gone with it.
-    pub fn fill(&self, buffer: Buffer) -> Option<(Buffer, usize)> {
+    /// Has a buffer filled; waits for something to fill it with until that comes, or the transfer is `over`. Gives it back
+    /// with the number of bytes in it, 0 at the end of the stream. `None` if the transfer is over, or the other end has
+    /// gone with the buffer.
+    pub fn fill(&self, buffer: Buffer, over: &AtomicBool) -> Option<(Buffer, usize)> {
         self.empty.send(buffer).ok()?;
-        match self.full.recv() {
-            Ok(filled) => Some(filled),
-            Err(_) => self.untaken.try_recv().ok().map(|buffer| (buffer, 0)),
+        loop {
+            match self.full.recv_timeout(LOOK_EVERY) {
+                Ok(filled) => return Some(filled),
+                Err(RecvTimeoutError::Timeout) if over.load(Ordering::Relaxed) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.untaken.try_recv().ok().map(|buffer| (buffer, 0)),
+            }
         }
     }
 }
@@ -87,7 +98,7 @@ mod tests {
         let mut got = Vec::new();
         let mut buffer = buffers.pop().expect("one");
         loop {
-            let (filled, length) = output.fill(buffer).expect("given back");
+            let (filled, length) = output.fill(buffer, &AtomicBool::new(false)).expect("given back");
             if length == 0 {
                 break;
             }
@@ -96,6 +107,13 @@ mod tests {
         }
         feeding.join().expect("no panic");
         assert!(got == [&bytes[..], b"end"].concat());
+    }
+
+    #[test]
+    fn a_transfer_that_is_over_is_not_waited_for() {
+        let (_, mut buffers) = Pool::new(1, NonZeroUsize::new(4096).expect("not 0")).expect("memory");
+        let (_input, output) = relay();
+        assert!(output.fill(buffers.pop().expect("one"), &AtomicBool::new(true)).is_none());
     }
 
     #[test]

@@ -207,6 +207,52 @@ fn a_source_that_cannot_be_read() {
     lab.deserted(GONE);
 }
 
+#[test]
+fn our_own_output_that_cannot_be_written() {
+    let lab = Lab::new();
+    // One byte is told of when all has been sent, much while the command still writes.
+    for bytes in [1, 4 * CHUNK] {
+        let command = &*format!("h1:head -c {bytes} /dev/zero");
+        let full = fs::File::options().write(true).open("/dev/full").expect("a full device");
+        let mut rdpipe = lab.rdpipe_by("rsh");
+        let ended = Process::spawn(rdpipe.args([command, "h2:cat"]).stdout(full)).wait_for(FAILED);
+        assert_eq!(ended.code, 6, "{}", ended.stderr);
+        assert!(ended.stderr.contains("standard output") && ended.stderr.contains("errno 28"), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "nothing but that: {}", ended.stderr);
+    }
+    lab.deserted(GONE);
+}
+
+#[test]
+fn our_own_input_that_cannot_be_read() {
+    let lab = Lab::new();
+    for (stages, made) in [(["h1:cat", "h2:cat"], None), (["h1:cat", "h2:> made"], Some("home/made"))] {
+        for input in ["/", "/proc/self/mem"] {
+            let input = fs::File::open(input).expect("it opens");
+            let ran = run(lab.rdpipe_by("rsh").args(stages).stdin(input));
+            ran.fails(5, &["standard input"]).ended.within(FAILED);
+            assert_eq!(ran.text(), "");
+            assert!(made.is_none_or(|made| !lab.join(made).exists()), "{stages:?}");
+        }
+    }
+    lab.deserted(GONE);
+}
+
+/// Where a file cannot be opened the neighbour sees the end of its input, as in a shell, and nobody waits.
+#[test]
+fn a_hop_that_never_begins_ends_at_once() {
+    let lab = Lab::new();
+    lab.0.file("home/in", b"in");
+    for (stages, code) in [
+        (["h1:< missing", "h2:cat >/dev/null; echo seen >seen"], 5),
+        (["h1:cat in", "h2:> /no/such/dir/x"], 6),
+    ] {
+        lab.pipe(&stages).fails(code, &[]).ended.within(Duration::from_millis(1500));
+    }
+    assert_eq!(lab.text_of("home/seen"), "seen\n");
+    lab.deserted(GONE);
+}
+
 // --- hosts -----------------------------------------------------------------------------------------------------------
 
 /// What would show that a stage has begun: a file that it makes, and one that a redirection would have cut.

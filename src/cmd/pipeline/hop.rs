@@ -149,6 +149,11 @@ impl Hop {
     /// An end is ready to begin: true when both are.
     pub(super) fn note_ready(&mut self, which: Which) -> bool {
         self.ready[which as usize] = true;
+        self.has_begun()
+    }
+
+    /// Both ends have been told to begin.
+    pub(super) fn has_begun(&self) -> bool {
         self.ready == [true; 2]
     }
 

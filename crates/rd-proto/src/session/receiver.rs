@@ -101,6 +101,8 @@ pub struct Receiver {
     /// Bytes of item 0 that have been taken: where its next chunk must begin.
     stream_bytes: u64,
     digest: TransferDigest,
+    /// One past the final chunk, once that has been opened.
+    final_end: u64,
     final_taken: bool,
     done: Option<(u64, u64, [u8; 32])>,
     committing: bool,
@@ -125,6 +127,7 @@ impl Receiver {
             ack_owed: 0,
             stream_bytes: 0,
             digest: TransferDigest::new(),
+            final_end: u64::MAX,
             final_taken: false,
             done: None,
             committing: false,
@@ -157,20 +160,20 @@ impl Receiver {
             self.release(buffer);
             return Err(Violation::Impossible("unencrypted chunk"));
         }
-        let sequence = header.sequence;
-        if sequence < self.base || self.core.is_ending() {
+        if self.core.is_ending() {
             self.release(buffer);
             return Ok(());
         }
-        if sequence - self.base >= SPAN_MAX as u64 {
+        let sequence = header.sequence;
+        let is_new = sequence >= self.base
+            && sequence - self.base < SPAN_MAX as u64
+            && self.chunks[sequence as usize % SPAN_MAX].stage == Stage::Absent;
+        // A chunk is never in two places, so this is not its number: the one that it has would be waited for without end.
+        if !is_new {
             self.release(buffer);
             return Err(Violation::Impossible("chunk sequence"));
         }
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
-        if chunk.stage != Stage::Absent {
-            self.release(buffer);
-            return Ok(());
-        }
         *chunk = Chunk {
             stage: Stage::Opening,
             buffer,
@@ -196,6 +199,9 @@ impl Receiver {
         let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
         if genuine {
             chunk.stage = Stage::Held;
+            if chunk.is_final {
+                self.final_end = self.final_end.min(state.sequence + 1);
+            }
             self.buffers[buffer as usize].place = Place::Held;
             self.seen_end = self.seen_end.max(state.sequence + 1);
         } else {
@@ -207,6 +213,9 @@ impl Receiver {
         }
         if !genuine {
             self.core.corrupt(lane, now);
+        } else if self.seen_end > self.final_end {
+            // Before any of it is written: what is published by then would be changed.
+            self.core.abort(Cause::Protocol, now);
         } else if !self.is_ordered() && !self.core.is_ending() {
             self.write(state.sequence);
         }

@@ -383,6 +383,8 @@ impl Sender {
                 Place::Free | Place::Working | Place::Queued | Place::Ready => {
                     return Err(Violation::Impossible("acknowledgement"));
                 }
+                // Planned, and not yet read: it cannot have been sent.
+                Place::OnLane(_) if chunk.tag == [0; 16] => return Err(Violation::Impossible("acknowledgement")),
                 Place::OnLane(_) => state.taken = true,
                 Place::Sent(_) | Place::Arrived => self.release(buffer),
             }

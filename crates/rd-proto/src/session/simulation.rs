@@ -288,7 +288,7 @@ struct Simulation {
 }
 
 fn tag_of(sequence: u64, sealed: bool) -> [u8; 16] {
-    let mut tag = [u8::from(sealed); 16];
+    let mut tag = [2 + u8::from(sealed); 16];
     tag[..8].copy_from_slice(&sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     tag
 }

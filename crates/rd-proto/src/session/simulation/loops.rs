@@ -80,7 +80,11 @@ impl Simulation {
             In::Chunk { lane, buffer } => {
                 let header = self.ends[RECEIVER].slots[buffer as usize].header;
                 if let Err(violation) = self.receiver.handle_chunk(lane, buffer, header.as_ref()) {
-                    assert!(header.is_none(), "{violation} of {header:?}");
+                    // It is damaged itself, or another that is has its number.
+                    let number = |header: Option<ChunkHeader>| header.map(|header| header.sequence);
+                    let is_taken_for_it = |slot: &Slot| slot.damaged && number(slot.header) == number(header);
+                    let explained = self.ends[RECEIVER].slots.iter().any(is_taken_for_it);
+                    assert!(explained, "{violation} of {header:?}");
                     self.receiver.handle_corrupt(lane, now);
                 }
             }
@@ -242,8 +246,11 @@ impl Simulation {
         }
         if self.corrupts() {
             slot.damaged = true;
-            if self.luck.chance(30) {
-                slot.header = None;
+            match self.luck.below(3) {
+                0 => slot.header = None,
+                // Another chunk's number: of one that has been, is on its way, or comes later.
+                1 => slot.header = Some(ChunkHeader { sequence: self.luck.below(header.sequence + 16), ..header }),
+                _ => {}
             }
         }
         self.transmit(id, SENDER, Message::Chunk(slot));

@@ -12,7 +12,7 @@ use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::aside::Aside;
@@ -395,11 +395,13 @@ impl Dialer for Dialing {
 pub(super) fn forward_signals(heed: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
     let ignored = ignored_signals();
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
-    let heeded = [SIGINT, SIGTERM, SIGHUP, SIGTSTP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let heeded = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
+    let heeded = heeded.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(heeded)?;
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         for signal in signals.forever() {
-            if !heed(signal) {
+            // What has grown too long for a limit of ours is told by the write that failed.
+            if signal != SIGXFSZ && !heed(signal) {
                 return;
             }
         }

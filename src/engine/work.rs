@@ -272,10 +272,7 @@ impl Worker {
                         shared.pace.wait(part.length);
                         Some(self.seal(buffer, &part, encrypt))
                     }
-                    Next::Cold(range, cold) => {
-                        shared.pace.wait(range.length());
-                        self.defer(buffer, cold, Place::Tree(range), encrypt)
-                    }
+                    Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
                     // Behind what has arrived: that is in the queue, or about to be.
                     Next::Later => {
                         let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
@@ -295,9 +292,11 @@ impl Worker {
     fn read_part(&mut self, mut buffer: Buffer, part: Part, encrypt: bool) -> Option<Event> {
         let shared = Arc::clone(&self.shared);
         let Some(Parts::File(source)) = &shared.source else { unreachable!("parts that are known are a file's") };
-        shared.pace.wait(part.length);
         match shared.reading.during(|| source.read(&part, buffer.payload_mut(), &shared.tally)) {
-            Ok(None) => Some(self.seal(buffer, &part, encrypt)),
+            Ok(None) => {
+                shared.pace.wait(part.length);
+                Some(self.seal(buffer, &part, encrypt))
+            }
             Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),
             Err(fact) => Some(Event::SourceFailed(buffer, fact)),
         }
@@ -325,11 +324,18 @@ impl Worker {
         let (target, tally) = (buffer.payload_mut(), &shared.tally);
         match (place, shared.source.as_ref().expect("it was read")) {
             (Place::File(part), Parts::File(source)) => match source.finish(&cold, outcome, target, tally) {
-                Ok(()) => Some(self.seal(buffer, &part, encrypt)),
+                Ok(()) => {
+                    // Here, not before the read: what has arrived stands in the queue behind other reads.
+                    shared.pace.wait(part.length);
+                    Some(self.seal(buffer, &part, encrypt))
+                }
                 Err(fact) => Some(Event::SourceFailed(buffer, fact)),
             },
             (Place::Tree(range), Parts::Tree(source)) => match source.settle(&range, &cold, outcome, target, tally) {
-                Some(part) => Some(self.seal(buffer, &part, encrypt)),
+                Some(part) => {
+                    shared.pace.wait(part.length);
+                    Some(self.seal(buffer, &part, encrypt))
+                }
                 None => self.read(buffer, encrypt),
             },
             _ => unreachable!("a transfer has one source"),

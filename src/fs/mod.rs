@@ -14,11 +14,11 @@ pub mod tree_source;
 pub mod walk;
 
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, FileType, Mode, Stat, statat};
 use rustix::io::{Errno, pread, pwrite};
 
 /// An I/O failure as facts.
@@ -49,6 +49,14 @@ const TMPFS_MAGIC: u32 = 0x0102_1994;
 /// Btrfs, tmpfs. A second thread would burn its processor, or sleep and be woken, for each range.
 fn is_serial(kind: u32) -> bool {
     [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC].contains(&kind)
+}
+
+/// Whether a symbolic link in `directory` with this target leads to what `old` describes, itself no link: put in its
+/// place it would lead to itself, and what was there be lost.
+fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
+    FileType::from_raw_mode(old.st_mode) != FileType::Symlink
+        && statat(directory, target, AtFlags::empty())
+            .is_ok_and(|found| (found.st_dev, found.st_ino) == (old.st_dev, old.st_ino))
 }
 
 /// Ends the name of what may not be whole. It is locked as long as somebody writes to it.

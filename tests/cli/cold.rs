@@ -1,8 +1,9 @@
 //! Files that are not in the page cache, on the disk that the tests are built on.
 
-use std::io::{Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
 use rustix::fs::{Advice, fadvise};
 
@@ -94,4 +95,24 @@ fn a_cold_file_that_is_sent_slowly_and_given_up() {
     send.wait_for(std::time::Duration::from_secs(10)).expect(130);
     recv.wait().expect(4);
     assert_eq!(scratch.names(), ["source"], "nothing is published");
+}
+
+/// What a device answers at once, the limit spreads over the time: nothing waits for all that was asked for with it.
+#[test]
+fn a_cold_file_is_sent_evenly_under_a_limit() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", &noise(12 << 20));
+    evict(&source);
+    let (mut recv, port) = start_recv::<&str>(&[], None);
+    let mut command = rdsend();
+    command.args(["--bwlimit", "6M", "127.0.0.1", &port.to_string(), KEY]).arg(&source);
+    let mut sender = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut output = recv.stdout();
+    output.read_exact(&mut [0]).expect("the first of it");
+    let start = Instant::now();
+    drain(output).join().expect("no panic");
+    let seconds = start.elapsed().as_secs_f64();
+    assert!(seconds > 1.0, "all of it came within {seconds:.2} s, of 2");
+    sender.wait().expect(0);
+    recv.wait().expect(0);
 }

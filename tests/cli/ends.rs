@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::rig::*;
 
-const SIGNALS: [(Signal, i32); 3] = [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1)];
+const SIGNALS: [(Signal, i32); 4] = [(Signal::INT, 2), (Signal::QUIT, 3), (Signal::TERM, 15), (Signal::HUP, 1)];
 
 #[test]
 fn a_signal_to_the_sender_ends_both() {

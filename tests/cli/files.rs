@@ -257,3 +257,21 @@ fn two_receivers_of_one_file() {
     recv.wait().expect(0);
     same(&std::fs::read(&target).expect("the first one's"), &input);
 }
+
+/// A limit of this process, where the signal would end it before it could tell.
+#[test]
+fn a_file_that_may_not_grow_so_long() {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
+    let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    let pid = rustix::process::Pid::from_raw(recv.pid() as i32);
+    rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).expect("ours");
+    let source = scratch.file("source", &noise(4 << 20));
+    let mut command = rdsend();
+    command.args(["127.0.0.1", &port.to_string(), KEY]).arg(&source);
+    let send = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    send.expect(6).one_line("rdsend", &["errno 27"]);
+    recv.wait().expect(6).one_line("rdrecv", &["errno 27"]);
+    assert!(!target.exists());
+}

@@ -226,13 +226,12 @@ fn our_own_output_that_cannot_be_written() {
 #[test]
 fn our_own_input_that_cannot_be_read() {
     let lab = Lab::new();
-    for (stages, made) in [(["h1:cat", "h2:cat"], None), (["h1:cat", "h2:> made"], Some("home/made"))] {
+    for stages in [["h1:cat", "h2:cat"], ["h1:> made", "h2:cat"]] {
         for input in ["/", "/proc/self/mem"] {
             let input = fs::File::open(input).expect("it opens");
             let ran = run(lab.rdpipe_by("rsh").args(stages).stdin(input));
             ran.fails(5, &["standard input"]).ended.within(FAILED);
             assert_eq!(ran.text(), "");
-            assert!(made.is_none_or(|made| !lab.join(made).exists()), "{stages:?}");
         }
     }
     lab.deserted(GONE);
@@ -243,10 +242,9 @@ fn our_own_input_that_cannot_be_read() {
 fn a_hop_that_never_begins_ends_at_once() {
     let lab = Lab::new();
     lab.0.file("home/in", b"in");
-    for (stages, code) in [
-        (["h1:< missing", "h2:cat >/dev/null; echo seen >seen"], 5),
-        (["h1:cat in", "h2:> /no/such/dir/x"], 6),
-    ] {
+    for (stages, code) in
+        [(["h1:< missing", "h2:cat >/dev/null; echo seen >seen"], 5), (["h1:cat in", "h2:> /no/such/dir/x"], 6)]
+    {
         lab.pipe(&stages).fails(code, &[]).ended.within(Duration::from_millis(1500));
     }
     assert_eq!(lab.text_of("home/seen"), "seen\n");

@@ -18,6 +18,7 @@ use super::tree::{Directory, DirectoryRef};
 use super::work::Worker;
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Metadata, Present};
+use crate::fs::leads_to;
 use crate::fs::metadata::Object;
 
 /// An entry of a directory that is being copied.
@@ -206,9 +207,12 @@ impl<'e> Worker<'e, '_> {
     }
 
     fn copy_symlink(&self, directory: &Directory<'e>, entry: &Entry, stat: &Stat) -> Result<(), (Side, Problem)> {
-        self.look(directory, entry, stat)?;
+        let old = self.look(directory, entry, stat)?;
         let target = readlinkat(&directory.source, &*entry.source, Vec::new()).source()?;
         let destination = directory.destination.as_fd();
+        if old.is_some_and(|old| leads_to(destination, &*target, &old)) {
+            return Err((Side::Source, Problem::SameFile));
+        }
         place::replace(destination, entry.name(), |name| symlinkat(&*target, destination, name)).destination()?;
         self.dress(directory, entry, stat, FileType::Symlink)
     }

@@ -232,6 +232,10 @@ pub fn apply(
     for attribute in attributes {
         if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
             lost.push(Lost { what: attribute.name.clone(), errno });
+            if attribute.name.to_bytes() == ACLS[0] {
+                // With an ACL the group's permissions are its mask: without it they are more than was given to the group.
+                mode = mode.map(|mode| mode & !0o070);
+            }
         }
     }
     if let Some(mode) = mode

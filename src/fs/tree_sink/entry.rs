@@ -25,7 +25,7 @@ use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself};
 use crate::fs::partial::{self, TRIES_MAX};
-use crate::fs::{HASH_READ_BYTES, PARTIAL, close, hash_range, is_serial, name_beside, write_at};
+use crate::fs::{HASH_READ_BYTES, PARTIAL, close, hash_range, is_serial, leads_to, name_beside, write_at};
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
 const WHOLE: &str = "rd-link";
@@ -50,6 +50,7 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
     let name = directory.final_name(name);
     let done = match *record {
         Record::File { metadata, data, .. } => make_file(shared, directory, name, &metadata, data),
+        Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
             make_other(shared, directory, name, &metadata, FileType::Symlink, make)
@@ -126,6 +127,12 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// Whether the link would lead to the very entry that it replaces, which would leave a link to itself and nothing else.
+fn is_led_to_itself(directory: &OpenDirectory, name: &[u8], target: &[u8]) -> bool {
+    let old = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+    old.is_ok_and(|old| leads_to(directory.fd.as_fd(), target, &old))
 }
 
 /// A link or special file: made under a name beside, and described by a descriptor of it.

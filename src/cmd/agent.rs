@@ -8,7 +8,7 @@
 //!   a copy within this host end at once.
 //! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
 //!   the caller is then as much out of reach.
-//! * SIGINT, SIGTERM or SIGHUP.
+//! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
 
 use std::fs::File;
 use std::io::{BufReader, IsTerminal};

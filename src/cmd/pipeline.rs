@@ -636,12 +636,13 @@ impl<'a> Pipeline<'a> {
     /// Our own standard input could not be read, or our own standard output not written: no stage's failure.
     fn standard_failure(&self) -> Option<Failure> {
         let ends = self.hops.iter().flat_map(|hop| [(hop, Which::From), (hop, Which::To)]);
-        let faults = ends.filter(|(hop, which)| hop.stages[*which as usize].is_none()).filter_map(|(hop, which)| {
-            let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
-            let is_io = matches!(Exit::from_code(fault.exit), Exit::Source | Exit::Destination);
-            (is_io && fault.own).then(|| told(&self.hosts[hop.host(which)].name, fault))
-        });
-        faults.last()
+        let mut faults =
+            ends.filter(|(hop, which)| hop.stages[*which as usize].is_none()).filter_map(|(hop, which)| {
+                let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
+                let is_io = matches!(Exit::from_code(fault.exit), Exit::Source | Exit::Destination);
+                (is_io && fault.own).then(|| told(&self.hosts[hop.host(which)].name, fault))
+            });
+        faults.next_back()
     }
 
     fn stage_failure(&self, number: usize, stage: &Stage) -> Option<Failure> {

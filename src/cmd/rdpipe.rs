@@ -55,7 +55,7 @@ pub struct PipeArguments {
 
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
-    4 link lost; 5 a file of '<'; 6 a file of '>' or tee; 7 integrity; 9 protocol or version; \
+    4 link lost; 5 a file of '<', or standard input; 6 a file of '>' or tee, or standard output; 7 integrity; 9 protocol or version; \
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
     is ended by SIGPIPE, or fails after its reader has finished, has not failed";
 

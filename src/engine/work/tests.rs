@@ -4,6 +4,7 @@ use rd_proto::record::{Accept, PayloadSecret};
 use rd_proto::tree::RESUME_BYTES_MIN;
 
 use super::*;
+use crate::fs::sink::Also;
 use crate::fs::walk::{Options, Root};
 use crate::transport::Pool;
 
@@ -37,4 +38,36 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     assert!(header.sealed);
     let Some(Parts::Tree(source)) = &shared.source else { unreachable!("made so") };
     source.cancel();
+}
+
+/// What comes behind a write that failed would stand in the wrong place, and be passed on as if nothing were missing.
+#[test]
+fn nothing_is_written_behind_what_failed() {
+    struct Refusing(Arc<AtomicU32>);
+
+    impl Also for Refusing {
+        fn take(&mut self, _: &[u8]) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed) > 0
+        }
+
+        fn is_gone(&self) -> bool {
+            false
+        }
+    }
+
+    let taken = Arc::new(AtomicU32::new(0));
+    let also = Refusing(Arc::clone(&taken));
+    let null = std::fs::File::options().write(true).open("/dev/null").expect("a null device");
+    let (events, told) = unbounded();
+    let jobs = start_writer(move || Ok(StreamSink::new(null, "null".as_ref()).and(also)), events).expect("a writer");
+    let (_pool, buffers) = Pool::new(3, NonZeroUsize::new(4096).expect("some")).expect("a pool");
+    let part = Part { item: 0, sequence: 0, position: 0, length: 1, is_final: false };
+    for mut buffer in buffers {
+        *buffer.header_mut() = header_of(&part, false).encode();
+        assert!(jobs.send(SinkJob::Take(buffer)).is_ok());
+    }
+    for _ in 0..3 {
+        assert!(matches!(told.recv_timeout(LIMIT), Ok(Event::SinkFailed(..))));
+    }
+    assert_eq!(taken.load(Ordering::Relaxed), 1);
 }

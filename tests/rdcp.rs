@@ -794,24 +794,3 @@ fn links_are_passed_over_where_that_is_asked_for() {
         assert_eq!(names, ["file"], "{to}");
     }
 }
-
-/// A link that would take the place of what it leads to would lead to itself, and the data be lost.
-#[test]
-fn a_link_does_not_replace_what_it_leads_to() {
-    let lab = Lab::new();
-    for name in ["links", "files"] {
-        fs::create_dir(lab.join(name)).expect("ours");
-    }
-    lab.0.file("files/one", b"data");
-    std::os::unix::fs::symlink("../files/one", lab.join("links/one")).expect("a link");
-    for to in ["files".into(), lab.there("h", "files")] {
-        lab.rdcp(&["-r".into(), "links/.".into(), to]).expect(8);
-        holds(&lab.join("files/one"), b"data");
-        assert!(lab.join("files/one").symlink_metadata().expect("there").is_file());
-    }
-    let to = lab.there("h", "files/one");
-    for to in ["files/one".into(), to] {
-        assert_ne!(lab.rdcp(&["-r".into(), "links/one".into(), to]).code, 0);
-        holds(&lab.join("files/one"), b"data");
-    }
-}

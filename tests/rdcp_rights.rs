@@ -1,5 +1,5 @@
-//! `rdcp` with other rights than those of whoever owns the files, within a host and between hosts: with a launcher that
-//! runs the agent on this host.
+//! `rdcp` with other rights than those of whoever owns the files, and what it must not destroy, within a host and between
+//! hosts: with a launcher that runs the agent on this host.
 
 mod rig;
 
@@ -13,6 +13,9 @@ use rig::*;
 
 /// Gives a command the rights of an ordinary user.
 const AS_NOBODY: &str = "exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all -- \"$@\"";
+
+/// Leaves a command the rights that it has.
+const PLAIN: &str = "exec \"$@\"";
 
 /// Gives a command the rights of a root who may give files to nobody else.
 const AS_CONTAINED_ROOT: &str = "exec unshare --user --map-root-user -- \"$@\"";
@@ -104,5 +107,26 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
         let ended = copy(&["closed", "open"], &into);
         assert!(ended.expect(8).stderr.contains("1 entry was not copied in full; the others are there"));
         holds(&lab.join(&into).join("open/file"), b"1");
+    }
+}
+
+/// A link that would take the place of what it leads to would lead to itself, and the data be lost.
+#[test]
+fn a_link_does_not_replace_what_it_leads_to() {
+    let lab = Lab::new();
+    for name in ["links", "files"] {
+        fs::create_dir(lab.join(name)).expect("ours");
+    }
+    lab.0.file("files/one", b"data");
+    std::os::unix::fs::symlink("../files/one", lab.join("links/one")).expect("a link");
+    for to in ["files".into(), lab.there("h", "files")] {
+        rdcp(&lab, PLAIN, &["-r".into(), "links/.".into(), to]).expect(8);
+        holds(&lab.join("files/one"), b"data");
+        assert!(lab.join("files/one").symlink_metadata().expect("there").is_file());
+    }
+    let to = lab.there("h", "files/one");
+    for to in ["files/one".into(), to] {
+        assert_ne!(rdcp(&lab, PLAIN, &["-r".into(), "links/one".into(), to]).code, 0);
+        holds(&lab.join("files/one"), b"data");
     }
 }

@@ -294,6 +294,9 @@ fn an_output_that_is_closed_and_one_that_is_full() {
     let mut command = in_shell("\"$@\" >/dev/full", &rddoctor());
     let ended = Process::spawn(command.stdin(Stdio::null())).wait();
     ended.expect(6).one_line("rddoctor", &["standard output", "No space"]);
+    let mut command = in_shell("\"$@\" >&-", &rddoctor());
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    ended.expect(6).one_line("rddoctor", &["standard output", "errno 9"]);
 }
 
 #[test]

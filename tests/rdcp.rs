@@ -315,6 +315,9 @@ fn what_is_kept_and_left_out_is_chosen() {
         arguments.extend([side(from, "tree"), side(to, &some)]);
         lab.rdcp(&arguments).expect(0);
         assert_eq!(names(&some), ["./keep.o"]);
+        // What is named itself is meant.
+        lab.rdcp(&["--exclude=*".into(), side(from, "tree/a.o"), side(to, "a.o")]).expect(0);
+        fs::remove_file(lab.join("a.o")).expect("copied");
         let mut arguments: Vec<OsString> =
             ["-r", "--no-mode", "--no-times", "--no-hard-links"].map(OsString::from).into();
         arguments.extend([side(from, "tree"), side(to, &bare)]);

@@ -1,7 +1,7 @@
 //! `rddoctor`: examines this host, another, and the way between them, and says what to do about what it finds.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -16,6 +16,7 @@ use super::options::{
     BUFFER_BYTES_DEFAULT, Compress, Encryption, ReportOptions, TransferOptions, Transport, parse_ports,
 };
 use super::plan::{Plan, Spec};
+use super::print;
 use super::rdcp::HostOptions;
 use super::report::Reporter;
 use crate::control::frames::TreeSettings;
@@ -269,14 +270,6 @@ impl Report {
         })?;
         exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
     }
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        std::io::ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
-        _ => Failure::new(Exit::Destination, format!("cannot write standard output: {error}")),
-    })
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ mod station;
 mod stream;
 pub mod tree;
 
-use exit::Failure;
+use exit::{Exit, Failure};
 
 /// Runs a command: prints its failure, if any, as one line, and gives the exit code.
 pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
@@ -54,6 +54,20 @@ fn say(line: &str) {
     use std::io::Write;
     // Where standard error is closed nobody is listening.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+///
+/// Exit 6 if it cannot be written, 141 without a word if whoever read it has gone.
+fn print(text: &str) -> Result<(), Failure> {
+    use std::io::{ErrorKind, Write};
+    let written = crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
+        _ => Failure::new(Exit::Destination, format!("cannot write standard output: {}", exit::words(&error.to_string()))),
+    })
 }
 
 /// Stops this process, as a terminal's ^Z is to do, until it is continued. Several who were asked to at once do it once.

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports};
 use super::plan::Spec;
+use super::print;
 use super::rdcp::HostOptions;
 use crate::measure::plot::{self, Format};
 use crate::measure::report::Report;
@@ -412,18 +413,6 @@ fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
     File::create(path).and_then(|mut file| file.write_all(bytes)).map_err(|error| {
         let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
         Failure::new(Exit::Destination, format!("cannot write {}: {errno}", escaped(path.as_os_str())))
-    })
-}
-
-/// Writes to standard output.
-fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        std::io::ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
-        _ => Failure::new(
-            Exit::Destination,
-            format!("cannot write standard output: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
-        ),
     })
 }
 

@@ -638,9 +638,7 @@ impl<'a> Pipeline<'a> {
         let ends = self.hops.iter().flat_map(|hop| [(hop, Which::From), (hop, Which::To)]);
         let mut faults =
             ends.filter(|(hop, which)| hop.stages[*which as usize].is_none()).filter_map(|(hop, which)| {
-                let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
-                let is_io = matches!(Exit::from_code(fault.exit), Exit::Source | Exit::Destination);
-                (is_io && fault.own).then(|| told(&self.hosts[hop.host(which)].name, fault))
+                Some(told(&self.hosts[hop.host(which)].name, hop.own_fault(which)?))
             });
         faults.next_back()
     }
@@ -657,12 +655,11 @@ impl<'a> Pipeline<'a> {
         }
         let is_last = number + 1 == self.stages.len();
         // What a redirection opened: its session tells.
-        let of_session = |at: usize, which: Which, exit: Exit| {
-            let hop = self.hops.iter().find(|hop| hop.stages[at] == Some(number))?;
-            let fault = hop.reports[which as usize].as_ref()?.fault.as_ref()?;
-            (fault.own && Exit::from_code(fault.exit) == exit).then(|| told(&stage.spec.host, fault))
+        let of_session = |which: Which| {
+            let hop = self.hops.iter().find(|hop| hop.stages[which as usize] == Some(number))?;
+            Some(told(&stage.spec.host, hop.own_fault(which)?))
         };
-        let moved = of_session(0, Which::From, Exit::Source).or_else(|| of_session(1, Which::To, Exit::Destination));
+        let moved = of_session(Which::From).or_else(|| of_session(Which::To));
         if moved.is_some() {
             return moved;
         }

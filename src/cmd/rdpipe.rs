@@ -109,11 +109,8 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
         may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),
     };
     if arguments.dry_run {
-        use std::io::Write;
         let text: String = tell_plan(&plan).iter().map(|line| format!("{line}\n")).collect();
-        return std::io::stdout()
-            .write_all(text.as_bytes())
-            .map_err(|error| Failure::new(Exit::Destination, format!("cannot write standard output: {error}")));
+        return super::print(&text);
     }
     let mut reporter = Reporter::open(&arguments.report)?;
     Pipeline::new(&plan)?.run(&mut reporter)

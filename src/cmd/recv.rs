@@ -132,10 +132,17 @@ fn transfer(
         heeds_signals: Cell::new(true),
         tells_for_both: true,
     };
+    let mut strangers = 0;
     loop {
-        let Some(first) = next_sender(&session.events, deadline, arguments.report.verbose)? else {
-            let seconds = arguments.wait.unwrap_or_default();
-            let message = format!("no sender came to port {} within {seconds} s; see --wait", listener.port());
+        let Some(first) = next_sender(&session.events, deadline, arguments.report.verbose, &mut strangers)? else {
+            let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
+            let message = match strangers {
+                0 => format!("no sender came to port {port} within {seconds} s; see --wait"),
+                1 => format!("no sender with this KEY came to port {port} within {seconds} s: one had another KEY"),
+                _ => format!(
+                    "no sender with this KEY came to port {port} within {seconds} s: {strangers} connections had another KEY"
+                ),
+            };
             return Err(Failure::new(Exit::Connect, message));
         };
         let make_work = |_chunk_bytes| open(target.as_ref()).map_err(NoWork::from);
@@ -151,11 +158,12 @@ fn transfer(
     }
 }
 
-/// `None` if none has come by the deadline.
+/// `None` if none has come by the deadline. Counts the `strangers`, who had another key.
 fn next_sender(
     events: &Receiver<Event>,
     deadline: Option<Instant>,
     verbose: bool,
+    strangers: &mut u32,
 ) -> Result<Option<FirstLane>, Failure> {
     loop {
         let event = match deadline {
@@ -177,8 +185,11 @@ fn next_sender(
                     ),
                 ));
             }
-            Some(Event::Incoming(Incoming::Stranger(address))) if verbose => {
-                super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
+            Some(Event::Incoming(Incoming::Stranger(address))) => {
+                *strangers += 1;
+                if verbose {
+                    super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
+                }
             }
             // Heeded from the first session on, though that may not have begun.
             Some(Event::Signal(number)) if number != SIGTSTP => {

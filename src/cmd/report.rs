@@ -275,10 +275,10 @@ impl<'a> Reporter<'a> {
     ///
     /// # Errors
     ///
-    /// Exit 1 if it cannot be written.
+    /// Exit 1 if it cannot be opened.
     pub fn open(options: &'a ReportOptions) -> Result<Self, Failure> {
         let path = options.json.as_deref().filter(|path| *path != Path::new("-"));
-        let file = path.map(|path| File::create(path).map_err(|error| unreportable(path, &error))).transpose()?;
+        let file = path.map(|path| File::create(path).map_err(|error| unreportable(Exit::Usage, path, &error))).transpose()?;
         Ok(Self { options, file })
     }
 
@@ -296,7 +296,7 @@ impl<'a> Reporter<'a> {
     ///
     /// # Errors
     ///
-    /// Exit 1 if the report cannot be written.
+    /// Exit 6 if the report cannot be written.
     pub fn finish(mut self, summary: Option<&Summary>, failure: Option<&Failure>) -> Result<(), Failure> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
@@ -316,11 +316,13 @@ impl<'a> Reporter<'a> {
     ///
     /// # Errors
     ///
-    /// Exit 1 if it cannot be written.
+    /// Exit 6 if it cannot be written.
     pub(super) fn write(&mut self, report: &serde_json::Value) -> Result<(), Failure> {
         let Some(path) = &self.options.json else { return Ok(()) };
         match &mut self.file {
-            Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(path, &error)),
+            Some(file) => {
+                writeln!(file, "{report}").map_err(|error| unreportable(Exit::Destination, path, &error))
+            }
             None => {
                 super::say(&report.to_string());
                 Ok(())
@@ -329,22 +331,21 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// How files were read, for a person; `None` where that was as always.
+/// How files were read, for a person; `None` where none were.
 pub(super) fn read_line(read: &Read) -> Option<String> {
-    let cached = match read.cached_bytes {
-        0 => String::new(),
-        bytes => format!(", {} cached", BinaryBytes(bytes)),
-    };
-    (read.direct_bytes > 0).then(|| format!("read: {} direct{cached}", BinaryBytes(read.direct_bytes)))
+    ways("read", [(read.direct_bytes, "direct"), (read.cached_bytes, "cached")])
 }
 
 /// How files were written, for a person; `None` where none were.
 pub(super) fn written_line(written: &Written) -> Option<String> {
-    let parts = [(written.direct_bytes, "direct"), (written.buffered_bytes, "buffered")];
+    ways("written", [(written.direct_bytes, "direct"), (written.buffered_bytes, "buffered")])
+}
+
+fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
     let parts =
         parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", BinaryBytes(*bytes)));
     let parts = parts.collect::<Vec<_>>().join(", ");
-    (!parts.is_empty()).then(|| format!("written: {parts}"))
+    (!parts.is_empty()).then(|| format!("{what}: {parts}"))
 }
 
 /// What the limiter of a transfer would have allowed if it had never waited for anything else, in GB/s, decimal.
@@ -371,9 +372,9 @@ fn limiter_line(summary: &Summary) -> Option<String> {
     Some(format!("limited by {name}, for {:.0} % of the time: it allows {ceiling:.3} GB/s", limiter.share * 100.0))
 }
 
-fn unreportable(path: &Path, error: &std::io::Error) -> Failure {
+fn unreportable(exit: Exit, path: &Path, error: &std::io::Error) -> Failure {
     let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
-    Failure::new(Exit::Usage, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
+    Failure::new(exit, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
 }
 
 fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {

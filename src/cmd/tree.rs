@@ -134,12 +134,12 @@ fn matcher(sieve: &[Sieve]) -> Result<Option<Gitignore>, String> {
     builder.build().map(Some).map_err(|error| format!("the patterns: {error}"))
 }
 
-/// The path below the source; the source itself goes by its name.
-fn below_root(path: &Path) -> &Path {
+/// Whether an entry is left out, by its path below the source. The source itself never is: it was asked for by name.
+fn is_left_out(matcher: &Gitignore, path: &Path, is_directory: bool) -> bool {
     let mut components = path.components();
     components.next();
     let below = components.as_path();
-    if below.as_os_str().is_empty() { path } else { below }
+    !below.as_os_str().is_empty() && matcher.matched(below, is_directory).is_ignore()
 }
 
 fn path_of(bytes: &[u8]) -> PathBuf {
@@ -150,7 +150,7 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize) -> Result<TreeSource, IoFact> {
     let matcher = matcher(&settings.sieve).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
     let filter = matcher.map(|matcher| -> walk::Filter {
-        Box::new(move |path, is_directory| !matcher.matched(below_root(path), is_directory).is_ignore())
+        Box::new(move |path, is_directory| !is_left_out(&matcher, path, is_directory))
     });
     let options = walk::Options {
         xattrs: settings.xattrs,
@@ -423,8 +423,8 @@ mod tests {
             matcher(&[sieve("*.o", false), sieve("keep.o", true), sieve("/top", false), sieve("dir/", false)])
                 .expect("patterns")
                 .expect("some");
-        let left_out = |path: &str, is_dir| matcher.matched(below_root(Path::new(path)), is_dir).is_ignore();
-        assert!(left_out("copy/a/b.o", false) && left_out("b.o", false));
+        let left_out = |path: &str, is_dir| is_left_out(&matcher, Path::new(path), is_dir);
+        assert!(left_out("copy/a/b.o", false) && !left_out("b.o", false));
         assert!(!left_out("copy/a/keep.o", false));
         assert!(left_out("copy/top", false) && !left_out("copy/a/top", false));
         assert!(left_out("copy/a/dir", true) && !left_out("copy/a/dir", false));

@@ -327,10 +327,7 @@ impl Engine {
                 }
                 self.endpoints = Some(endpoints);
             }
-            Event::DialFailed(id, error) => {
-                self.reason = Some(error.to_string());
-                self.half.machine().handle_dial_failed(id, now);
-            }
+            Event::DialFailed(id, error) => self.dial_failed(id, &error),
             // The session that is served has been authenticated already; what strangers do is no concern of its.
             Event::Incoming(_) => {}
             Event::Filled(buffer, part) => {
@@ -553,7 +550,7 @@ impl Engine {
         let mut again = false;
         while let Some(action) = self.half.machine().poll_action() {
             match action {
-                Action::Dial(id) => self.dial(id),
+                Action::Dial(id) => again |= !self.dial(id),
                 Action::Close(id) => {
                     if let Some(live) = self.lanes.get_mut(&id) {
                         live.lane.close();
@@ -654,17 +651,26 @@ impl Engine {
         self.summary.lanes = self.summary.lanes.max(alike);
     }
 
-    fn dial(&mut self, id: LaneId) {
-        let Some(dialer) = self.dialer.clone() else { return };
+    /// Has a lane dialled by a thread of its own. False if there cannot be one.
+    fn dial(&mut self, id: LaneId) -> bool {
+        let Some(dialer) = self.dialer.clone() else { return true };
         let post = self.post.clone();
         let dial = move || {
             if let Err(error) = announce(&post, id, |report| dialer.dial(id, report)) {
                 let _ = post.send(Event::DialFailed(id, error));
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).stack_size(256 << 10).spawn(dial) {
-            let _ = self.post.try_send(Event::DialFailed(id, LinkError::os("thread", &error)));
+        let spawned = std::thread::Builder::new().name("dial".to_owned()).stack_size(256 << 10).spawn(dial);
+        if let Err(error) = &spawned {
+            self.dial_failed(id, &LinkError::os("thread", error));
         }
+        spawned.is_ok()
+    }
+
+    fn dial_failed(&mut self, id: LaneId, error: &LinkError) {
+        self.reason = Some(error.to_string());
+        let now = self.now();
+        self.half.machine().handle_dial_failed(id, now);
     }
 
     fn send(&mut self, id: LaneId, frame: &Frame) {

@@ -43,13 +43,13 @@ fn look_up<T: Send + 'static>(
 ///
 /// Any [`LinkError`] but those of offers, by `deadline` at the latest.
 pub fn reach(address: SocketAddr, key: &Key, deadline: Instant) -> Result<(TcpStream, Established), LinkError> {
-    prove(connect(address, deadline)?, key)
+    prove(connect(address, deadline)?, key, deadline)
 }
 
-fn prove(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, Established), LinkError> {
+fn prove(mut stream: TcpStream, key: &Key, deadline: Instant) -> Result<(TcpStream, Established), LinkError> {
     tcp::tune(&stream).map_err(|error| LinkError::os("socket", &error))?;
     let hello = connect_first(key, SessionId::random(&mut rng()), &mut rng());
-    let established = authenticate(&mut stream, hello, Instant::now() + AUTHENTICATE_MAX)?;
+    let established = authenticate(&mut stream, hello, deadline.min(Instant::now() + AUTHENTICATE_MAX))?;
     Ok((stream, established))
 }
 
@@ -58,7 +58,7 @@ fn prove(mut stream: TcpStream, key: &Key) -> Result<(TcpStream, Established), L
 ///
 /// # Errors
 ///
-/// Why the last one failed, by `deadline` and the time to authenticate at the latest.
+/// Why the last one failed, by `deadline` at the latest.
 pub fn reach_best(
     addresses: &[SocketAddr],
     key: &Key,
@@ -85,7 +85,7 @@ pub fn reach_best(
         if let Some(best) = best
             && (!patient || !pending[..best].contains(&true))
         {
-            match prove(connected[best].take().expect("just found"), key) {
+            match prove(connected[best].take().expect("just found"), key, deadline) {
                 Ok(proved) => return Ok(proved),
                 Err(error) => failure = error,
             }
@@ -145,6 +145,17 @@ mod tests {
         assert_eq!(stream.peer_addr().expect("connected"), at(&peer));
         assert!(reach_best(&addresses[..2], &key(2), soon()).is_err());
         assert!(reach_best(&[], &key(2), soon()).is_err());
+    }
+
+    #[test]
+    fn a_peer_that_says_nothing_is_not_waited_for() {
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = silent.local_addr().expect("bound");
+        let start = Instant::now();
+        let within = Duration::from_millis(300);
+        assert_eq!(reach(address, &key(2), start + within).err(), Some(LinkError::TimedOut));
+        assert_eq!(reach_best(&[address], &key(2), Instant::now() + within).err(), Some(LinkError::TimedOut));
+        assert!(start.elapsed() < AUTHENTICATE_MAX / 2, "{:?}", start.elapsed());
     }
 
     #[test]

@@ -268,10 +268,7 @@ impl Worker {
             Parts::Tree(source) => {
                 let next = shared.reading.during(|| source.next(buffer.payload_mut(), &shared.tally));
                 return match next {
-                    Next::Part(part) => {
-                        shared.pace.wait(part.length);
-                        Some(self.seal(buffer, &part, encrypt))
-                    }
+                    Next::Part(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
                     Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
                     // Behind what has arrived: that is in the queue, or about to be.
                     Next::Later => {
@@ -293,10 +290,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let Some(Parts::File(source)) = &shared.source else { unreachable!("parts that are known are a file's") };
         match shared.reading.during(|| source.read(&part, buffer.payload_mut(), &shared.tally)) {
-            Ok(None) => {
-                shared.pace.wait(part.length);
-                Some(self.seal(buffer, &part, encrypt))
-            }
+            Ok(None) => Some(self.pace_and_seal(buffer, &part, encrypt)),
             Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),
             Err(fact) => Some(Event::SourceFailed(buffer, fact)),
         }
@@ -324,22 +318,22 @@ impl Worker {
         let (target, tally) = (buffer.payload_mut(), &shared.tally);
         match (place, shared.source.as_ref().expect("it was read")) {
             (Place::File(part), Parts::File(source)) => match source.finish(&cold, outcome, target, tally) {
-                Ok(()) => {
-                    // Here, not before the read: what has arrived stands in the queue behind other reads.
-                    shared.pace.wait(part.length);
-                    Some(self.seal(buffer, &part, encrypt))
-                }
+                Ok(()) => Some(self.pace_and_seal(buffer, &part, encrypt)),
                 Err(fact) => Some(Event::SourceFailed(buffer, fact)),
             },
             (Place::Tree(range), Parts::Tree(source)) => match source.settle(&range, &cold, outcome, target, tally) {
-                Some(part) => {
-                    shared.pace.wait(part.length);
-                    Some(self.seal(buffer, &part, encrypt))
-                }
+                Some(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
                 None => self.read(buffer, encrypt),
             },
             _ => unreachable!("a transfer has one source"),
         }
+    }
+
+    /// Seals what has just been read, when the limit of speed allows it. Not before the read: what has arrived from the
+    /// device stands in the queue behind other reads.
+    fn pace_and_seal(&mut self, buffer: Buffer, part: &Part, encrypt: bool) -> Event {
+        self.shared.pace.wait(part.length);
+        self.seal(buffer, part, encrypt)
     }
 
     fn seal(&mut self, mut buffer: Buffer, part: &Part, encrypt: bool) -> Event {

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// The access ACL of an entry.
-const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 
 /// The ACL that a directory gives to what is made in it.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
@@ -174,8 +174,8 @@ impl Setter {
     /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
     ///
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could not be set: they
-    /// are that ACL's mask then, and the group may have less.
+    /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could
+    /// not be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
         let Self { keep, is_root } = self;
         let mut applied = Applied::default();

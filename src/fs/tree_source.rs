@@ -129,13 +129,6 @@ pub struct ColdRange {
     length: usize,
 }
 
-impl ColdRange {
-    /// Its length in bytes.
-    pub fn length(&self) -> usize {
-        self.length
-    }
-}
-
 impl TreeSource {
     /// Prepares to send `roots` in parts of at most `part_bytes`. An entry whose record does not fit into a part is a
     /// failure: 256 KiB are enough for any, 8 KiB for all without extended attributes.

@@ -53,6 +53,17 @@ fn a_wrong_key_is_known_as_such_and_the_listener_lives_on() {
 }
 
 #[test]
+fn who_waits_in_vain_is_told_of_wrong_keys() {
+    let (mut recv, port) = start_recv::<&str>(&["--wait", "2"], None);
+    let mut command = rdsend();
+    command.args(["127.0.0.1", &port.to_string(), "wrong"]).stdin(Stdio::null()).stdout(Stdio::null());
+    Process::spawn(&mut command).wait().expect(2);
+    let ended = recv.wait();
+    let line = ended.expect(3).stderr.lines().last().unwrap_or_default();
+    assert!(line.contains("no sender with this KEY") && line.contains("one had another KEY"), "{line}");
+}
+
+#[test]
 fn a_second_sender_is_told_that_the_receiver_is_busy() {
     let flowing = flowing(&[], &[]);
     let port = {

@@ -236,4 +236,15 @@ fn a_report_that_cannot_be_written_hides_no_failure() {
     let scratch = Scratch::new();
     let target = scratch.join("none/target");
     ended(rdrecv().args(["--json=/dev/full", "0", KEY]).arg(&target)).expect(6).one_line("rdrecv", &["none"]);
+
+    // Nor does what went well.
+    let target = scratch.join("target");
+    let mut command = rdrecv();
+    command.args(["--json=/dev/full", "0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut receiver = Process::spawn(&mut command);
+    let port = receiver.port().to_string();
+    ended(rdsend().args(["127.0.0.1", &port, KEY]).arg(scratch.file("source", b"all"))).expect(0);
+    let line = receiver.wait().expect(6).stderr.lines().last().unwrap_or_default().to_owned();
+    assert!(line.contains("/dev/full") && line.contains("errno 28"), "{line}");
+    assert_eq!(std::fs::read(&target).expect("there"), b"all");
 }

@@ -161,6 +161,8 @@ fn files_that_cannot_be_opened() {
         (["h1:> no/dir", "h2:cat"], 6, &["h1", "no/dir"]),
         (["h1:cat in", "h2:> dir"], 6, &["h2", "dir", "s a directory"]),
         (["h1:cat in", "> /no/such/dir/x"], 6, &["/no/such/dir/x"]),
+        (["h1:< in; cat in", "h2:cat"], 5, &["h1", "a command, behind the operator"]),
+        (["h1:cat in", "h2:> /dev/null && echo made"], 6, &["h2", "a command, behind the operator"]),
     ] {
         let ran = lab.pipe_with(&stages, b"some input");
         ran.fails(code, parts).ended.within(FAILED);

@@ -185,6 +185,13 @@ impl Hop {
         Next { send: Some((listener, Message::Listen { via: manner.via.clone() })), ..Next::default() }
     }
 
+    /// What an end could not read or could not write itself.
+    pub(super) fn own_fault(&self, which: Which) -> Option<&Fault> {
+        let exit = if which == Which::From { Exit::Source } else { Exit::Destination };
+        let fault = self.reports[which as usize].as_ref()?.fault.as_ref()?;
+        (fault.own && Exit::from_code(fault.exit) == exit).then_some(fault)
+    }
+
     /// What an end has said of meeting the other.
     pub(super) fn handle(&mut self, which: Which, message: Message, manner: &Manner) -> Next {
         match (&self.state, message) {

@@ -17,6 +17,9 @@ use super::guard::Running;
 /// The word by which a program is told to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
 
+/// The word behind the redirection, which tells that the text was one and nothing else: a `;` keeps it from the program.
+const LAST: &str = "end";
+
 /// Bytes of what the shell says that are read.
 const COMPLAINT_BYTES_MAX: u64 = 4 << 10;
 
@@ -54,7 +57,10 @@ impl Opening {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let number = if side == Side::Input { "0" } else { "1" };
         // The program's path is no part of the text: it comes as $1.
-        let script = [b"exec \"$1\" ", WORD.as_bytes(), b" ", number.as_bytes(), b" ", redirection].concat();
+        // A line that ends would keep the last word from the program, too.
+        let redirection = redirection.strip_suffix(b"\n").unwrap_or(redirection);
+        let parts = [b"exec \"$1\"", WORD.as_bytes(), number.as_bytes(), redirection, LAST.as_bytes()];
+        let script = parts.join(&b' ');
         let words = vec![OsString::from_vec(script), "rdpipe".into(), program.into()];
         let (complaints, stderr) = std::io::pipe()?;
         let standard = match side {
@@ -102,11 +108,11 @@ fn listen(mut stderr: std::io::PipeReader) -> std::io::Result<Receiver<Vec<u8>>>
 pub fn main(arguments: &[OsString]) -> bool {
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
     let (given, socket) = match arguments {
-        [number] if number == "0" => (stdin.as_fd(), stdout.as_fd()),
-        [number] if number == "1" => (stdout.as_fd(), stdin.as_fd()),
+        [number, last] if number == "0" && last == LAST => (stdin.as_fd(), stdout.as_fd()),
+        [number, last] if number == "1" && last == LAST => (stdout.as_fd(), stdin.as_fd()),
         _ => {
             use std::io::Write;
-            let _ = std::io::stderr().write_all(b"more than one file behind the operator\n");
+            let _ = std::io::stderr().write_all(b"more than one file, or a command, behind the operator\n");
             return false;
         }
     };

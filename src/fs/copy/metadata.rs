@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{FileType, Gid, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
-use crate::fs::metadata::{ACLS, Object, remove_acls};
+use crate::fs::metadata::{ACCESS_ACL, ACLS, Object, remove_acls};
 
 /// The longest list of attribute names, and the longest value, that Linux has.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
@@ -224,7 +224,7 @@ pub fn apply(
                 }
             }
         }
-        if !is_kept && kind != FileType::Directory {
+        if !is_kept {
             // They would lend somebody else's file our rights, or ours theirs.
             mode = mode.map(|mode| mode & !0o6000);
         }
@@ -232,7 +232,7 @@ pub fn apply(
     for attribute in attributes {
         if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
             lost.push(Lost { what: attribute.name.clone(), errno });
-            if attribute.name.to_bytes() == ACLS[0] {
+            if attribute.name.to_bytes() == ACCESS_ACL {
                 // With an ACL the group's permissions are its mask: without it they are more than was given to the group.
                 mode = mode.map(|mode| mode & !0o070);
             }

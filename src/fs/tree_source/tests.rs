@@ -770,13 +770,13 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
             Next::Cold(range, cold) => waiting.push_back((range, cold, target, start)),
             Next::Later => laters += 1,
         }
-        if waiting.len() == 4 || waiting.iter().map(|(range, ..)| range.length()).any(|length| length < PART_BYTES) {
+        if waiting.len() == 4 || waiting.iter().map(|(range, ..)| range.length).any(|length| length < PART_BYTES) {
             while let Some((range, cold, mut target, start)) = waiting.pop_front() {
                 let target = &mut target[start..start + PART_BYTES];
                 let outcome = rustix::io::pread(&cold.file, cold.hole(target), cold.hole_offset());
                 source.note_arrival();
                 // All ranges have been given out, and one is not settled: whoever asks is sent to do that.
-                if !is_told && waiting.is_empty() && range.length() < PART_BYTES {
+                if !is_told && waiting.is_empty() && range.length < PART_BYTES {
                     let (mut other, other_start) = buffer();
                     let next = source.next(&mut other[other_start..other_start + PART_BYTES], &tally);
                     assert!(matches!(next, Next::Later), "{next:?}");

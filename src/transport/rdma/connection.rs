@@ -123,26 +123,31 @@ pub fn connect(
 ) -> Result<Connection, ConnectError> {
     let registered = adapters.on(local)?;
     let (local, request) = (local.clone(), Request::Control(*hello));
+    by(deadline, move || {
+        let mut tries = 1..PORT_TRIES;
+        loop {
+            match dial(Arc::clone(&registered), &local, remote, &request, deadline) {
+                Err(ConnectError::Verbs(error)) if is_port_taken(&error) && tries.next().is_some() => {}
+                outcome => return outcome,
+            }
+        }
+    })
+}
+
+/// Runs what connects on a thread of its own, since iWARP's connecting is a call that nothing can stop. What comes after
+/// `deadline` is dropped.
+fn by<T: Send + 'static>(
+    deadline: Instant,
+    bring_up: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
+) -> Result<T, ConnectError> {
     let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new()
         .name("rd-rdma-connect".to_owned())
-        .spawn(move || {
-            let mut tries = 1..PORT_TRIES;
-            let outcome = loop {
-                match dial(Arc::clone(&registered), &local, remote, &request, deadline) {
-                    Err(ConnectError::Verbs(error)) if is_port_taken(&error) && tries.next().is_some() => {}
-                    outcome => break outcome,
-                }
-            };
-            // If nobody waits any more the connection is dropped here.
-            let _ = sender.send(outcome);
-        })
+        .spawn(move || drop(sender.send(bring_up())))
         .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
     // The thread keeps the deadline itself where it can; it gets a moment to say what it was waiting for.
-    match receiver.recv_timeout(until(deadline) + Duration::from_millis(50)) {
-        Ok(outcome) => outcome,
-        Err(_) => Err(ConnectError::Timeout("connecting")),
-    }
+    let outcome = receiver.recv_timeout(until(deadline) + Duration::from_millis(50));
+    outcome.unwrap_or(Err(ConnectError::Timeout("connecting")))
 }
 
 /// iWARP's ports are TCP's, and the RDMA connection manager picks one without knowing of the sockets that hold it.
@@ -443,8 +448,16 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`ConnectError::Timeout`] when `deadline` passes, [`ConnectError::Lost`] when the connection breaks.
-    pub fn into_lane(
+    /// [`ConnectError::Timeout`] when `deadline` passes, whatever the kernel is still waiting for, as in [`connect`];
+    /// [`ConnectError::Lost`] when the connection breaks.
+    pub fn into_lane(self, token: [u8; 16], deadline: Instant, report: Report) -> Result<Box<dyn Lane>, ConnectError> {
+        match self.role {
+            Role::Connecting { .. } => by(deadline, move || self.bring_up(token, deadline, report)),
+            Role::Accepting { .. } => self.bring_up(token, deadline, report),
+        }
+    }
+
+    fn bring_up(
         mut self,
         token: [u8; 16],
         deadline: Instant,
@@ -501,5 +514,22 @@ impl Connection {
     fn payload_queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {
         let depths = payload_depths(self.kit.registered.pool.count());
         QueuePair::new(id, self.kit.registered.domain(), &self.kit.queue, &self.kit.region, depths)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_does_not_return_is_left_behind() {
+        let start = Instant::now();
+        let outcome = by(start + Duration::from_millis(50), || {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok(())
+        });
+        assert_eq!(outcome, Err(ConnectError::Timeout("connecting")));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert_eq!(by(start + Duration::from_secs(60), || Ok(7)), Ok(7));
     }
 }

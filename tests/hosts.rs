@@ -187,6 +187,10 @@ fn rdma_where_there_is_none() {
         feed(send.stdin(), b"by TCP then".to_vec());
         send.wait()
     };
+    let mut command = rdrecv();
+    command.args(["--transport", "rdma", "0", KEY]).stdin(Stdio::null()).stdout(Stdio::null());
+    let ended = Process::spawn(&mut on(2, &command)).wait();
+    ended.expect(3).one_line("rdrecv", &["--transport rdma", "this host has no RDMA device"]);
     send("rdma").expect(3).one_line("rdsend", &["--transport rdma", "this host (h1) has no RDMA device"]);
     send("prefer-rdma").expect(0).one_line("rdsend", &["RDMA", "TCP"]);
     recv.wait().expect(0);

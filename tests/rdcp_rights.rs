@@ -20,6 +20,10 @@ const PLAIN: &str = "exec \"$@\"";
 /// Gives a command the rights of a root who may give files to nobody else.
 const AS_CONTAINED_ROOT: &str = "exec unshare --user --map-root-user -- \"$@\"";
 
+/// Lets a command write 64 KiB into `into`.
+const WITH_LITTLE_SPACE: &str =
+    "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=64k none into && exec \"$@\"' - \"$@\"";
+
 /// rdcp by a line of the shell that gives it its rights, with which it and its launcher may write to the laboratory.
 fn rdcp(lab: &Lab, line: &str, arguments: &[OsString]) -> Ended {
     fs::OpenOptions::new().append(true).create(true).open(lab.join("noted")).expect("the launcher's notes");
@@ -107,6 +111,20 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
         let ended = copy(&["closed", "open"], &into);
         assert!(ended.expect(8).stderr.contains("1 entry was not copied in full; the others are there"));
         holds(&lab.join(&into).join("open/file"), b"1");
+    }
+}
+
+/// What stops a copy is the whole failure, and no entry's besides.
+#[test]
+fn a_full_disk_is_told_once() {
+    let lab = Lab::new();
+    for name in ["from", "into"] {
+        fs::create_dir(lab.join(name)).expect("ours");
+    }
+    lab.0.file("from/file", &[1; 1 << 20]);
+    for to in ["into".into(), lab.there("h", "into")] {
+        let ended = rdcp(&lab, WITH_LITTLE_SPACE, &["-r".into(), "from".into(), to]);
+        ended.expect(6).one_line("rdcp", &["into/from/file", "errno 28"]);
     }
 }
 

@@ -344,11 +344,13 @@ fn lacks_rdma(ours: &Offer, theirs: &Offer, peer: &str) -> Option<Failure> {
     let lacking = if ours.rdma == RdmaKind::None { here.as_str() } else { peer };
     let is_lacking =
         ours.rdma.min(theirs.rdma) == RdmaKind::None && ours.policy != Policy::Tcp && theirs.policy != Policy::Tcp;
-    is_lacking.then(|| {
-        let message =
-            format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
-        Failure::new(Exit::Connect, message)
-    })
+    is_lacking.then(|| without_rdma(lacking))
+}
+
+/// `--transport rdma` where there is none. `lacking`: the host, for a person.
+pub(super) fn without_rdma(lacking: &str) -> Failure {
+    let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
+    Failure::new(Exit::Connect, message)
 }
 
 fn map_pool(agreed: &Agreed, count: u32) -> Result<(Arc<Pool>, Vec<Buffer>), Failure> {

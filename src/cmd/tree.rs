@@ -294,13 +294,14 @@ pub(super) fn copy_here(
         bytes: AtomicU64::new(0),
         told: Mutex::new(start),
         lost: AtomicU64::new(0),
+        fatal: AtomicU64::new(0),
         faults: Mutex::default(),
     };
     let copied = copy::copy(&items, &options, &watch);
     report.bytes = copied.bytes;
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
-    report.failed = copied.failed + watch.lost.load(Ordering::Relaxed);
+    report.failed = copied.failed - watch.fatal.load(Ordering::Relaxed) + watch.lost.load(Ordering::Relaxed);
     tell(watch.faults.into_inner().expect("no panic with it locked").into_kept().into_iter(), emit);
     report.fault = copied.stopped.map(|stop| match stop {
         copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
@@ -317,6 +318,8 @@ struct Watch<'a> {
     told: Mutex<Instant>,
     /// Entries that were copied without what they should have.
     lost: AtomicU64,
+    /// Entries that stopped all of it: what the whole ends with.
+    fatal: AtomicU64,
     faults: Mutex<First<Fault>>,
 }
 
@@ -340,7 +343,11 @@ impl copy::Events for Watch<'_> {
     }
 
     fn failed(&self, failure: &copy::Failure) {
-        self.keep(fault(failure));
+        if failure.is_fatal() {
+            self.fatal.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.keep(fault(failure));
+        }
     }
 
     fn note(&self, note: copy::Note<'_>, entry: &dyn copy::Paths) {

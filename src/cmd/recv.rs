@@ -188,6 +188,10 @@ fn next_sender(
                     ),
                 ));
             }
+            Some(Event::Incoming(Incoming::NoDescriptor)) => {
+                let message = format!("cannot accept a connection: {}; raise the limit (ulimit -n)", os(Errno::MFILE));
+                return Err(Failure::new(Exit::Connect, message));
+            }
             Some(Event::Incoming(Incoming::Stranger(address))) => {
                 *strangers += 1;
                 if verbose {

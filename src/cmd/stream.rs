@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::aside::Aside;
-use super::exit::{Exit, Failure, escaped, os};
+use super::exit::{Exit, Failure, escaped, os, words};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, Terminal};
 use crate::engine::link::{
@@ -190,7 +190,7 @@ impl Session<'_> {
         if self.heeds_signals.take() {
             let post = self.post.clone();
             forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
-                let failure = Failure::new(Exit::Connect, format!("cannot handle signals: {error}"));
+                let failure = Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
                 give_up(&mut first, role, failure)
             })?;
         }

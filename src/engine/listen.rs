@@ -47,6 +47,9 @@ pub enum Incoming {
     Further(TcpStream, Box<Established>),
     /// Somebody who was answered and did not prove the key.
     Stranger(SocketAddr),
+    /// This process has no descriptor for a connection, and none of a stranger's whose end would give one back. Told once;
+    /// the listener goes on trying.
+    NoDescriptor,
     /// Somebody is guessing the key; until a session is served, the listener has ended.
     TooManyGuesses,
 }
@@ -153,6 +156,7 @@ impl Listener {
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
             guesses: 0,
             makes_lanes,
+            has_told_no_descriptor: false,
         };
         std::thread::Builder::new().name("listen".to_owned()).stack_size(256 << 10).spawn(move || acceptor.run())?;
         Ok(Self { port, registry, stop })
@@ -215,6 +219,7 @@ struct Acceptor {
     peers: VecDeque<Peer>,
     guesses: u32,
     makes_lanes: bool,
+    has_told_no_descriptor: bool,
 }
 
 /// What came of a peer's bytes.
@@ -285,7 +290,13 @@ impl Acceptor {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // The peer has gone again, or we are out of descriptors for the moment.
-                Err(_) => return std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => {
+                    let is_out = Errno::from_io_error(&error) == Some(Errno::MFILE) && self.peers.is_empty();
+                    if is_out && !std::mem::replace(&mut self.has_told_no_descriptor, true) {
+                        self.tell(Incoming::NoDescriptor);
+                    }
+                    return std::thread::sleep(Duration::from_millis(1));
+                }
             };
             if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
                 continue;

@@ -248,3 +248,27 @@ fn a_report_that_cannot_be_written_hides_no_failure() {
     assert!(line.contains("/dev/full") && line.contains("errno 28"), "{line}");
     assert_eq!(std::fs::read(&target).expect("there"), b"all");
 }
+
+/// However few descriptors there may be, it ends, and says of what.
+#[test]
+fn without_descriptors_nobody_waits() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", b"some bytes");
+    for limit in 4..=14 {
+        let target = scratch.join("target");
+        let mut command = rdrecv();
+        command.args(["--wait", "10", "0", KEY]).arg(&target).stdin(Stdio::null()).stdout(Stdio::null());
+        let line = format!("ulimit -n {limit}; exec \"$@\"");
+        let mut receiver = Process::spawn(in_shell(&line, &command).stdin(Stdio::null()).stdout(Stdio::null()));
+        let port = receiver.line_with("rdrecv: ").rsplit(' ').next().expect("a word").to_owned();
+        if port.parse::<u16>().is_err() {
+            receiver.wait().expect(3).one_line("rdrecv", &["errno 24"]);
+            continue;
+        }
+        let sent = ended(rdsend().args(["--connect-timeout", "1", "127.0.0.1", &port, KEY]).arg(&source));
+        let ended = receiver.wait();
+        assert_eq!(std::fs::remove_file(&target).is_ok(), ended.code == 0, "{limit}: {}", ended.stderr);
+        assert!(ended.within(SOON).code == 0 || ended.stderr.contains("errno 24"), "{limit}: {}", ended.stderr);
+        assert_eq!(sent.code == 0, ended.code == 0, "{limit}: {}", sent.stderr);
+    }
+}

@@ -66,7 +66,10 @@ fn print(text: &str) -> Result<(), Failure> {
     let written = crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes()));
     written.map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
-        _ => Failure::new(Exit::Destination, format!("cannot write standard output: {}", exit::words(&error.to_string()))),
+        _ => Failure::new(
+            Exit::Destination,
+            format!("cannot write standard output: {}", exit::words(&error.to_string())),
+        ),
     })
 }
 

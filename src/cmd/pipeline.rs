@@ -636,10 +636,9 @@ impl<'a> Pipeline<'a> {
     /// Our own standard input could not be read, or our own standard output not written: no stage's failure.
     fn standard_failure(&self) -> Option<Failure> {
         let ends = self.hops.iter().flat_map(|hop| [(hop, Which::From), (hop, Which::To)]);
-        let mut faults =
-            ends.filter(|(hop, which)| hop.stages[*which as usize].is_none()).filter_map(|(hop, which)| {
-                Some(told(&self.hosts[hop.host(which)].name, hop.own_fault(which)?))
-            });
+        let mut faults = ends
+            .filter(|(hop, which)| hop.stages[*which as usize].is_none())
+            .filter_map(|(hop, which)| Some(told(&self.hosts[hop.host(which)].name, hop.own_fault(which)?)));
         faults.next_back()
     }
 

@@ -278,7 +278,8 @@ impl<'a> Reporter<'a> {
     /// Exit 1 if it cannot be opened.
     pub fn open(options: &'a ReportOptions) -> Result<Self, Failure> {
         let path = options.json.as_deref().filter(|path| *path != Path::new("-"));
-        let file = path.map(|path| File::create(path).map_err(|error| unreportable(Exit::Usage, path, &error))).transpose()?;
+        let file =
+            path.map(|path| File::create(path).map_err(|error| unreportable(Exit::Usage, path, &error))).transpose()?;
         Ok(Self { options, file })
     }
 
@@ -320,9 +321,7 @@ impl<'a> Reporter<'a> {
     pub(super) fn write(&mut self, report: &serde_json::Value) -> Result<(), Failure> {
         let Some(path) = &self.options.json else { return Ok(()) };
         match &mut self.file {
-            Some(file) => {
-                writeln!(file, "{report}").map_err(|error| unreportable(Exit::Destination, path, &error))
-            }
+            Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(Exit::Destination, path, &error)),
             None => {
                 super::say(&report.to_string());
                 Ok(())

@@ -190,7 +190,8 @@ impl Session<'_> {
         if self.heeds_signals.take() {
             let post = self.post.clone();
             forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
-                let failure = Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
+                let failure =
+                    Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
                 give_up(&mut first, role, failure)
             })?;
         }

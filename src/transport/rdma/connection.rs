@@ -457,12 +457,7 @@ impl Connection {
         }
     }
 
-    fn bring_up(
-        mut self,
-        token: [u8; 16],
-        deadline: Instant,
-        report: Report,
-    ) -> Result<Box<dyn Lane>, ConnectError> {
+    fn bring_up(mut self, token: [u8; 16], deadline: Instant, report: Report) -> Result<Box<dyn Lane>, ConnectError> {
         let payload = match &self.role {
             Role::Connecting { local, remote } => {
                 let (local, remote) = (*local, *remote);

@@ -191,7 +191,7 @@ fn rdma_where_there_is_none() {
     command.args(["--transport", "rdma", "0", KEY]).stdin(Stdio::null()).stdout(Stdio::null());
     let ended = Process::spawn(&mut on(2, &command)).wait();
     ended.expect(3).one_line("rdrecv", &["--transport rdma", "this host has no RDMA device"]);
-    send("rdma").expect(3).one_line("rdsend", &["--transport rdma", "this host (h1) has no RDMA device"]);
+    send("rdma").expect(3).one_line("rdsend", &["--transport rdma", "this host has no RDMA device"]);
     send("prefer-rdma").expect(0).one_line("rdsend", &["RDMA", "TCP"]);
     recv.wait().expect(0);
     assert_eq!(output.join().expect("no panic"), b"by TCP then");

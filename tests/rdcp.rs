@@ -617,7 +617,7 @@ fn by_an_address_that_is_named() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
     let ended = lab.rdcp(&["--via".into(), "no-such-interface".into(), "source".into(), lab.there("h", "x")]);
-    ended.expect(3).one_line("rdcp", &["--via"]).within(GONE);
+    ended.expect(3).one_line("rdcp", &["--via", "neither end has"]).within(GONE);
     assert!(!lab.join("x").exists());
 }
 

@@ -645,7 +645,7 @@ impl<'a> Copy<'a> {
         }
         total.seconds += summary.seconds;
         total.lanes = total.lanes.max(summary.lanes);
-        total.encrypted |= summary.encrypted;
+        total.encrypted = summary.encrypted && (total.encrypted || total.media.is_empty());
         total.read.direct_bytes += summary.read.direct_bytes;
         total.read.cached_bytes += summary.read.cached_bytes;
         total.written.direct_bytes += summary.written.direct_bytes;

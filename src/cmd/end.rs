@@ -120,7 +120,7 @@ impl End {
             },
             Message::Dial { endpoints, via } => {
                 self.dial(move |key| {
-                    let addresses = endpoints::ranked(&endpoints, &via);
+                    let addresses = endpoints::ranked(&endpoints, &via)?;
                     reach::reach_best(&addresses, key, Instant::now() + DIAL_MAX).map_err(|error| error.to_string())
                 });
             }

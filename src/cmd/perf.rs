@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports
 use super::plan::Spec;
 use super::print;
 use super::rdcp::HostOptions;
+use crate::fs;
 use crate::measure::plot::{self, Format};
 use crate::measure::report::Report;
 
@@ -220,6 +221,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     }
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
+    fs::raise_open_files();
     let (report, failure) = match task(&arguments.positionals, !others.is_empty())? {
         Task::Serve(port) => return serve::serve(arguments, port),
         Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
@@ -229,13 +231,10 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         Task::Model => (local::model(arguments)?, None),
         Task::Compare => (Report::new(), None),
     };
-    if let Some(path) = &output.plot {
-        draw(path, &report, &others, &output.compare)?;
-    }
-    if report != Report::new() {
-        write(output, &report)?;
-    }
-    failure.map_or(Ok(()), Err)
+    // What was measured is told first: a chart that cannot be drawn takes nothing of it away.
+    let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
+    let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
+    failure.map_or(Ok(()), Err).and(told).and(drawn)
 }
 
 fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
@@ -293,23 +292,31 @@ fn target(word: &OsStr) -> Result<Target, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
     let bytes = word.as_bytes();
     let bare = |host: &[u8]| -> Result<OsString, Failure> {
+        let (login, host) = split_login(host);
         let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
         // It would be an option of the launcher's.
-        if host.is_empty() || host.starts_with(b"-") {
+        if host.is_empty() || host.starts_with(b"-") || login.starts_with(b"-") {
             return Err(usage(format!("no host in {:?}", escaped(word))));
         }
-        Ok(OsStr::from_bytes(host).to_owned())
+        Ok(OsString::from_vec([login, host].concat()))
     };
     let colon = bytes.iter().rposition(|&byte| byte == b':').filter(|_| !bytes.ends_with(b"]"));
     let Some(colon) = colon else { return Ok(Target::Launched(bare(bytes)?)) };
     let (host, port) = (&bytes[..colon], OsStr::from_bytes(&bytes[colon + 1..]));
-    if host.contains(&b':') && !host.starts_with(b"[") {
-        return Err(usage(format!("an address is written in brackets: [{}]", escaped(word))));
+    let (login, address) = split_login(bytes);
+    if split_login(host).1.contains(&b':') && !address.starts_with(b"[") {
+        let [login, address] = [login, address].map(|part| escaped(OsStr::from_bytes(part)));
+        return Err(usage(format!("an address is written in brackets: {login}[{address}]")));
     }
     match parse_port(&port.to_owned()) {
         Ok(0) | Err(_) => Err(usage(format!("{:?} is no port of an rdperf serve", escaped(port)))),
         Ok(port) => Ok(Target::Server(bare(host)?, port)),
     }
+}
+
+/// `USER@` and what is behind it.
+fn split_login(host: &[u8]) -> (&[u8], &[u8]) {
+    host.split_at(host.iter().rposition(|&byte| byte == b'@').map_or(0, |at| at + 1))
 }
 
 fn parse_size(text: &str) -> Result<u32, String> {
@@ -392,7 +399,7 @@ impl LoadOptions {
 
 /// Writes what was measured, as asked.
 fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
-    let mut shown = false;
+    let (mut shown, mut written) = (false, Ok(()));
     for (path, text) in [(&options.json, Report::to_json as fn(&Report) -> String), (&options.csv, Report::to_csv)] {
         let Some(path) = path else { continue };
         let mut text = text(report);
@@ -403,10 +410,13 @@ fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
             shown = true;
             print(&text)?;
         } else {
-            write_file(path, text.as_bytes())?;
+            written = written.and(write_file(path, text.as_bytes()));
         }
     }
-    if shown { Ok(()) } else { print(&report.to_text()) }
+    if !shown {
+        print(&report.to_text())?;
+    }
+    written
 }
 
 fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
@@ -432,6 +442,7 @@ mod tests {
         for (words, expected) in [
             (&["h:7000"][..], Task::Wire(server("h", 7000), Mode::Both)),
             (&["h"], Task::Wire(launched("h"), Mode::Both)),
+            (&["user@[fd00::1]", "lat"], Task::Wire(launched("user@fd00::1"), Mode::Latency)),
             (&["user@h", "lat"], Task::Wire(launched("user@h"), Mode::Latency)),
             (&["bw", "h"], Task::Wire(launched("h"), Mode::Bandwidth)),
             (&["[fd00::1]:7000", "ping"], Task::Wire(server("fd00::1", 7000), Mode::Ping)),

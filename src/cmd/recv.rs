@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use flume::Receiver;
-use rd_proto::control::{IoFact, Policy, RdmaKind, Role};
+use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
 use signal_hook::consts::SIGTSTP;
@@ -20,9 +20,9 @@ use super::exit::{Exit, Failure, os};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
 use super::send::EXIT_CODES;
-use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, reported, without_rdma};
+use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
-use crate::engine::{Event, Work, channel, rdma};
+use crate::engine::{Event, Work, channel};
 use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
 use crate::fs::{standard, std_fact};
 use crate::transport::unmapped;
@@ -95,9 +95,7 @@ fn transfer(
             None
         }
     };
-    if arguments.transfer.policy() == Policy::Rdma && rdma::available() == RdmaKind::None {
-        return Err(without_rdma("this host"));
-    }
+    check_transport(&arguments.transfer)?;
     let (key, generated) = match key::given(key, &arguments.key)? {
         Some(key) => (key, None),
         None => {

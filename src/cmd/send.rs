@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::exit::{Exit, Failure, escaped};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
-use super::stream::{Console, Ended, FirstLane, NotBegun, Session, reported};
+use super::stream::{Console, Ended, FirstLane, NotBegun, Session, check_transport, reported};
 use crate::engine::link::LinkError;
 use crate::engine::{self, Work, channel};
 use crate::fs::source::Source;
@@ -111,6 +111,7 @@ fn transfer(
     let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
         .map_err(|fact| Failure::source(&fact))?
         .size_bytes();
+    check_transport(&arguments.transfer)?;
     let key = match key {
         Some(key) => key,
         None => key::ask()?,

@@ -348,8 +348,14 @@ fn lacks_rdma(ours: &Offer, theirs: &Offer, peer: &str) -> Option<Failure> {
     is_lacking.then(|| without_rdma(lacking))
 }
 
+/// Before anybody is bothered: what is asked for can be had at this end.
+pub(super) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure> {
+    let lacks = transfer.policy() == Policy::Rdma && rdma::available() == RdmaKind::None;
+    if lacks { Err(without_rdma("this host")) } else { Ok(()) }
+}
+
 /// `--transport rdma` where there is none. `lacking`: the host, for a person.
-pub(super) fn without_rdma(lacking: &str) -> Failure {
+fn without_rdma(lacking: &str) -> Failure {
     let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
     Failure::new(Exit::Connect, message)
 }

@@ -83,9 +83,25 @@ pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec
 
 /// The offered endpoints in the order in which they are to be tried: those on a subnet of ours first, then by the speed
 /// of the slower link. With `via`, only those on a subnet of what it names here.
-pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Vec<SocketAddr> {
+///
+/// # Errors
+///
+/// Why there is none to try.
+pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, String> {
     let here = interface_addresses().unwrap_or_default();
-    rank(offered, &here, via, rate_mbps)
+    let ranked = rank(offered, &here, via, rate_mbps);
+    if ranked.is_empty() { Err(why_none(&here, via)) } else { Ok(ranked) }
+}
+
+fn why_none(here: &[InterfaceAddress], via: &[u8]) -> String {
+    let name = String::from_utf8_lossy(via);
+    if via.is_empty() {
+        "the other end has no address".to_owned()
+    } else if here.iter().any(|own| names(via, own)) {
+        format!("no address of the other end is on a network of {name}")
+    } else {
+        format!("neither end has an interface or an address {name}")
+    }
 }
 
 fn rank(
@@ -155,6 +171,15 @@ mod tests {
         assert_eq!(only, ["10.1.2.2"]);
         assert_eq!(rank(&theirs, &ours, b"192.168.7.1", rates).len(), 1);
         assert!(rank(&theirs, &ours, b"eth9", rates).is_empty());
+    }
+
+    #[test]
+    fn what_leaves_nothing_to_try_is_told() {
+        let ours = [here("eth0", "10.1.0.1", 16)];
+        assert_eq!(why_none(&ours, b""), "the other end has no address");
+        assert_eq!(why_none(&ours, b"10.1.0.1"), "no address of the other end is on a network of 10.1.0.1");
+        assert_eq!(why_none(&ours, b"eth9"), "neither end has an interface or an address eth9");
+        assert_eq!(ranked(&[], b"no-such-interface").err(), Some(why_none(&ours, b"no-such-interface")));
     }
 
     #[test]

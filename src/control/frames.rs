@@ -360,7 +360,7 @@ pub struct Report {
     /// The most lanes that carried payload at once.
     #[n(5)]
     pub lanes: u32,
-    /// Any payload was encrypted.
+    /// All payload was encrypted.
     #[n(6)]
     pub encrypted: bool,
     /// Lost lanes.

@@ -33,6 +33,9 @@ const CONNECTIONS_MAX: usize = 64;
 /// How long connecting to this host's own listener may take.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
+/// The pause when a connection cannot be accepted, as for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 /// Where messages for the other end go.
 pub type Emit = Arc<dyn Fn(Message) + Send + Sync>;
 
@@ -86,9 +89,16 @@ impl Tunnel {
         let address = listener.local_addr()?;
         let tunnel = Arc::clone(self);
         std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
-                tunnel.begin(id, stream, Some(Message::TunnelOpen(id)));
+            for stream in listener.incoming() {
+                match stream {
+                    // Whoever is on this host can come here: no more of them than there may be lanes.
+                    Ok(_) if tunnel.state().connections.len() >= CONNECTIONS_MAX => {}
+                    Ok(stream) => {
+                        let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);
+                        tunnel.begin(id, stream, Some(Message::TunnelOpen(id)));
+                    }
+                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+                }
             }
         })?;
         Ok(address)
@@ -197,8 +207,9 @@ impl Tunnel {
 
     /// From the other end to the socket.
     fn write(&self, id: u32, mut stream: TcpStream, queue: &Receiver<Vec<u8>>) {
-        let mut broken = false;
+        let (mut broken, mut was_answered) = (false, false);
         while let Ok(bytes) = queue.recv() {
+            was_answered = true;
             if !broken && stream.write_all(&bytes).is_err() {
                 // The reader ends too, and says so; until the other end has heard it, its bytes are dropped.
                 broken = true;
@@ -209,7 +220,8 @@ impl Tunnel {
             }
             (self.emit)(Message::TunnelCredit { id, bytes: bytes.len() as u32 });
         }
-        let _ = stream.shutdown(Shutdown::Write);
+        // One that was closed without a word is a stranger's, who might stay here for ever.
+        let _ = stream.shutdown(if was_answered { Shutdown::Write } else { Shutdown::Both });
         let mut state = self.state();
         if state.connections.get(&id).is_some_and(|connection| !connection.reading) {
             state.connections.remove(&id);

@@ -172,7 +172,6 @@ impl Engine {
         if let Some(buffer) = &mut self.buffers[buffer as usize] {
             *buffer.header_mut() = header.encode();
         }
-        self.summary.encrypted |= encrypt;
         machine.handle_sealed(buffer, &header);
         true
     }

@@ -83,8 +83,12 @@ impl Registry {
         self.session = None;
     }
 
-    /// Marks a lane as used. False if this generation or a later one has been used before.
-    pub fn accept(&mut self, lane: LaneId) -> bool {
+    /// Marks a lane of a session as used. False if that is not the one that is served, or not any more, or if this
+    /// generation or a later one has been used before.
+    pub fn accept(&mut self, session: SessionId, lane: LaneId) -> bool {
+        if self.session.as_ref().is_none_or(|(served, _)| *served != session) {
+            return false;
+        }
         let Some(used) = self.used.get_mut(usize::from(lane.index)) else { return false };
         let fresh = used.is_none_or(|used| lane.generation > used);
         if fresh {
@@ -383,7 +387,7 @@ impl Acceptor {
             } else {
                 let _ = send_frame(&mut stream, &mut established.control, &Frame::Refuse(Refusal::Busy));
             }
-        } else if established.lane.index < RDMA_LANE_FIRST && registry.accept(established.lane) {
+        } else if established.lane.index < RDMA_LANE_FIRST && registry.accept(established.session, established.lane) {
             drop(registry);
             if !self.makes_lanes {
                 return self.tell(Incoming::Further(stream, established));

@@ -126,8 +126,8 @@ struct Engine {
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
-    /// What the sender is told of large files that are open; told again on each new lane.
-    haves: VecDeque<Frame>,
+    /// What the sender is told of large files that are open, and by which lane; told again where that lane goes.
+    haves: VecDeque<(Option<LaneId>, Frame)>,
     /// What lanes do themselves, where they do.
     inline: Option<Arc<inline::Table>>,
     /// Parts of the source are planned for lanes that read them.
@@ -141,6 +141,8 @@ struct Engine {
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
     orphan: Orphan,
+    /// Some payload was not encrypted.
+    is_in_clear: bool,
     ended: Option<Outcome>,
 }
 
@@ -224,6 +226,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         endpoints: None,
         reason: None,
         orphan: Orphan::default(),
+        is_in_clear: false,
         ended: None,
     };
     match &mut engine.half {
@@ -319,7 +322,7 @@ impl Engine {
                 if let Some(endpoints) = self.endpoints.clone() {
                     self.send(id, &Frame::Endpoints(endpoints));
                 }
-                self.send_haves(id);
+                self.send_haves();
             }
             Event::Endpoints(endpoints) => {
                 for id in self.lanes.keys().copied().collect::<Vec<_>>() {
@@ -353,6 +356,9 @@ impl Engine {
             Event::Opened(buffer, genuine) => {
                 self.account.to_open -= 1;
                 let id = self.keep(buffer);
+                if genuine {
+                    self.note_protection(id);
+                }
                 if let Half::Receive { machine, .. } = &mut self.half {
                     machine.handle_opened(id, genuine, now);
                 }
@@ -370,16 +376,15 @@ impl Engine {
                 let closed = fact.errno == Errno::PIPE.raw_os_error();
                 self.half.machine().abort(if closed { Cause::SinkClosed } else { Cause::Sink(fact) }, now);
             }
+            // A reader that goes once it has everything has left nothing unread.
+            Event::SinkGone if self.has_taken_all() => {}
             Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
             Event::Have(Have { item, granule_bytes, hashes }) => {
-                let have = Frame::Have { item, granule_bytes, hashes };
-                if let Some(id) = self.half.machine_ref().core_ref().control_lane() {
-                    self.send(id, &have);
-                }
-                self.haves.push_back(have);
+                self.haves.push_back((None, Frame::Have { item, granule_bytes, hashes }));
                 if self.haves.len() > OPEN_MAX {
                     self.haves.pop_front();
                 }
+                self.send_haves();
             }
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
@@ -415,6 +420,11 @@ impl Engine {
         self.half.machine().abort(cause, now);
     }
 
+    /// Whether everything that the sender has was written.
+    fn has_taken_all(&self) -> bool {
+        matches!(&self.half, Half::Receive { machine, .. } if machine.has_taken_all())
+    }
+
     /// Whether what is sealed now is to be encrypted.
     fn encrypt_now(&self) -> bool {
         let core = self.half.machine_ref().core_ref();
@@ -423,7 +433,6 @@ impl Engine {
 
     fn handle_sealed(&mut self, buffer: Buffer, header: &ChunkHeader, now: Duration) {
         let id = self.keep(buffer);
-        self.summary.encrypted |= header.sealed;
         let Half::Send { machine, .. } = &mut self.half else { return };
         let was_planned = std::mem::take(&mut self.rereads[id as usize]);
         if (was_planned || !machine.is_resealing(id)) && !self.note_read(now) {
@@ -457,11 +466,10 @@ impl Engine {
                     header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
                 });
                 let buffer = self.keep(buffer);
-                if let Half::Receive { machine, .. } = &mut self.half {
-                    self.summary.encrypted |= header.is_some_and(|header| header.sealed);
-                    if machine.handle_chunk(id, buffer, header.as_ref()).is_err() {
-                        machine.handle_corrupt(id, now);
-                    }
+                if let Half::Receive { machine, .. } = &mut self.half
+                    && machine.handle_chunk(id, buffer, header.as_ref()).is_err()
+                {
+                    machine.handle_corrupt(id, now);
                 }
             }
             LaneEvent::Sent(buffer) => {
@@ -487,10 +495,7 @@ impl Engine {
                 self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
-                // What it took last may not have arrived. To be told twice does no harm.
-                if let Some(id) = self.half.machine_ref().core_ref().control_lane() {
-                    self.send_haves(id);
-                }
+                self.send_haves();
             }
         }
     }
@@ -582,6 +587,7 @@ impl Engine {
                         }
                         continue;
                     }
+                    self.note_protection(buffer);
                     let buffer = self.take(buffer);
                     let wire_bytes = u32::from_le_bytes(buffer.header()[4..8].try_into().expect("4 bytes"));
                     self.note_medium(id);
@@ -607,6 +613,9 @@ impl Engine {
                 }
                 Action::Open(buffer) => {
                     let known = self.inline.as_ref().and_then(|table| table.take_opened(buffer));
+                    if known == Some(true) {
+                        self.note_protection(buffer);
+                    }
                     match (known, &mut self.half) {
                         (Some(genuine), Half::Receive { machine, .. }) => {
                             machine.handle_opened(buffer, genuine, self.began.elapsed());
@@ -639,6 +648,14 @@ impl Engine {
             }
         }
         again
+    }
+
+    /// A chunk goes to the other end, or is genuine and of it.
+    fn note_protection(&mut self, id: BufferId) {
+        let chunk = self.buffers[id as usize].as_ref();
+        if let Some(header) = chunk.and_then(|buffer| ChunkHeader::decode(buffer.header()).ok()) {
+            *(if header.sealed { &mut self.summary.encrypted } else { &mut self.is_in_clear }) = true;
+        }
     }
 
     fn note_medium(&mut self, id: LaneId) {
@@ -683,10 +700,17 @@ impl Engine {
         }
     }
 
-    /// Says again what this end has of the files that were asked about last.
-    fn send_haves(&mut self, id: LaneId) {
-        for have in self.haves.clone() {
-            self.send(id, &have);
+    /// Says what this end has of the files that were asked about last, as far as it has not been said by a lane that is
+    /// still there: what one took last before it went may not have arrived. To be told twice does no harm.
+    fn send_haves(&mut self) {
+        let Some(id) = self.half.machine_ref().core_ref().control_lane() else { return };
+        for at in 0..self.haves.len() {
+            let (by, have) = &mut self.haves[at];
+            if by.is_none_or(|by| !self.lanes.contains_key(&by)) {
+                *by = Some(id);
+                let have = have.clone();
+                self.send(id, &have);
+            }
         }
     }
 
@@ -705,6 +729,7 @@ impl Engine {
     fn close(mut self) -> Summary {
         self.shared.over.store(true, Ordering::Relaxed);
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
+        self.summary.encrypted &= !self.is_in_clear;
         self.summary.counters = self.half.machine_ref().counters();
         self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
         self.monitor.progress(&self.summary.counters, &self.summary.waits);

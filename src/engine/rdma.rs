@@ -21,6 +21,9 @@ use crate::transport::{Lane, Medium, Report, unmapped};
 /// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
 const DIAL_MAX: Duration = Duration::from_secs(4);
 
+/// How long the other end may take to tell its devices where nothing but RDMA will do: it opens its sink first.
+const TOLD_MAX: Duration = Duration::from_secs(9);
+
 /// The longest that one pair of addresses may take of it.
 const PAIR_MAX: Duration = Duration::from_millis(1500);
 
@@ -94,21 +97,20 @@ impl Dialing {
     ///
     /// Why the last pair failed, after some seconds at most.
     pub fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
-        let deadline = Instant::now() + DIAL_MAX;
         let local = candidates(self.policy)?;
         let remote = {
             let known = self.remote.lock().expect("no panic with it locked");
-            let waited = self.remote_known.wait_timeout_while(known, DIAL_MAX, |remote| remote.is_none());
-            waited.expect("no panic with it locked").0.clone().unwrap_or_default()
+            let patience = if self.policy == Policy::Rdma { TOLD_MAX } else { DIAL_MAX };
+            let waited = self.remote_known.wait_timeout_while(known, patience, |remote| remote.is_none());
+            let told = waited.expect("no panic with it locked").0.clone();
+            told.ok_or_else(|| LinkError::Transport("the other end has not told its RDMA devices in time".to_owned()))?
         };
+        let deadline = Instant::now() + DIAL_MAX;
         let mut failure = LinkError::Transport("the other end has no RDMA device".to_owned());
         for (local, remote) in rdma::pairs(&local, &remote) {
             let pair_deadline = deadline.min(Instant::now() + PAIR_MAX);
-            match self.dial_pair(lane, &local, remote.address, pair_deadline) {
-                Ok((connection, token, control)) => {
-                    let made = connection.into_lane(token, deadline, report);
-                    return Ok((made.map_err(|error| LinkError::Transport(error.to_string()))?, control));
-                }
+            match self.dial_pair(lane, &local, remote.address, pair_deadline, Arc::clone(&report)) {
+                Ok(made) => return Ok(made),
                 Err(error) => {
                     let (device, from, to) = (&local.device, local.address, unmapped(remote.address));
                     failure = LinkError::Transport(format!("{device} {from} > {to}: {error}"));
@@ -127,7 +129,8 @@ impl Dialing {
         local: &Endpoint,
         remote: SocketAddr,
         deadline: Instant,
-    ) -> Result<(Connection, [u8; 16], ControlChannel), LinkError> {
+        report: Report,
+    ) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         let hello = Hello { ticket: self.ticket, index: lane.index, generation: lane.generation };
         let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
         let mut connection = rdma::connect(&self.adapters, local, remote, &hello, deadline).map_err(broken)?;
@@ -136,7 +139,8 @@ impl Dialing {
         let reply = connection.receive(deadline).map_err(broken)?;
         let (established, confirm) = state.finish(&reply)?;
         connection.send(&confirm).map_err(broken)?;
-        Ok((connection, established.token, established.control))
+        let made = connection.into_lane(established.token, deadline, report).map_err(broken)?;
+        Ok((made, established.control))
     }
 }
 
@@ -229,7 +233,7 @@ fn accept(mut connection: Connection, registry: &Mutex<Registry>, post: &Post<Ev
     }
     connection.send(&reply).map_err(broken)?;
     let established = listening.finish(&connection.receive(deadline).map_err(broken)?)?;
-    if !registry.lock().expect("no panic with it locked").accept(established.lane) {
+    if !registry.lock().expect("no panic with it locked").accept(established.session, established.lane) {
         return Err(HandshakeError::UnknownSession.into());
     }
     announce(post, established.lane, |report| {

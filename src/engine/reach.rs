@@ -12,6 +12,9 @@ use crate::transport::tcp;
 /// How long a better address may take longer to answer than a worse one.
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// How long one address may take to prove the key while there are others.
+const PROOF_MAX: Duration = Duration::from_secs(1);
+
 /// The addresses of a host by its name.
 ///
 /// # Errors
@@ -85,7 +88,11 @@ pub fn reach_best(
         if let Some(best) = best
             && (!patient || !pending[..best].contains(&true))
         {
-            match prove(connected[best].take().expect("just found"), key, deadline) {
+            let stream = connected[best].take().expect("just found");
+            let has_others = pending.contains(&true) || connected.iter().any(Option::is_some);
+            // One that accepts and then says nothing is not to take the time of those that would answer.
+            let limit = if has_others { deadline.min(Instant::now() + PROOF_MAX) } else { deadline };
+            match prove(stream, key, limit) {
                 Ok(proved) => return Ok(proved),
                 Err(error) => failure = error,
             }

@@ -38,7 +38,7 @@ pub struct Summary {
     pub media: Vec<Medium>,
     /// The most lanes that carried payload at once.
     pub lanes: usize,
-    /// Any payload was encrypted.
+    /// All payload was encrypted.
     pub encrypted: bool,
     /// How files were read.
     pub read: Read,

@@ -30,6 +30,9 @@ pub(super) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
 
+/// File capabilities: what set-user-ID root is, in parts.
+const CAPABILITY: &[u8] = b"security.capability";
+
 /// Which metadata of the source the copy gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
@@ -174,8 +177,8 @@ impl Setter {
     /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
     ///
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights. The group's permissions are left out where the source has an ACL that could
-    /// not be set: they are that ACL's mask then, and the group may have less.
+    /// they would lend somebody else's rights; and so are file capabilities. The group's permissions are left out
+    /// where the source has an ACL that could not be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
         let Self { keep, is_root } = self;
         let mut applied = Applied::default();
@@ -186,6 +189,8 @@ impl Setter {
                 Err(error) => applied.error = Some(error),
             }
         }
+        // What the file lends to whoever runs it, it lends in its owner's name: not in another's.
+        let may_lend = keep.mode && keep.owner && owner == (metadata.uid, metadata.gid);
         let mut lost_acl = false;
         if keep.xattrs {
             if current.may_have_acls
@@ -194,12 +199,13 @@ impl Setter {
                 // Those that the source has as well are replaced in one step.
                 remove_acls(fd, |kept| metadata.xattrs.iter().any(|(name, _)| name == kept));
             }
-            lost_acl = set_xattrs(object, metadata.xattrs, is_root, &mut applied);
+            lost_acl =
+                set_xattrs(object, metadata.xattrs, |name| is_root && (may_lend || name != CAPABILITY), &mut applied);
         } else {
             lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
         }
         if let Some(mut mode) = mode {
-            if keep.mode && (!keep.owner || owner != (metadata.uid, metadata.gid)) {
+            if keep.mode && !may_lend {
                 mode &= !SET_IDS;
             }
             if lost_acl {
@@ -224,14 +230,14 @@ fn set_owner(object: Object<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
     object.set_owner(Some(Uid::from_raw(metadata.uid)), Some(Gid::from_raw(metadata.gid)))
 }
 
-/// Whether an access ACL was not set.
-fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, is_root: bool, applied: &mut Applied) -> bool {
+/// Whether an access ACL was not set. `may_set`: whether a privileged attribute may be.
+fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) -> bool, applied: &mut Applied) -> bool {
     let mut lost_acl = false;
     for (name, value) in xattrs.iter() {
         let is_acl = ACLS.contains(&name);
         let is_privileged = name.starts_with(b"security.") || name.starts_with(b"trusted.");
         // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
-        if !(is_acl || name.starts_with(b"user.") || is_privileged && is_root) {
+        if !(is_acl || name.starts_with(b"user.") || is_privileged && may_set(name)) {
             continue;
         }
         if let Err(error) = object.set_xattr(name, value) {

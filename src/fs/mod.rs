@@ -79,9 +79,9 @@ fn umask() -> u32 {
     })
 }
 
-/// Lets this process open as many files as it may. Deep trees, and many large files at once, take more descriptors than
-/// the 1024 that most systems begin with.
-fn raise_open_files() {
+/// Lets this process open as many files as it may. Deep trees, many large files at once and many connections take more
+/// descriptors than the 1024 that most systems begin with.
+pub(crate) fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // It may be there already, or a container's rules may forbid it; what takes more then fails where the limit is.

@@ -1,5 +1,6 @@
 //! Files under a partial name: made anew, locked, and ours alone.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
@@ -23,8 +24,9 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
         match openat(fd, name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => {
                 // Another transfer that found it before it was locked has removed it.
+                // A file system without locks has nobody who could: what is there already is left alone below.
                 let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
-                if lock.is_err() || fstat(&file)?.st_nlink == 0 {
+                if lock == Err(Errno::AGAIN) || fstat(&file)?.st_nlink == 0 {
                     return Err(Errno::BUSY);
                 }
                 return Ok((file, false));
@@ -37,8 +39,8 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
         match openat(fd, name, flags, Mode::empty()) {
             Ok(left) => {
                 flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
-                let (here, named) = (fstat(&left)?, statat(fd, name, AtFlags::SYMLINK_NOFOLLOW));
-                if named.is_ok_and(|named| (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino)) {
+                if is_named(fd, name.as_ref(), &left) {
+                    let here = fstat(&left)?;
                     let ours = FileType::from_raw_mode(here.st_mode) == FileType::RegularFile
                         && here.st_nlink == 1
                         && here.st_uid == rustix::process::geteuid().as_raw()
@@ -51,11 +53,26 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
             }
             // Gone meanwhile.
             Err(Errno::NOENT) => {}
-            // A link, a socket, somebody else's file: not of a transfer that runs.
-            Err(_) => unlinkat(fd, name, AtFlags::empty())?,
+            Err(error) => match statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+                // Another user's transfer may be writing to it: that cannot be seen from here.
+                Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile => {
+                    return Err(if error == Errno::ACCESS { Errno::BUSY } else { error });
+                }
+                // A link, a socket: not of a transfer.
+                Ok(_) => unlinkat(fd, name, AtFlags::empty())?,
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            },
         }
     }
     Err(Errno::BUSY)
+}
+
+/// Whether what stands under a partial name is this file still. Where a lock says nothing to another host, or a name is
+/// taken away, it may be another transfer's, and is neither to be published nor removed.
+pub(super) fn is_named(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
+    let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
+    matches!((here, named), (Ok(here), Ok(named)) if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino))
 }
 
 #[cfg(test)]
@@ -105,7 +122,13 @@ mod tests {
                 fs::remove_file(&name).expect("made");
             }
         }
+        let (mine, _) = open(directory(scratch.path()), "name", false).expect("made");
+        let is_mine = || is_named(directory(scratch.path()), "name".as_ref(), &mine);
+        assert!(is_mine());
+        fs::remove_file(&name).expect("made");
+        assert!(!is_mine());
         private(&name);
+        assert!(!is_mine(), "another's");
         assert!(open(directory(scratch.path()), "name", true).expect("left behind").1);
         assert!(!open(directory(scratch.path()), "name", false).expect("made anew").1);
         assert!(fs::read(&name).expect("made").is_empty());

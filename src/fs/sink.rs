@@ -176,7 +176,7 @@ impl FileSink {
     pub fn publish(&self) -> Result<(), IoFact> {
         let fact = |error| io_fact(self.path.as_os_str(), error);
         self.bypass.settle(&self.file).map_err(fact)?;
-        let Some(Names { directory, partial, last }) = &self.names else { return Ok(()) };
+        let Some(Names { directory, partial: beside, last }) = &self.names else { return Ok(()) };
         match statat(directory, last, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
                 let owner = Some(rustix::fs::Uid::from_raw(old.st_uid));
@@ -190,7 +190,10 @@ impl FileSink {
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
-        renameat(directory, partial, directory, last).map_err(fact)?;
+        if !partial::is_named(directory, beside, &self.file) {
+            return Err(fact(Errno::STALE));
+        }
+        renameat(directory, beside, directory, last).map_err(fact)?;
         self.settled.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -200,6 +203,7 @@ impl FileSink {
     pub fn discard(&self) {
         if let Some(names) = &self.names
             && !self.settled.swap(true, Ordering::Relaxed)
+            && partial::is_named(&names.directory, &names.partial, &self.file)
         {
             let _ = unlinkat(&names.directory, &names.partial, AtFlags::empty());
         }

@@ -553,11 +553,12 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
         let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
         let mut first = first.to_vec();
-        if let (Some(other), Some(root)) = (&self.shared.rename_root, &self.root) {
-            let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
-            if first[..end] != **root {
-                return Err(Refused::Data("a hard link to a file of another tree"));
-            }
+        let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
+        let was_asked_for = self.shared.options.names.as_ref().is_none_or(|names| names.contains(&first[..end]));
+        if !was_asked_for || self.shared.rename_root.is_some() && self.root.as_deref() != Some(&first[..end]) {
+            return Err(Refused::Data("a hard link to a file of another tree"));
+        }
+        if let Some(other) = &self.shared.rename_root {
             if other == b"." {
                 first.drain(..(end + 1).min(first.len()));
             } else {

@@ -331,7 +331,7 @@ fn launchers_that_fail() {
 fn no_way_to_each_other() {
     let lab = Lab::new();
     let ran = lab.pipe(&["--via", "no-such-interface", "h1:cat", "h2:cat"]);
-    ran.fails(3, &["--via"]).ended.within(FAILED);
+    ran.fails(3, &["--via", "neither end has"]).ended.within(FAILED);
     lab.deserted(GONE);
 }
 

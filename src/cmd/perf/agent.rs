@@ -33,6 +33,7 @@ pub(in crate::cmd) fn listen(
         let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
         Fault::plain(Exit::Connect.code(), format!("{what}: {errno}"))
     };
+    crate::fs::raise_open_files();
     let (post, events) = channel();
     let ports = ports.map(|(first, last)| first..=last);
     let listener = Listener::start_without_lanes(0, ports.clone(), Key::from_random(key.0), post)

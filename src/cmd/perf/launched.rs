@@ -60,7 +60,11 @@ impl Launched {
         let Message::Listening(endpoints) = self.answer(LISTEN_MAX)? else { return Err(self.unexpected()) };
         let is_one_kernel = is_same_kernel(&Hello::ours().kernel_id, self.remote.kernel_id());
         let (endpoints, via) = endpoints::offered(endpoints, &self.via, is_one_kernel);
-        let addresses = endpoints::ranked(&endpoints, &via);
+        let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
+            let by = if self.via.is_empty() { "" } else { " by --via" };
+            let label = self.label();
+            Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
+        })?;
         let key = Key::from_random(key.0);
         reach_best(&addresses, &key, Instant::now() + REACH_MAX).map_err(|error| {
             let label = self.label();

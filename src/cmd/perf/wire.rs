@@ -58,7 +58,7 @@ pub(super) fn measure(
         Mode::Connections => return connections(arguments, target),
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
-    let connections = load.qp.unwrap_or(1);
+    let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
     let asked = Asked {
         policy: load.policy(),
         connections_max: connections,
@@ -174,6 +174,7 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
         messages,
         duration_us: duration.as_micros() as u64,
     };
+    let mut ended = None;
     for count in counts {
         progress.step(&format!("{count} connections"));
         let measured = session.grow(count).and_then(|()| {
@@ -195,13 +196,18 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
                 crate::cmd::say(&format!("rdperf: stopped before {count} connections: {reason}"));
                 break;
             }
+            // Else what was measured is told all the same.
+            Err(failure) if !report.connections.is_empty() => {
+                ended = Some(failure);
+                break;
+            }
             Err(failure) => return Err(failure),
         }
     }
     let reached = report.connections.last().map_or(0, |row| row.connections);
     report.wire = Some(Wire { depth: depth.into(), ..session.wire(arguments, reached) });
     session.close_wire();
-    Ok((report, None))
+    Ok((report, ended))
 }
 
 /// Round trips a second.

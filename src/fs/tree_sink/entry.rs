@@ -328,6 +328,9 @@ impl Partial {
         }
         match &self.way {
             Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
+            Way::Named(beside) if !partial::is_named(&directory.fd, beside.as_ref(), &self.file) => {
+                return Err(Errno::STALE);
+            }
             Way::Named(beside) => renameat(&directory.fd, beside, &directory.fd, name)?,
             Way::InPlace(_) => {}
         }
@@ -338,7 +341,9 @@ impl Partial {
 
     /// Leaves nothing of it, but what was written in place.
     fn remove(&self, directory: &OpenDirectory) {
-        if let Way::Named(beside) = &self.way {
+        if let Way::Named(beside) = &self.way
+            && partial::is_named(&directory.fd, beside.as_ref(), &self.file)
+        {
             let _ = unlinkat(&directory.fd, beside, AtFlags::empty());
         }
     }

@@ -751,3 +751,29 @@ fn who_is_killed_leaves_no_half_of_a_file() {
         }
     }
 }
+
+/// What root is given by a file capability, its owner is to have given.
+#[test]
+fn capabilities_go_with_owner_and_mode() {
+    const NAME: &str = "security.capability";
+    let scratch = Scratch::new();
+    // Revision 2: CAP_SETUID, permitted and effective.
+    let value = [0x0200_0001_u32, 1 << 7, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let probe = scratch.dst().join("probe");
+    fs::write(&probe, b"").expect("a file");
+    if let Err(error) = rustix::fs::setxattr(&probe, NAME, &value, XattrFlags::empty()) {
+        assert!(!is_root() || error == Errno::PERM, "root of a container may not: {error}");
+        return;
+    }
+    let mut xattrs = Vec::new();
+    assert!(Xattrs::push(&mut xattrs, NAME.as_bytes(), &value));
+    let metadata = Metadata { xattrs: Xattrs::new(&xattrs), uid: 12, ..META };
+    for (owner, mode) in [(true, true), (true, false), (false, true), (false, false)] {
+        let keep = Keep { owner, mode, ..Keep::default() };
+        let name = format!("f{owner}{mode}");
+        let records = [Record::File { name: name.as_bytes(), metadata, data: b"" }, END];
+        assert_eq!(scratch.run(Options { keep, ..Options::default() }, &records).expect("whole").failures, []);
+        let is_set = rustix::fs::getxattr(scratch.dst().join(name), NAME, &mut [0_u8; 64]).is_ok();
+        assert_eq!(is_set, owner && mode, "owner: {owner}, mode: {mode}");
+    }
+}

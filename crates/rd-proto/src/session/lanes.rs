@@ -65,6 +65,8 @@ struct Place {
     /// Generation of the current lane, or of the last one.
     generation: u32,
     redial_after: Duration,
+    /// When the current lane came up, or the last one.
+    since: Duration,
     heard: Duration,
     spoke: Duration,
     /// At the end that accepts: the turn that the last USE on this lane named.
@@ -95,6 +97,7 @@ impl Lanes {
             state: State::Absent { retry_at: Duration::ZERO },
             generation: 0,
             redial_after: REDIAL_MIN,
+            since: Duration::ZERO,
             heard: Duration::ZERO,
             spoke: Duration::ZERO,
             turn: None,
@@ -157,6 +160,7 @@ impl Lanes {
             state: State::Up,
             generation: lane.generation,
             redial_after: REDIAL_MIN,
+            since: now,
             heard: now,
             spoke: Duration::ZERO,
             turn: None,
@@ -200,8 +204,23 @@ impl Lanes {
         place.state = State::Absent { retry_at: now + place.redial_after };
         self.peer_spoke(self.peer_paused, now);
         self.fall_back_if_lost(now, actions);
+        if self.path == Some(Path::Tcp) {
+            self.rest();
+        }
         self.note_payload(now, actions);
         lost
+    }
+
+    /// RDMA that came up a second time and did not last is left alone for as long as RDMA that did not come up: each time
+    /// it fails payload stands still, and path after path could pass with nothing carried.
+    fn rest(&mut self) {
+        for place in &mut self.places[usize::from(RDMA_LANE_FIRST)..] {
+            if let State::Absent { retry_at } = &mut place.state
+                && place.generation > 1
+            {
+                *retry_at = (*retry_at).max(place.since + BETTER_PATH_RETRY);
+            }
+        }
     }
 
     /// Returns true if the session is over: RDMA is all that is allowed, and it never came up.

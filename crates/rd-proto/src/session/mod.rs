@@ -408,6 +408,10 @@ impl Core {
     }
 
     fn corrupt(&mut self, lane: LaneId, now: Duration) {
+        // One lane is given up once, however much of what it still brings is damaged as well.
+        if self.is_ending() || !self.lanes.is_up(lane) {
+            return;
+        }
         self.counters.corrupt += 1;
         if self.counters.corrupt > CORRUPT_MAX {
             self.abort(Cause::Integrity, now);

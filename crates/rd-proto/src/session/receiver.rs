@@ -249,6 +249,11 @@ impl Receiver {
         }
     }
 
+    /// Whether everything that the sender has was taken by the sink.
+    pub fn has_taken_all(&self) -> bool {
+        self.final_taken
+    }
+
     /// The sink is complete: flushed, published, but for `failed` entries of a tree.
     pub fn handle_committed(&mut self, failed: u64, now: Duration) {
         self.finished = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));

@@ -284,3 +284,48 @@ fn a_session_ends_that_nobody_watches_at_either_end() {
     told.sort_unstable();
     assert_eq!(told, [0, 1, RDMA_LANE_FIRST]);
 }
+
+#[test]
+fn a_lane_that_brings_more_damage_counts_once() {
+    let mut receiver = accepting();
+    for generation in 0..=CORRUPT_MAX as u32 {
+        let lane = LaneId { index: 1, generation };
+        receiver.handle_lane_up(lane, Duration::ZERO);
+        for _ in 0..100 {
+            receiver.handle_corrupt(lane, Duration::ZERO);
+        }
+        assert_eq!(receiver.counters().corrupt, u64::from(generation) + 1);
+        let gives_up = receiver.core_ref().is_ending();
+        assert_eq!(gives_up, u64::from(generation) == CORRUPT_MAX, "after {generation}");
+    }
+}
+
+/// A path over which connecting works and carrying does not.
+#[test]
+fn rdma_that_does_not_last_is_left_alone_for_a_while() {
+    let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::PreferRdma, Policy::PreferRdma));
+    let mut sender = Sender::new(agreed.expect("agreed"), true, 8);
+    let at = |millis: u64| Duration::from_millis(millis);
+    let dials = |sender: &mut Sender, now| {
+        sender.advance(now);
+        let actions = std::iter::from_fn(|| sender.poll_action());
+        actions.filter(|action| matches!(action, Action::Dial(lane) if lane.index >= RDMA_LANE_FIRST)).count()
+    };
+    sender.handle_lane_up(LaneId { index: 0, generation: 0 }, at(0));
+    assert!(dials(&mut sender, at(0)) > 0);
+    // The first loss may be an accident.
+    for (generation, up, down, again) in
+        [(1, 100, 2_000, 2_100), (2, 2_200, 3_000, 12_200), (3, 12_300, 60_000, 60_100)]
+    {
+        for index in 0..sender.core_ref().agreed().rdma_lanes {
+            sender.handle_lane_up(LaneId { index: RDMA_LANE_FIRST + index, generation }, at(up));
+        }
+        assert_eq!(sender.core_ref().path(), Some(Path::Rdma));
+        for index in 0..sender.core_ref().agreed().rdma_lanes {
+            sender.handle_lane_down(LaneId { index: RDMA_LANE_FIRST + index, generation }, at(down));
+        }
+        assert_eq!(sender.core_ref().path(), Some(Path::Tcp));
+        assert_eq!(dials(&mut sender, at(again - 1)), 0, "{down}");
+        assert!(dials(&mut sender, at(again)) > 0, "{down}");
+    }
+}

@@ -205,3 +205,17 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
     scratch.no_temporaries();
     scratch.outside_is_unchanged();
 }
+
+/// Of several files that were asked for, none is to be another name of what was there before.
+#[test]
+fn a_link_to_what_was_not_asked_for() {
+    let scratch = Scratch::new();
+    fs::write(scratch.dst().join("a"), b"1").expect("a file");
+    let names = Some([b"b".to_vec(), b"c".to_vec()].into());
+    let options = Options { names, ..Options::default() };
+    let records =
+        [Record::File { name: b"b", metadata: META, data: b"2" }, Record::HardLink { name: b"c", first: b"a" }, END];
+    let refused = scratch.run(options, &records).expect_err("not asked for");
+    assert!(matches!(refused, Refused::Data(_)), "{refused}");
+    assert!(!scratch.dst().join("c").exists());
+}

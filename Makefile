@@ -6,8 +6,10 @@ CARGO ?= cargo
 # Rust may have been installed a moment ago, by tests/testbed/deps.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
-# Every command has a five-line main there.
-COMMANDS = $(patsubst src/bin/%.rs,%,$(wildcard src/bin/*.rs))
+# One program under the names of its commands, and the one that goes to hosts without it.
+PROGRAMS = rdma-pipe rdma-pipe-agent
+COMMANDS = rdcp rdsend rdrecv rdpipe rdperf rddoctor
+COMPLETED = $(COMMANDS) rdma-pipe-agent
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 MANDIR = $(SHAREDIR)/man/man1
@@ -21,24 +23,30 @@ all: build
 
 build:
 	$(CARGO) build --release --locked --bins
+	@for command in $(COMMANDS); do ln -sf rdma-pipe "$(TARGET_DIR)/release/$$command"; done
 
 # Copies what `make` has built: run `make` as yourself, then `sudo make install` needs no cargo.
 install:
-	@test -n "$(COMMANDS)" || { echo "make install: no commands in src/bin" >&2; exit 1; }
-	@for command in $(COMMANDS); do test -x "$(TARGET_DIR)/release/$$command" || \
+	@for command in $(PROGRAMS); do test -x "$(TARGET_DIR)/release/$$command" || \
 		{ echo "make install: $(TARGET_DIR)/release/$$command is missing; run: make" >&2; exit 1; }; done
 	install -d "$(BINDIR)"
-	install -m 755 $(COMMANDS:%=$(TARGET_DIR)/release/%) "$(BINDIR)"
+	install -m 755 $(PROGRAMS:%=$(TARGET_DIR)/release/%) "$(BINDIR)"
+	@for command in $(COMMANDS); do ln -sf rdma-pipe "$(BINDIR)/$$command"; done
 	@if [ -n "$(MANUALS)" ]; then install -d "$(MANDIR)" && install -m 644 $(MANUALS) "$(MANDIR)"; fi
-	@for command in $(COMMANDS); do \
+	@for command in $(COMPLETED); do \
 		install -D -m 644 "docs/completions/$$command.bash" "$(SHAREDIR)/bash-completion/completions/$$command" && \
 		install -D -m 644 "docs/completions/$$command.fish" "$(SHAREDIR)/fish/vendor_completions.d/$$command.fish" && \
 		install -D -m 644 "docs/completions/_$$command" "$(SHAREDIR)/zsh/site-functions/_$$command" || exit 1; done
 
 uninstall:
-	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
-		$(COMMANDS:%="$(SHAREDIR)"/bash-completion/completions/%) \
-		$(COMMANDS:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMMANDS:%="$(SHAREDIR)"/zsh/site-functions/_%)
+	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(PROGRAMS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
+		$(COMPLETED:%="$(SHAREDIR)"/bash-completion/completions/%) \
+		$(COMPLETED:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMPLETED:%="$(SHAREDIR)"/zsh/site-functions/_%)
+	@# Only directories that are empty now, from the inner ones outwards; those of a system hold more than ours.
+	@for directory in "$(MANDIR)" "$(SHAREDIR)/man" "$(SHAREDIR)/bash-completion/completions" \
+		"$(SHAREDIR)/bash-completion" "$(SHAREDIR)/fish/vendor_completions.d" "$(SHAREDIR)/fish" \
+		"$(SHAREDIR)/zsh/site-functions" "$(SHAREDIR)/zsh" "$(SHAREDIR)" "$(BINDIR)" "$(DESTDIR)$(PREFIX)"; do \
+		rmdir "$$directory" 2>/dev/null || true; done
 
 # What tests need beyond Rust. As root it installs; otherwise it says what is missing and fails.
 deps:

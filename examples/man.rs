@@ -12,6 +12,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::habits::LETTERS;
 use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
 use rdma_pipe::cmd::rdpipe;
@@ -186,6 +187,20 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     man.render_description_section(&mut text)?;
     man.render_options_section(&mut text)?;
     let mut roff = Roff::new();
+    if page.command.get_name() == "rdcp" {
+        roff.control("SH", ["LETTERS OF SCP AND RSYNC"]);
+        roff.text([roman(
+            "What hands are used to type is accepted, where rdcp can do it. -P, -p and -l take the next word as a number only \
+             if it is all digits and no file has that name; -o takes it only with a \"=\" in it. scp://[USER@]HOST[:PORT][/PATH] \
+             is accepted too.",
+        )]);
+        for letter in LETTERS {
+            let there = [("scp", letter.scp), ("rsync", letter.rsync)];
+            let there: Vec<_> = there.iter().filter(|(_, what)| !what.is_empty()).collect();
+            let there: Vec<_> = there.iter().map(|(program, what)| format!("{program}: {what}")).collect();
+            define(&mut roff, &format!("-{}", letter.letter), &format!("{}. ({})", letter.meaning(), there.join("; ")));
+        }
+    }
     roff.control("SH", ["EXIT STATUS"]);
     let codes = page.command.get_after_help().expect("the exit codes").to_string();
     for entry in codes.strip_prefix("Exit codes: ").expect("how the exit codes begin").split("; ") {

@@ -60,7 +60,8 @@ impl Lab {
 }
 
 fn rddoctor() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+    let mut command = Command::new(PROGRAM);
+    command.arg("rddoctor");
     command.env_remove("RDCP_RSH").env_remove("SSH_CONNECTION").stdin(Stdio::null());
     command
 }

@@ -17,7 +17,8 @@ use serde_json::Value;
 const SHUT: &str = "45000-45009";
 
 fn doctor(network: &Network, arguments: &[&str]) -> (i32, Value, Duration) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+    let mut command = Command::new(PROGRAM);
+    command.arg("rddoctor");
     command.arg("-F").arg(network.path("ssh_config")).args(["--agent", AGENT, "--json"]).args(arguments);
     let start = Instant::now();
     let mut process = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
@@ -155,7 +156,8 @@ fn hosts_that_ssh_does_not_reach() {
         (&["-p", "23", "h2"], &["h2", "refused"]),
         (&["--agent", "/nonexistent/agent", "h2"], &["h2 has no", "--bootstrap"]),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rddoctor"));
+        let mut command = Command::new(PROGRAM);
+        command.arg("rddoctor");
         command.arg("-F").arg(network.path("ssh_config")).args(arguments);
         let mut process = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
         let mut said = String::new();

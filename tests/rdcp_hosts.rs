@@ -86,7 +86,7 @@ fn hosts_that_ssh_does_not_reach() {
     let to = network.at("no-such-host.invalid", "x");
     network.rdcp(&[here.clone(), to]).expect(3).one_line("rdcp", &["no-such-host.invalid", "resolve"]);
     let to = network.at("h2", "x");
-    let ended = network.rdcp(&["-p".into(), "23".into(), here.clone(), to.clone()]);
+    let ended = network.rdcp(&["-P".into(), "23".into(), here.clone(), to.clone()]);
     ended.expect(3).one_line("rdcp", &["h2", "refused"]).within(GONE);
     // A key that is not known there.
     let mut keygen = Command::new("ssh-keygen");

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{AGENT, Process, Scratch};
+use rig::{AGENT, PROGRAM, Process, Scratch};
 use serde_json::Value;
 
 fn is_siw() -> bool {
@@ -49,7 +49,7 @@ fn doctor(wrapped: &[&str], arguments: &[&str]) -> (i32, Value) {
     };
     let launcher = scratch.file("rsh", reach);
     std::fs::set_permissions(&launcher, std::fs::Permissions::from_mode(0o755)).expect("ours");
-    let words = [wrapped, &[env!("CARGO_BIN_EXE_rddoctor")]].concat();
+    let words = [wrapped, &[PROGRAM, "rddoctor"]].concat();
     let mut command = on(1, words[0]);
     command.args(&words[1..]).arg("--rsh").arg(launcher).args(["--agent", AGENT, "--json"]).args(arguments);
     let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));

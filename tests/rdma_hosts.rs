@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rig::{Ended, KEY, Process, Scratch, drain, noise, same};
+use rig::{Ended, KEY, PROGRAM, Process, Scratch, drain, noise, same};
 use rustix::process::Signal;
 
 /// Under emulation the guest moves some tens of MB/s; this much is several seconds at [`HELD_BACK`].
@@ -82,7 +82,8 @@ impl Drop for WithoutDevice {
 }
 
 fn recv_on(host: u8, options: &[&str]) -> (Process, String) {
-    let mut command = on(host, env!("CARGO_BIN_EXE_rdrecv"));
+    let mut command = on(host, PROGRAM);
+    command.arg("rdrecv");
     command.args(options).args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::piped());
     let process = Process::spawn(&mut command);
     let port = process.port().to_string();
@@ -90,7 +91,8 @@ fn recv_on(host: u8, options: &[&str]) -> (Process, String) {
 }
 
 fn send_on(host: u8, to: &str, port: &str, options: &[&str], file: &PathBuf) -> Process {
-    let mut command = on(host, env!("CARGO_BIN_EXE_rdsend"));
+    let mut command = on(host, PROGRAM);
+    command.arg("rdsend");
     command.args(options).args([to, port, KEY]).arg(file).stdin(Stdio::null()).stdout(Stdio::null());
     Process::spawn(&mut command)
 }
@@ -333,7 +335,8 @@ fn launcher(scratch: &Scratch) -> PathBuf {
 
 /// rdcp on host 1, to hosts that the testbed's own tool reaches.
 fn rdcp_on_first(scratch: &Scratch, arguments: &[&str]) -> Process {
-    let mut command = on(SENDER, env!("CARGO_BIN_EXE_rdcp"));
+    let mut command = on(SENDER, PROGRAM);
+    command.arg("rdcp");
     command.arg("--rsh").arg(launcher(scratch)).args(["--agent", rig::AGENT]).args(arguments);
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
 }
@@ -393,7 +396,8 @@ fn siw_rdcp_to_a_host_without_rdma() {
 
 /// A pipeline from host 1; `2:`, `3:` and `4:` are the others.
 fn rdpipe_on_first(scratch: &Scratch, arguments: &[&str], input: &[u8]) -> (Ended, Vec<u8>) {
-    let mut command = on(SENDER, env!("CARGO_BIN_EXE_rdpipe"));
+    let mut command = on(SENDER, PROGRAM);
+    command.arg("rdpipe");
     command.arg("--rsh").arg(launcher(scratch)).args(["--agent", rig::AGENT]).args(arguments);
     let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let fed = rig::feed(process.stdin(), input.to_vec());
@@ -503,12 +507,14 @@ fn with_memlock(limit_kib: u64, options: &[&str]) -> (Ended, Ended) {
         command.arg(program);
         command
     };
-    let mut command = wrapped(RECEIVER, env!("CARGO_BIN_EXE_rdrecv"));
+    let mut command = wrapped(RECEIVER, PROGRAM);
+    command.arg("rdrecv");
     command.args(["--json", "--wait", "20"]).args(options).args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut recv = Process::spawn(&mut command);
     let port = recv.port().to_string();
     let mut pipe = recv.stdout();
-    let mut command = wrapped(SENDER, env!("CARGO_BIN_EXE_rdsend"));
+    let mut command = wrapped(SENDER, PROGRAM);
+    command.arg("rdsend");
     command.args(["--json"]).args(options).args([&address(RECEIVER), &port, KEY]).arg(&file);
     let mut send = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
     let mut output = Vec::new();

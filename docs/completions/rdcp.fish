@@ -3,7 +3,7 @@ complete -c rdcp -l exclude -d 'Leave out what matches PATTERN, as in a .gitigno
 complete -c rdcp -l include -d 'Do not leave out what matches PATTERN, although an --exclude before it does' -r
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies on one host' -r -f -a "disk\t'What the disk has stored'"
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
-complete -c rdcp -s p -d 'ssh\'s port' -r
+complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdcp -s J -d 'The host that ssh goes through' -r
 complete -c rdcp -s F -d 'ssh\'s configuration' -r

@@ -5,7 +5,7 @@ prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
 tcp\t'TCP only'"
 complete -c rddoctor -l port-range -d 'Ports that may be taken for what is tried' -r
 complete -c rddoctor -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
-complete -c rddoctor -s p -d 'ssh\'s port' -r
+complete -c rddoctor -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rddoctor -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rddoctor -s J -d 'The host that ssh goes through' -r
 complete -c rddoctor -s F -d 'ssh\'s configuration' -r

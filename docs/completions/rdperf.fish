@@ -20,7 +20,7 @@ complete -c rdperf -l left -d 'The share of the peak that is left at 3000 connec
 complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE; KEY is then not among the arguments' -r -F
 complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments' -r
 complete -c rdperf -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
-complete -c rdperf -s p -d 'ssh\'s port' -r
+complete -c rdperf -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdperf -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdperf -s J -d 'The host that ssh goes through' -r
 complete -c rdperf -s F -d 'ssh\'s configuration' -r

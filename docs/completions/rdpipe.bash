@@ -23,7 +23,7 @@ _rdpipe() {
 
     case "${cmd}" in
         rdpipe)
-            opts="-n -p -H -i -J -F -o -v -q -h -V --dry-run --shell --no-label --rsh --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --ssh-port --help --version"
+            opts="-n -p -H -P -i -J -F -o -v -q -h -V --dry-run --shell --no-label --rsh --ssh-port --agent --bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -42,6 +42,14 @@ _rdpipe() {
                     return 0
                     ;;
                 --rsh)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --ssh-port)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -P)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -106,10 +114,6 @@ _rdpipe() {
                     return 0
                     ;;
                 --json)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --ssh-port)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

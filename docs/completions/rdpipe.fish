@@ -2,6 +2,7 @@ complete -c rdpipe -s p -d 'Listen on PORT, or one of the next that is free, ins
 complete -c rdpipe -s H -d 'What the hosts next to this one call it: they connect to it by NAME, instead of it to them' -r
 complete -c rdpipe -l shell -d 'The shell, which is given -c and COMMAND' -r
 complete -c rdpipe -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdpipe -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdpipe -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdpipe -s J -d 'The host that ssh goes through' -r
 complete -c rdpipe -s F -d 'ssh\'s configuration' -r
@@ -26,7 +27,6 @@ complete -c rdpipe -l port-range -d 'Ports that the listening end may take: for 
 complete -c rdpipe -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdpipe -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdpipe -l json -d 'Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event' -r -F
-complete -c rdpipe -l ssh-port -d 'ssh\'s port' -r
 complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
 complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
 complete -c rdpipe -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'

@@ -65,9 +65,9 @@ pub struct DoctorArguments {
 const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it works, but worse than it could; \
     11 failures: something does not work; 128+n ended by signal n; 141 standard output was closed";
 
-/// The whole command.
-pub fn main() -> ExitCode {
-    super::run("rddoctor", || match DoctorArguments::try_parse() {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rddoctor", || match DoctorArguments::try_parse_from(words) {
         Ok(arguments) => diagnose(&arguments),
         Err(error) => super::parse_failure(&error),
     })

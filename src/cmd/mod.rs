@@ -1,5 +1,7 @@
 //! The commands: arguments in, sentences and exit codes out.
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
 pub mod agent;
@@ -9,6 +11,7 @@ pub mod doctor;
 mod end;
 mod examiner;
 pub mod exit;
+pub mod habits;
 pub mod key;
 mod launching;
 pub mod options;
@@ -26,6 +29,50 @@ mod stream;
 pub mod tree;
 
 use exit::{Exit, Failure};
+
+/// A command: the name that the program is installed under, what runs it, and what it does.
+type Entry = (&'static str, fn(Vec<OsString>) -> ExitCode, &'static str);
+
+const COMMANDS: [Entry; 6] = [
+    ("rdcp", rdcp::main, "copy files and trees between hosts"),
+    ("rdsend", send::main, "send a stream or a file to a waiting rdrecv"),
+    ("rdrecv", recv::main, "wait for rdsend and receive from it"),
+    ("rdpipe", rdpipe::main, "run commands on hosts and stream the output of each to the next"),
+    ("rdperf", perf::main, "measure the wire, disks and memory"),
+    ("rddoctor", doctor::main, "find out why RDMA does not work or is slow"),
+];
+
+/// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
+pub fn main() -> ExitCode {
+    if let Some(code) = helper() {
+        return code;
+    }
+    let command = |name: &OsStr| COMMANDS.iter().find(|(known, ..)| name == *known);
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    let called = words.first().and_then(|word| command(Path::new(word).file_name()?));
+    if let Some((_, main, _)) = called {
+        return main(words);
+    }
+    if let Some((_, main, _)) = words.get(1).and_then(|word| command(word)) {
+        words.remove(0);
+        return main(words);
+    }
+    run("rdma-pipe", || match words.get(1) {
+        Some(word) if word == "--version" || word == "-V" => {
+            print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
+        }
+        Some(word) if word == "--help" || word == "-h" => print(&overview()),
+        _ => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
+    })
+}
+
+fn overview() -> String {
+    let rows = COMMANDS.map(|(name, _, about)| format!("  {name:<9} {about}\n"));
+    format!(
+        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, which have these names also by themselves:\n{}",
+        rows.concat()
+    )
+}
 
 /// Runs a command: prints its failure, if any, as one line, and gives the exit code.
 pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {

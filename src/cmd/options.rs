@@ -100,10 +100,10 @@ pub struct TransferOptions {
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
     /// Print which way the data goes, how files were read and written, what limited, and the bandwidth
-    #[arg(short, long)]
+    #[arg(short, long, overrides_with = "verbose")]
     pub verbose: bool,
     /// Print errors only
-    #[arg(short, long, conflicts_with = "verbose")]
+    #[arg(short, long, conflicts_with = "verbose", overrides_with = "quiet")]
     pub quiet: bool,
     /// Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
@@ -233,9 +233,9 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     let factor: u64 = match unit.trim() {
         "" | "B" => 1,
         "K" | "k" | "KiB" => 1 << 10,
-        "M" | "MiB" => 1 << 20,
-        "G" | "GiB" => 1 << 30,
-        "T" | "TiB" => 1 << 40,
+        "M" | "m" | "MiB" => 1 << 20,
+        "G" | "g" | "GiB" => 1 << 30,
+        "T" | "t" | "TiB" => 1 << 40,
         "kB" | "KB" => 1_000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
@@ -275,6 +275,7 @@ mod tests {
     fn sizes_have_units() {
         assert_eq!(parse_bytes("1"), Ok(1));
         assert_eq!(parse_bytes("64K"), Ok(65536));
+        assert_eq!(parse_bytes("10m"), Ok(10 << 20));
         assert_eq!(parse_bytes("1.5M"), Ok(3 << 19));
         assert_eq!(parse_bytes("2GB"), Ok(2_000_000_000));
         for bad in ["", "M", "0", "-1", "1X", "1e9", "99999999T"] {

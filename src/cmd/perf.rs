@@ -202,9 +202,9 @@ enum Mode {
     Connections,
 }
 
-/// The whole command.
-pub fn main() -> ExitCode {
-    super::run("rdperf", || match PerfArguments::try_parse() {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdperf", || match PerfArguments::try_parse_from(words) {
         Ok(arguments) => perf(&arguments),
         Err(error) => super::parse_failure(&error),
     })

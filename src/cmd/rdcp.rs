@@ -7,6 +7,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use super::copy::Copy;
 use super::exit::{Exit, Failure};
+use super::habits;
 use super::options::{ReportOptions, TransferOptions};
 use super::plan::{Plan, Spec};
 use super::stream::reported;
@@ -30,7 +31,7 @@ pub struct CopyArguments {
     #[arg(value_name = "SRC... DST", required = true)]
     paths: Vec<OsString>,
     /// Copy directories with everything in them
-    #[arg(short, long)]
+    #[arg(short, long, overrides_with = "recursive")]
     recursive: bool,
     /// Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC
     #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
@@ -59,7 +60,7 @@ pub struct HostOptions {
     #[arg(long, value_name = "COMMAND")]
     rsh: Option<OsString>,
     /// ssh's port
-    #[arg(short, value_name = "PORT")]
+    #[arg(short = 'P', long = "ssh-port", value_name = "PORT")]
     port: Option<OsString>,
     /// ssh's key; may be repeated
     #[arg(short, value_name = "FILE")]
@@ -122,19 +123,29 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
     3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
     9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
 
-/// The whole command.
-pub fn main() -> ExitCode {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
     super::key::conceal_memory();
     super::run("rdcp", || {
-        let parsed = CopyArguments::command().try_get_matches();
+        let done =
+            habits::translate(words.into_iter().skip(1), |name| std::path::Path::new(name).symlink_metadata().is_ok());
+        let done = done.map_err(|reason| super::usage(&CopyArguments::command(), &reason))?;
+        let words = std::iter::once(OsString::from("rdcp")).chain(done.words);
+        let parsed = CopyArguments::command().try_get_matches_from(words);
         match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
-            Ok((arguments, matches)) => copy(arguments, &matches),
+            Ok((arguments, matches)) => {
+                if !arguments.report.quiet {
+                    done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
+                }
+                copy(arguments, &matches, done.is_relative)
+            }
             Err(error) => super::parse_failure(&error),
         }
     })
 }
 
-fn copy(arguments: CopyArguments, matches: &ArgMatches) -> Result<(), Failure> {
+/// `is_relative`: `-R` was given.
+fn copy(arguments: CopyArguments, matches: &ArgMatches, is_relative: bool) -> Result<(), Failure> {
     let usage = |message: &str| super::usage(&CopyArguments::command(), message);
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
@@ -150,6 +161,11 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches) -> Result<(), Failure> {
     }
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
+    }
+    // scp's -R asks for what is done anyway between two other hosts; rsync's is something else.
+    let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
+    if is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
+        return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
     let sieve = arguments.tree.sieve(matches)?;
     let plan = Plan {

@@ -59,16 +59,16 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between 
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
     is ended by SIGPIPE, or fails after its reader has finished, has not failed";
 
-/// The command line's definition. ssh's port has no short name here: `-p` is the port of the data.
+/// The command line's definition.
 pub fn command() -> clap::Command {
-    PipeArguments::command().mut_arg("port", |port| port.short(None).long("ssh-port"))
+    PipeArguments::command()
 }
 
-/// The whole command.
-pub fn main() -> ExitCode {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
     super::key::conceal_memory();
     super::run("rdpipe", || {
-        let parsed = command().try_get_matches();
+        let parsed = command().try_get_matches_from(words);
         match parsed.and_then(|matches: ArgMatches| PipeArguments::from_arg_matches(&matches)) {
             Ok(arguments) => pipe(arguments),
             Err(error) => super::parse_failure(&error),

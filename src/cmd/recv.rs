@@ -56,9 +56,9 @@ pub struct RecvArguments {
     report: ReportOptions,
 }
 
-/// The whole command.
-pub fn main() -> ExitCode {
-    super::run("rdrecv", || match RecvArguments::try_parse() {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdrecv", || match RecvArguments::try_parse_from(words) {
         Ok(arguments) => recv(arguments),
         Err(error) => super::parse_failure(&error),
     })

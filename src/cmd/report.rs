@@ -178,7 +178,7 @@ impl Monitor for Terminal {
             format!(" {} left", HumanDuration(Duration::from_secs_f64(seconds.min(1e7))))
         });
         let limiter = limiter_now(self.rate.waits());
-        let message = format!("{:.3} GB/s{limiter}{}", rate / 1e9, left.unwrap_or_default());
+        let message = format!("{}{limiter}{}", rate_words(rate), left.unwrap_or_default());
         if self.progress == Progress::Lines {
             if now - self.logged >= LINE_EVERY {
                 self.logged = now;
@@ -244,6 +244,16 @@ pub(super) fn gigabytes_per_second(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds.max(1e-9) / 1e9
 }
 
+/// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
+pub(super) fn rate_words(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        rate if rate >= 999.5e6 => format!("{:.2} GB/s", rate / 1e9),
+        rate if rate >= 999.5e3 => format!("{:.0} MB/s", rate / 1e6),
+        rate if rate >= 999.5 => format!("{:.0} kB/s", rate / 1e3),
+        rate => format!("{rate:.0} B/s"),
+    }
+}
+
 /// A number for `--json`: to six places.
 pub(super) fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
@@ -306,8 +316,8 @@ impl<'a> Reporter<'a> {
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
-            let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds);
-            super::say(&format!("Bandwidth {rate:.3} GB/s"));
+            let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds) * 1e9;
+            super::say(&format!("Bandwidth {}", rate_words(rate)));
         }
         let report = json_report(summary, failure);
         self.write(&report)
@@ -368,7 +378,11 @@ fn limiter_line(summary: &Summary) -> Option<String> {
         (Wait::Limit, _) => "--bwlimit",
     };
     let ceiling = ceiling(summary, &limiter);
-    Some(format!("limited by {name}, for {:.0} % of the time: it allows {ceiling:.3} GB/s", limiter.share * 100.0))
+    Some(format!(
+        "limited by {name}, for {:.0} % of the time: it allows {}",
+        limiter.share * 100.0,
+        rate_words(ceiling * 1e9)
+    ))
 }
 
 fn unreportable(exit: Exit, path: &Path, error: &std::io::Error) -> Failure {

@@ -60,9 +60,9 @@ pub(super) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered
     connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
     141 the receiver's output was closed";
 
-/// The whole command.
-pub fn main() -> ExitCode {
-    super::run("rdsend", || match SendArguments::try_parse() {
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdsend", || match SendArguments::try_parse_from(words) {
         Ok(arguments) => send(arguments),
         Err(error) => super::parse_failure(&error),
     })

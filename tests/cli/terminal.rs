@@ -59,7 +59,7 @@ impl Session {
 
 /// Paths of scratch directories need no quotes.
 fn line(options: &str, port: u16, rest: &str) -> String {
-    format!("{} {options} 127.0.0.1 {port} {rest}", env!("CARGO_BIN_EXE_rdsend"))
+    format!("{PROGRAM} rdsend {options} 127.0.0.1 {port} {rest}")
 }
 
 fn source(scratch: &Scratch, bytes: &[u8]) -> String {
@@ -115,7 +115,7 @@ fn a_bar_is_drawn_and_taken_away() {
         .filter_map(|drawn| drawn.split_once('%')?.0.rsplit(|at: char| !at.is_ascii_digit()).next()?.parse().ok())
         .collect();
     assert!(percents.is_sorted() && percents.iter().any(|percent| (1..100).contains(percent)), "{percents:?}");
-    assert!(text.contains("GB/s (limit ") && text.contains(" left"), "{text}");
+    assert!(text.contains("B/s (limit ") && text.contains(" left"), "{text}");
     assert!(text.ends_with(CLEAR), "the bar stays: {text}");
 }
 

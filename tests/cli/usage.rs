@@ -272,3 +272,23 @@ fn without_descriptors_nobody_waits() {
         assert_eq!(sent.code == 0, ended.code == 0, "{limit}: {}", sent.stderr);
     }
 }
+
+/// Under a name of its own the program is a command; under its own name it takes the command's.
+#[test]
+fn one_program_under_several_names() {
+    let scratch = Scratch::new();
+    let link = scratch.join("rdcp");
+    std::os::unix::fs::symlink(PROGRAM, &link).expect("a link");
+    let said = |command: &mut Command| {
+        let output = command.output().expect("started");
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let version = format!("rdcp {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(said(Command::new(&link).arg("--version")), (Some(0), version.clone()));
+    assert_eq!(said(Command::new(PROGRAM).args(["rdcp", "--version"])), (Some(0), version));
+    let (code, help) = said(Command::new(PROGRAM).arg("--help"));
+    assert!(code == Some(0) && help.contains("rdpipe"), "{help}");
+    for wrong in [&["no-such-command"][..], &[]] {
+        assert_eq!(said(Command::new(PROGRAM).args(wrong)).0, Some(1));
+    }
+}

@@ -33,28 +33,31 @@ pub const SOON: Duration = Duration::from_secs(2);
 /// Payload of one chunk at the default buffer size.
 pub const CHUNK: usize = 1 << 20;
 
+/// The program that is all commands: `rdma-pipe rdcp ...`, as it is called without its other names.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rdma-pipe");
+
 pub fn rdsend() -> Command {
-    command(env!("CARGO_BIN_EXE_rdsend"))
+    command("rdsend")
 }
 
 pub fn rdrecv() -> Command {
-    command(env!("CARGO_BIN_EXE_rdrecv"))
+    command("rdrecv")
 }
 
 pub fn rdcp() -> Command {
-    let mut command = command(env!("CARGO_BIN_EXE_rdcp"));
+    let mut command = command("rdcp");
     command.env_remove("RDCP_RSH");
     command
 }
 
 pub fn rdpipe() -> Command {
-    let mut command = command(env!("CARGO_BIN_EXE_rdpipe"));
+    let mut command = command("rdpipe");
     command.env_remove("RDCP_RSH");
     command
 }
 
 pub fn rdperf() -> Command {
-    let mut command = command(env!("CARGO_BIN_EXE_rdperf"));
+    let mut command = command("rdperf");
     command.env_remove("RDCP_RSH");
     command
 }
@@ -62,9 +65,9 @@ pub fn rdperf() -> Command {
 /// The agent's program, for `--agent`.
 pub const AGENT: &str = env!("CARGO_BIN_EXE_rdma-pipe-agent");
 
-fn command(program: &str) -> Command {
-    let mut command = Command::new(program);
-    command.env_remove("RD_KEY");
+fn command(name: &str) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.arg(name).env_remove("RD_KEY");
     command
 }
 

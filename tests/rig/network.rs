@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal};
 
 use super::hosts::{address, on};
 use super::lab::MARK;
-use super::{AGENT, CHUNK, Ended, PATIENCE, Process, Scratch, partials, rdcp, same};
+use super::{AGENT, CHUNK, Ended, PATIENCE, PROGRAM, Process, Scratch, partials, rdcp, same};
 
 /// The longest for all processes to end after one of them was killed.
 pub const GONE: Duration = Duration::from_secs(5);
@@ -122,7 +122,7 @@ impl Drop for Network {
 
 /// The processes that run one of our programs, on any host.
 pub fn ours() -> Vec<u32> {
-    let programs = [AGENT, env!("CARGO_BIN_EXE_rdcp"), env!("CARGO_BIN_EXE_rdpipe")].map(Path::new);
+    let programs = [AGENT, PROGRAM].map(Path::new);
     let entries = fs::read_dir("/proc").expect("proc").flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     numbers

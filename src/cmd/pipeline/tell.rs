@@ -13,8 +13,8 @@ use crate::cmd::end;
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
 use crate::cmd::report::{
-    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, limiter_now, read_line,
-    rounded, written_line,
+    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, limiter_now, rate_words,
+    read_line, rounded, written_line,
 };
 use crate::control::frames::Report;
 use crate::engine::{Read, Waits};
@@ -87,15 +87,15 @@ impl Screen {
             rate.add(now, hop.bytes, hop.waits);
         }
         let rate = |at: usize| match self.rates[at].bytes_per_second() {
-            Some(rate) => rate / 1e9,
-            None => gigabytes_per_second(hops[at].bytes, self.began.elapsed().as_secs_f64()),
+            Some(rate) => rate_words(rate),
+            None => rate_words(gigabytes_per_second(hops[at].bytes, self.began.elapsed().as_secs_f64()) * 1e9),
         };
         let limiter = |at: usize| limiter_now(self.rates[at].waits());
         let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
         let lines: Vec<String> = moving
             .map(|(at, hop)| {
                 let bytes = DecimalBytes(hop.bytes);
-                format!("{}: {bytes} {:.3} GB/s{}", hop.label(), rate(at), limiter(at))
+                format!("{}: {bytes} {}{}", hop.label(), rate(at), limiter(at))
             })
             .collect();
         if self.progress == Progress::Lines {
@@ -180,10 +180,10 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     let ways = [read_line(&read), written.as_ref().and_then(written_line)];
     let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();
     Some(format!(
-        "{}: {}, {:.3} GB/s, {}{ways}",
+        "{}: {}, {}, {}{ways}",
         hop.label(),
         DecimalBytes(report.bytes),
-        gigabytes_per_second(report.bytes, seconds),
+        rate_words(gigabytes_per_second(report.bytes, seconds) * 1e9),
         crate::cmd::copy::route(report, through)
     ))
 }

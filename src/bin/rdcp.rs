@@ -1,5 +1,0 @@
-//! See `rdcp --help`.
-
-fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::rdcp::main()
-}

@@ -1,5 +1,0 @@
-//! See `rddoctor --help`.
-
-fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::doctor::main()
-}

@@ -1,5 +1,0 @@
-//! See `rdperf --help`.
-
-fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::perf::main()
-}

@@ -1,5 +1,0 @@
-//! See `rdrecv --help`.
-
-fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::recv::main()
-}

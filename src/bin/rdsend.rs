@@ -1,5 +1,0 @@
-//! See `rdsend --help`.
-
-fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::send::main()
-}

@@ -31,7 +31,7 @@ complete -c rdcp -l json -d 'Write a report of the transfer as JSON, to FILE or 
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
-complete -c rdcp -l no-mode -d 'Give copies the mode of new files, not that of their source'
+complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files, not those of their source'
 complete -c rdcp -l no-owner -d 'Do not keep owner and group, which only root can'
 complete -c rdcp -l no-times -d 'Do not keep the times of last change and access'
 complete -c rdcp -l no-xattrs -d 'Do not keep extended attributes and ACLs'

@@ -38,7 +38,7 @@ pub struct TreeOptions {
     /// Do not leave out what matches PATTERN, although an --exclude before it does
     #[arg(long, value_name = "PATTERN")]
     include: Vec<OsString>,
-    /// Give copies the mode of new files, not that of their source
+    /// Give copies the mode and ACL of new files, not those of their source
     #[arg(long)]
     no_mode: bool,
     /// Do not keep owner and group, which only root can
@@ -226,6 +226,15 @@ pub(super) fn tell_failed(summary: &Summary, emit: &Emit) {
     let received = summary.received_tree.iter();
     let received = received.flat_map(|received| faults(&received.failures, Exit::Destination, "cannot write"));
     tell(sent.chain(received), emit);
+    let leftovers = summary.sent_tree.iter().flat_map(|sent| &sent.leftovers);
+    tell_leftovers(leftovers.map(Path::new), emit);
+}
+
+/// Names what is not copied and is no failure.
+fn tell_leftovers<'a>(paths: impl Iterator<Item = &'a Path>, emit: &Emit) {
+    for path in paths {
+        emit(Message::Say(format!("passed over {}, which an interrupted copy left", path.display())));
+    }
 }
 
 fn faults<'a>(facts: &'a [IoFact], exit: Exit, what: &'a str) -> impl Iterator<Item = Fault> + 'a {
@@ -262,7 +271,7 @@ pub(super) fn copy_here(
         times: settings.times,
         owner: settings.owner,
         xattrs: settings.xattrs,
-        acls: settings.xattrs,
+        acls: settings.xattrs && settings.mode,
         symlinks: settings.symlinks,
         hard_links: settings.hard_links,
         sparse: settings.sparse,
@@ -296,6 +305,7 @@ pub(super) fn copy_here(
         lost: AtomicU64::new(0),
         fatal: AtomicU64::new(0),
         faults: Mutex::default(),
+        leftovers: Mutex::default(),
     };
     let copied = copy::copy(&items, &options, &watch);
     report.bytes = copied.bytes;
@@ -303,6 +313,8 @@ pub(super) fn copy_here(
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
     report.failed = copied.failed - watch.fatal.load(Ordering::Relaxed) + watch.lost.load(Ordering::Relaxed);
     tell(watch.faults.into_inner().expect("no panic with it locked").into_kept().into_iter(), emit);
+    let leftovers = watch.leftovers.into_inner().expect("no panic with it locked").into_kept();
+    tell_leftovers(leftovers.iter().map(PathBuf::as_path), emit);
     report.fault = copied.stopped.map(|stop| match stop {
         copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
         copy::Stop::Fatal(failure) => fault(&failure),
@@ -321,6 +333,7 @@ struct Watch<'a> {
     /// Entries that stopped all of it: what the whole ends with.
     fatal: AtomicU64,
     faults: Mutex<First<Fault>>,
+    leftovers: Mutex<First<PathBuf>>,
 }
 
 impl Watch<'_> {
@@ -351,9 +364,14 @@ impl copy::Events for Watch<'_> {
     }
 
     fn note(&self, note: copy::Note<'_>, entry: &dyn copy::Paths) {
+        if note == copy::Note::Leftover {
+            let path = entry.source();
+            let bytes = path.as_os_str().len();
+            self.leftovers.lock().expect("no panic with it locked").keep(path, bytes);
+        }
         // As from another host, and as cp -a tells it. Of attributes that a file system does not take, neither does.
         if let copy::Note::Lost(what, error) = note
-            && [copy::metadata::OWNER, copy::metadata::MODE_AND_TIMES].contains(&what)
+            && [copy::metadata::OWNER, copy::metadata::MODE_AND_TIMES, copy::metadata::STALE].contains(&what)
         {
             self.lost.fetch_add(1, Ordering::Relaxed);
             let fact = crate::fs::io_fact(entry.destination().as_os_str(), error);

@@ -747,7 +747,8 @@ impl Engine {
             let counts = tree.counts();
             // What the walk has read is in the counts alone.
             self.summary.read.cached_bytes = counts.bytes.saturating_sub(self.summary.read.direct_bytes);
-            self.summary.sent_tree = Some(SentTree { counts, failures: tree.take_failures() });
+            let (failures, leftovers) = (tree.take_failures(), tree.take_leftovers());
+            self.summary.sent_tree = Some(SentTree { counts, failures, leftovers });
             tree.cancel();
         }
         let mut discarding = None;

@@ -1,5 +1,7 @@
 //! What a transfer tells while it runs and at its end.
 
+use std::ffi::OsString;
+
 use rd_proto::control::IoFact;
 use rd_proto::session::{Counters, Notice, Outcome};
 
@@ -66,4 +68,6 @@ pub struct SentTree {
     pub counts: Counts,
     /// The first of the failures.
     pub failures: Vec<IoFact>,
+    /// The first of what interrupted copies left in it, which was passed over.
+    pub leftovers: Vec<OsString>,
 }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::stops_everything;
+use super::{HAS_OTHER_NAMES, IS_LEFTOVER, IS_TEMPORARY, stops_everything};
 use metadata::Preserve;
 
 mod entry;
@@ -122,6 +122,21 @@ pub enum Problem {
     /// Directories lie too deep in each other.
     #[error("lies too deep")]
     TooDeep,
+    /// A file that is to be written in place has other names.
+    #[error("{}", HAS_OTHER_NAMES)]
+    OtherNames,
+    /// A temporary name, asked for by name.
+    #[error("{}", IS_LEFTOVER)]
+    Leftover,
+    /// The copy would have a temporary name for good.
+    #[error("{}", IS_TEMPORARY)]
+    Temporary,
+}
+
+impl From<Errno> for Problem {
+    fn from(error: Errno) -> Self {
+        Self::Os(error)
+    }
 }
 
 /// An entry that was not copied. The others go on, unless it is fatal.
@@ -150,6 +165,8 @@ pub enum Note<'a> {
     Lost(&'a std::ffi::CStr, Errno),
     /// Left out, as the options say.
     LeftOut,
+    /// What an interrupted copy left, passed over.
+    Leftover,
 }
 
 /// Told what happens, from several threads at once; must not block.

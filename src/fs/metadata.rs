@@ -11,15 +11,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rd_proto::tree::{Metadata, Time, Xattrs};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fchown,
-    fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, setxattr,
-    utimensat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
+    fchown, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
+    removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// The access ACL of an entry.
-pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+pub(super) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
+pub(super) const ACCESS_ACL_NAME: &CStr = c"system.posix_acl_access";
 
 /// The ACL that a directory gives to what is made in it.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
@@ -27,8 +28,18 @@ const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 /// The attributes that are ACLs.
 pub(super) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
 
+/// Entries of an ACL of which there is one at most, as the kernel numbers them.
+const ACL_OWNER: u16 = 1;
+const ACL_GROUP: u16 = 4;
+const ACL_MASK: u16 = 0x10;
+const ACL_OTHERS: u16 = 0x20;
+
+/// The longest value of an attribute, and the longest list of names, in bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
+const SET_GID: u32 = 0o2000;
 
 /// File capabilities: what set-user-ID root is, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -42,12 +53,19 @@ pub struct Keep {
     pub owner: bool,
     /// Times of the last change and the last access.
     pub times: bool,
-    /// Extended attributes and ACLs; those of `security.` and `trusted.` only by root.
+    /// Extended attributes, those of `security.` and `trusted.` only by root; and ACLs, if the mode is kept as well, of
+    /// which they are a part.
     pub xattrs: bool,
     /// Symbolic links.
     pub symlinks: bool,
     /// FIFOs, sockets and, by root, devices.
     pub specials: bool,
+}
+
+impl Keep {
+    fn acls(self) -> bool {
+        self.mode && self.xattrs
+    }
 }
 
 impl Default for Keep {
@@ -92,6 +110,13 @@ impl Object<'_> {
         }
     }
 
+    fn remove_xattr(self, name: impl Arg) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => fremovexattr(fd, name),
+            Self::Path(fd) => removexattr(itself(fd), name),
+        }
+    }
+
     pub(super) fn set_owner(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => fchown(fd, uid, gid),
@@ -124,12 +149,85 @@ pub(super) fn has_default_acl(directory: impl AsFd) -> bool {
     fgetxattr_query(directory, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0)
 }
 
+/// The permission bits that a new file can get in this directory where modes are not copied: those of the default ACL, or
+/// where there is none those that the umask leaves.
+pub(super) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u32 {
+    if !gives_acl {
+        return 0o777 & !umask;
+    }
+    let mut acl = vec![0; XATTR_BYTES_MAX];
+    let length = fgetxattr(directory, DEFAULT_ACL, &mut acl[..]).unwrap_or(0);
+    let entry = |tag| acl_entry(&acl[..length], tag).unwrap_or(0);
+    let group = acl_entry(&acl[..length], ACL_MASK).unwrap_or_else(|| entry(ACL_GROUP));
+    entry(ACL_OWNER) << 6 | group << 3 | entry(ACL_OTHERS)
+}
+
+/// As [`permitted`], for a directory: to its group and others cp gives the right to write only as the umask has it, also
+/// where there is a default ACL.
+pub(super) fn permitted_directory(permitted: u32, umask: u32) -> u32 {
+    permitted & !(umask & 0o022)
+}
+
+/// The permissions in an entry of an ACL of which there is one at most. An ACL is its version, then for each entry tag,
+/// permissions (u16 each) and number.
+fn acl_entry(acl: &[u8], tag: u16) -> Option<u32> {
+    let mut entries = acl.get(4..)?.chunks_exact(8);
+    entries.find(|entry| entry[..2] == tag.to_le_bytes()).map(|entry| u32::from(entry[2] & 7))
+}
+
+/// The mode of a copy that does not get this ACL of its source, whose mask the group's bits are: the group gets what it had.
+pub(super) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
+    mode & (!0o070 | acl_entry(acl, ACL_GROUP).unwrap_or(0) << 3)
+}
+
+/// Has a new file keep the access ACL of the file that it takes the place of, where that has one; returns what of its
+/// `mode` can be given to the new one.
+pub(super) fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(old) = openat(directory, name, flags, Mode::empty()) else { return mode & !0o070 };
+    let mut acl = vec![0; XATTR_BYTES_MAX];
+    match Object::Path(old.as_fd()).xattr(ACCESS_ACL_NAME, &mut acl) {
+        Ok(length) => match Object::Open(new.as_fd()).set_xattr(ACCESS_ACL_NAME, &acl[..length]) {
+            Ok(()) => mode,
+            Err(_) => without_acl(mode, &acl[..length]),
+        },
+        // Nor does it get one from the directory.
+        Err(_) => {
+            let _ = fremovexattr(new, ACCESS_ACL);
+            mode
+        }
+    }
+}
+
 /// Takes away the ACLs that an entry has, but those to be `kept`.
-pub(super) fn remove_acls(entry: impl AsFd, kept: impl Fn(&[u8]) -> bool) {
+pub(super) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     for name in ACLS.into_iter().filter(|name| !kept(name)) {
         // There is none, or the file system knows none.
-        let _ = fremovexattr(entry.as_fd(), name);
+        let _ = entry.remove_xattr(name);
     }
+}
+
+/// Takes away the attributes of the user that an entry has, but those to be `kept`. Others have a meaning that a copy is
+/// not to take away.
+///
+/// # Errors
+///
+/// What the first that could not be removed answered.
+pub(super) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
+    let mut list = vec![0; XATTR_BYTES_MAX];
+    let length = match entry.list_xattrs(&mut list) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => 0,
+        length => length?,
+    };
+    let names = list[..length].split(|&byte| byte == 0).filter(|name| name.starts_with(b"user.") && !kept(name));
+    let mut done = Ok(());
+    for name in names {
+        match entry.remove_xattr(name) {
+            Err(Errno::NODATA) => {}
+            removed => done = done.and(removed),
+        }
+    }
+    done
 }
 
 /// What an entry has before anything is set.
@@ -139,14 +237,19 @@ pub struct Current {
     pub uid: u32,
     /// Number of the group.
     pub gid: u32,
-    /// It may have ACLs: from the directory it was made in, or from before if it was there.
-    pub may_have_acls: bool,
+    /// It is a directory.
+    pub is_directory: bool,
+    /// It was made in a directory that gives ACLs.
+    pub gets_acl: bool,
+    /// It was there before, and may have ACLs and attributes.
+    pub was_there: bool,
 }
 
 impl Current {
     /// What `stat` tells.
-    pub fn new(stat: &Stat, may_have_acls: bool) -> Self {
-        Self { uid: stat.st_uid, gid: stat.st_gid, may_have_acls }
+    pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        Self { uid: stat.st_uid, gid: stat.st_gid, is_directory, gets_acl, was_there }
     }
 }
 
@@ -174,11 +277,23 @@ impl Setter {
         Self { keep, is_root: rustix::process::geteuid().is_root() }
     }
 
+    /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
+    pub fn mode(self, metadata: &Metadata<'_>, permitted: u32) -> u32 {
+        if self.keep.acls() {
+            return metadata.mode;
+        }
+        let acl = metadata.xattrs.iter().find(|(name, _)| *name == ACCESS_ACL);
+        let mode = acl.map_or(metadata.mode, |(_, acl)| without_acl(metadata.mode, acl));
+        if self.keep.mode { mode } else { mode & permitted }
+    }
+
     /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
     ///
     /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights; and so are file capabilities. The group's permissions are left out
-    /// where the source has an ACL that could not be set: they are that ACL's mask then, and the group may have less.
+    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep owners:
+    /// that the sender gives a file to just them is no reason to have it run with their rights, and only a directory's
+    /// setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
+    /// be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
         let Self { keep, is_root } = self;
         let mut applied = Applied::default();
@@ -193,20 +308,27 @@ impl Setter {
         let may_lend = keep.mode && keep.owner && owner == (metadata.uid, metadata.gid);
         let mut lost_acl = false;
         if keep.xattrs {
-            if current.may_have_acls
-                && let Object::Open(fd) = object
-            {
-                // Those that the source has as well are replaced in one step.
-                remove_acls(fd, |kept| metadata.xattrs.iter().any(|(name, _)| name == kept));
+            // Those that the source has as well are replaced in one step.
+            let of_source = |kept: &[u8]| metadata.xattrs.iter().any(|(name, _)| name == kept);
+            if keep.acls() && (current.gets_acl || current.was_there) {
+                remove_acls(object, of_source);
             }
-            lost_acl =
-                set_xattrs(object, metadata.xattrs, |name| is_root && (may_lend || name != CAPABILITY), &mut applied);
-        } else {
-            lost_acl |= metadata.xattrs.iter().any(|(name, _)| name == ACCESS_ACL);
+            if current.was_there {
+                applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
+            }
+            let may_set = |name: &[u8]| match () {
+                () if ACLS.contains(&name) => keep.acls(),
+                () => !is_privileged(name) || is_root && (may_lend || name != CAPABILITY),
+            };
+            lost_acl = set_xattrs(object, metadata.xattrs, may_set, &mut applied);
         }
         if let Some(mut mode) = mode {
-            if keep.mode && !may_lend {
-                mode &= !SET_IDS;
+            if keep.mode {
+                mode &= match (may_lend, is_root, current.is_directory) {
+                    (true, true, _) => !0,
+                    (true, false, true) => !(SET_IDS & !SET_GID),
+                    _ => !SET_IDS,
+                };
             }
             if lost_acl {
                 mode &= !0o070;
@@ -230,24 +352,27 @@ fn set_owner(object: Object<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
     object.set_owner(Some(Uid::from_raw(metadata.uid)), Some(Gid::from_raw(metadata.gid)))
 }
 
-/// Whether an access ACL was not set. `may_set`: whether a privileged attribute may be.
+fn is_privileged(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
+}
+
+/// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
 fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) -> bool, applied: &mut Applied) -> bool {
     let mut lost_acl = false;
     for (name, value) in xattrs.iter() {
         let is_acl = ACLS.contains(&name);
-        let is_privileged = name.starts_with(b"security.") || name.starts_with(b"trusted.");
         // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
-        if !(is_acl || name.starts_with(b"user.") || is_privileged && may_set(name)) {
+        if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {
             continue;
         }
         if let Err(error) = object.set_xattr(name, value) {
             lost_acl |= name == ACCESS_ACL;
-            if is_acl && let Object::Open(fd) = object {
+            if is_acl {
                 // Nor is it to keep one that is not the source's.
-                remove_acls(fd, |other| other != name);
+                remove_acls(object, |other| other != name);
             }
             // Root of a container may set few of the privileged ones; cp ignores that, too.
-            if error == Errno::OPNOTSUPP || is_privileged && error == Errno::PERM {
+            if error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
                 applied.is_unsupported = true;
             } else {
                 // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
@@ -289,9 +414,11 @@ mod tests {
             done => done.expect("set"),
         }
         assert!(has_default_acl(&directory));
-        remove_acls(&directory, |name| name == DEFAULT_ACL);
+        let object = Object::Open(directory.as_fd());
+        remove_acls(object, |name| name == DEFAULT_ACL);
         assert!(has_default_acl(&directory), "kept");
-        remove_acls(&directory, |_| false);
+        assert_eq!(permitted(&directory, true, 0o777), 0o777);
+        remove_acls(object, |_| false);
         assert!(!has_default_acl(&directory));
     }
 }

@@ -59,12 +59,59 @@ fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &St
             .is_ok_and(|found| (found.st_dev, found.st_ino) == (old.st_dev, old.st_ino))
 }
 
+/// Why an entry is not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    System(Errno),
+    Detail(&'static str),
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        Self::System(error)
+    }
+}
+
+impl Fault {
+    fn into_fact(self, path: &OsStr) -> IoFact {
+        match self {
+            Self::System(error) => io_fact(path, error),
+            Self::Detail(detail) => plain_fact(path, detail),
+        }
+    }
+}
+
 /// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
 const PARTIAL: &str = "rd-part";
 
+/// Ends the name of what is whole already and only waits to be renamed over an older entry.
+const WHOLE: &str = "rd-link";
+
+/// Digits of the hash in such names.
+const HASH_DIGITS: usize = 32;
+
+/// What a temporary name that was asked for by name is told to be.
+const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
+
+/// Why nothing gets a temporary name for good.
+const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
+
+/// Why a file is not written in place.
+const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
+
 /// The name under which `name` is made: hashed, so that it is never too long.
 fn name_beside(name: &[u8], ending: &str) -> String {
-    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..32])
+    format!(".{}.{ending}", &blake3::hash(name).to_hex()[..HASH_DIGITS])
+}
+
+/// Whether a name is of those that [`name_beside`] makes. What stands under it may be renamed or removed by a copy at any
+/// moment, so it is never sent, and nothing that is received gets it.
+fn is_temporary_name(name: &[u8]) -> bool {
+    let parts = name.strip_prefix(b".").and_then(|rest| rest.split_at_checked(HASH_DIGITS));
+    parts.is_some_and(|(hash, ending)| {
+        hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+            && [PARTIAL, WHOLE].iter().any(|known| ending.strip_prefix(b".") == Some(known.as_bytes()))
+    })
 }
 
 /// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed
@@ -130,4 +177,23 @@ fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut [u8]) -> R
         }
     }
     Ok(hasher.finalize().as_bytes()[..16].try_into().expect("of 32"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_names_are_known_and_no_others() {
+        for ending in [PARTIAL, WHOLE] {
+            let name = name_beside(b"a name", ending);
+            assert!(is_temporary_name(name.as_bytes()), "{name}");
+            for other in [&name[1..], &name[..name.len() - 1], &format!("{name}x"), &name.to_uppercase(), "."] {
+                assert!(!is_temporary_name(other.as_bytes()), "{other}");
+            }
+        }
+        for other in ["", ".rd-part", "a.rd-part", &format!(".{}.rd-file", "0".repeat(HASH_DIGITS))] {
+            assert!(!is_temporary_name(other.as_bytes()), "{other}");
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! Files under a partial name: made anew, locked, and ours alone.
 
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 pub(super) const TRIES_MAX: usize = 3;
@@ -39,7 +39,7 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
         match openat(fd, name, flags, Mode::empty()) {
             Ok(left) => {
                 flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
-                if is_named(fd, name.as_ref(), &left) {
+                if is_named(fd, name, &left) {
                     let here = fstat(&left)?;
                     let ours = FileType::from_raw_mode(here.st_mode) == FileType::RegularFile
                         && here.st_nlink == 1
@@ -70,7 +70,7 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
 
 /// Whether what stands under a partial name is this file still. Where a lock says nothing to another host, or a name is
 /// taken away, it may be another transfer's, and is neither to be published nor removed.
-pub(super) fn is_named(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
+pub(super) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
     let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
     matches!((here, named), (Ok(here), Ok(named)) if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino))
 }
@@ -123,7 +123,7 @@ mod tests {
             }
         }
         let (mine, _) = open(directory(scratch.path()), "name", false).expect("made");
-        let is_mine = || is_named(directory(scratch.path()), "name".as_ref(), &mine);
+        let is_mine = || is_named(directory(scratch.path()), "name", &mine);
         assert!(is_mine());
         fs::remove_file(&name).expect("made");
         assert!(!is_mine());

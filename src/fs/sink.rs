@@ -17,7 +17,11 @@ use rustix::fs::{
 use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
-use super::{PARTIAL, close, io_fact, is_serial, name_beside, partial, std_fact, umask};
+use super::metadata::keep_acl;
+use super::{
+    IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, std_fact,
+    umask,
+};
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
@@ -41,6 +45,9 @@ impl Sink {
         let fact = |error| io_fact(path.as_os_str(), error);
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(fact(Errno::ISDIR));
+        }
+        if path.file_name().is_some_and(|name| is_temporary_name(name.as_bytes())) {
+            return Err(plain_fact(path.as_os_str(), IS_TEMPORARY));
         }
         let resolved = match stat(path) {
             Ok(found) => match FileType::from_raw_mode(found.st_mode) {
@@ -168,7 +175,8 @@ impl FileSink {
             .map_err(|error| io_fact(self.path.as_os_str(), error))
     }
 
-    /// Gives the file its mode and its name. A file that was there keeps its mode and, where we may set it, its owner.
+    /// Gives the file its mode and its name. A file that was there keeps its mode with its ACL and, where we may set it,
+    /// its owner.
     ///
     /// # Errors
     ///
@@ -186,11 +194,12 @@ impl FileSink {
                 let is_as_before =
                     (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) || fchown(&self.file, owner, group).is_ok();
                 let mode = if is_as_before { old.st_mode } else { old.st_mode & !0o6000 };
+                let mode = keep_acl(&self.file, directory, last.as_os_str(), mode);
                 fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(fact)?;
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
-        if !partial::is_named(directory, beside, &self.file) {
+        if !partial::is_named(directory, beside.as_os_str(), &self.file) {
             return Err(fact(Errno::STALE));
         }
         renameat(directory, beside, directory, last).map_err(fact)?;
@@ -203,7 +212,7 @@ impl FileSink {
     pub fn discard(&self) {
         if let Some(names) = &self.names
             && !self.settled.swap(true, Ordering::Relaxed)
-            && partial::is_named(&names.directory, &names.partial, &self.file)
+            && partial::is_named(&names.directory, names.partial.as_os_str(), &self.file)
         {
             let _ = unlinkat(&names.directory, &names.partial, AtFlags::empty());
         }

@@ -31,13 +31,14 @@ use std::thread::JoinHandle;
 use flume::{Receiver, Sender, bounded};
 use rd_proto::control::IoFact;
 use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::direct::write::{Writes, Written};
 use super::first::First;
 use super::metadata::{Applied, Keep, Setter};
-use super::{io_fact, plain_fact, stops_everything};
-use directory::{OpenDirectory, find_file};
+use super::{Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
+use directory::{OpenDirectory, find};
 use entry::{Large, Range};
 
 /// Threads that write. More than this many only wait for each other in the file system.
@@ -234,9 +235,9 @@ impl Shared {
     }
 
     /// Records that an entry was not published.
-    fn fail(&self, path: Vec<u8>, error: Errno) {
+    fn fail(&self, path: Vec<u8>, fault: impl Into<Fault>) {
         self.mark_failed(&path);
-        self.report(&path, error);
+        self.report(&path, fault);
     }
 
     fn mark_failed(&self, path: &[u8]) {
@@ -257,15 +258,17 @@ impl Shared {
                     .any(|end| failures.failed.contains(&failures.hasher.hash_one(&path[..end])))
     }
 
-    fn report(&self, path: &[u8], error: Errno) {
+    fn report(&self, path: &[u8], fault: impl Into<Fault>) {
+        let fault = fault.into();
+        let fact = fault.into_fact(OsStr::from_bytes(path));
         let mut failures = self.failures();
-        if stops_everything(error) {
-            failures.fatal.get_or_insert_with(|| io_fact(OsStr::from_bytes(path), error));
+        if matches!(fault, Fault::System(error) if stops_everything(error)) {
+            failures.fatal.get_or_insert(fact);
             self.is_stopped.store(true, Release);
             return;
         }
         failures.count += 1;
-        failures.first.keep_fact(io_fact(OsStr::from_bytes(path), error));
+        failures.first.keep_fact(fact);
     }
 
     /// Takes note of metadata that could not be set on an entry that was published all the same.
@@ -430,7 +433,8 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
                 entry => {
-                    let Some(directory) = self.levels.last().cloned().flatten() else {
+                    let directory = self.levels.last().cloned().flatten();
+                    let Some(directory) = directory.filter(|directory| self.may_be_named(directory, &entry)) else {
                         self.skip(&entry)?;
                         continue;
                     };
@@ -481,7 +485,15 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         Ok(())
     }
 
-    /// Passes over an entry of a directory that failed.
+    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise.
+    fn may_be_named(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
+        let name = entry.name().map(|name| directory.final_name(name));
+        let Some(name) = name.filter(|name| is_temporary_name(name)) else { return true };
+        self.shared.fail(directory.path(name), Fault::Detail(IS_TEMPORARY));
+        false
+    }
+
+    /// Passes over an entry of a directory that failed, or that has failed itself.
     fn skip(&mut self, entry: &Record<'_>) -> Result<(), Refused> {
         self.skipped += 1;
         match *entry {
@@ -581,7 +593,13 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             if self.shared.has_failed(&path) {
                 Err(Errno::NOENT)
             } else {
-                find_file(&top, &first).and_then(|file| entry::link(&self.shared, file.as_fd(), directory, name))
+                let Options { keep, files_only, .. } = self.shared.options;
+                let wanted = |kind| match kind {
+                    FileType::RegularFile => true,
+                    FileType::Symlink => keep.symlinks && !files_only,
+                    _ => keep.specials && !files_only,
+                };
+                find(&top, &first, wanted).and_then(|found| entry::link(&self.shared, found.as_fd(), directory, name))
             }
         };
         self.shared.note_link(linked, directory, name);

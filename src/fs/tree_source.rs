@@ -15,6 +15,7 @@
 //!   has been announced: who waits for something to do may be the one who must do it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,7 @@ struct Shared {
     records_bytes: u64,
     counts: Counts,
     facts: First<IoFact>,
+    leftovers: First<OsString>,
     /// Ranges that were read elsewhere and are not settled, and other work that is not done.
     arrived: usize,
 }
@@ -149,6 +151,7 @@ impl TreeSource {
             records_bytes: 0,
             counts: Counts::default(),
             facts: First::default(),
+            leftovers: First::default(),
             arrived: 0,
         };
         Ok(Self { shared: Mutex::new(shared), changed: Condvar::new(), cancelled: AtomicBool::new(false), part_bytes })
@@ -239,6 +242,11 @@ impl TreeSource {
         std::mem::take(&mut self.shared().facts).into_kept()
     }
 
+    /// The first of what interrupted copies left in the tree, which was passed over.
+    pub fn take_leftovers(&self) -> Vec<OsString> {
+        std::mem::take(&mut self.shared().leftovers).into_kept()
+    }
+
     /// Ends all of it early: whoever waits in [`TreeSource::next`] gets `None`, and so does whoever asks later.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
@@ -284,6 +292,10 @@ impl TreeSource {
         shared.counts.bytes += filled.counts.bytes;
         shared.counts.failures += filled.counts.failures;
         filled.facts.into_kept().into_iter().for_each(|fact| shared.facts.keep_fact(fact));
+        for path in filled.leftovers.into_kept() {
+            let bytes = path.len();
+            shared.leftovers.keep(path, bytes);
+        }
         for file in filled.opened {
             let item = file.item;
             let have = if Record::awaits_have(file.stat.st_size as u64, file.is_sparse) {

@@ -34,8 +34,9 @@ use self::links::{Inode, Links};
 use self::place::{Entry, Level, Names, Place};
 use super::direct::Bypass;
 use super::first::First;
+use super::metadata::{ACCESS_ACL_NAME, without_acl};
 use super::source::{SHRANK, change};
-use super::{io_fact, plain_fact};
+use super::{Fault, IS_LEFTOVER, io_fact, is_temporary_name, plain_fact};
 
 mod links;
 mod place;
@@ -163,6 +164,8 @@ pub struct Filled {
     pub counts: Counts,
     /// The first of the failures met.
     pub facts: First<IoFact>,
+    /// The first of what interrupted copies left, which is passed over.
+    pub leftovers: First<OsString>,
 }
 
 /// A walk and where it is.
@@ -208,6 +211,7 @@ impl Walk {
             opened: Vec::new(),
             counts: Counts::default(),
             facts: First::default(),
+            leftovers: First::default(),
             failures: 0,
             buffer: Vec::new(),
             xattrs: Vec::new(),
@@ -234,6 +238,7 @@ impl Walk {
             opened: std::mem::take(&mut recorder.opened),
             counts: std::mem::take(&mut recorder.counts),
             facts: std::mem::take(&mut recorder.facts),
+            leftovers: std::mem::take(&mut recorder.leftovers),
         }
     }
 
@@ -286,7 +291,7 @@ impl Walk {
             outcome => outcome,
         };
         let step = step.unwrap_or_else(|fault| {
-            self.recorder.fail(fault.into_fact(self.place.source_path(&entry)));
+            self.recorder.fail(fault.into_fact(&self.place.source_path(&entry)));
             Step::Passed
         });
         if !matches!(step, Step::Full | Step::AtLimit) {
@@ -314,27 +319,6 @@ enum Step {
     Over,
 }
 
-/// Why an entry is not sent.
-enum Fault {
-    System(Errno),
-    Detail(&'static str),
-}
-
-impl From<Errno> for Fault {
-    fn from(error: Errno) -> Self {
-        Self::System(error)
-    }
-}
-
-impl Fault {
-    fn into_fact(self, path: OsString) -> IoFact {
-        match self {
-            Self::System(error) => io_fact(&path, error),
-            Self::Detail(detail) => plain_fact(&path, detail),
-        }
-    }
-}
-
 /// A large file that has been announced.
 struct Open {
     /// If it has further names.
@@ -357,6 +341,8 @@ struct Recorder {
     counts: Counts,
     /// Since the last chunk.
     facts: First<IoFact>,
+    /// Since the last chunk.
+    leftovers: First<OsString>,
     /// Since the beginning.
     failures: u64,
     /// A block of directory entries, or the list and a value of extended attributes.
@@ -405,11 +391,19 @@ impl Recorder {
         {
             return Ok(Step::Passed);
         }
+        if is_temporary_name(entry.name) {
+            if place.levels.len() == 1 {
+                return Err(Fault::Detail(IS_LEFTOVER));
+            }
+            let path = place.source_path(entry);
+            let bytes = path.len();
+            self.leftovers.keep(path, bytes);
+            return Ok(Step::Passed);
+        }
         let step = match (kind, seen) {
             (FileType::Directory, seen) => self.directory(place, entry, seen, target, entered)?,
             (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
-            (FileType::Symlink, Some(stat)) => self.symlink(entry, &stat, target)?,
-            (_, Some(stat)) => self.special(entry, &stat, target)?,
+            (_, Some(stat)) => self.other(place, entry, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
         if let Step::Wrote(_) = step {
@@ -463,8 +457,12 @@ impl Recorder {
         if !self.options.recursive {
             return Err(Errno::ISDIR.into());
         }
-        let (directory, stat) = self.open(entry, FileType::Directory, seen, OFlags::DIRECTORY)?;
-        self.read_xattrs(|list| flistxattr(&directory, list), |name, value| fgetxattr(&directory, name, value))?;
+        let (directory, mut stat) = self.open(entry, FileType::Directory, seen, OFlags::DIRECTORY)?;
+        self.read_xattrs(
+            &mut stat,
+            |list| flistxattr(&directory, list),
+            |name, value| fgetxattr(&directory, name, value),
+        )?;
         let record = Record::Directory { name: entry.name, metadata: metadata(&stat, &self.xattrs) };
         let step = wrote(record.encode(target));
         *entered = Some(directory);
@@ -508,22 +506,9 @@ impl Recorder {
     }
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Option<Stat>, target: &mut [u8]) -> Result<Step, Fault> {
-        let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
-        let inode = (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        if let Some(inode) = inode
-            && let Some((first, item)) = self.links.first(inode)
-        {
-            let waiting: u64 = self.open.values().map(|open| open.names).sum();
-            if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
-                return Ok(Step::AtLimit);
-            }
-            let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
-            if let Step::Wrote(_) = step {
-                if let Some(open) = self.open.get_mut(&item) {
-                    open.names += 1;
-                }
-                self.links.count(inode);
-            }
+        let (file, mut stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
+        let inode = self.inode(&stat);
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
         }
         let size = stat.st_size as u64;
@@ -532,7 +517,7 @@ impl Recorder {
         if !is_inline && self.open.len() == OPEN_MAX {
             return Ok(Step::AtLimit);
         }
-        self.read_xattrs(|list| flistxattr(&file, list), |name, value| fgetxattr(&file, name, value))?;
+        self.read_xattrs(&mut stat, |list| flistxattr(&file, list), |name, value| fgetxattr(&file, name, value))?;
         let step = if is_inline {
             self.small_file(entry, &file, &stat, target)?
         } else {
@@ -587,7 +572,46 @@ impl Recorder {
         Ok(Step::Wrote(head + size))
     }
 
-    fn symlink(&mut self, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+    /// What an entry that may have further names is known by.
+    fn inode(&self, stat: &Stat) -> Option<Inode> {
+        (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Writes the record of a further name of what has been sent; `None` if this is its first.
+    fn further_name(&mut self, entry: &Entry<'_>, inode: Inode, target: &mut [u8]) -> Option<Step> {
+        let (first, item) = self.links.first(inode)?;
+        let waiting: u64 = self.open.values().map(|open| open.names).sum();
+        if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
+            return Some(Step::AtLimit);
+        }
+        let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
+        if let Step::Wrote(_) = step {
+            if let Some(open) = self.open.get_mut(&item) {
+                open.names += 1;
+            }
+            self.links.count(inode);
+        }
+        Some(step)
+    }
+
+    /// A symbolic link, a FIFO, a socket, a device.
+    fn other(&mut self, place: &Place, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+        let inode = self.inode(stat);
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
+            return Ok(step);
+        }
+        let step = if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            self.symlink(entry, *stat, target)?
+        } else {
+            self.special(entry, *stat, target)?
+        };
+        if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
+            self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, 0);
+        }
+        Ok(step)
+    }
+
+    fn symlink(&mut self, entry: &Entry<'_>, mut stat: Stat, target: &mut [u8]) -> Result<Step, Fault> {
         if !self.options.symlinks {
             return Ok(Step::Passed);
         }
@@ -599,12 +623,12 @@ impl Recorder {
             Err(Errno::INVAL) => return Err(REPLACED),
             Err(error) => return Err(error.into()),
         };
-        self.read_xattrs_by_name(entry)?;
-        let metadata = metadata(stat, &self.xattrs);
+        self.read_xattrs_by_name(entry, &mut stat)?;
+        let metadata = metadata(&stat, &self.xattrs);
         Ok(wrote(Record::Symlink { name: entry.name, metadata, target: &leads_to[..length] }.encode(target)))
     }
 
-    fn special(&mut self, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+    fn special(&mut self, entry: &Entry<'_>, mut stat: Stat, target: &mut [u8]) -> Result<Step, Fault> {
         if !self.options.specials {
             return Ok(Step::Passed);
         }
@@ -615,37 +639,43 @@ impl Recorder {
             FileType::BlockDevice => (Special::Block, stat.st_rdev),
             _ => return Err(Fault::Detail("is of a kind that is not known")),
         };
-        self.read_xattrs_by_name(entry)?;
-        let metadata = metadata(stat, &self.xattrs);
+        self.read_xattrs_by_name(entry, &mut stat)?;
+        let metadata = metadata(&stat, &self.xattrs);
         let device = (major(device), minor(device));
         Ok(wrote(Record::Special { name: entry.name, metadata, kind, device }.encode(target)))
     }
 
     /// Reads the attributes of what is not to be opened. The directory is named by its descriptor, and no link followed.
-    fn read_xattrs_by_name(&mut self, entry: &Entry<'_>) -> Result<(), Fault> {
-        if !self.options.xattrs {
-            return Ok(());
-        }
+    fn read_xattrs_by_name(&mut self, entry: &Entry<'_>, stat: &mut Stat) -> Result<(), Fault> {
         let mut path = match entry.at.as_raw_fd() {
             at if at == CWD.as_raw_fd() => Vec::new(),
             at => format!("/proc/self/fd/{at}/").into_bytes(),
         };
         path.extend(entry.path.to_bytes());
-        self.read_xattrs(|list| llistxattr(&path[..], list), |name, value| lgetxattr(&path[..], name, value))
+        self.read_xattrs(stat, |list| llistxattr(&path[..], list), |name, value| lgetxattr(&path[..], name, value))
     }
 
-    /// Reads the attributes of an entry, if they are asked for: one call where there are none.
+    /// Reads the attributes of an entry, if they are asked for: one call where there are none. Otherwise `stat` loses what
+    /// its mode says by an ACL that is not sent.
     fn read_xattrs(
         &mut self,
+        stat: &mut Stat,
         list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
         value: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
     ) -> Result<(), Fault> {
         self.xattrs.clear();
-        if !self.options.xattrs {
+        let is_symlink = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        if !self.options.xattrs && (is_symlink || stat.st_mode & 0o070 == 0) {
             return Ok(());
         }
         self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
         let (names, found) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
+        if !self.options.xattrs {
+            if let Ok(length) = value(ACCESS_ACL_NAME, found) {
+                stat.st_mode = without_acl(stat.st_mode, &found[..length]);
+            }
+            return Ok(());
+        }
         let length = match list(names) {
             Ok(length) => length,
             // There is no /proc to name the directory by; links and FIFOs hardly ever have any.

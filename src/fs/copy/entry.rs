@@ -273,8 +273,14 @@ impl<'e> Worker<'e, '_> {
         if FileType::from_raw_mode(now.st_mode) != kind {
             return Err(at_destination(Errno::STALE));
         }
-        let mode = if preserve.mode { metadata.mode } else { metadata::masked(metadata.mode, engine.umask) };
-        let present = Present { owner: Some((now.st_uid, now.st_gid)), mode: None };
+        let mut mode = metadata.mode;
+        if kind != FileType::Symlink && !preserve.acls {
+            let source = opened(&directory.source, &entry.source).source()?;
+            mode = metadata::source_mode(Object::Path(source.as_fd()), mode, preserve);
+        }
+        let mode = if preserve.mode { mode } else { mode & directory.permitted };
+        let gets_acl = kind != FileType::Symlink && directory.gives_acls;
+        let present = Present { owner: Some((now.st_uid, now.st_gid)), mode: None, gets_acl, was_there: false };
         let lost =
             metadata::apply(Object::Path(made.as_fd()), kind, &metadata, Some(mode), &attributes, preserve, present)
                 .destination()?;

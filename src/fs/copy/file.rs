@@ -17,7 +17,7 @@ use super::tree::{Directory, DirectoryRef};
 use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
-use crate::fs::metadata::Object;
+use crate::fs::metadata::{Object, keep_acl};
 use crate::fs::{TMPFS_MAGIC, close, write_at};
 
 /// Files of at least this size are copied in ranges by several threads.
@@ -56,7 +56,8 @@ impl<'e> Worker<'e, '_> {
         if size <= BUFFER_BYTES as u64 && !is_sparse && (size == 0 || engine.cannot_clone.load(Ordering::Relaxed)) {
             first = Some(read_some(&source, &mut self.buffer).source()?);
         }
-        let output = make_output(engine, directory, entry, stat, &attributes, old).destination()?;
+        let output = make_output(engine, directory, entry, stat, &attributes, old);
+        let output = output.map_err(|problem| (Side::Destination, problem))?;
         let transfer = Transfer { source, stat: *stat, attributes, output };
         let is_cloned = first.is_none() && is_cloned(engine, &transfer);
         if size >= LARGE_BYTES && !is_cloned {
@@ -128,7 +129,7 @@ fn make_output(
     stat: &Stat,
     attributes: &[Attribute],
     old: Option<Stat>,
-) -> Result<Output, Errno> {
+) -> Result<Output, Problem> {
     let (parent, name) = (&directory.destination, entry.name());
     if directory.is_unseen {
         // An attribute can be set only while the owner may write.
@@ -139,9 +140,9 @@ fn make_output(
     }
     let is_file = old.is_some_and(|old| FileType::from_raw_mode(old.st_mode) == FileType::RegularFile);
     if engine.options.in_place && (is_file || old.is_none()) {
-        return Output::in_place(parent, name, old);
+        return Output::in_place(parent, name, old, stat);
     }
-    Output::beside(parent, name, old.filter(|_| is_file))
+    Ok(Output::beside(parent, name, old.filter(|_| is_file))?)
 }
 
 /// Checks that the source is what it was, dresses the copy and gives it its name; or removes it.
@@ -169,23 +170,23 @@ fn dress(engine: &Engine<'_>, directory: &Directory<'_>, entry: &Entry, transfer
     }
     let preserve = &engine.options.preserve;
     let file = output.file.as_fd();
-    let may_have_acls = directory.gives_acls || engine.options.in_place && output.old.is_some();
-    if may_have_acls && preserve.acls {
-        metadata::remove_other_acls(file, attributes);
-    }
+    let was_there = engine.options.in_place && output.old.is_some();
     let mut metadata = Metadata::from(stat);
     let mut preserve = *preserve;
+    let new_mode = metadata::source_mode(Object::Open(source.as_fd()), metadata.mode, &preserve);
     let mode = match (preserve.mode, &output.old) {
-        (true, _) => metadata.mode,
-        (false, None) => metadata::masked(metadata.mode, engine.umask),
+        (true, _) => new_mode,
+        (false, None) => new_mode & directory.permitted,
         (false, Some(old)) => {
             // A file that was there keeps its mode, and with it what that mode means: its owner.
             (metadata.uid, metadata.gid) = (old.st_uid, old.st_gid);
             preserve.owner = true;
-            old.st_mode & 0o7777
+            let mode = old.st_mode & 0o7777;
+            if was_there { mode } else { keep_acl(file, &directory.destination, entry.name(), mode) }
         }
     };
-    let present = Present { owner: directory.is_ours.then_some(engine.us), mode: output.made_mode };
+    let owner = directory.is_ours.then_some(engine.us);
+    let present = Present { owner, mode: output.made_mode, gets_acl: directory.gives_acls, was_there };
     let kind = FileType::RegularFile;
     let lost = metadata::apply(Object::Open(file), kind, &metadata, Some(mode), attributes, &preserve, present)
         .destination()?;

@@ -11,13 +11,11 @@
 //! The calls are those of [`crate::fs::metadata`]. What is done where one of them is refused is not: here it is what cp does
 //! with files of this host; there, what another host's file may be given.
 
-use std::ffi::{CStr, CString};
-use std::os::fd::AsFd;
-
 use rustix::fs::{FileType, Gid, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
+use std::ffi::{CStr, CString};
 
-use crate::fs::metadata::{ACCESS_ACL, ACLS, Object, remove_acls};
+use crate::fs::metadata::{ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, remove_acls, remove_user_xattrs, without_acl};
 
 /// The longest list of attribute names, and the longest value, that Linux has.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
@@ -36,7 +34,7 @@ pub struct Preserve {
     pub owner: bool,
     /// Extended attributes other than ACLs.
     pub xattrs: bool,
-    /// POSIX ACLs, also default ones.
+    /// POSIX ACLs, also default ones. They are a part of the mode.
     pub acls: bool,
     /// Symbolic links. Off: left out.
     pub symlinks: bool,
@@ -125,6 +123,9 @@ pub struct Lost {
 /// What is lost where an owner or a group is refused.
 pub const OWNER: &CStr = c"owner";
 
+/// What is lost where attributes of an object that was there before cannot be removed.
+pub const STALE: &CStr = c"attributes";
+
 /// What is lost where a directory that was there before is not ours to change.
 pub const MODE_AND_TIMES: &CStr = c"mode and times";
 
@@ -178,14 +179,34 @@ pub fn read_attributes(object: Object<'_>, preserve: &Preserve) -> Result<Vec<At
     Ok(attributes)
 }
 
-/// Takes away those ACLs that are not among `attributes`: what an object that was there before has beyond its source.
-pub fn remove_other_acls(object: impl AsFd, attributes: &[Attribute]) {
-    remove_acls(object, |name| attributes.iter().any(|attribute| attribute.name.as_bytes() == name));
+/// The mode for a copy of an object, before the umask is held against it: where ACLs are not kept, without what it says by
+/// one.
+pub fn source_mode(object: Object<'_>, mode: u32, preserve: &Preserve) -> u32 {
+    if preserve.acls || mode & 0o070 == 0 {
+        return mode;
+    }
+    let mut acl = vec![0; ATTRIBUTE_BYTES_MAX];
+    object.xattr(ACCESS_ACL_NAME, &mut acl).map_or(mode, |length| without_acl(mode, &acl[..length]))
 }
 
-/// What an object that has just been made has of itself, so that calls that would change nothing can be left out.
-#[derive(Clone, Copy, Debug)]
+/// Takes away what an object has beyond its source: ACLs, where it may have some, and the user's attributes where it was
+/// there before.
+fn remove_others(object: Object<'_>, attributes: &[Attribute], preserve: &Preserve, present: Present) -> Option<Lost> {
+    let of_source = |name: &[u8]| attributes.iter().any(|attribute| attribute.name.as_bytes() == name);
+    if preserve.acls && (present.gets_acl || present.was_there) {
+        remove_acls(object, of_source);
+    }
+    let removed = if preserve.xattrs && present.was_there { remove_user_xattrs(object, of_source) } else { Ok(()) };
+    removed.err().map(|errno| Lost { what: STALE.to_owned(), errno })
+}
+
+/// What is known of an object before anything is put on it.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Present {
+    /// It was made in a directory that gives ACLs.
+    pub gets_acl: bool,
+    /// It was there before, and may have ACLs and attributes.
+    pub was_there: bool,
     /// Its owner and group; `None`: not known.
     pub owner: Option<(u32, u32)>,
     /// Its permission bits; `None`: not known.
@@ -224,11 +245,13 @@ pub fn apply(
                 }
             }
         }
-        if !is_kept {
+        // Where modes are not kept, setgid of a directory is the destination's.
+        if !is_kept && (preserve.mode || kind != FileType::Directory) {
             // They would lend somebody else's file our rights, or ours theirs.
             mode = mode.map(|mode| mode & !0o6000);
         }
     }
+    lost.extend(remove_others(object, attributes, preserve, present));
     for attribute in attributes {
         if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
             lost.push(Lost { what: attribute.name.clone(), errno });
@@ -248,9 +271,4 @@ pub fn apply(
         object.set_times(&metadata.timestamps())?;
     }
     Ok(lost)
-}
-
-/// The mode of a new object where modes are not kept: the source's without the bits of the umask.
-pub fn masked(mode: u32, umask: u32) -> u32 {
-    mode & 0o777 & !umask
 }

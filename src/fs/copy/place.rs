@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, flock, fstat, ftruncate, mkdirat, openat,
-    renameat, renameat_with, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, flock, fstat, ftruncate, mkdirat,
+    openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -13,7 +13,8 @@ use rustix::io::Errno;
 /// busy with it.
 const TAKEOVERS_MAX: u32 = 3;
 
-use crate::fs::{PARTIAL, name_beside};
+use super::Problem;
+use crate::fs::{PARTIAL, WHOLE, name_beside, partial};
 
 /// Directories that lie in each other, in what a killed run left: more are not removed.
 const REMOVE_DEPTH_MAX: u32 = 1024;
@@ -24,6 +25,11 @@ pub(super) const LISTING_BYTES: usize = 32 << 10;
 /// The name under which `name` is made.
 pub(super) fn temporary(name: &CStr) -> CString {
     CString::new(name_beside(name.to_bytes(), PARTIAL)).expect("no zero in it")
+}
+
+/// The name under which a link or special file is made that is to replace something. Nothing half made ever has it.
+fn temporary_whole(name: &CStr) -> CString {
+    CString::new(name_beside(name.to_bytes(), WHOLE)).expect("no zero in it")
 }
 
 /// Opens a directory that is not a symbolic link, to list it and reach what is in it.
@@ -75,8 +81,7 @@ fn lock(directory: BorrowedFd<'_>, name: &CStr, made: &OwnedFd) -> Result<(), Er
         // A file system without locks: nobody can take the name over from us then, see `make_way`.
         Err(_) => return Ok(()),
     }
-    let (here, named) = (fstat(made)?, statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| Errno::BUSY)?);
-    if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino) { Ok(()) } else { Err(Errno::BUSY) }
+    if partial::is_named(directory, name, made) { Ok(()) } else { Err(Errno::BUSY) }
 }
 
 /// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
@@ -144,7 +149,7 @@ pub(super) struct Output {
     pub(super) file: OwnedFd,
     naming: Naming,
     /// The file that is replaced, or written into.
-    pub(super) old: Option<rustix::fs::Stat>,
+    pub(super) old: Option<Stat>,
     /// The mode that it has, if that may be the final one.
     pub(super) made_mode: Option<u32>,
 }
@@ -168,19 +173,32 @@ impl Output {
     }
 
     /// Makes a file beside its final name.
-    pub(super) fn beside(directory: impl AsFd, name: &CStr, old: Option<rustix::fs::Stat>) -> Result<Self, Errno> {
+    pub(super) fn beside(directory: impl AsFd, name: &CStr, old: Option<Stat>) -> Result<Self, Errno> {
         let temporary = temporary(name);
         let file = create_temporary(directory, &temporary)?;
         Ok(Self { file, naming: Naming::Temporary(temporary), old, made_mode: None })
     }
 
-    /// Opens the file that is there, or makes it, to write into it as it stands.
-    pub(super) fn in_place(directory: impl AsFd, name: &CStr, old: Option<rustix::fs::Stat>) -> Result<Self, Errno> {
+    /// Opens the file that is there, or makes it, to write into it as it stands: if it is not the source, which may be seen
+    /// in two places, nor has other names.
+    pub(super) fn in_place(
+        directory: impl AsFd,
+        name: &CStr,
+        old: Option<Stat>,
+        source: &Stat,
+    ) -> Result<Self, Problem> {
         let make = if old.is_none() { OFlags::CREATE | OFlags::EXCL } else { OFlags::empty() };
         let flags = make | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
-        if FileType::from_raw_mode(fstat(&file)?.st_mode) != FileType::RegularFile {
-            return Err(Errno::EXIST);
+        let stat = fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::EXIST.into());
+        }
+        if (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino) {
+            return Err(Problem::SameFile);
+        }
+        if stat.st_nlink > 1 {
+            return Err(Problem::OtherNames);
         }
         ftruncate(&file, 0)?;
         Ok(Self { file, naming: Naming::Final { is_ours: old.is_none() }, old, made_mode: None })
@@ -190,6 +208,9 @@ impl Output {
     pub(super) fn publish(self, directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
         match &self.naming {
             Naming::Final { .. } => Ok(()),
+            Naming::Temporary(temporary) if !partial::is_named(&directory, &**temporary, &self.file) => {
+                Err(Errno::STALE)
+            }
             Naming::Temporary(temporary) => renameat(&directory, temporary, &directory, name).inspect_err(|_| {
                 let _ = unlinkat(&directory, temporary, AtFlags::empty());
             }),
@@ -201,6 +222,8 @@ impl Output {
         let _ = match &self.naming {
             Naming::Final { is_ours: false } => Ok(()),
             Naming::Final { is_ours: true } => unlinkat(directory, name, AtFlags::empty()),
+            // Another's by now, where locks say nothing to it.
+            Naming::Temporary(temporary) if !partial::is_named(&directory, &**temporary, &self.file) => Ok(()),
             Naming::Temporary(temporary) => unlinkat(directory, temporary, AtFlags::empty()),
         };
     }
@@ -217,7 +240,7 @@ pub(super) fn replace(
         Err(Errno::EXIST) => {}
         other => return other,
     }
-    let temporary = temporary(name);
+    let temporary = temporary_whole(name);
     for _ in 0..TAKEOVERS_MAX {
         match make(&temporary) {
             Err(Errno::EXIST) => make_way(directory, &temporary)?,

@@ -15,7 +15,8 @@ use super::place;
 use super::work::{BATCH_ENTRIES, Engine, Job, Worker};
 use super::{Failure, Item, Note, Paths, Problem, Side, working_directory};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
-use crate::fs::metadata::{Object, has_default_acl, remove_acls};
+use crate::fs::is_temporary_name;
+use crate::fs::metadata::{Object, has_default_acl, permitted, permitted_directory, remove_acls};
 
 /// Directories that lie in each other.
 const DEPTH_MAX: u32 = 4096;
@@ -121,6 +122,8 @@ pub(super) struct Directory<'e> {
     pub(super) is_ours: bool,
     /// New files in it inherit an ACL, and with it another mode than they were made with. Where ACLs are kept it has to go.
     pub(super) gives_acls: bool,
+    /// Permissions that new files in it can get where modes are not kept.
+    pub(super) permitted: u32,
     /// Device and inode of the topmost directory of this item's copy: it must not be met in the source.
     top: Option<(u64, u64)>,
     /// What is to be put on it in the end; `None` for the directory that an item is put into.
@@ -181,10 +184,7 @@ impl Directory<'_> {
         let Some(finish) = &self.finish else { return fsync_self() };
         let parent = self.parent.as_ref().ok_or(Errno::NOENT)?;
         let object = Object::Open(self.destination.as_fd());
-        if !self.is_unseen && options.preserve.acls {
-            metadata::remove_other_acls(&self.destination, &finish.attributes);
-        }
-        let present = Present { owner: None, mode: None };
+        let present = Present { was_there: !self.is_unseen, ..Present::default() };
         let applied = metadata::apply(
             object,
             FileType::Directory,
@@ -238,6 +238,12 @@ impl<'e> Worker<'e, '_> {
         if name.is_empty() || name == c".." || name.as_bytes().contains(&b'/') {
             return fail(Side::Destination, &item.directory.join(&item.name), Problem::Os(Errno::INVAL));
         }
+        if item.source.file_name().is_some_and(|name| is_temporary_name(name.as_bytes())) {
+            return fail(Side::Source, &item.source, Problem::Leftover);
+        }
+        if is_temporary_name(name.as_bytes()) {
+            return fail(Side::Destination, &item.directory.join(&item.name), Problem::Temporary);
+        }
         let open = || -> Result<_, Errno> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let destination = openat(CWD, &item.directory, flags, Mode::empty())?;
@@ -250,6 +256,7 @@ impl<'e> Worker<'e, '_> {
         };
         let directory = CString::new(item.directory.as_os_str().as_bytes()).expect("it has been opened");
         let gives_acls = has_default_acl(&destination);
+        let permitted = permitted(&destination, gives_acls, self.engine.umask);
         let root = DirectoryRef(Some(Arc::new(Directory {
             engine: self.engine,
             node: Arc::new(Node {
@@ -265,6 +272,7 @@ impl<'e> Worker<'e, '_> {
             is_unseen: false,
             is_ours: false,
             gives_acls,
+            permitted,
             top: None,
             finish: None,
             parent: None,
@@ -344,16 +352,21 @@ impl<'e> Worker<'e, '_> {
         let gives_acls = if !is_new {
             has_default_acl(&destination)
         } else if parent.gives_acls && preserve.acls {
-            remove_acls(&destination, |_| false);
+            remove_acls(Object::Open(destination.as_fd()), |_| false);
             false
         } else {
             parent.gives_acls
         };
+        let source_mode = metadata::source_mode(Object::Open(source.as_fd()), stat.st_mode & 0o7777, preserve);
         let mode = match (preserve.mode, is_new) {
-            (true, _) => Some(stat.st_mode & 0o7777),
-            (false, true) => Some(metadata::masked(stat.st_mode, engine.umask)),
+            (true, _) => Some(source_mode),
+            (false, true) => {
+                let permitted = permitted_directory(parent.permitted, engine.umask);
+                Some(source_mode & permitted | made.st_mode & Mode::SGID.bits())
+            }
             (false, false) => None,
         };
+        let permitted = if preserve.mode { 0o777 } else { permitted(&destination, gives_acls, engine.umask) };
         Ok(DirectoryRef(Some(Arc::new(Directory {
             engine,
             node: Arc::new(Node {
@@ -368,6 +381,7 @@ impl<'e> Worker<'e, '_> {
             is_unseen: is_new,
             is_ours: is_new && (made.st_uid, made.st_gid) == engine.us,
             gives_acls,
+            permitted,
             top: parent.top.or(Some((made.st_dev, made.st_ino))),
             destination,
             finish: Some(Finish { metadata: Metadata::from(&stat), attributes, mode }),
@@ -396,6 +410,10 @@ impl<'e> Worker<'e, '_> {
                 entry.kind = FileType::from_raw_mode(stat.st_mode);
             }
             if self.is_ignored(directory, &entry) {
+                continue;
+            }
+            if is_temporary_name(entry.source.to_bytes()) {
+                self.engine.note(directory, &entry, Note::Leftover);
                 continue;
             }
             if entry.kind == FileType::Directory {

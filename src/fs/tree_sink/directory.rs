@@ -9,7 +9,8 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, mkdirat, op
 use rustix::io::Errno;
 
 use super::Shared;
-use crate::fs::metadata::{Applied, Current, Object, has_default_acl};
+use crate::fs::is_temporary_name;
+use crate::fs::metadata::{Applied, Current, Object, has_default_acl, permitted, permitted_directory};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -25,6 +26,8 @@ pub(super) struct OpenDirectory {
     shared: Arc<Shared>,
     /// Entries made here get ACLs from it.
     pub gives_acl: bool,
+    /// Permissions that files made here can get where modes are not kept.
+    pub permitted: u32,
     /// Files get a partial name here: there are none without, or older ones are in the way of linking.
     pub wants_names: AtomicBool,
     /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
@@ -93,14 +96,15 @@ impl OpenDirectory {
         let keep = shared.options.keep;
         let was_closed = !is_new && Self::open_up(&fd, &stat)?;
         let mode = if keep.mode {
-            Some(metadata.mode)
+            Some(shared.setter.mode(metadata, 0o777))
         } else if is_new {
             // A group that is handed down is so by a bit that mkdir has set.
-            Some(metadata.mode & 0o777 & !shared.umask | stat.st_mode & Mode::SGID.bits())
+            let permitted = permitted_directory(parent.permitted, shared.umask);
+            Some(shared.setter.mode(metadata, permitted) & 0o777 | stat.st_mode & Mode::SGID.bits())
         } else {
             was_closed.then_some(stat.st_mode & 0o7777)
         };
-        let current = Current::new(&stat, !is_new || parent.gives_acl);
+        let current = Current::new(&stat, parent.gives_acl, !is_new);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
         let place = match name {
             // Merged into it.
@@ -122,7 +126,9 @@ impl OpenDirectory {
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
         let gives_acl = has_default_acl(&fd);
-        Self { fd, place, shared, gives_acl, wants_names: AtomicBool::new(false), new_owner: OnceLock::new(), last }
+        let permitted = if shared.options.keep.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
+        let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
+        Self { fd, place, shared, gives_acl, permitted, wants_names, new_owner, last }
     }
 
     /// The path of an entry in it, for reports.
@@ -177,20 +183,24 @@ impl Drop for OpenDirectory {
     }
 }
 
-/// The regular file at `path` below the top, without following a link at any step; opened as a place only.
+/// What stands at `path` below the top, without following a link at any step; opened as a place only.
 ///
 /// # Errors
 ///
-/// What stopped the way; EINVAL if what is there is not a regular file.
-pub(super) fn find_file(top: &OpenDirectory, path: &[u8]) -> Result<OwnedFd, Errno> {
+/// What stopped the way; EINVAL if what is there is not of a `wanted` kind, or is a directory.
+pub(super) fn find(top: &OpenDirectory, path: &[u8], wanted: impl Fn(FileType) -> bool) -> Result<OwnedFd, Errno> {
     let mut here: Option<OwnedFd> = None;
     let mut names = path.split(|&byte| byte == b'/').peekable();
     while let Some(name) = names.next() {
+        if is_temporary_name(name) {
+            return Err(Errno::INVAL);
+        }
         let mut flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         flags.set(OFlags::DIRECTORY, names.peek().is_some());
         let from = here.as_ref().map_or(top.fd.as_fd(), AsFd::as_fd);
         here = Some(openat(from, name, flags, Mode::empty())?);
     }
     let found = here.ok_or(Errno::NOENT)?;
-    if FileType::from_raw_mode(fstat(&found)?.st_mode) == FileType::RegularFile { Ok(found) } else { Err(Errno::INVAL) }
+    let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
+    if kind != FileType::Directory && wanted(kind) { Ok(found) } else { Err(Errno::INVAL) }
 }

@@ -23,12 +23,12 @@ use rustix::io::{Errno, pread};
 use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
-use crate::fs::metadata::{Current, Object, itself};
+use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
-use crate::fs::{HASH_READ_BYTES, PARTIAL, close, hash_range, is_serial, leads_to, name_beside, write_at};
-
-/// Ends the name of what is whole already and only waits to be renamed over an older entry.
-const WHOLE: &str = "rd-link";
+use crate::fs::{
+    Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, is_serial, leads_to, name_beside,
+    write_at,
+};
 
 /// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
 /// is sent again.
@@ -50,10 +50,10 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
     let name = directory.final_name(name);
     let done = match *record {
         Record::File { metadata, data, .. } => make_file(shared, directory, name, &metadata, data),
-        Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP),
+        Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
-            make_other(shared, directory, name, &metadata, FileType::Symlink, make)
+            make_other(shared, directory, name, &metadata, FileType::Symlink, make).map_err(Fault::from)
         }
         Record::Special { metadata, kind, device, .. } => {
             let (kind, is_device) = match kind {
@@ -64,12 +64,12 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
             };
             let device = if is_device { makedev(device.0, device.1) } else { 0 };
             let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
-            make_other(shared, directory, name, &metadata, kind, make)
+            make_other(shared, directory, name, &metadata, kind, make).map_err(Fault::from)
         }
         _ => Ok(()),
     };
-    if let Err(error) = done {
-        shared.fail(directory.path(name), error);
+    if let Err(fault) = done {
+        shared.fail(directory.path(name), fault);
     }
 }
 
@@ -79,15 +79,16 @@ fn make_file(
     name: &[u8],
     metadata: &Metadata<'_>,
     data: &[u8],
-) -> Result<(), Errno> {
+) -> Result<(), Fault> {
     let partial = Partial::create(shared, directory, name)?;
-    write_at(&partial.file, data, 0)
+    let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
         .inspect(|()| shared.writes.note_buffered(data.len()))
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
-        .inspect_err(|_| partial.remove(directory))
+        .inspect_err(|_| partial.remove(directory));
+    Ok(done?)
 }
 
 /// Reads what has been written back from the disk where that was asked for.
@@ -153,10 +154,13 @@ fn make_other(
         if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink != 1 {
             return Err(Errno::BUSY);
         }
-        let keep = shared.options.keep;
-        let mode = if keep.mode { metadata.mode } else { metadata.mode & 0o777 & !shared.umask };
-        let mode = (kind != FileType::Symlink).then_some(mode);
-        let applied = shared.setter.apply(Object::Path(fd.as_fd()), metadata, mode, Current::new(&stat, false));
+        let has_mode = kind != FileType::Symlink;
+        let mode = has_mode.then(|| shared.setter.mode(metadata, directory.permitted));
+        let current = Current::new(&stat, has_mode && directory.gives_acl, false);
+        let applied = shared.setter.apply(Object::Path(fd.as_fd()), metadata, mode, current);
+        if !partial::is_named(&directory.fd, &*beside, &fd) {
+            return Err(Errno::STALE);
+        }
         renameat(&directory.fd, &beside, &directory.fd, name)?;
         shared.others.fetch_add(1, Relaxed);
         shared.note(applied, directory, name);
@@ -187,6 +191,9 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     }
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
+    if !partial::is_named(&directory.fd, &*beside, fd) {
+        return Err(Errno::STALE);
+    }
     let done = renameat(&directory.fd, &beside, &directory.fd, name);
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
@@ -227,7 +234,7 @@ enum Way {
 
 impl Partial {
     /// A file to be written at once and published.
-    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Errno> {
+    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
             return Self::in_place(directory, name, shared.options.read_back);
         }
@@ -253,11 +260,11 @@ impl Partial {
         directory: &OpenDirectory,
         name: &[u8],
         may_adopt: bool,
-    ) -> Result<(Self, bool), Errno> {
+    ) -> Result<(Self, bool), Fault> {
         if shared.options.in_place {
             return Ok((Self::in_place(directory, name, shared.options.read_back)?, false));
         }
-        Self::named(directory, name, may_adopt)
+        Ok(Self::named(directory, name, may_adopt)?)
     }
 
     /// A file under a partial name, and whether it was there.
@@ -267,7 +274,7 @@ impl Partial {
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
-    fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Errno> {
+    fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Fault> {
         let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let new = OFlags::CREATE | OFlags::EXCL;
@@ -275,8 +282,13 @@ impl Partial {
             Err(Errno::EXIST) => (openat(&directory.fd, name, flags, Mode::empty())?, false),
             file => (file?, true),
         };
-        if !is_regular(&fstat(&file)?) {
-            return Err(Errno::EXIST);
+        let stat = fstat(&file)?;
+        if !is_regular(&stat) {
+            return Err(Errno::EXIST.into());
+        }
+        // The source may be one of them, where both hosts have the same files; or another entry that is to come here.
+        if stat.st_nlink > 1 {
+            return Err(Fault::Detail(HAS_OTHER_NAMES));
         }
         ftruncate(&file, 0)?;
         Ok(Self { file, way: Way::InPlace(is_new) })
@@ -303,8 +315,9 @@ impl Partial {
             }
         };
         let keep = shared.options.keep;
+        let new_mode = shared.setter.mode(metadata, directory.permitted);
         let mode = if keep.mode {
-            metadata.mode
+            new_mode
         } else {
             match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(old) if is_regular(&old) && !matches!(self.way, Way::InPlace(true)) => {
@@ -315,20 +328,21 @@ impl Partial {
                             owner = (old.st_uid, old.st_gid);
                         }
                     }
-                    old.st_mode & 0o777
+                    let mode = old.st_mode & 0o777;
+                    if in_place { mode } else { keep_acl(&self.file, &directory.fd, name, mode) }
                 }
-                _ => metadata.mode & 0o777 & !shared.umask,
+                _ => new_mode & 0o777,
             }
         };
-        let may_have_acls = directory.gives_acl || matches!(self.way, Way::InPlace(false));
-        let current = Current { uid: owner.0, gid: owner.1, may_have_acls };
+        let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace(false)));
+        let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
         let applied = shared.setter.apply(Object::Open(self.file.as_fd()), metadata, Some(mode), current);
         if shared.options.fsync {
             fsync(&self.file)?;
         }
         match &self.way {
             Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
-            Way::Named(beside) if !partial::is_named(&directory.fd, beside.as_ref(), &self.file) => {
+            Way::Named(beside) if !partial::is_named(&directory.fd, &**beside, &self.file) => {
                 return Err(Errno::STALE);
             }
             Way::Named(beside) => renameat(&directory.fd, beside, &directory.fd, name)?,
@@ -342,7 +356,7 @@ impl Partial {
     /// Leaves nothing of it, but what was written in place.
     fn remove(&self, directory: &OpenDirectory) {
         if let Way::Named(beside) = &self.way
-            && partial::is_named(&directory.fd, beside.as_ref(), &self.file)
+            && partial::is_named(&directory.fd, &**beside, &self.file)
         {
             let _ = unlinkat(&directory.fd, beside, AtFlags::empty());
         }
@@ -392,13 +406,13 @@ impl Large {
         metadata: &Metadata<'_>,
         size: u64,
         awaits_have: bool,
-    ) -> Result<Self, Errno> {
+    ) -> Result<Self, Fault> {
         let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
         if let Err(error) = ftruncate(&partial.file, size) {
             partial.remove(directory);
-            return Err(error);
+            return Err(error.into());
         }
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);

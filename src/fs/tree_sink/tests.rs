@@ -1,4 +1,5 @@
 mod hostile;
+mod rights;
 
 use std::ffi::OsStr;
 use std::fs;

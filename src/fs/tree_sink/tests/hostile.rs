@@ -89,9 +89,10 @@ fn nothing_is_written_through_a_link() {
 }
 
 #[test]
-fn hard_links_lead_to_regular_files_only() {
+fn hard_links_lead_to_what_is_kept_only() {
     let scratch = Scratch::new();
     let target = scratch.outside().join("file");
+    symlink(&target, scratch.dst().join("old")).expect("a link");
     let records = [
         directory(b"d"),
         Record::Leave,
@@ -99,11 +100,64 @@ fn hard_links_lead_to_regular_files_only() {
         Record::HardLink { name: b"m", first: b"d" },
         Record::HardLink { name: b"n", first: b"l" },
         Record::HardLink { name: b"o", first: b"absent" },
+        // Through a link.
+        Record::HardLink { name: b"p", first: b"l/file" },
         END,
     ];
     let report = scratch.run(Options::default(), &records).expect("whole");
-    assert_eq!(errnos(&report), [Errno::INVAL, Errno::INVAL, Errno::NOENT]);
+    assert_eq!(errnos(&report), [Errno::INVAL, Errno::NOENT, Errno::NOTDIR]);
+    let inode = |name: &str| fs::symlink_metadata(scratch.dst().join(name)).expect("there").ino();
+    assert_eq!(inode("l"), inode("n"), "the link has two names, and what it leads to has one");
     scratch.outside_is_unchanged();
+    // Nor to what was there before, where no such thing is to come.
+    let records = [Record::HardLink { name: b"q", first: b"old" }, END];
+    for options in [
+        Options { files_only: true, ..Options::default() },
+        Options { keep: Keep { symlinks: false, ..Keep::default() }, ..Options::default() },
+    ] {
+        assert_eq!(errnos(&scratch.run(options, &records).expect("whole")), [Errno::INVAL]);
+    }
+    scratch.outside_is_unchanged();
+}
+
+/// Nobody is to put anything in the place of what another transfer is writing, nor give that another name.
+#[test]
+fn temporary_names_are_not_received() {
+    let scratch = Scratch::new();
+    let [part, whole] = beside(&scratch, "live");
+    fs::write(&part, "another transfer's").expect("a file");
+    let [part_name, whole_name] = [&part, &whole].map(|path| path.file_name().expect("a name").as_bytes().to_vec());
+    let plain = link(b"x", b"y");
+    let named = |name: &[u8], record: Record<'_>| {
+        let mut sink = scratch.sink(Options::default());
+        sink.push(0, 0, chunk(&[record])).expect("taken");
+        match record {
+            Record::Large { size, .. } => {
+                sink.push(1, 0, Arc::new(vec![b'x'; size as usize])).expect("taken");
+                sink.push(0, 0, chunk(&[closed(1, size), plain, END])).expect("taken");
+            }
+            Record::Directory { .. } => {
+                sink.push(0, 0, chunk(&[file(b"in", b"it"), Record::Leave, plain, END])).expect("taken");
+            }
+            _ => sink.push(0, 0, chunk(&[plain, END])).expect("taken"),
+        }
+        let report = sink.finish().expect("the others arrive");
+        assert_eq!((report.failed, report.others), (1, 1), "{record:?}");
+        assert!(report.failures[0].path.ends_with(name) && !report.failures[0].detail.is_empty(), "{record:?}");
+    };
+    for name in [&part_name, &whole_name] {
+        named(name, file(name, b"new"));
+        named(name, link(name, b"new"));
+        named(name, large(name, 1, 4));
+        named(name, directory(name));
+        named(name, Record::Special { name, metadata: META, kind: Special::Fifo, device: (0, 0) });
+    }
+    let records = [Record::HardLink { name: b"another", first: &part_name }, END];
+    assert_eq!(errnos(&scratch.run(Options::default(), &records).expect("whole")), [Errno::INVAL]);
+    let renamed = Options { rename_root: Some(OsStr::from_bytes(&part_name).to_owned()), ..Options::default() };
+    assert_eq!(scratch.run(renamed, &[file(b"a", b"new"), END]).expect("whole").failed, 1);
+    assert_eq!(names_below(&scratch.dst()).len(), 2, "the other transfer's, and the link");
+    assert_eq!(fs::read(&part).expect("there"), b"another transfer's");
 }
 
 /// The names beside `name`, as somebody may have planted them.

@@ -1,0 +1,45 @@
+//! What an entry lends to others, and to whom.
+
+use super::*;
+
+/// Who is not root keeps no owner: it makes no difference that the sender has chosen just this one.
+#[test]
+fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
+    let scratch = Scratch::new();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let metadata = Metadata { mode: 0o6755, uid, gid, ..META };
+    let records = [
+        Record::Directory { name: b"d", metadata },
+        Record::File { name: b"f", metadata, data: b"" },
+        Record::Large { name: b"l", metadata, item: 1, size: 0, is_sparse: false },
+        Record::Special { name: b"p", metadata, kind: Special::Fifo, device: (0, 0) },
+        Record::Leave,
+        closed(1, 0),
+        END,
+    ];
+    for in_place in [false, true] {
+        let options = Options { in_place, ..Options::default() };
+        assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
+        for (path, lent) in [("d", 0o2000), ("d/f", 0), ("d/l", 0), ("d/p", 0)] {
+            let mode = fs::symlink_metadata(scratch.dst().join(path)).expect("there").mode() & 0o7777;
+            assert_eq!(mode, if is_root() { 0o6755 } else { 0o755 | lent }, "{path}");
+        }
+    }
+}
+
+/// `--in-place` changes no other name's contents, and says why.
+#[test]
+fn in_place_refuses_a_file_with_other_names() {
+    let scratch = Scratch::new();
+    for name in ["a", "b"] {
+        fs::hard_link(scratch.outside().join("file"), scratch.dst().join(name)).expect("a link");
+    }
+    let options = Options { in_place: true, ..Options::default() };
+    let report = scratch.run(options, &[file(b"a", b"x"), large(b"b", 1, 0), closed(1, 0), END]).expect("whole");
+    assert_eq!((report.failed, report.files), (2, 0));
+    assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"has other names")), "{report:?}");
+    for name in ["a", "b"] {
+        fs::remove_file(scratch.dst().join(name)).expect("ours");
+    }
+    scratch.outside_is_unchanged();
+}

@@ -277,6 +277,13 @@ impl Scratch {
         path
     }
 
+    /// Leaves the directory for whoever looks into a failure.
+    pub fn keep(self) -> PathBuf {
+        let path = self.0.clone();
+        std::mem::forget(self);
+        path
+    }
+
     /// Names in the directory, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).expect("the directory");
@@ -313,10 +320,15 @@ impl Random {
     pub fn printed(test: &str) -> Self {
         let seed = match std::env::var("RD_SEED") {
             Ok(seed) => seed.parse().expect("RD_SEED is a number"),
-            Err(_) => Instant::now().elapsed().as_nanos() as u64 ^ u64::from(std::process::id()) << 20 ^ clock_nanos(),
+            Err(_) => u64::from(std::process::id()) << 20 ^ clock_nanos(),
         };
         eprintln!("{test}: RD_SEED={seed}");
         Self::new(seed)
+    }
+
+    /// From the system.
+    pub fn system() -> Self {
+        Self::new(u64::from(std::process::id()) << 20 ^ clock_nanos())
     }
 
     pub fn next(&mut self) -> u64 {

@@ -1,7 +1,9 @@
 //! A TCP proxy between the two ends, for tests: it counts, records, slows, damages and cuts what passes.
 
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -36,6 +38,10 @@ pub enum Damage {
     Swap(usize),
     /// The connection ends there, in order (FIN).
     Truncate,
+    /// The connection is reset there (RST).
+    Reset,
+    /// What follows in this direction comes so much later.
+    Delay(Duration),
     /// The byte becomes this one.
     Set(u8),
 }
@@ -53,6 +59,10 @@ pub struct Plan {
     pub bytes_per_second: Option<u64>,
     /// In each stretch of this many bytes upwards, one bit is flipped.
     pub flip_every: Option<u64>,
+    /// With the first connection that is cut by damage all others are reset, and nobody is let in any more.
+    pub gone_with_a_cut: bool,
+    /// Gets a line for each damage that was done.
+    pub log: Option<PathBuf>,
 }
 
 struct Connection {
@@ -153,6 +163,17 @@ impl Drop for Proxy {
     }
 }
 
+impl Connection {
+    fn reset(&self) {
+        if !self.reset.swap(true, Ordering::SeqCst) {
+            for socket in &self.sockets {
+                // Our threads hold the socket too; disconnecting it sends RST now, whoever holds it.
+                disconnect(socket);
+            }
+        }
+    }
+}
+
 /// Closing this socket sends RST.
 fn reset_on_close(socket: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
@@ -202,12 +223,20 @@ impl Shared {
 
     fn reset_connections(&self) {
         for connection in self.connections.lock().expect("no panic").iter() {
-            if !connection.reset.swap(true, Ordering::SeqCst) {
-                for socket in &connection.sockets {
-                    // Our threads hold the socket too; disconnecting it sends RST now, whoever holds it.
-                    disconnect(socket);
-                }
-            }
+            connection.reset();
+        }
+    }
+
+    fn note(&self, number: usize, way: Way, offset: u64, damage: Damage) {
+        let Some(log) = &self.plan.log else { return };
+        let mut log = OpenOptions::new().create(true).append(true).open(log).expect("a log");
+        writeln!(log, "{way:?} on connection {number} at {offset}: {damage:?}").expect("a log");
+    }
+
+    fn wait(&self, duration: Duration) {
+        let until = Instant::now() + duration;
+        while Instant::now() < until && !self.stopped.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -269,29 +298,36 @@ impl Shared {
                 }
             }
             let mut bytes = buffer[..count].to_vec();
-            let mut truncated = false;
+            let (mut truncated, mut cut) = (false, false);
             while let Some(&(at, what)) = damage.last() {
-                if at >= offset + count as u64 {
+                if at >= offset + count as u64 || truncated || cut {
                     break;
                 }
                 damage.pop();
-                let at = (at - offset) as usize;
+                // An earlier one may have made the piece shorter.
+                let (at, length) = ((at - offset) as usize, bytes.len());
+                if at >= length {
+                    continue;
+                }
+                self.note(number, way, offset + at as u64, what);
                 match what {
                     Damage::Flip(bit) => bytes[at] ^= 1 << (bit & 7),
                     Damage::Set(value) => bytes[at] = value,
-                    Damage::Drop(length) => drop(bytes.drain(at..(at + length).min(count))),
-                    Damage::Duplicate(length) => {
-                        let again = bytes[at..(at + length).min(count)].to_vec();
+                    Damage::Drop(count) => drop(bytes.drain(at..(at + count).min(length))),
+                    Damage::Duplicate(count) => {
+                        let again = bytes[at..(at + count).min(length)].to_vec();
                         bytes.splice(at..at, again);
                     }
-                    Damage::Swap(length) => {
-                        let end = (at + 2 * length).min(count);
-                        bytes[at..end].rotate_left(length.min(end - at));
+                    Damage::Swap(count) => {
+                        let end = (at + 2 * count).min(length);
+                        bytes[at..end].rotate_left(count.min(end - at));
                     }
-                    Damage::Truncate => {
+                    Damage::Truncate | Damage::Reset => {
                         bytes.truncate(at);
-                        truncated = true;
+                        truncated = what == Damage::Truncate;
+                        cut = what == Damage::Reset;
                     }
+                    Damage::Delay(duration) => self.wait(duration),
                 }
             }
             if let Some(at) = next_flip.filter(|&at| at < offset + count as u64 && at >= offset) {
@@ -326,6 +362,15 @@ impl Shared {
                     self.reset_connections();
                     return;
                 }
+            }
+            if (cut || truncated) && self.plan.gone_with_a_cut {
+                self.refusing.store(true, Ordering::SeqCst);
+                self.reset_connections();
+                return;
+            }
+            if cut {
+                connection.reset();
+                return;
             }
             if truncated {
                 break;

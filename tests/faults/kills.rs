@@ -1,0 +1,174 @@
+//! `rdcp -r` while its processes are killed, stopped and interrupted, wherever and whenever.
+
+use std::ffi::OsString;
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::copies::{SIDES, again, at, command};
+use crate::rig::lab::{Marked, marked};
+use crate::rig::*;
+use crate::story::Story;
+use crate::sweep::{Runs, sweep};
+use crate::tree::{self, LARGE_BYTES, Tree};
+
+/// Seconds that a lost link is waited for.
+pub const RECONNECT: &str = "3";
+
+pub fn signals_to_any_process() {
+    let trees = [tree::plant(LARGE_BYTES + 4096, 5 << 20), tree::plant(LARGE_BYTES, LARGE_BYTES)];
+    sweep("copies_with_signals_to_any_process", &Runs { short: 32, long: 160, at_once: 4 }, |story| one(story, &trees));
+}
+
+/// Who is signalled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Victim {
+    Caller,
+    Launcher,
+    Agent,
+    /// The process that sees to it that a stage's command ends.
+    Guard,
+    Command,
+}
+
+impl Victim {
+    pub fn of(process: &Marked, caller: u32) -> Self {
+        match process.name.as_str() {
+            _ if process.pid == caller => Self::Caller,
+            _ if process.arguments.contains("--guard") => Self::Guard,
+            name if name.starts_with("faults-") => Self::Launcher,
+            "rdma-pipe-agent" => Self::Agent,
+            // The shell that becomes it.
+            "sh" if process.arguments.ends_with("/rdma-pipe-agent") => Self::Agent,
+            // A copy of the caller that is about to become another program.
+            "rdma-pipe" => Self::Launcher,
+            _ => Self::Command,
+        }
+    }
+}
+
+/// What is done to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Blow {
+    Kill,
+    Interrupt,
+    Terminate,
+    /// Stopped for so long, then continued.
+    Pause(Duration),
+    /// Stopped for so long, then killed.
+    Freeze(Duration),
+}
+
+/// Waits for a moment within so many milliseconds, then strikes one of the processes of `caller`. Gives whom; `None` if all had ended before.
+pub fn strike(story: &mut Story, caller: &mut Process, wanted: &[Victim], within: u64) -> Option<(Victim, Blow)> {
+    let moment = Duration::from_millis(story.random.below(within));
+    let blow = match story.random.below(7) {
+        0 | 1 => Blow::Kill,
+        2 => Blow::Interrupt,
+        3 => Blow::Terminate,
+        4 | 5 => Blow::Pause(Duration::from_millis(story.random.below(9000))),
+        _ => Blow::Freeze(Duration::from_millis(story.random.below(9000))),
+    };
+    let (who, which) = (story.pick(wanted), story.random.next() as usize);
+    std::thread::sleep(moment);
+    if !caller.is_running() {
+        story.tell(format_args!("it had ended before {moment:?}"));
+        return None;
+    }
+    let all = marked(story.lab.0.path());
+    let mut fitting: Vec<&Marked> = all.iter().filter(|process| Victim::of(process, caller.pid()) == who).collect();
+    if fitting.is_empty() {
+        // So early, or there is none of these.
+        fitting = all.iter().filter(|process| process.pid == caller.pid()).collect();
+    }
+    let victim = *fitting.get(which % fitting.len().max(1))?;
+    let kind = Victim::of(victim, caller.pid());
+    story.tell(format_args!("{moment:?} after the start {kind:?} ({} {}): {blow:?}", victim.pid, victim.arguments));
+    story.disturbed = true;
+    let pid = Pid::from_raw(victim.pid as i32).expect("not 0");
+    let send = |signal| {
+        let _ = kill_process(pid, signal);
+    };
+    match blow {
+        Blow::Kill => send(Signal::KILL),
+        Blow::Interrupt => send(Signal::INT),
+        Blow::Terminate => send(Signal::TERM),
+        Blow::Pause(time) | Blow::Freeze(time) => {
+            send(Signal::STOP);
+            std::thread::sleep(time);
+            send(if matches!(blow, Blow::Pause(_)) { Signal::CONT } else { Signal::KILL });
+        }
+    }
+    Some((kind, blow))
+}
+
+/// The codes of a caller whose own process was struck. It may also have been done before.
+pub fn codes(struck: Option<(Victim, Blow)>) -> Vec<i32> {
+    match struck {
+        None => vec![0],
+        Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => vec![0, 137],
+        Some((Victim::Caller, Blow::Interrupt)) => vec![0, 130],
+        Some((Victim::Caller, Blow::Terminate)) => vec![0, 143],
+        // What it is told of late is a lost link or one that never came about.
+        Some(_) => vec![0, 3, 4],
+    }
+}
+
+/// In few words.
+pub fn outcome(struck: Option<(Victim, Blow)>, code: i32) -> String {
+    match struck {
+        None => format!("nobody: {code}"),
+        Some((victim, Blow::Pause(_))) => format!("{victim:?} Pause: {code}"),
+        Some((victim, Blow::Freeze(_))) => format!("{victim:?} Freeze: {code}"),
+        Some((victim, blow)) => format!("{victim:?} {blow:?}: {code}"),
+    }
+}
+
+fn one(story: &mut Story, trees: &[Tree]) {
+    let sides = [&SIDES[..], &[("", ""), ("h1", "h1")]].concat();
+    let (from, to) = story.pick(&sides);
+    let which = usize::from(story.random.below(4) == 0);
+    let tree = &trees[which];
+    let had_old = story.pick(&[true, false]);
+    let directory = story.lab.join("there");
+    fs::create_dir(&directory).expect("a directory");
+    let copy = directory.join("copy");
+    if had_old {
+        tree::plant_old(tree, &copy);
+    }
+    let encrypt = story.pick(&["always", "never"]);
+    let arguments: Vec<OsString> = vec!["-rT".into(), at(from, &tree.top()), at(to, &copy)];
+    // Some of them fast, so that the end is met as well.
+    let rate = story.pick(&["4M", "8M", "200M"]);
+    let mut struck = command(story, rdcp());
+    let options = ["--encrypt", encrypt, "--reconnect", RECONNECT, "--bwlimit", rate];
+    let options = if from == to { &[][..] } else { &options[..] };
+    struck.args(options).args(&arguments);
+    story.tell(format_args!("rdcp {options:?} {arguments:?}, old: {had_old}"));
+    let mut process = Process::spawn(&mut struck);
+    // A copy within a host is done in no time.
+    let within = if from == to { story.pick(&[10, 40, 120]) } else { story.pick(&[30, 150, 600, 1500]) };
+    let wanted = [Victim::Caller, Victim::Launcher, Victim::Agent, Victim::Agent];
+    let hit = strike(story, &mut process, &wanted, within);
+    let ended = story.wait(&mut process);
+    story.outcome = outcome(hit, ended.code);
+    story.ended("rdcp", &ended, &codes(hit));
+    story.nobody_is_left();
+    if ended.code == 0 {
+        story.check(tree.equals(&copy));
+    }
+    story.check(tree.is_old_or_new(&copy, had_old));
+    // What is being made may be left by who was killed where it was made; elsewhere only what the next copy goes on with.
+    let maker_was_killed = match hit {
+        Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => to.is_empty() || from == to,
+        Some((Victim::Agent, _)) => !to.is_empty(),
+        _ => false,
+    };
+    let left = tree::temporaries(&directory);
+    let is_kept = |path: &std::path::PathBuf| {
+        which == 1 && fs::symlink_metadata(path).is_ok_and(|stat| stat.is_file() && stat.len() == LARGE_BYTES)
+    };
+    story.ensure(maker_was_killed || left.iter().all(is_kept) && left.len() < 2, || format!("left: {left:?}"));
+    again(story, tree, &arguments, &directory);
+}

@@ -1,0 +1,47 @@
+//! Faults at random: a proxy that damages, cuts and delays what passes, and signals to any process at any moment.
+//!
+//! What must hold whatever happens: an exit code that is documented, one line with the cause, 0 only where all bytes are
+//! there, files that are the old or the whole new ones, no process and no temporary file left, and a next run that does all.
+//!
+//! Each run has a seed. A violation prints it, with what was done and what both ends said, and keeps the directory.
+//! `RD_SEED=n` does that run again, `RD_RUNS=n` does so many.
+//!
+//! This program is also the launcher of its commands: it passes on what the caller and an agent tell each other, as ssh does.
+
+mod copies;
+mod kills;
+mod launcher;
+mod pipelines;
+mod plan;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod story;
+mod streams;
+mod sweep;
+mod tree;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+const CASES: &[(&str, fn())] = &[
+    ("streams_through_a_bad_network", streams::through_a_bad_network),
+    ("copies_through_a_bad_network", copies::through_a_bad_network),
+    ("pipelines_through_a_bad_network", pipelines::through_a_bad_network),
+    ("copies_with_signals_to_any_process", kills::signals_to_any_process),
+    ("pipelines_with_signals_to_any_process", pipelines::signals_to_any_process),
+];
+
+fn main() -> ExitCode {
+    if std::env::var_os(launcher::IS_LAUNCHER).is_some() {
+        return launcher::be_launcher();
+    }
+    let arguments = Arguments::from_args();
+    let trials = CASES.iter().map(|&(name, case)| {
+        Trial::test(name, move || {
+            case();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}

@@ -1,0 +1,155 @@
+//! One run: what was done, what came of it, and what should not have.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::rig::lab::{Lab, Marked, marked};
+use crate::rig::{Ended, Process, Random};
+
+/// What is told of the lanes while a session goes on, which is not how it ended.
+const NOTICES: [&str; 4] = ["; trying for ", " again; going on", "waiting on port ", " data goes through "];
+
+/// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
+const NOBODY_CAME: &str = "no sender came";
+
+/// What the shell of a stage says of a command that was killed.
+const SHELLS_WORDS: [&str; 2] = ["Terminated", "Killed"];
+
+/// The most of standard error that a violation prints.
+const STDERR_SHOWN: usize = 4000;
+
+/// The most faults that it prints.
+const DAMAGE_SHOWN: usize = 20;
+
+/// The longest for a command to end on a busy machine: many times what it waits for itself.
+const DEADLINE: Duration = Duration::from_secs(150);
+
+/// The longest for what a command has started to end after it.
+const GONE: Duration = Duration::from_secs(60);
+
+pub struct Story {
+    pub seed: u64,
+    pub random: Random,
+    pub lab: Lab,
+    /// Whether something was done to the run.
+    pub disturbed: bool,
+    /// How it ended, in few words: what is counted.
+    pub outcome: String,
+    told: Vec<String>,
+    violations: Vec<String>,
+}
+
+impl Story {
+    pub fn new(seed: u64) -> Self {
+        let (random, lab) = (Random::new(seed), Lab::new());
+        let outcome = "no end".to_owned();
+        Self { seed, random, lab, disturbed: false, outcome, told: Vec::new(), violations: Vec::new() }
+    }
+
+    /// For the account of a violation.
+    pub fn tell(&mut self, what: impl Display) {
+        self.told.push(what.to_string());
+    }
+
+    pub fn ensure(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.violations.push(otherwise());
+        }
+    }
+
+    /// A check that says itself what is wrong.
+    pub fn check(&mut self, result: Result<(), String>) {
+        self.violations.extend(result.err());
+    }
+
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.random.below(choices.len() as u64) as usize]
+    }
+
+    /// What the proxies have done, by their log.
+    pub fn tell_damage(&mut self, log: &Path) {
+        let text = fs::read_to_string(log).unwrap_or_default();
+        self.disturbed |= !text.is_empty();
+        self.told.extend(text.lines().take(DAMAGE_SHOWN).map(|line| format!("done: {line}")));
+        let more = text.lines().count().saturating_sub(DAMAGE_SHOWN);
+        self.ensure(more < 1000, || format!("{more} faults more: connections without end"));
+    }
+
+    /// An end has one of these codes. It has said why, in one line of its own, unless it is 0 or a signal's; and nothing
+    /// that looks like a crash.
+    pub fn ended(&mut self, program: &str, ended: &Ended, codes: &[i32]) {
+        let Ended { code, stderr, after } = ended;
+        let shown: String = stderr.chars().take(STDERR_SHOWN).collect();
+        self.tell(format_args!("{program}: exit {code} after {after:?}; it said:\n{shown}"));
+        self.ensure(codes.contains(code), || format!("{program}: exit code {code} is none of {codes:?}"));
+        for crash in ["panicked", "RUST_BACKTRACE", "Segmentation", "core dumped"] {
+            self.ensure(!stderr.contains(crash), || format!("{program} crashed"));
+        }
+        let prefix = format!("{program}: ");
+        let (own, foreign): (Vec<&str>, Vec<&str>) = stderr.lines().partition(|line| line.starts_with(&prefix));
+        let foreign = foreign.into_iter().find(|line| !SHELLS_WORDS.iter().any(|words| line.ends_with(words)));
+        self.ensure(foreign.is_none(), || format!("{program} did not say {foreign:?} as its own"));
+        let causes = own.iter().filter(|line| !NOTICES.iter().any(|notice| line.contains(notice))).count();
+        let most = if stderr.contains(NOBODY_CAME) { 3 } else { 1 };
+        let allowed = if *code == 0 { 0..=0 } else { usize::from(*code < 128)..=most };
+        self.ensure(allowed.contains(&causes), || format!("{program}: {causes} lines with the cause of exit {code}"));
+    }
+
+    /// Waits for the end of a command. What all processes of the run are at when the time is over is told.
+    pub fn wait(&mut self, process: &mut Process) -> Ended {
+        let began = Instant::now();
+        let until = began + DEADLINE;
+        while process.is_running() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if process.is_running() {
+            for process in marked(self.lab.0.path()) {
+                let threads = fs::read_dir(format!("/proc/{}/task", process.pid)).into_iter().flatten().flatten();
+                let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+                let all: Vec<String> = threads
+                    .map(|thread| {
+                        format!("{} in {}", read(thread.path().join("comm")), read(thread.path().join("wchan")))
+                    })
+                    .collect();
+                self.tell(format_args!("{} {}: {}", process.pid, process.arguments, all.join(", ")));
+            }
+        }
+        let ended = process.wait_for(Duration::ZERO);
+        Ended { after: began.elapsed(), ..ended }
+    }
+
+    /// Waits until no process of this run is left; those that are do not stay.
+    pub fn nobody_is_left(&mut self) {
+        let until = Instant::now() + GONE;
+        let mut left = marked(self.lab.0.path());
+        while !left.is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+            left = marked(self.lab.0.path());
+        }
+        self.ensure(left.is_empty(), || format!("processes are left: {left:?}"));
+        end(&left);
+    }
+
+    /// The account, if something was wrong; the directory stays then.
+    pub fn close(self, panicked: Option<String>) -> Option<String> {
+        end(&marked(self.lab.0.path()));
+        let mut violations = self.violations;
+        violations.extend(panicked);
+        if violations.is_empty() {
+            return None;
+        }
+        let (seed, kept) = (self.seed, self.lab.0.keep());
+        let lines = violations.iter().map(|line| format!("VIOLATION: {line}"));
+        let account: Vec<String> = lines.chain(self.told).collect();
+        Some(format!("RD_SEED={seed}, kept: {}\n{}", kept.display(), account.join("\n")))
+    }
+}
+
+fn end(processes: &[Marked]) {
+    for process in processes {
+        let pid = rustix::process::Pid::from_raw(process.pid as i32).expect("not 0");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}

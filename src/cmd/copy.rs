@@ -72,6 +72,8 @@ pub(super) struct Copy<'a> {
     /// Entries that could not be copied, and the exit code of the first of them.
     failed: u64,
     first_failed: Option<Exit>,
+    /// Sources that are not copied, and have been named.
+    left_out: u64,
     /// Entries that have come to lie at the destination.
     arrived: u64,
     told: Instant,
@@ -103,6 +105,7 @@ impl<'a> Copy<'a> {
             total: Summary::default(),
             failed: 0,
             first_failed: None,
+            left_out: 0,
             arrived: 0,
             told: Instant::now(),
         }
@@ -117,12 +120,13 @@ impl<'a> Copy<'a> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.side_of(spec)).collect::<Result<_, _>>()?;
         let destination = self.side_of(&self.plan.destination)?;
         self.greet()?;
-        let found = self.find(&sources)?;
-        let placed = self.place(destination, &found)?;
+        let mut found = self.find(&sources)?;
+        let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
-            return Ok(Ended { summary: self.total, failure: None });
+            let failure = (self.left_out > 0).then_some(Failure { exit: Exit::Partial, message: None });
+            return Ok(Ended { summary: self.total, failure });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
@@ -308,6 +312,7 @@ impl<'a> Copy<'a> {
         while !waited.is_empty() {
             match self.news.recv_deadline(deadline) {
                 Ok((side, News::Gone | News::Message(Message::Ended(_)))) => waited.retain(|&other| other != side),
+                Ok((side, News::Message(said @ Message::Say(_)))) => drop(self.hear(side, said)),
                 // Asked twice: no more waiting.
                 Ok((_, News::Signal(again))) if again != libc::SIGTSTP => return,
                 Ok((side, News::Message(message))) if message.is_tunnel() => {
@@ -381,10 +386,14 @@ impl<'a> Copy<'a> {
             self.session = None;
             let (summary, failure) = ended?;
             self.add(&summary);
-            if let Some(failure) = failure {
-                return Err(failure);
+            match failure {
+                // One that cannot be read does not keep the others.
+                Some(failure) if is_stream && failure.exit == Exit::Source && self.are_several(found) => {
+                    self.leave_out(&failure);
+                }
+                Some(failure) => return Err(failure),
+                None => self.arrived = self.arrived.saturating_add(is_stream.into()),
             }
-            self.arrived = self.arrived.saturating_add(is_stream.into());
         }
         Ok(())
     }
@@ -444,11 +453,12 @@ impl<'a> Copy<'a> {
         let exit = self.first_failed?;
         // A single source of which nothing is there, as any file that was named, is all there was.
         let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
-        if single {
+        if single && self.left_out == 0 {
             return Some(Failure { exit, message: None });
         }
-        let count = entries(self.failed);
-        let message = match (self.arrived, self.failed) {
+        let failed = self.failed.saturating_add(self.left_out);
+        let count = entries(failed);
+        let message = match (self.arrived, failed) {
             (0, _) => format!("nothing was copied: {count} failed"),
             (_, 1) => format!("{count} was not copied in full; the others are there"),
             _ => format!("{count} were not copied in full; the others are there"),
@@ -461,11 +471,15 @@ impl<'a> Copy<'a> {
         self.sides[side].named += faults.len() as u64;
         for fault in faults {
             let failure = self.sides[side].failure(fault);
-            self.first_failed.get_or_insert(failure.exit);
-            let line = failure.message.unwrap_or_default();
-            self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
-            self.say_always(&line);
+            self.tell_failed(&failure);
         }
+    }
+
+    fn tell_failed(&mut self, failure: &Failure) {
+        self.first_failed.get_or_insert(failure.exit);
+        let line = failure.message.as_deref().unwrap_or_default();
+        self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
+        self.say_always(line);
     }
 
     /// Counts them all, and tells how many it has not named.
@@ -612,10 +626,10 @@ impl<'a> Copy<'a> {
         if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
             self.tell_copied(from, sent, received, from == to);
         }
-        let well = sent.is_some_and(|(_, report)| report.fault.is_none());
+        // No end's word that all is well stands against a failure of the other.
         let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
         let told = faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next());
-        let failure = told.filter(|_| !well || from == to).map(|(side, fault)| self.sides[side].failure(fault));
+        let failure = told.map(|(side, fault)| self.sides[side].failure(fault));
         // That it could not reconnect is then not for want of time.
         let gone = [from, to].into_iter().find(|&side| self.sides[side].gone);
         let failure = match (failure, gone) {

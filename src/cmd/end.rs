@@ -99,10 +99,9 @@ impl End {
         match message {
             Message::Find { patterns, links } => {
                 let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
-                match place::find(&patterns, links, self.is_agent) {
-                    Ok(found) => self.tell_found(&found),
-                    Err(fact) => self.say(Message::Failed(Fault::io(Exit::Source.code(), "cannot read", &fact))),
-                }
+                let (found, missing) = place::find(&patterns, links, self.is_agent);
+                tree::tell(missing.iter().map(read_fault), &self.emit);
+                self.tell_found(&found);
             }
             Message::Place(asked) => self.say(match place::place(&asked, self.is_agent) {
                 Ok(placed) => Message::Placed(placed),
@@ -499,7 +498,7 @@ impl Run {
             Prepared::ReceiveOpen(file, path, relay) => Ok(receive_open(file, &path, relay)),
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
-                let sink = tree::sink(&directory, &names, &settings, &self.post)?;
+                let sink = tree::sink(&directory, &names, &settings, &self.post, &self.emit)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
             }
             Prepared::Receive(target) => super::recv::open(target.as_ref()),

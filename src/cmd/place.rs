@@ -12,26 +12,28 @@ use rustix::io::Errno;
 use super::exit::{Exit, escaped};
 use crate::control::frames::{Fault, Found, Kind, Place, Placed};
 use crate::control::names;
-use crate::fs::{io_fact, std_fact};
+use crate::fs::{io_fact, plain_fact, std_fact};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
 const ITSELF: &[u8] = b".";
 
-/// What the paths and patterns stand for. `links`: symbolic links are copied, not followed. `expand`: `~` and patterns
-/// stand for names.
-///
-/// # Errors
-///
-/// The first path that cannot be found.
-pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> Result<Vec<Found>, IoFact> {
-    let mut found = Vec::new();
+/// What the paths and patterns stand for, and why some of them stand for nothing. `links`: symbolic links are copied, not
+/// followed. `expand`: `~` and patterns stand for names.
+pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
     for pattern in patterns {
         let paths = if expand { names::expanded(pattern) } else { vec![PathBuf::from(OsStr::from_bytes(pattern))] };
         for path in paths {
             // `host:` is the login's home.
             let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
             let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
-            let metadata = looked.map_err(|error| std_fact(path.as_os_str(), &error))?;
+            let metadata = match looked {
+                Ok(metadata) => metadata,
+                Err(error) => {
+                    missing.push(std_fact(path.as_os_str(), &error));
+                    continue;
+                }
+            };
             found.push(Found {
                 name: last_name(&path),
                 kind: kind(&metadata),
@@ -42,7 +44,7 @@ pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> Result<Vec<
             });
         }
     }
-    Ok(found)
+    (found, missing)
 }
 
 /// What the copy of a path is called.
@@ -62,6 +64,10 @@ fn kind(metadata: &Metadata) -> Kind {
 
 /// Where what was asked about will come to lie.
 ///
+/// The rules are those of `cp -a`. Sources come into DST if that is a directory and not `exact`; several need one, and keep
+/// their names. A single one becomes DST itself: a file replaces what a link of that name leads to, anything else the
+/// link. Only a file is written to a device or FIFO.
+///
 /// # Errors
 ///
 /// Why it cannot be written there: exit 6, or 1 where the copy makes no sense.
@@ -72,14 +78,22 @@ pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
         |path: &Path, error| Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), error));
     let from_error =
         |path: &Path, error: &std::io::Error| refused(path, Errno::from_io_error(error).unwrap_or(Errno::IO));
+    let are_files = asked.sources.iter().all(|source| source.kind == Kind::File);
+    let is_link = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
     let placed = match std::fs::metadata(&path) {
         Ok(metadata) if metadata.is_dir() && !asked.exact => merged(&path, asked),
         Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(refused(&path, Errno::NOTDIR)),
+        _ if is_link && !are_files && !asked.directory => named(&path),
         Ok(metadata) => {
-            let is_special = !metadata.is_file() && !metadata.is_dir();
+            let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
             // A link is followed once; what it leads to is what is replaced.
             let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
             Placed { is_special, ..named(if is_special { &path } else { &real }) }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && is_link && !asked.directory => {
+            let fact =
+                plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
+            return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked.directory => {
             let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
@@ -149,7 +163,9 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             let path = escaped(OsStr::from_bytes(&source.path));
             return Err(usage(format!("cannot copy the directory {path} into itself")));
         }
-        let Ok(there) = std::fs::metadata(&target) else { continue };
+        // What would be replaced, see `place`.
+        let looked = if source.kind == Kind::File { std::fs::metadata } else { std::fs::symlink_metadata };
+        let Ok(there) = looked(&target) else { continue };
         if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
             return Err(usage(format!("{from} and {to} are the same file")));
@@ -193,7 +209,7 @@ mod tests {
 
         fn find(&self, name: &str) -> Found {
             let path = self.0.join(name);
-            find(&[path.as_os_str().as_bytes()], true, false).expect("it is there").remove(0)
+            find(&[path.as_os_str().as_bytes()], true, false).0.remove(0)
         }
 
         /// Where the sources come to lie, below the scratch directory.
@@ -289,6 +305,53 @@ mod tests {
         assert_eq!(refused(&["dir/."], &real.join("link")), Err(1), "into itself");
         assert_eq!(refused(&["file", "dir/."], &real.join("dir")), Err(1), "onto itself");
         assert_eq!(refused(&["dir/.", "file"], &real.join("new")), Err(6));
+    }
+
+    /// What is copied as what it is replaces a link of that name; a file replaces what the link leads to.
+    #[test]
+    fn links_at_the_destination() {
+        use std::os::unix::fs::symlink;
+        let scratch = Scratch::new("links");
+        for (target, name) in [("file", "to-file"), ("dir", "to-dir"), ("nowhere", "dangling"), ("itself", "itself")] {
+            symlink(target, scratch.0.join(name)).expect("a link");
+        }
+        let fifo = scratch.0.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+        let placed = |source: &str, to, exact| scratch.place(&[source], to, false, exact);
+        for source in ["to-file", "fifo"] {
+            assert_eq!(placed("other", "to-file", false), Ok("file".into()));
+            let others =
+                if source == "fifo" { ["to-file", "dangling", "itself"] } else { ["dangling", "itself", "fifo"] };
+            for to in others {
+                assert_eq!(placed(source, to, false), Ok(to.into()), "{source} {to}");
+                assert_eq!(placed(source, to, true), Ok(to.into()), "{source} {to}");
+            }
+            assert_eq!(placed(source, "to-dir", false), Ok(format!("to-dir/{source}")));
+            assert_eq!(placed(source, "to-dir", true), Ok("to-dir".into()));
+        }
+        assert_eq!(placed("to-file", "to-file", false), Err((1, 0)), "the same link");
+        let (notdir, isdir, r#loop) = (20, 21, 40);
+        for (source, to, exact, answer) in [
+            ("dir/below", "to-file", false, notdir),
+            ("dir/below", "dangling", false, notdir),
+            ("dir/below", "to-dir", true, notdir),
+            ("to-file", "dir", true, isdir),
+            ("to-file", "to-dir/", true, isdir),
+            ("other", "dangling", false, 0),
+            ("other", "itself", false, r#loop),
+        ] {
+            assert_eq!(placed(source, to, exact), Err((6, answer)), "{source} {to}");
+        }
+        // With a slash behind it, a link is what it leads to.
+        let real = std::fs::canonicalize(&scratch.0).expect("it").join("dir");
+        let asked = Place {
+            path: [bytes(&scratch.0), b"/to-dir/".to_vec()].concat(),
+            directory: false,
+            exact: true,
+            sources: vec![Found { device: 0, inode: 0, ..scratch.find("dir/below") }],
+            same_kernel: false,
+        };
+        assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
 
     #[test]

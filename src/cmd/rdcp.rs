@@ -23,7 +23,9 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp; several SRC need a directory.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
-/// ./NAME. Exits with 0 only when the receiver has answered for every byte.
+/// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
+/// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
+/// beside its place; run again, the copy goes on with it (within one host: begins anew).
 #[derive(Parser, Debug)]
 #[command(name = "rdcp", version, override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...", after_help = EXIT_CODES)]
 pub struct CopyArguments {

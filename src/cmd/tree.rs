@@ -176,6 +176,7 @@ pub(super) fn sink(
     names: &[ByteVec],
     settings: &TreeSettings,
     post: &Sender<Event>,
+    emit: &Emit,
 ) -> Result<TreeSink<Chunk>, IoFact> {
     let keep = Keep {
         mode: settings.mode,
@@ -198,7 +199,16 @@ pub(super) fn sink(
         Ok([name]) => options.rename_root = Some(name),
         Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),
     }
-    TreeSink::new(&path_of(directory), options, answer(post.clone()))
+    let mut sink = TreeSink::new(&path_of(directory), options, answer(post.clone()))?;
+    let emit = Emit::clone(emit);
+    sink.on_kept(Box::new(move |kept| emit(Message::Say(told_kept(kept)))));
+    Ok(sink)
+}
+
+fn told_kept(kept: &[Vec<u8>]) -> String {
+    let first = String::from_utf8_lossy(kept.first().map_or(&[], |path| path));
+    let others = if kept.len() > 1 { format!(" and {} more such files", kept.len() - 1) } else { String::new() };
+    format!("what has arrived is kept in {first}{others}; the same copy goes on with it")
 }
 
 /// Adds what became of a tree to an end's report.
@@ -241,7 +251,8 @@ fn faults<'a>(facts: &'a [IoFact], exit: Exit, what: &'a str) -> impl Iterator<I
     facts.iter().map(move |fact| Fault::io(exit.code(), what, fact))
 }
 
-fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
+/// Names entries with what is wrong with them.
+pub(super) fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
     let mut faults = faults.peekable();
     while faults.peek().is_some() {
         emit(Message::EntriesFailed(faults.by_ref().take(FAULTS_MAX).collect()));

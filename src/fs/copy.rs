@@ -10,8 +10,8 @@
 //! * A file appears under its name when it is whole; one that was there is as it was until then.
 //! * A directory that was not there is filled under a temporary name and appears when it is done. In it, files need no
 //!   temporary names of their own, which would cost a fifth of the time for small files.
-//! * A copy that is stopped publishes such a directory with the files that are whole. One that is killed leaves the
-//!   temporary name; the next copy to the same place removes it.
+//! * A copy that is stopped removes such a directory. One that is killed leaves the temporary name; the next copy to the
+//!   same place removes it.
 //!
 //! # Memory
 //!

@@ -63,6 +63,8 @@ fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &St
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     System(Errno),
+    /// With more for a person.
+    Explained(Errno, &'static str),
     Detail(&'static str),
 }
 
@@ -76,6 +78,7 @@ impl Fault {
     fn into_fact(self, path: &OsStr) -> IoFact {
         match self {
             Self::System(error) => io_fact(path, error),
+            Self::Explained(error, detail) => IoFact { detail: detail.into(), ..io_fact(path, error) },
             Self::Detail(detail) => plain_fact(path, detail),
         }
     }

@@ -1,13 +1,66 @@
-//! Files under a partial name: made anew, locked, and ours alone.
+//! Files and directories under a partial name: made anew or gone on with, locked, and ours alone.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, flock, fstat, mkdirat, openat,
+    renameat, renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// Times that a name is tried again when another process makes it at the same moment.
 pub(super) const TRIES_MAX: usize = 3;
+
+/// Directories that lie in each other, in what a killed run left: more are not removed.
+const REMOVE_DEPTH_MAX: usize = 1024;
+
+/// Bytes of directory entries read at once.
+pub(super) const LISTING_BYTES: usize = 32 << 10;
+
+/// How often a name that another transfer holds is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// What EBUSY means where a partial name is to be had.
+pub(super) const HELD: &str = "another copy is writing to it";
+
+/// Why there is nothing of ours under a partial name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocked {
+    pub error: Errno,
+    /// What stands under the partial name is in the way, and cannot be removed.
+    pub is_in_the_way: bool,
+}
+
+impl From<Errno> for Blocked {
+    fn from(error: Errno) -> Self {
+        Self { error, is_in_the_way: false }
+    }
+}
+
+impl Blocked {
+    fn in_the_way(error: Errno) -> Self {
+        Self { error, is_in_the_way: error != Errno::BUSY }
+    }
+}
+
+/// Tries again while another transfer holds a partial name: one that was killed just now lets go within seconds.
+pub(super) fn patiently<T>(
+    until: Instant,
+    is_over: impl Fn() -> bool,
+    attempt: impl Fn() -> Result<T, Blocked>,
+) -> Result<T, Blocked> {
+    loop {
+        match attempt() {
+            Err(blocked) if blocked.error == Errno::BUSY && Instant::now() < until && !is_over() => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            done => return done,
+        }
+    }
+}
 
 /// Opens a file of this partial name in a directory, locked, and tells whether it was there.
 ///
@@ -17,7 +70,7 @@ pub(super) const TRIES_MAX: usize = 3;
 /// # Errors
 ///
 /// EBUSY if another process writes to it, else what the system answered.
-pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<(OwnedFd, bool), Errno> {
+pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<(OwnedFd, bool), Blocked> {
     let fd = directory.as_fd();
     for _ in 0..TRIES_MAX {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -27,12 +80,12 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
                 // A file system without locks has nobody who could: what is there already is left alone below.
                 let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
                 if lock == Err(Errno::AGAIN) || fstat(&file)?.st_nlink == 0 {
-                    return Err(Errno::BUSY);
+                    return Err(Errno::BUSY.into());
                 }
                 return Ok((file, false));
             }
             Err(Errno::EXIST) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         // For writing, since over NFS only then it can be locked.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -48,7 +101,7 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
                     if may_adopt && ours {
                         return Ok((left, true));
                     }
-                    unlinkat(fd, name, AtFlags::empty())?;
+                    unlinkat(fd, name, AtFlags::empty()).map_err(Blocked::in_the_way)?;
                 }
             }
             // Gone meanwhile.
@@ -56,16 +109,66 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
             Err(error) => match statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) {
                 // Another user's transfer may be writing to it: that cannot be seen from here.
                 Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile => {
-                    return Err(if error == Errno::ACCESS { Errno::BUSY } else { error });
+                    return Err(Blocked::in_the_way(if error == Errno::ACCESS { Errno::BUSY } else { error }));
                 }
-                // A link, a socket: not of a transfer.
-                Ok(_) => unlinkat(fd, name, AtFlags::empty())?,
+                // A directory, a link, a socket.
+                Ok(_) => make_way(fd, &c_name(name)?).map_err(Blocked::in_the_way)?,
                 Err(Errno::NOENT) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             },
         }
     }
-    Err(Errno::BUSY)
+    Err(Errno::BUSY.into())
+}
+
+/// Opens a directory of this partial name, locked, and tells whether an earlier transfer has left it.
+///
+/// It is gone on with if nobody else can have changed anything in it: it is ours, and closed to others. Anything else that
+/// stands under the name is removed.
+///
+/// # Errors
+///
+/// As with [`open`].
+pub(super) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
+    let (fd, name) = (directory.as_fd(), &*c_name(name)?);
+    for _ in 0..TRIES_MAX {
+        let is_new = match mkdirat(fd, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(error.into()),
+        };
+        let found = match open_directory(fd, name) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => continue,
+            // A file: of a copy of one to the same name.
+            Err(_) => {
+                make_way(fd, name).map_err(Blocked::in_the_way)?;
+                continue;
+            }
+        };
+        let lock = flock(&found, FlockOperation::NonBlockingLockExclusive);
+        if lock == Err(Errno::AGAIN) || lock.is_err() && !is_new {
+            return Err(Errno::BUSY.into());
+        }
+        // Published or removed before it was locked.
+        if !is_named(fd, name, &found) {
+            continue;
+        }
+        if is_new || is_closed_to_others(&fstat(&found)?) {
+            return Ok((found, !is_new));
+        }
+        drop(found);
+        make_way(fd, name).map_err(Blocked::in_the_way)?;
+    }
+    Err(Errno::BUSY.into())
+}
+
+fn is_closed_to_others(stat: &Stat) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o077 == 0
+}
+
+fn c_name(name: &str) -> Result<CString, Errno> {
+    CString::new(name).map_err(|_| Errno::INVAL)
 }
 
 /// Whether what stands under a partial name is this file still. Where a lock says nothing to another host, or a name is
@@ -73,6 +176,117 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
 pub(super) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
     let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
     matches!((here, named), (Ok(here), Ok(named)) if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino))
+}
+
+/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
+pub(super) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(found) => FileType::from_raw_mode(found.st_mode),
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    match found {
+        FileType::Directory => {
+            let left = open_directory(directory, name)?;
+            flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
+            remove_contents(&left)?;
+            unlinkat(directory, name, AtFlags::REMOVEDIR)
+        }
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            match openat(directory, name, flags, Mode::empty()) {
+                Ok(left) => flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?,
+                // Killed just before it was published, it may have a mode that keeps us from reading it.
+                Err(Errno::ACCESS) => {}
+                Err(error) => return Err(error),
+            }
+            unlinkat(directory, name, AtFlags::empty())
+        }
+        // A link on its way to its name.
+        _ => unlinkat(directory, name, AtFlags::empty()),
+    }
+}
+
+/// Opens a directory that is not a symbolic link, to list it and reach what is in it.
+pub(super) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(parent, name, flags, Mode::empty()) {
+        Err(Errno::LOOP) => Err(Errno::NOTDIR),
+        other => other,
+    }
+}
+
+/// Removes an entry, with everything in it if it is a directory. No link leads out of it.
+pub(super) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
+    match unlinkat(&directory, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {
+            remove_contents(&open_directory(&directory, name)?)?;
+            unlinkat(&directory, name, AtFlags::REMOVEDIR)
+        }
+        other => other,
+    }
+}
+
+/// Removes everything in a directory, by descriptors.
+pub(super) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
+    let directory = directory.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+    // Not a recursion: threads that write trees have small stacks. The last name below each directory is the one that is
+    // being emptied.
+    let mut levels = vec![(remove_files(&directory)?, directory)];
+    while let Some((below, here)) = levels.last_mut() {
+        let Some(name) = below.last() else {
+            levels.pop();
+            let Some((below, above)) = levels.last_mut() else { break };
+            if let Some(emptied) = below.pop() {
+                unlinkat(&*above, &emptied, AtFlags::REMOVEDIR)?;
+            }
+            continue;
+        };
+        let inner = open_directory(&*here, name)?;
+        if levels.len() > REMOVE_DEPTH_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        levels.push((remove_files(&inner)?, inner));
+    }
+    Ok(())
+}
+
+/// Removes what is no directory; gives the names of those that are.
+fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
+    // A mode that had been set already, as 0555, would keep us from it.
+    let _ = rustix::fs::fchmod(directory, Mode::RWXU);
+    let mut below = Vec::new();
+    for_each(directory, |name| {
+        match unlinkat(directory, name, AtFlags::empty()) {
+            Err(Errno::ISDIR | Errno::PERM) => below.push(name.to_owned()),
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    })?;
+    Ok(below)
+}
+
+/// Calls `look` with each name in a directory.
+pub(super) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Result<(), Errno>) -> Result<(), Errno> {
+    let mut space = Vec::with_capacity(LISTING_BYTES);
+    let mut entries = RawDir::new(directory, space.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name != c"." && name != c".." {
+            look(name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a finished directory its name. It replaces nothing but an empty directory.
+pub(super) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
+    match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +310,8 @@ mod tests {
             fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("ours");
         };
         private(&other);
-        let make: [(&str, &dyn Fn()); 5] = [
+        let make: [(&str, &dyn Fn()); 6] = [
+            ("a directory with something in it", &|| fs::create_dir_all(name.join("deep/er")).expect("directories")),
             ("another name of a file", &|| fs::hard_link(&other, &name).expect("a link")),
             ("a link", &|| symlink(&other, &name).expect("a link")),
             ("a link that leads nowhere", &|| symlink("nowhere", &name).expect("a link")),
@@ -115,7 +330,7 @@ mod tests {
                 assert_eq!(stat.st_mode, 0o100_600, "{what}");
                 assert_eq!(
                     open(directory(scratch.path()), "name", may_adopt).expect_err("locked"),
-                    Errno::BUSY,
+                    Errno::BUSY.into(),
                     "{what}"
                 );
                 assert_eq!(fs::read(&other).expect("untouched"), b"precious", "{what}");
@@ -132,5 +347,54 @@ mod tests {
         assert!(open(directory(scratch.path()), "name", true).expect("left behind").1);
         assert!(!open(directory(scratch.path()), "name", false).expect("made anew").1);
         assert!(fs::read(&name).expect("made").is_empty());
+    }
+
+    #[test]
+    fn a_tree_is_gone_on_with_where_nobody_else_can_have_changed_it() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let name = scratch.path().join("name");
+        let opened = || open_tree(directory(scratch.path()), "name");
+        let chmod = |mode| fs::set_permissions(&name, fs::Permissions::from_mode(mode)).expect("ours");
+        let (first, was_there) = opened().expect("made");
+        assert!(!was_there && fstat(&first).expect("open").st_mode & 0o777 == 0o700);
+        fs::write(name.join("file"), "half").expect("a file");
+        assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
+        drop(first);
+        assert!(opened().expect("left").1);
+        assert!(name.join("file").exists());
+        for mode in [0o750, 0o701] {
+            chmod(mode);
+            assert!(!opened().expect("made anew").1, "{mode:o}");
+            assert!(!name.join("file").exists());
+            fs::write(name.join("file"), "half").expect("a file");
+        }
+        // Other kinds of entries give way, but a file that is being written.
+        fs::remove_dir_all(&name).expect("ours");
+        symlink(scratch.path(), &name).expect("a link");
+        assert!(!opened().expect("made").1);
+        fs::remove_dir(&name).expect("empty");
+        let (held, _) = open(directory(scratch.path()), "name", false).expect("made");
+        assert_eq!(opened().expect_err("locked"), Errno::BUSY.into());
+        drop(held);
+        assert!(!opened().expect("made").1);
+    }
+
+    /// A transfer that was killed just now holds what it has made for a moment longer.
+    #[test]
+    fn a_lock_is_waited_for_but_not_for_long() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let attempt = || open(directory(scratch.path()), "name", true);
+        let (held, _) = attempt().expect("made");
+        let soon = || Instant::now() + Duration::from_millis(300);
+        assert_eq!(patiently(soon(), || false, attempt).expect_err("locked"), Errno::BUSY.into());
+        assert_eq!(patiently(soon() + Duration::from_secs(60), || true, attempt).expect_err("over").error, Errno::BUSY);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(300));
+                drop(held);
+            });
+            let late = Instant::now() + Duration::from_secs(60);
+            assert!(patiently(late, || false, attempt).expect("it was let go of").1);
+        });
     }
 }

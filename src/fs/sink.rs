@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -82,6 +83,10 @@ impl Sink {
     }
 }
 
+/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds, and the other
+/// end, which has connected, hears nothing meanwhile.
+const HELD_MAX: Duration = Duration::from_secs(4);
+
 /// A destination that has been looked at.
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -134,7 +139,12 @@ impl FileSink {
         let directory =
             openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
         let beside = name_beside(last.as_bytes(), PARTIAL);
-        let (file, _) = partial::open(&directory, &beside, false).map_err(fact)?;
+        let open = || partial::open(&directory, &beside, false);
+        let (file, _) = partial::patiently(Instant::now() + HELD_MAX, || false, open).map_err(|blocked| {
+            let at = if blocked.is_in_the_way { path.with_file_name(&beside) } else { path.to_owned() };
+            let detail = if blocked.error == Errno::BUSY { partial::HELD } else { "" };
+            IoFact { detail: detail.into(), ..io_fact(at.as_os_str(), blocked.error) }
+        })?;
         let names = Some(Names { directory, partial: beside.into(), last });
         Ok(Self::new(file.into(), path, names))
     }

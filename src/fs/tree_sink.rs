@@ -8,7 +8,9 @@
 //!
 //! * Nothing outside the destination changes. Every call takes a directory's descriptor and one name, and follows no
 //!   link; metadata is set through descriptors. So it does not matter what other processes do to the names meanwhile.
-//! * Under a final name stands either what was there before, or the whole new entry (but with `--in-place`).
+//! * Under a final name stands either what was there before, or the whole new entry (but with `--in-place`). A directory at
+//!   the top that was not there is filled under a partial name, which an earlier transfer may have left, and gets its own
+//!   when all that comes into it is done.
 //! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
 
 mod directory;
@@ -27,6 +29,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender, bounded};
 use rd_proto::control::IoFact;
@@ -37,6 +40,7 @@ use rustix::io::Errno;
 use super::direct::write::{Writes, Written};
 use super::first::First;
 use super::metadata::{Applied, Keep, Setter};
+use super::partial::{self, Blocked};
 use super::{Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
 use directory::{OpenDirectory, find};
 use entry::{Large, Range};
@@ -57,6 +61,9 @@ const SLOTS_MAX: usize = 256;
 
 /// Failed entries that are remembered, so that no hard link takes what stood in their place before.
 const FAILED_MAX: usize = 1 << 16;
+
+/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds.
+const HELD_MAX: Duration = Duration::from_secs(6);
 
 /// How a tree is written.
 #[derive(Clone, Debug, Default)]
@@ -114,6 +121,9 @@ impl Have {
 /// Takes what the sender is to be told, from any thread; must not block for long.
 pub type Answer = Box<dyn Fn(Have) + Send + Sync>;
 
+/// Takes the paths of what a transfer that was given up has left for the next one to go on with.
+pub type Kept = Box<dyn Fn(&[Vec<u8>]) + Send>;
+
 /// What became of a tree.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -157,6 +167,7 @@ pub struct TreeSink<C> {
     directories: u64,
     jobs: Option<Sender<Job<C>>>,
     threads: Vec<JoinHandle<()>>,
+    tell_kept: Option<Kept>,
 }
 
 /// A large file of which more is to come.
@@ -199,6 +210,8 @@ struct Shared {
     umask: u32,
     /// Nothing more is to be made, after a failure that stops everything or since we were told.
     is_stopped: AtomicBool,
+    /// The sender has kept to the protocol: what it has sent may be gone on with.
+    is_trusted: AtomicBool,
     can_link_nameless: AtomicBool,
     writes: Writes,
     files: AtomicU64,
@@ -206,6 +219,10 @@ struct Shared {
     bytes: AtomicU64,
     without_xattrs: AtomicU64,
     failures: Mutex<Failures>,
+    /// Paths of what has no final name and stays.
+    kept: Mutex<Vec<Vec<u8>>>,
+    /// Until when names that another transfer holds are waited for.
+    held_until: Instant,
     pending: Mutex<usize>,
     drained: Condvar,
 }
@@ -219,6 +236,32 @@ struct Failures {
     /// two that collide.
     failed: HashSet<u64>,
     hasher: RandomState,
+}
+
+/// Why an entry was not made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failed {
+    fault: Fault,
+    /// What it is about, where that is not the entry itself.
+    at: Option<Vec<u8>>,
+}
+
+impl<F: Into<Fault>> From<F> for Failed {
+    fn from(fault: F) -> Self {
+        let fault = match fault.into() {
+            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
+            other => other,
+        };
+        Self { fault, at: None }
+    }
+}
+
+impl Failed {
+    /// What stands under the partial name `beside` may be what it is about.
+    fn blocked(blocked: Blocked, directory: &OpenDirectory, beside: &str) -> Self {
+        let at = blocked.is_in_the_way.then(|| directory.path(beside.as_bytes()));
+        Self { at, ..blocked.error.into() }
+    }
 }
 
 impl Shared {
@@ -235,9 +278,25 @@ impl Shared {
     }
 
     /// Records that an entry was not published.
-    fn fail(&self, path: Vec<u8>, fault: impl Into<Fault>) {
+    fn fail(&self, path: Vec<u8>, failed: impl Into<Failed>) {
+        let Failed { fault, at } = failed.into();
         self.mark_failed(&path);
-        self.report(&path, fault);
+        self.report(at.as_deref().unwrap_or(&path), fault);
+    }
+
+    fn keep(&self, path: Vec<u8>) {
+        self.kept.lock().expect("no panics under it").push(path);
+    }
+
+    /// Tries again while another transfer holds the partial name `beside`.
+    fn patiently<T>(
+        &self,
+        directory: &OpenDirectory,
+        beside: &str,
+        attempt: impl Fn() -> Result<T, Blocked>,
+    ) -> Result<T, Failed> {
+        let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
+        opened.map_err(|blocked| Failed::blocked(blocked, directory, beside))
     }
 
     fn mark_failed(&self, path: &[u8]) {
@@ -262,7 +321,7 @@ impl Shared {
         let fault = fault.into();
         let fact = fault.into_fact(OsStr::from_bytes(path));
         let mut failures = self.failures();
-        if matches!(fault, Fault::System(error) if stops_everything(error)) {
+        if matches!(fault, Fault::System(error) | Fault::Explained(error, _) if stops_everything(error)) {
             failures.fatal.get_or_insert(fact);
             self.is_stopped.store(true, Release);
             return;
@@ -321,12 +380,15 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             options,
             answer,
             is_stopped: AtomicBool::new(false),
+            is_trusted: AtomicBool::new(true),
             can_link_nameless: AtomicBool::new(true),
             files: AtomicU64::new(0),
             others: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             without_xattrs: AtomicU64::new(0),
             failures: Mutex::default(),
+            kept: Mutex::default(),
+            held_until: Instant::now() + HELD_MAX,
             pending: Mutex::default(),
             drained: Condvar::new(),
         });
@@ -344,6 +406,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             directories: 0,
             jobs: Some(jobs),
             threads: Vec::new(),
+            tell_kept: None,
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
@@ -366,7 +429,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     /// [`Refused`], also for what has gone wrong with an earlier chunk. Nothing but [`TreeSink::discard`] makes sense then.
     pub fn push(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
         self.shared.check()?;
-        if item == 0 { self.take_records(&chunk) } else { self.take_range(item, position, chunk) }
+        let taken = if item == 0 { self.take_records(&chunk) } else { self.take_range(item, position, chunk) };
+        taken.inspect_err(|refused| {
+            let is_kept_to = matches!(refused, Refused::Io(_));
+            self.shared.is_trusted.fetch_and(is_kept_to, Relaxed);
+        })
     }
 
     /// Waits until all is written, finishes directories, and syncs if asked to.
@@ -438,15 +505,16 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                         self.skip(&entry)?;
                         continue;
                     };
+                    let was_left = directory.make_way(&entry);
                     match entry {
                         Record::Directory { name, metadata } => {
                             let name = directory.final_name(name);
-                            let entered = OpenDirectory::enter(&directory, name, &metadata);
+                            let entered = OpenDirectory::enter(&directory, name, &metadata, was_left);
                             self.directories += u64::from(entered.is_ok());
                             self.levels.push(
                                 entered
                                     .map(Arc::new)
-                                    .map_err(|error| self.shared.fail(directory.path(name), error))
+                                    .map_err(|failed| self.shared.fail(directory.path(name), failed))
                                     .ok(),
                             );
                         }
@@ -456,7 +524,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                             let awaits_have = Record::awaits_have(size, is_sparse);
                             let large = Large::create(&self.shared, &directory, name, &metadata, size, awaits_have)
                                 .map(Arc::new)
-                                .map_err(|error| self.shared.fail(path.clone(), error))
+                                .map_err(|failed| self.shared.fail(path.clone(), failed))
                                 .ok();
                             if awaits_have {
                                 match &large {
@@ -617,12 +685,24 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
 }
 
 impl<C> TreeSink<C> {
-    /// Gives up: removes what has no final name. What has been published stays.
+    /// Gives up: removes what has no final name, but for trees and large files that the next transfer can go on with. What
+    /// has been published stays.
     pub fn discard(&mut self) {
         self.shared.is_stopped.store(true, Release);
         self.stop_threads();
         self.slots.clear();
         self.levels.clear();
+        let kept = std::mem::take(&mut *self.shared.kept.lock().expect("no panics under it"));
+        if let Some(tell) = &self.tell_kept
+            && !kept.is_empty()
+        {
+            tell(&kept);
+        }
+    }
+
+    /// Has somebody told what stays when it is given up.
+    pub fn on_kept(&mut self, tell: Kept) {
+        self.tell_kept = Some(tell);
     }
 
     fn stop_threads(&mut self) {

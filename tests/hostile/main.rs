@@ -24,15 +24,19 @@ use std::time::Duration;
 use libtest_mimic::{Arguments, Trial};
 use rd_proto::tree::{Metadata, Record, Special};
 use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
-use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message};
+use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message, Report};
 use rig::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// What the peer does, in the environment of the launcher.
 const RECORDS: &str = "RD_HOSTILE_RECORDS";
 const NAMES: &str = "RD_HOSTILE_NAMES";
 const KIND: &str = "RD_HOSTILE_KIND";
 const SAYS: &str = "RD_HOSTILE_SAYS";
+
+/// It says that it has sent everything, whatever became of it; with "lost" it has its agent killed in the middle.
+const CLAIMS: &str = "RD_HOSTILE_CLAIMS";
 
 /// It is a receiver, and lies like this.
 const RECEIVER: &str = "RD_HOSTILE_RECEIVER";
@@ -63,10 +67,21 @@ fn be_hostile() -> ExitCode {
     let to_caller = Outbox::start(std::io::stdout(), MAGIC).expect("a thread");
     let mut from_agent = BufReader::new(agent.stdout.take().expect("piped"));
     let answers = to_caller.clone();
+    let (claims, pid) = (std::env::var(CLAIMS).ok(), Pid::from_child(&agent));
     std::thread::spawn(move || {
         skip_to_magic(&mut from_agent).expect("the agent");
         while let Ok(message) = receive(&mut from_agent) {
-            answers.send(message);
+            match (message, claims.as_deref()) {
+                (Message::Progress { .. }, Some("lost")) => {
+                    kill_process(pid, Signal::KILL).expect("the agent");
+                    answers.send(Message::Ended(Box::new(Report { bytes: 1, entries: 1, ..Report::default() })));
+                    return;
+                }
+                (Message::Ended(report), Some(_)) => {
+                    answers.send(Message::Ended(Box::new(Report { fault: None, ..*report })));
+                }
+                (other, _) => answers.send(other),
+            }
         }
         answers.flush(Duration::from_secs(2));
         std::process::exit(0);
@@ -125,6 +140,7 @@ const CASES: &[Case] = &[
     ("names_that_were_not_asked_for", names_that_were_not_asked_for),
     ("no_more_than_a_file_without_r", no_more_than_a_file_without_r),
     ("what_is_printed_is_printable", what_is_printed_is_printable),
+    ("a_sender_that_claims_success", a_sender_that_claims_success),
     ("the_receiver_can_be_honest", receiver::the_receiver_can_be_honest),
     ("a_receiver_that_lies_about_what_it_has", receiver::a_receiver_that_lies_about_what_it_has),
     ("a_receiver_that_lies_about_what_was_there", receiver::a_receiver_that_lies_about_what_was_there),
@@ -522,4 +538,26 @@ fn what_is_printed_is_printable() {
             .env(SAYS, "said \x1b[31m\r\n\x07 line");
     });
     assert!(ended.expect(8).stderr.contains("said "), "{}", ended.stderr);
+}
+
+/// What it says of the copy does not stand against what this host knows of it.
+fn a_sender_that_claims_success() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", &noise(24 * CHUNK));
+    let target = scratch.join("target");
+    for (claims, to, code) in [("honest", &*target, 0), ("lost", &*target, 4), ("failed", Path::new("/dev/full"), 6)] {
+        let _ = fs::remove_file(&target);
+        let mut command = rdcp();
+        command.arg("--rsh").arg(std::env::current_exe().expect("this program"));
+        let mut from = OsString::from("evil:");
+        from.push(&source);
+        command.args(["--reconnect", "1", "--bwlimit", "16M"]).arg(from).arg(to);
+        command.env("RD_HOSTILE", "1").env(CLAIMS, claims);
+        let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+        assert_eq!(ended.code, code, "{claims}: {}", ended.stderr);
+        assert_eq!(target.exists(), code == 0, "{claims}");
+        if code == 0 {
+            same(&fs::read(&target).expect("it"), &noise(24 * CHUNK));
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::control::frames::{Found, Kind, Message, Place, Placed};
 use crate::control::names;
 
 impl Copy<'_> {
-    /// All sources, each with its side, in the order of the command line.
+    /// All sources that are there, each with its side, in the order of the command line. The others are named.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
         let specs = &self.plan.sources;
         let mut all = Vec::new();
@@ -48,12 +48,22 @@ impl Copy<'_> {
                     _ => return Err(self.unexpected(side)),
                 }
             }
+            let missing = std::mem::take(&mut self.sides[side].named);
+            self.left_out = self.left_out.saturating_add(missing);
         }
-        let directory = all.iter().find(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
-        if let Some((side, found)) = directory {
-            let name = self.sides[*side].name(&found.path);
-            return Err(Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")));
+        let is_single = !self.are_several(&all);
+        let (directories, mut all): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
+        for (side, found) in directories {
+            let name = self.sides[side].name(&found.path);
+            let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories"));
+            if is_single {
+                return Err(failure);
+            }
+            self.leave_out(&failure);
         }
+        self.is_any_left(&all)?;
+        all.shrink_to_fit();
         let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
         own.sort_unstable();
         if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
@@ -74,16 +84,35 @@ impl Copy<'_> {
         Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
     }
 
-    /// Where they come to lie; `None` for standard output.
-    pub(super) fn place(&mut self, side: usize, found: &[(usize, Found)]) -> Result<Option<Placed>, Failure> {
-        let several = found.len() > 1;
+    /// Whether more than one source was named, be it there or not: only a single one can be what DST names.
+    pub(super) fn are_several(&self, found: &[(usize, Found)]) -> bool {
+        (found.len() as u64).saturating_add(self.left_out) > 1
+    }
+
+    /// Names a source that is not copied while the others are.
+    pub(super) fn leave_out(&mut self, failure: &Failure) {
+        self.left_out += 1;
+        self.tell_failed(failure);
+    }
+
+    fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
+        // They have been named.
+        let exit = self.first_failed.filter(|_| found.is_empty());
+        exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
+    }
+
+    /// Where they come to lie; `None` for standard output. Of several, those that cannot come there are named and taken
+    /// out.
+    pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
+        let several = self.are_several(found);
         if self.plan.destination == Spec::Standard {
             if several {
                 return Err(Failure::new(Exit::Usage, "standard output takes one file"));
             }
             return Ok(None);
         }
-        let mut rest = found;
+        let all = std::mem::take(found);
+        let mut rest = &all[..];
         let mut placed = None;
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -97,22 +126,72 @@ impl Copy<'_> {
             let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
             let (some, others) = rest.split_at(count);
             rest = others;
-            let standard = self.is_standard(from, &some[0].1);
-            let asked = Place {
-                path: self.plan.destination.path().as_bytes().to_vec(),
-                directory: self.plan.directory || several,
-                exact: self.plan.exact || standard,
-                sources: some.iter().map(|(_, found)| found.clone()).collect(),
-                same_kernel: !standard && self.same_kernel(from, side),
-            };
-            self.send(side, Message::Place(asked));
-            placed = match self.answer(side, ANSWER_MAX)? {
-                Message::Placed(placed) => Some(placed),
-                Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
-                _ => return Err(self.unexpected(side)),
-            };
+            self.place_some(side, some, several, found, &mut placed)?;
         }
+        self.is_any_left(found)?;
         Ok(placed)
+    }
+
+    /// Asks about sources of one side; those that can be placed become part of `found`.
+    fn place_some(
+        &mut self,
+        side: usize,
+        some: &[(usize, Found)],
+        several: bool,
+        found: &mut Vec<(usize, Found)>,
+        placed: &mut Option<Placed>,
+    ) -> Result<(), Failure> {
+        let failure = match self.ask_place(side, some, several)? {
+            Ok(answer) => {
+                found.extend_from_slice(some);
+                *placed = Some(answer);
+                return Ok(());
+            }
+            Err(failure) if !several => return Err(failure),
+            Err(failure) => failure,
+        };
+        // It may be about DST, and not about them.
+        if placed.is_none() {
+            *placed = Some(self.ask_place(side, &[], several)??);
+        }
+        match some {
+            [_] => self.leave_out(&failure),
+            _ => {
+                let (first, second) = some.split_at(some.len() / 2);
+                self.place_some(side, first, several, found, placed)?;
+                self.place_some(side, second, several, found, placed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The inner error is what the destination has against them.
+    fn ask_place(
+        &mut self,
+        side: usize,
+        some: &[(usize, Found)],
+        several: bool,
+    ) -> Result<Result<Placed, Failure>, Failure> {
+        let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
+        // What is read becomes a file, whatever it was.
+        let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || self.is_read(found) {
+            true => Found { kind: Kind::File, ..found.clone() },
+            false => found.clone(),
+        };
+        let asked = Place {
+            path: self.plan.destination.path().as_bytes().to_vec(),
+            directory: self.plan.directory || several,
+            exact: self.plan.exact || standard,
+            sources: some.iter().map(becomes).collect(),
+            same_kernel: !standard && some.first().is_some_and(|(from, _)| self.same_kernel(*from, side)),
+        };
+        self.send(side, Message::Place(asked));
+        Ok(match self.answer(side, ANSWER_MAX)? {
+            // Only a single source gets another name than its own, however many are asked about at once.
+            Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
+            Message::Failed(fault) => Err(self.sides[side].failure(&fault)),
+            _ => return Err(self.unexpected(side)),
+        })
     }
 
     /// Whether a source is standard input.

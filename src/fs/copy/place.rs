@@ -4,8 +4,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, RawDir, RenameFlags, Stat, flock, fstat, ftruncate, mkdirat,
-    openat, renameat, renameat_with, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, ftruncate, mkdirat, openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -14,13 +13,9 @@ use rustix::io::Errno;
 const TAKEOVERS_MAX: u32 = 3;
 
 use super::Problem;
-use crate::fs::{PARTIAL, WHOLE, name_beside, partial};
-
-/// Directories that lie in each other, in what a killed run left: more are not removed.
-const REMOVE_DEPTH_MAX: u32 = 1024;
-
-/// Bytes of directory entries read at once.
-pub(super) const LISTING_BYTES: usize = 32 << 10;
+use crate::fs::partial::{self, make_way};
+pub(super) use crate::fs::partial::{LISTING_BYTES, open_directory, publish_directory, remove_contents};
+use crate::fs::{PARTIAL, WHOLE, name_beside};
 
 /// The name under which `name` is made.
 pub(super) fn temporary(name: &CStr) -> CString {
@@ -30,15 +25,6 @@ pub(super) fn temporary(name: &CStr) -> CString {
 /// The name under which a link or special file is made that is to replace something. Nothing half made ever has it.
 fn temporary_whole(name: &CStr) -> CString {
     CString::new(name_beside(name.to_bytes(), WHOLE)).expect("no zero in it")
-}
-
-/// Opens a directory that is not a symbolic link, to list it and reach what is in it.
-pub(super) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match openat(parent, name, flags, Mode::empty()) {
-        Err(Errno::LOOP) => Err(Errno::NOTDIR),
-        other => other,
-    }
 }
 
 /// Makes a file of mode 0600 under a temporary name and locks it, so that another run leaves it alone.
@@ -82,65 +68,6 @@ fn lock(directory: BorrowedFd<'_>, name: &CStr, made: &OwnedFd) -> Result<(), Er
         Err(_) => return Ok(()),
     }
     if partial::is_named(directory, name, made) { Ok(()) } else { Err(Errno::BUSY) }
-}
-
-/// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
-fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
-    let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => FileType::from_raw_mode(found.st_mode),
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    match found {
-        FileType::Directory => {
-            let left = open_directory(directory, name)?;
-            flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?;
-            remove_contents(&left, 0)?;
-            unlinkat(directory, name, AtFlags::REMOVEDIR)
-        }
-        FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            match openat(directory, name, flags, Mode::empty()) {
-                Ok(left) => flock(&left, FlockOperation::NonBlockingLockExclusive).map_err(|_| Errno::BUSY)?,
-                // Killed just before it was published, it may have a mode that keeps us from reading it.
-                Err(Errno::ACCESS) => {}
-                Err(error) => return Err(error),
-            }
-            unlinkat(directory, name, AtFlags::empty())
-        }
-        // A link on its way to its name.
-        _ => unlinkat(directory, name, AtFlags::empty()),
-    }
-}
-
-/// Removes everything in a directory, by descriptors: no link leads out of it.
-pub(super) fn remove_contents(directory: &OwnedFd, depth: u32) -> Result<(), Errno> {
-    if depth > REMOVE_DEPTH_MAX {
-        return Err(Errno::NAMETOOLONG);
-    }
-    // A mode that had been set already, as 0555, would keep us from it.
-    let _ = rustix::fs::fchmod(directory, Mode::RWXU);
-    let mut space = Vec::with_capacity(LISTING_BYTES);
-    let mut entries = RawDir::new(directory, space.spare_capacity_mut());
-    while let Some(entry) = entries.next() {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        let removed = match unlinkat(directory, name, AtFlags::empty()) {
-            Err(Errno::ISDIR | Errno::PERM) => {
-                remove_contents(&open_directory(directory, name)?, depth + 1)?;
-                unlinkat(directory, name, AtFlags::REMOVEDIR)
-            }
-            other => other,
-        };
-        match removed {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// A file that is being written.
@@ -254,12 +181,4 @@ pub(super) fn replace(
         }
     }
     Err(Errno::BUSY)
-}
-
-/// Gives a finished directory its name. It replaces nothing but an empty directory.
-pub(super) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
-    match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
-        other => other,
-    }
 }

@@ -168,13 +168,22 @@ impl Drop for DirectoryRef<'_> {
 impl Directory<'_> {
     fn finish(&mut self) {
         let engine = self.engine;
+        if engine.is_stopped() {
+            // It may lack something: a new one does not appear, and one that was there does not get the time of a whole one.
+            return self.discard();
+        }
         if let Err(errno) = self.try_finish() {
-            if let (Some(temporary), Some(parent)) = (&self.node.temporary, &self.parent) {
-                let _ = place::remove_contents(&self.destination, 0);
-                let _ = unlinkat(&parent.destination, temporary, AtFlags::REMOVEDIR);
-            }
+            self.discard();
             let path = self.node.joined(&Entry::new(c"".to_owned()), Entry::name);
             engine.failed(Failure { side: Side::Destination, path, problem: Problem::Os(errno) });
+        }
+    }
+
+    /// Removes a tree that has no name yet.
+    fn discard(&self) {
+        if let (Some(temporary), Some(parent)) = (&self.node.temporary, &self.parent) {
+            let _ = place::remove_contents(&self.destination);
+            let _ = unlinkat(&parent.destination, temporary, AtFlags::REMOVEDIR);
         }
     }
 

@@ -1,16 +1,21 @@
 //! Directories of a tree that is being written: entered by descriptor, finished when the last of what is in them is.
 
+use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use rd_proto::tree::{Metadata, Time, Xattrs};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, mkdirat, openat};
+use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record, Time, Xattrs};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
-use super::Shared;
-use crate::fs::is_temporary_name;
+use super::{Failed, Shared};
 use crate::fs::metadata::{Applied, Current, Object, has_default_acl, permitted, permitted_directory};
+use crate::fs::partial::{self, publish_directory};
+use crate::fs::{PARTIAL, is_temporary_name, name_beside};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -34,6 +39,28 @@ pub(super) struct OpenDirectory {
     pub new_owner: OnceLock<(u32, u32)>,
     /// None for the top: it belongs to whoever named it.
     last: Option<Last>,
+    /// It has no final name yet.
+    unnamed: Option<Unnamed>,
+    /// Neither has it, or one that it lies in.
+    pub is_unseen: bool,
+    /// What an earlier transfer has left in it and this one has not come to; whether it is a directory.
+    left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
+}
+
+/// A directory under its partial name.
+struct Unnamed {
+    parent: Arc<OpenDirectory>,
+    partial: CString,
+    name: Vec<u8>,
+}
+
+/// A directory that has been made, or was there.
+struct Made {
+    fd: OwnedFd,
+    is_new: bool,
+    /// An earlier transfer had made it, and was killed.
+    was_left: bool,
+    unnamed: Option<Unnamed>,
 }
 
 /// What a directory gets at the end.
@@ -79,19 +106,21 @@ impl OpenDirectory {
     /// The destination itself; its path comes from the user, links in it are followed.
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
         let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
-        Ok(Self::new(fd, Arc::new(Place { parent: None, name: path.to_vec() }), shared, None))
+        let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+        Ok(Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None))
     }
 
     /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
-    /// anywhere.
-    pub fn enter(parent: &Arc<Self>, name: &[u8], metadata: &Metadata<'_>) -> Result<Self, Errno> {
+    /// anywhere. `was_left`: by an earlier transfer, see [`Self::make_way`].
+    pub fn enter(parent: &Arc<Self>, name: &[u8], metadata: &Metadata<'_>, was_left: bool) -> Result<Self, Failed> {
         let shared = &parent.shared;
-        let is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
-            Ok(()) => true,
-            Err(Errno::EXIST) => false,
-            Err(error) => return Err(error),
+        let made = if parent.last.is_none() && name != b"." {
+            Self::make_at_top(parent, name)?
+        } else {
+            Self::make_below(parent, name, was_left)?
         };
-        let fd = openat(&parent.fd, name, OPEN, Mode::empty())?;
+        let Made { fd, is_new, was_left, unnamed } = made;
+        let left = if was_left { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let stat = fstat(&fd)?;
         let keep = shared.options.keep;
         let was_closed = !is_new && Self::open_up(&fd, &stat)?;
@@ -104,14 +133,67 @@ impl OpenDirectory {
         } else {
             was_closed.then_some(stat.st_mode & 0o7777)
         };
-        let current = Current::new(&stat, parent.gives_acl, !is_new);
+        let current = Current::new(&stat, parent.gives_acl, !is_new || was_left);
         let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
         let place = match name {
             // Merged into it.
             b"." => Arc::clone(&parent.place),
             _ => Arc::new(Place { parent: Some(Arc::clone(&parent.place)), name: name.to_vec() }),
         };
-        Ok(Self::new(fd, place, Arc::clone(shared), Some(last)))
+        let is_unseen = parent.is_unseen || unnamed.is_some();
+        let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
+        (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
+        Ok(entered)
+    }
+
+    /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
+    /// a destination to copy into.
+    fn make_at_top(parent: &Arc<Self>, name: &[u8]) -> Result<Made, Failed> {
+        match openat(&parent.fd, name, OPEN, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            there => return Ok(Made { fd: there?, is_new: false, was_left: false, unnamed: None }),
+        }
+        let beside = name_beside(name, PARTIAL);
+        let open = || partial::open_tree(&parent.fd, &beside);
+        let (fd, was_left) = parent.shared.patiently(parent, &beside, open)?;
+        let partial = CString::new(beside).map_err(|_| Errno::INVAL)?;
+        let unnamed = Some(Unnamed { parent: Arc::clone(parent), partial, name: name.to_vec() });
+        Ok(Made { fd, is_new: true, was_left, unnamed })
+    }
+
+    fn make_below(parent: &Self, name: &[u8], was_left: bool) -> Result<Made, Errno> {
+        let is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(error),
+        };
+        let mut opened = openat(&parent.fd, name, OPEN, Mode::empty());
+        if was_left && opened.as_ref().is_err_and(|error| *error == Errno::ACCESS) {
+            // It had got its mode already.
+            chmodat(&parent.fd, name, Mode::RWXU, AtFlags::empty())?;
+            opened = openat(&parent.fd, name, OPEN, Mode::empty());
+        }
+        let was_left = was_left && !is_new;
+        Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
+    }
+
+    /// Clears the place for an entry, in a directory that an earlier transfer has left. Whether the entry is a directory
+    /// that was left as well: then it is gone on with. A file that was is replaced, or gone on with, as any other.
+    pub fn make_way(&self, entry: &Record<'_>) -> bool {
+        let (Some(left), Some(name)) = (&self.left, entry.name()) else { return false };
+        let mut left = left.lock().expect("no panics under it");
+        if matches!(entry, Record::Large { .. }) {
+            left.remove(name_beside(name, PARTIAL).as_bytes());
+        }
+        let is_directory = matches!(entry, Record::Directory { .. });
+        match left.remove(name) {
+            Some(was_directory) if was_directory != is_directory => {
+                // Where that fails, so does making the entry, and that is told.
+                let _ = remove(&self.fd, name);
+                false
+            }
+            was_directory => was_directory == Some(true),
+        }
     }
 
     /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it needed that.
@@ -128,13 +210,16 @@ impl OpenDirectory {
         let gives_acl = has_default_acl(&fd);
         let permitted = if shared.options.keep.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
-        Self { fd, place, shared, gives_acl, permitted, wants_names, new_owner, last }
+        let (unnamed, is_unseen, left) = (None, false, None);
+        Self { fd, place, shared, gives_acl, permitted, wants_names, new_owner, last, unnamed, is_unseen, left }
     }
 
     /// The path of an entry in it, for reports.
     pub fn path(&self, name: &[u8]) -> Vec<u8> {
         let mut path = self.own_path();
-        path.push(b'/');
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
         path.extend(name);
         path
     }
@@ -147,7 +232,8 @@ impl OpenDirectory {
             place = here.parent.as_ref();
         }
         names.reverse();
-        names.join(&b'/')
+        let path = names.join(&b'/');
+        if path.is_empty() { b"/".to_vec() } else { path }
     }
 
     /// The name that an entry gets here: its own, unless it is the root and is to have another.
@@ -160,6 +246,12 @@ impl OpenDirectory {
 
     fn finish(&self) -> Result<(), Errno> {
         let options = &self.shared.options;
+        for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
+            match remove(&self.fd, &name.0) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
             self.shared.setter.apply(opened, &last.metadata.borrow(), last.mode, last.current)
@@ -175,12 +267,55 @@ impl OpenDirectory {
 impl Drop for OpenDirectory {
     fn drop(&mut self) {
         // After a failure it stays as it is, open to us, so that the copy can be run again.
-        if !self.shared.is_stopped.load(Ordering::Acquire)
+        let is_stopped = || self.shared.is_stopped.load(Ordering::Acquire);
+        if !is_stopped()
             && let Err(error) = self.finish()
         {
             self.shared.report(&self.own_path(), error);
         }
+        let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
+        let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
+        if !is_stopped() {
+            let publish =
+                || publish_directory(parent.fd.as_fd(), partial, &CString::new(&name[..]).map_err(|_| Errno::INVAL)?);
+            match if is_ours() { publish() } else { Err(Errno::STALE) } {
+                Ok(()) => return,
+                Err(error) => self.shared.fail(self.own_path(), error),
+            }
+        }
+        if !self.shared.is_trusted.load(Ordering::Relaxed) && is_ours() {
+            let _ = partial::remove(&parent.fd, partial);
+        }
+        // One with nothing in it is of no use.
+        if is_ours() && unlinkat(&parent.fd, partial, AtFlags::REMOVEDIR).is_err() {
+            self.shared.keep(parent.path(partial.to_bytes()));
+        }
     }
+}
+
+fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
+    partial::remove(directory, &CString::new(name).map_err(|_| Errno::INVAL)?)
+}
+
+/// Entries of a directory that an earlier transfer has left, of which the names are kept.
+const LEFT_MAX: usize = 4096;
+
+/// Removes from a directory that an earlier transfer has left what is not worth being gone on with. What stays, by name:
+/// directories, and files that are so large that they may save being sent again, up to [`LEFT_MAX`] of them.
+fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
+    let mut left = BTreeMap::new();
+    partial::for_each(fd, |name| {
+        let stat = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let is_directory = match FileType::from_raw_mode(stat.st_mode) {
+            _ if left.len() == LEFT_MAX => return partial::remove(fd, name),
+            FileType::Directory => true,
+            FileType::RegularFile if stat.st_size as u64 >= RESUME_BYTES_MIN => false,
+            _ => return unlinkat(fd, name, AtFlags::empty()),
+        };
+        left.insert(name.to_bytes().to_vec(), is_directory);
+        Ok(())
+    })?;
+    Ok(left)
 }
 
 /// What stands at `path` below the top, without following a link at any step; opened as a place only.
@@ -198,9 +333,134 @@ pub(super) fn find(top: &OpenDirectory, path: &[u8], wanted: impl Fn(FileType) -
         let mut flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         flags.set(OFlags::DIRECTORY, names.peek().is_some());
         let from = here.as_ref().map_or(top.fd.as_fd(), AsFd::as_fd);
-        here = Some(openat(from, name, flags, Mode::empty())?);
+        here = Some(match openat(from, name, flags, Mode::empty()) {
+            // Of a tree that is not done yet.
+            Err(Errno::NOENT) if here.is_none() => {
+                openat(from, name_beside(name, PARTIAL), flags | OFlags::DIRECTORY, Mode::empty())?
+            }
+            found => found?,
+        });
     }
     let found = here.ok_or(Errno::NOENT)?;
     let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
     if kind != FileType::Directory && wanted(kind) { Ok(found) } else { Err(Errno::INVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use super::super::{Options, TreeSink};
+    use super::*;
+
+    fn chunk(records: &[Record<'_>]) -> Arc<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for record in records {
+            let at = bytes.len();
+            bytes.resize(at + record.encoded_bytes(), 0);
+            record.encode(&mut bytes[at..]);
+        }
+        Arc::new(bytes)
+    }
+
+    const META: Metadata<'static> = Metadata {
+        mode: 0o551,
+        uid: 0,
+        gid: 0,
+        modified: Time { seconds: 1_000_000_000, nanoseconds: 5 },
+        accessed: Time { seconds: 1_000_000_000, nanoseconds: 5 },
+        xattrs: Xattrs::new(&[]),
+    };
+
+    fn directory(name: &[u8]) -> Record<'_> {
+        Record::Directory { name, metadata: META }
+    }
+
+    fn file(name: &[u8]) -> Record<'_> {
+        Record::File { name, metadata: META, data: b"data" }
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).expect("there").flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
+        names.sort();
+        names
+    }
+
+    /// It has its name when it is whole, also if that is without some entries; until then a partial one.
+    #[test]
+    fn a_new_tree_appears_when_it_is_whole() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        let partial = name_beside(b"new", PARTIAL);
+        let mut kept = Vec::new();
+        for is_cut in [true, true, false] {
+            let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+            let (tell, told) = mpsc::channel();
+            sink.on_kept(Box::new(move |paths| tell.send(paths.to_vec()).expect("it is heard")));
+            let begun = [directory(b"new"), directory(b"sub"), file(b"file"), Record::Leave, file(b"there")];
+            sink.push(0, 0, chunk(&begun)).expect("taken");
+            // A link to what is in the tree, and one to what is not.
+            let links = [(&b"to-file"[..], &b"new/sub/file"[..]), (b"to-none", b"new/sub/none")];
+            let links = links.map(|(name, first)| Record::HardLink { name, first });
+            sink.push(0, 0, chunk(&links)).expect("taken");
+            sink.shared.wait_drained();
+            assert_eq!(names(scratch.path()), [&*partial]);
+            assert_eq!(fs::metadata(at(&partial)).expect("there").mode() & 0o777, 0o700);
+            if is_cut {
+                drop(sink);
+                kept = told.try_iter().flatten().collect();
+                // Something that will not come again.
+                fs::write(at(&partial).join("sub/stale"), "stale").expect("a file");
+                fs::create_dir_all(at(&partial).join("gone/below")).expect("directories");
+                fs::set_permissions(at(&partial).join("sub"), fs::Permissions::from_mode(0o500)).expect("ours");
+                continue;
+            }
+            sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+            let report = sink.finish().expect("whole");
+            assert_eq!((report.failed, report.directories), (1, 2), "{:?}", report.failures);
+            drop(sink);
+            assert_eq!(told.try_iter().count(), 0);
+        }
+        assert_eq!(kept, [at(&partial).into_os_string().into_encoded_bytes()]);
+        assert_eq!(names(scratch.path()), ["new"]);
+        assert_eq!(
+            (names(&at("new")), names(&at("new/sub"))),
+            (["sub", "there", "to-file"].map(str::to_owned).to_vec(), vec!["file".to_owned()])
+        );
+        for name in ["new", "new/sub"] {
+            let stat = fs::metadata(at(name)).expect("there");
+            assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o551, META.modified.seconds), "{name}");
+        }
+        for name in ["new", "new/sub"] {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o700)).expect("ours");
+        }
+    }
+
+    #[test]
+    fn a_tree_of_which_nothing_came_leaves_nothing() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+        sink.push(0, 0, chunk(&[directory(b"new")])).expect("taken");
+        drop(sink);
+        assert_eq!(names(scratch.path()), [""; 0]);
+    }
+
+    /// Somebody else has made an entry of that name meanwhile: it stays, and so does what has arrived.
+    #[test]
+    fn a_name_that_was_taken_meanwhile_is_left_alone() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+        sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
+        fs::create_dir(scratch.path().join("new")).expect("made");
+        fs::write(scratch.path().join("new/theirs"), "theirs").expect("a file");
+        sink.push(0, 0, chunk(&[Record::Leave, Record::End { failures: 0 }])).expect("taken");
+        let report = sink.finish().expect("whole");
+        assert_eq!(report.failed, 1);
+        assert_eq!(names(&scratch.path().join("new")), ["theirs"]);
+        assert_eq!(names(&scratch.path().join(name_beside(b"new", PARTIAL))), ["file"]);
+    }
 }

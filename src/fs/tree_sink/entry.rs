@@ -20,8 +20,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use super::Shared;
 use super::directory::{OpenDirectory, OwnedMetadata};
+use super::{Failed, Shared};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
@@ -53,7 +53,7 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
         Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
-            make_other(shared, directory, name, &metadata, FileType::Symlink, make).map_err(Fault::from)
+            make_other(shared, directory, name, &metadata, FileType::Symlink, make).map_err(Failed::from)
         }
         Record::Special { metadata, kind, device, .. } => {
             let (kind, is_device) = match kind {
@@ -64,12 +64,12 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
             };
             let device = if is_device { makedev(device.0, device.1) } else { 0 };
             let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
-            make_other(shared, directory, name, &metadata, kind, make).map_err(Fault::from)
+            make_other(shared, directory, name, &metadata, kind, make).map_err(Failed::from)
         }
         _ => Ok(()),
     };
-    if let Err(fault) = done {
-        shared.fail(directory.path(name), fault);
+    if let Err(failed) = done {
+        shared.fail(directory.path(name), failed);
     }
 }
 
@@ -79,7 +79,7 @@ fn make_file(
     name: &[u8],
     metadata: &Metadata<'_>,
     data: &[u8],
-) -> Result<(), Fault> {
+) -> Result<(), Failed> {
     let partial = Partial::create(shared, directory, name)?;
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
@@ -234,9 +234,9 @@ enum Way {
 
 impl Partial {
     /// A file to be written at once and published.
-    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
+    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Failed> {
         if shared.options.in_place {
-            return Self::in_place(directory, name, shared.options.read_back);
+            return Ok(Self::in_place(directory, name, shared.options.read_back)?);
         }
         let nameless = shared.can_link_nameless.load(Relaxed) && !directory.wants_names.load(Relaxed);
         if nameless {
@@ -249,7 +249,7 @@ impl Partial {
                 file => return Ok(Self { file: file?, way: Way::Nameless }),
             }
         }
-        Ok(Self::named(directory, name, false)?.0)
+        Ok(Self::named(shared, directory, name, false)?.0)
     }
 
     /// A file that may take long, and that another transfer can go on with if this one is killed.
@@ -260,17 +260,18 @@ impl Partial {
         directory: &OpenDirectory,
         name: &[u8],
         may_adopt: bool,
-    ) -> Result<(Self, bool), Fault> {
+    ) -> Result<(Self, bool), Failed> {
         if shared.options.in_place {
             return Ok((Self::in_place(directory, name, shared.options.read_back)?, false));
         }
-        Ok(Self::named(directory, name, may_adopt)?)
+        Self::named(shared, directory, name, may_adopt)
     }
 
     /// A file under a partial name, and whether it was there.
-    fn named(directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Errno> {
+    fn named(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Failed> {
         let beside = name_beside(name, PARTIAL);
-        let (file, was_there) = partial::open(&directory.fd, &beside, may_adopt)?;
+        let open = || partial::open(&directory.fd, &beside, may_adopt);
+        let (file, was_there) = shared.patiently(directory, &beside, open)?;
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
@@ -389,6 +390,8 @@ pub(super) struct Large {
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
     has_failed: AtomicBool,
+    /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
+    has_filled_up: AtomicBool,
     written_bytes: AtomicU64,
     /// Hard links to it that came before its end.
     links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
@@ -406,7 +409,7 @@ impl Large {
         metadata: &Metadata<'_>,
         size: u64,
         awaits_have: bool,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, Failed> {
         let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
@@ -431,6 +434,7 @@ impl Large {
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
+            has_filled_up: AtomicBool::new(false),
             written_bytes: AtomicU64::new(0),
             links: Mutex::default(),
             directory: Arc::clone(directory),
@@ -492,10 +496,19 @@ impl Large {
             }
             Err(error) => {
                 if !self.has_failed.swap(true, Relaxed) {
-                    self.shared.fail(self.path(), error);
+                    self.fail(error);
                 }
             }
         }
+    }
+
+    fn fail(&self, error: Errno) {
+        let mut fault = Fault::from(error);
+        if matches!(error, Errno::NOSPC | Errno::DQUOT) && matches!(self.partial.way, Way::Named(_)) {
+            self.has_filled_up.store(true, Relaxed);
+            fault = Fault::Explained(error, "what had come of it was removed");
+        }
+        self.shared.fail(self.path(), fault);
     }
 
     /// What the file holds already, for the sender to compare: the bytes of a granule, and a hash for each that is all
@@ -560,7 +573,7 @@ impl Large {
                 true
             }
             Err(error) => {
-                self.shared.fail(self.path(), error);
+                self.fail(error);
                 false
             }
         }
@@ -600,7 +613,14 @@ impl Drop for Large {
     fn drop(&mut self) {
         let is_published = self.settle();
         // Where the transfer itself has been given up, the next one can go on with a large file.
-        let is_kept = self.is_lasting && self.shared.is_stopped.load(Acquire);
+        let is_given_up =
+            self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
+        let is_kept = !is_published && is_given_up && !self.has_filled_up.load(Relaxed);
+        if let (true, Way::Named(beside)) = (is_kept, &self.partial.way)
+            && !self.directory.is_unseen
+        {
+            self.shared.keep(self.directory.path(beside.as_bytes()));
+        }
         if !is_published && !is_kept {
             self.partial.remove(&self.directory);
         }

@@ -1,0 +1,489 @@
+//! Where `rdcp` puts things, and what is there when it was cut: names, links, several sources, trees that are not whole.
+//! Other hosts are this one, by a launcher that runs the agent.
+
+mod rig;
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::lab::*;
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The longest for all processes to end after one of them was killed.
+const GONE: Duration = Duration::from_secs(8);
+
+/// Ways between two hosts, and within one.
+const WAYS: [(&str, &str); 5] = [("", "h1"), ("h1", ""), ("h1", "h2"), ("h1", "h1"), ("", "")];
+
+impl Lab {
+    fn start<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Process {
+        let mut command = self.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn rdcp<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ended {
+        self.start(arguments).wait()
+    }
+
+    /// A path in this directory, on a host or here.
+    fn at(&self, host: &str, name: &str) -> OsString {
+        if host.is_empty() { name.into() } else { self.there(host, name) }
+    }
+}
+
+/// Everything below a directory: names, kinds, targets, sizes, modes, and what is in the files.
+fn listed(top: &Path) -> Vec<String> {
+    let mut find = Command::new("find");
+    find.current_dir(top).args([".", "-printf", "%P|%y|%l|%m\\n"]);
+    let text = String::from_utf8_lossy(&find.output().expect("find").stdout).into_owned();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    for line in &mut lines {
+        let (name, kind) = line.split_once('|').expect("two parts");
+        if kind.starts_with('f') {
+            let bytes = fs::read(top.join(name)).expect("readable");
+            *line += &format!("|{}", blake3::hash(&bytes));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+#[track_caller]
+fn no_temporaries(top: &Path) {
+    let names = listed(top);
+    assert!(!names.iter().any(|name| name.contains(".rd-part") || name.contains(".rd-link")), "{names:?}");
+}
+
+/// What is asked about in several messages is placed by one rule: only a single source is what DST names.
+#[test]
+fn several_sources_keep_their_names_wherever_they_are_from() {
+    for (first, second) in [("", "h1"), ("h1", ""), ("h1", "h2")] {
+        for (number, to) in ["", "h1", "h3"].into_iter().enumerate() {
+            let lab = Lab::new();
+            for name in ["one", "two/sub"] {
+                fs::create_dir_all(lab.join(name)).expect("a directory");
+            }
+            lab.0.file("one/mine", b"1");
+            lab.0.file("one/same", b"1");
+            lab.0.file("two/same", b"2");
+            fs::create_dir(lab.join("dst")).expect("a directory");
+            for turn in [["one", "two/."], ["two/.", "one"]] {
+                let sides = if turn[0] == "one" { [first, second] } else { [second, first] };
+                let sources = [0, 1].map(|at| lab.at(sides[at], turn[at]));
+                let arguments = [vec!["-r".into()], sources.to_vec(), vec![lab.at(to, "dst")]].concat();
+                lab.rdcp(&arguments).expect(0);
+                let mut names: Vec<_> =
+                    listed(&lab.join("dst")).iter().map(|it| it.split('|').next().map(str::to_owned)).collect();
+                names.retain(|name| name.as_deref() != Some(""));
+                names.sort();
+                let expected = ["one", "one/mine", "one/same", "same", "sub"].map(|name| Some(name.to_owned()));
+                assert_eq!(names, expected, "{number} {turn:?}");
+                holds(&lab.join("dst/one/same"), b"1");
+                holds(&lab.join("dst/same"), b"2");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_sources_that_fill_more_than_one_message() {
+    let lab = Lab::new();
+    let long = "n".repeat(200);
+    let mut arguments = vec!["-r".into()];
+    fs::create_dir_all(lab.join("contents/below")).expect("a directory");
+    fs::create_dir_all(lab.join("from")).expect("a directory");
+    fs::create_dir(lab.join("dst")).expect("a directory");
+    for number in 0..800 {
+        let name = format!("from/{long}{number}");
+        fs::create_dir(lab.join(&name)).expect("a directory");
+        arguments.push(lab.at("h1", &name));
+    }
+    arguments.extend([lab.at("h1", "contents/."), lab.at("h2", "dst")]);
+    lab.rdcp(&arguments).expect(0);
+    let mut found: Vec<_> =
+        fs::read_dir(lab.join("dst")).expect("it").flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(found.len(), 801);
+    found.retain(|name| name.len() < 100);
+    assert_eq!(found, ["below"]);
+}
+
+/// Links, FIFOs and names that lead nowhere, made twice: for cp and for rdcp.
+fn links(top: &Path) {
+    for name in ["dir/sub", "other", "into"] {
+        fs::create_dir_all(top.join(name)).expect("a directory");
+    }
+    for (name, text) in [("file", "1"), ("dir/inside", "2"), ("other/precious", "3"), ("old", "4")] {
+        fs::write(top.join(name), text).expect("a file");
+    }
+    for (target, name) in [
+        ("file", "link"),
+        ("old", "to-old"),
+        ("other", "to-other"),
+        ("nowhere", "dangling"),
+        ("../old", "into/link"),
+        ("../other", "into/dir"),
+        ("old", "into-fifo"),
+    ] {
+        symlink(target, top.join(name)).expect("a link");
+    }
+    for name in ["fifo", "old-fifo"] {
+        assert!(Command::new("mkfifo").arg(top.join(name)).status().expect("mkfifo").success());
+    }
+}
+
+/// As cp has it: what is copied as what it is replaces a link of that name, and nothing that it leads to.
+#[test]
+fn links_at_the_destination_are_treated_as_by_cp() {
+    let forms: [&[&str]; 16] = [
+        &["-r", "link", "to-old"],
+        &["-r", "link", "dangling"],
+        &["-r", "link", "old"],
+        &["-r", "link", "into"],
+        &["-r", "link", "to-other"],
+        &["-rT", "link", "to-other"],
+        &["-rT", "link", "other"],
+        &["-rT", "dir", "to-other"],
+        &["-rT", "dir", "to-other/"],
+        &["-r", "dir", "to-old"],
+        &["-r", "dir", "dangling"],
+        &["-r", "dir", "into"],
+        &["-r", "fifo", "to-old"],
+        &["-r", "link", "old-fifo"],
+        &["-r", "file", "to-old"],
+        &["-r", "file", "dangling"],
+    ];
+    for (from, to) in WAYS {
+        for form in forms {
+            let lab = Lab::new();
+            let [cp, rdcp] = ["cp", "rdcp"].map(|name| lab.join(name));
+            links(&cp);
+            links(&rdcp);
+            let options = form[0].replace('r', "a");
+            let asked = Command::new("cp").current_dir(&cp).arg(options).args(&form[1..]).output().expect("cp");
+            let ended = lab.rdcp(&[
+                form[0].into(),
+                lab.at(from, &format!("rdcp/{}", form[1])),
+                lab.at(to, &format!("rdcp/{}", form[2])),
+            ]);
+            let what = format!("{form:?} {from:?} {to:?}: {}", ended.stderr);
+            assert_eq!(ended.code == 0, asked.status.success(), "{what}");
+            assert_eq!(listed(&rdcp), listed(&cp), "{what}");
+            if ended.code != 0 {
+                ended.expect(6).one_line("rdcp", &[form[2].trim_end_matches('/')]);
+            }
+        }
+    }
+    let lab = Lab::new();
+    links(&lab.join("x"));
+    let told = lab.rdcp(&["x/file".into(), lab.at("h", "x/dangling")]);
+    told.expect(6).one_line("rdcp", &["h:", "x/dangling", "leads nowhere"]);
+}
+
+#[test]
+fn one_bad_source_does_not_keep_the_others() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        lab.0.file("a", b"1");
+        lab.0.file("b", b"2");
+        for name in ["dst/clash/x", "folder"] {
+            fs::create_dir_all(lab.join(name)).expect("a directory");
+        }
+        lab.0.file("clash", b"3");
+        let copy = |sources: &[&str], to: OsString| {
+            let sources = sources.iter().map(|name| lab.at(from, name)).collect();
+            lab.rdcp(&[sources, vec![to]].concat())
+        };
+        let ended = copy(&["a", "nope", "folder", "clash", "b", "none"], lab.at(to, "dst"));
+        ended.expect(8);
+        let lines: Vec<&str> = ended.stderr.lines().collect();
+        assert_eq!(lines.len(), 5, "{}", ended.stderr);
+        for words in [["nope", "errno 2"], ["none", "errno 2"], ["folder", "-r"], ["clash", "errno 21"]] {
+            let named = lines.iter().filter(|line| words.iter().all(|word| line.contains(word)));
+            assert_eq!(named.count(), 1, "{words:?} in {}", ended.stderr);
+        }
+        assert_eq!(lines[4], "rdcp: 4 entries were not copied in full; the others are there");
+        holds(&lab.join("dst/a"), b"1");
+        holds(&lab.join("dst/b"), b"2");
+        // Of a pattern that stands for nothing and a file, the file is still one of several.
+        copy(&["a", "nope"], lab.at(to, "new")).expect(6);
+        assert!(!lab.join("new").exists());
+        // Nothing is left to copy.
+        let ended = copy(&["nope", "none"], lab.at(to, "dst"));
+        assert_eq!(ended.expect(5).stderr.lines().count(), 2, "{}", ended.stderr);
+        // What is wrong with DST is said once.
+        copy(&["a", "b"], lab.at(to, "missing")).expect(6).one_line("rdcp", &["missing", "errno 2"]);
+        copy(&["a", "b"], lab.at(to, "clash")).expect(6).one_line("rdcp", &["clash", "errno 20"]);
+    }
+    // A stream among them.
+    let lab = Lab::new();
+    lab.0.file("a", b"1");
+    fs::create_dir(lab.join("dst")).expect("a directory");
+    let ended = lab.rdcp(&["/proc/self/mem".into(), "a".into(), lab.at("h", "dst")]);
+    assert!(ended.expect(8).stderr.contains("/proc/self/mem"), "{}", ended.stderr);
+    holds(&lab.join("dst/a"), b"1");
+}
+
+/// Bytes of the large file of a tree: one that is gone on with.
+const LARGE: usize = 72 * CHUNK;
+
+/// A tree whose copy takes some seconds at [`RATE`]: small files, then a large one, then more.
+fn plant(lab: &Lab) {
+    fs::create_dir_all(lab.join("t/a/deep")).expect("directories");
+    fs::create_dir_all(lab.join("t/z")).expect("directories");
+    for number in 0..60 {
+        fs::write(lab.join(&format!("t/a/file{number:02}")), noise(1000 * number)).expect("a file");
+    }
+    fs::write(lab.join("t/a/deep/whole"), noise(LARGE + 1)).expect("a file");
+    fs::write(lab.join("t/large"), noise(LARGE)).expect("a file");
+    fs::hard_link(lab.join("t/a/file07"), lab.join("t/z/linked")).expect("a link");
+    fs::hard_link(lab.join("t/large"), lab.join("t/z/large")).expect("a link");
+    symlink("../nowhere", lab.join("t/z/link")).expect("a link");
+    let mut chmod = Command::new("chmod");
+    assert!(chmod.arg("551").arg(lab.join("t/a")).status().expect("chmod").success());
+    let mut touch = Command::new("touch");
+    let old = touch.args(["-d", "2001-02-03", "t", "t/a", "t/z"]).current_dir(lab.0.path());
+    assert!(old.status().expect("touch").success());
+}
+
+const RATE: &str = "40M";
+
+/// Bytes of data that are in a directory.
+fn blocks(top: &Path) -> u64 {
+    let mut du = Command::new("du");
+    let output = du.args(["-s", "-B1"]).arg(top).output().expect("du");
+    String::from_utf8_lossy(&output.stdout).split_whitespace().next().and_then(|it| it.parse().ok()).unwrap_or(0)
+}
+
+/// Starts a copy of the tree and waits until so much has arrived.
+fn started(lab: &Lab, from: &str, to: &str, bytes: u64) -> Process {
+    let mut process =
+        lab.start(&["--bwlimit".into(), RATE.into(), "-r".into(), lab.at(from, "t"), lab.at(to, "dst/new")]);
+    let until = Instant::now() + PATIENCE;
+    while blocks(&lab.join("dst")) < bytes {
+        assert!(process.is_running() && Instant::now() < until, "nothing flows: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process
+}
+
+#[track_caller]
+fn is_whole(lab: &Lab) {
+    assert_eq!(listed(&lab.join("dst/new")), listed(&lab.join("t")));
+    assert_eq!(fs::read_dir(lab.join("dst")).expect("it").count(), 1, "nothing beside it");
+    let times = ["t", "dst/new", "t/a", "dst/new/a"].map(|name| fs::metadata(lab.join(name)).expect("it").mtime());
+    assert_eq!([times[0], times[2]], [times[1], times[3]]);
+    let inodes = ["large", "z/large"].map(|name| fs::metadata(lab.join("dst/new").join(name)).expect("it").ino());
+    assert_eq!(inodes[0], inodes[1], "one file");
+}
+
+/// A tree that was cut has no name: run again, the copy is the same as if it had not been.
+#[test]
+fn a_tree_that_was_cut_is_gone_on_with_under_the_same_name() {
+    for (from, to) in [("", "h1"), ("h1", ""), ("h1", "h2")] {
+        for (number, victim) in ["interrupt", "caller", "agent"].into_iter().enumerate() {
+            let lab = Lab::new();
+            plant(&lab);
+            fs::create_dir(lab.join("dst")).expect("a directory");
+            let at = [1, 30, 100][number] * CHUNK as u64;
+            let mut process = started(&lab, from, to, at);
+            match victim {
+                "interrupt" => process.signal(Signal::INT),
+                "caller" => process.signal(Signal::KILL),
+                _ => {
+                    let pid = Pid::from_raw(lab.launches().last().expect("an agent").0 as i32).expect("not 0");
+                    kill_process(pid, Signal::KILL).expect("an agent");
+                }
+            }
+            let ended = process.wait_for(GONE);
+            assert!(!lab.join("dst/new").exists(), "{victim}: it is not whole");
+            if victim == "interrupt" {
+                let kept = partials(&lab.join("dst"));
+                assert_eq!(kept.len(), 1, "{kept:?}");
+                let kept = kept[0].0.file_name().expect("a name").to_str().expect("ASCII").to_owned();
+                ended.expect(130).one_line("rdcp", &["is kept in", &kept, "the same copy goes on"]);
+            }
+            // At once: what was killed may still hold it.
+            let report = lab.join("report");
+            let arguments = ["--json=report".into(), "-r".into(), lab.at(from, "t"), lab.at(to, "dst/new")];
+            lab.rdcp(&arguments).expect(0);
+            is_whole(&lab);
+            let text = fs::read_to_string(report).expect("a report");
+            let copied = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+            let kept = copied.filter_map(|line| line["kept_bytes"].as_u64()).next_back().expect("a copy");
+            assert!(at < 64 << 20 || kept >= 16 << 20, "{kept} bytes were not sent again");
+        }
+    }
+}
+
+/// What is left of one tree does not get into another, be it a later state of the same.
+#[test]
+fn what_a_cut_copy_left_is_not_taken_for_part_of_another() {
+    let lab = Lab::new();
+    plant(&lab);
+    fs::create_dir(lab.join("dst")).expect("a directory");
+    let mut process = started(&lab, "", "h1", 100 * CHUNK as u64);
+    process.signal(Signal::INT);
+    process.wait_for(GONE).expect(130);
+    let left = partials(&lab.join("dst"))[0].0.clone();
+    let names = listed(&left);
+    assert!(names.iter().any(|name| name.starts_with("a/file")) && names.len() > 20, "{names:?}");
+    // A directory has become a file, a large file a directory, and others are gone.
+    fs::remove_dir_all(lab.join("t/a")).expect("ours");
+    lab.0.file("t/a", b"a file now");
+    for name in ["t/large", "t/z/large"] {
+        fs::remove_file(lab.join(name)).expect("ours");
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    lab.rdcp(&["-r".into(), "t".into(), lab.at("h2", "dst/new")]).expect(0);
+    assert_eq!(listed(&lab.join("dst/new")), listed(&lab.join("t")));
+    no_temporaries(&lab.join("dst"));
+}
+
+/// Once it is whole, it is a directory to copy into.
+#[test]
+fn a_tree_that_is_there_is_copied_into() {
+    let lab = Lab::new();
+    plant(&lab);
+    fs::create_dir(lab.join("dst")).expect("a directory");
+    for name in ["dst/new", "dst/new/t"] {
+        lab.rdcp(&["-r".into(), "t".into(), lab.at("h", "dst/new")]).expect(0);
+        assert!(lab.join(name).join("large").exists());
+    }
+    no_temporaries(&lab.join("dst"));
+}
+
+#[test]
+fn two_copies_to_one_new_name_do_not_meet() {
+    let lab = Lab::new();
+    plant(&lab);
+    fs::create_dir(lab.join("dst")).expect("a directory");
+    let mut first = lab.start(&["--bwlimit".into(), "8M".into(), "-r".into(), "t".into(), lab.at("h1", "dst/new")]);
+    let until = Instant::now() + PATIENCE;
+    while blocks(&lab.join("dst")) < CHUNK as u64 {
+        assert!(first.is_running() && Instant::now() < until, "nothing flows: {}", first.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = lab.rdcp(&["-r".into(), "t".into(), lab.at("h2", "dst/new")]);
+    second.expect(6).one_line("rdcp", &["h2:", "dst/new", "another copy"]);
+    assert!(first.is_running(), "{}", first.stderr());
+    first.wait().expect(0);
+    is_whole(&lab);
+}
+
+/// An agent that has not noticed yet that its caller was killed holds what it was writing.
+#[test]
+fn pushing_again_right_after_a_kill_succeeds() {
+    let lab = Lab::new();
+    let bytes = noise(LARGE);
+    lab.0.file("source", &bytes);
+    for to in ["h1", "h2"] {
+        let target = lab.at(to, "target");
+        let mut process = lab.start(&["--bwlimit".into(), "16M".into(), "source".into(), target.clone()]);
+        let until = Instant::now() + PATIENCE;
+        while partials(lab.0.path()).iter().all(|(_, there)| *there < 4 * CHUNK as u64) {
+            assert!(process.is_running() && Instant::now() < until, "nothing flows: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process.signal(Signal::KILL);
+        process.wait();
+        lab.rdcp(&["source".into(), target]).expect(0);
+        holds(&lab.join("target"), &bytes);
+        fs::remove_file(lab.join("target")).expect("ours");
+    }
+    no_temporaries(lab.0.path());
+    // And a stream.
+    let fifo = lab.0.fifo("fifo");
+    let mut process = lab.start(&["fifo".into(), lab.at("h1", "stream")]);
+    let mut pipe = fs::OpenOptions::new().write(true).open(&fifo).expect("somebody reads");
+    std::io::Write::write_all(&mut pipe, b"some").expect("somebody reads");
+    let until = Instant::now() + PATIENCE;
+    while partials(lab.0.path()).is_empty() {
+        assert!(process.is_running() && Instant::now() < until, "nothing flows: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    process.signal(Signal::KILL);
+    process.wait();
+    drop(pipe);
+    let writer = std::thread::spawn(move || fs::write(fifo, b"from a fifo"));
+    lab.rdcp(&["fifo".into(), lab.at("h1", "stream")]).expect(0);
+    writer.join().expect("no panic").expect("it was read");
+    holds(&lab.join("stream"), b"from a fifo");
+}
+
+/// A directory where a partial file is to be is removed as anything else; one that cannot be is what is named.
+#[test]
+fn what_is_in_the_way_of_a_partial_is_named() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(LARGE));
+    let partial = format!(".{}.rd-part", &blake3::hash(b"target").to_hex()[..32]);
+    fs::create_dir_all(lab.join(&partial).join("deep/er")).expect("directories");
+    lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(0);
+    no_temporaries(lab.0.path());
+    let mut deepest = lab.join(&partial);
+    // Deeper than what is removed.
+    for _ in 0..1030 {
+        deepest.push("d");
+    }
+    fs::create_dir_all(&deepest).expect("directories");
+    lab.rdcp(&["source".into(), lab.at("h", "target")]).expect(6).one_line("rdcp", &["h:", &partial, "errno"]);
+}
+
+/// Mounts a small file system; `None` where that is not allowed.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    fn mount(at: &Path, size: &str) -> Option<Self> {
+        fs::create_dir(at).expect("a directory");
+        let mut mount = Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).output();
+        done.is_ok_and(|output| output.status.success()).then(|| Self(at.to_owned()))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// The file that found no more space does not keep the disk full; what else is kept is said.
+#[test]
+fn a_full_disk_is_not_kept_full() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(LARGE));
+    fs::create_dir(lab.join("t")).expect("a directory");
+    lab.0.file("t/large", &noise(LARGE));
+    lab.0.file("t/small", &noise(4 * CHUNK));
+    let Some(small) = Small::mount(&lab.join("small"), "70m") else {
+        assert!(!rustix::process::geteuid().is_root(), "root may mount");
+        return eprintln!("not run: a small file system cannot be mounted here");
+    };
+    for to in ["h", ""] {
+        let ended = lab.rdcp(&["source".into(), lab.at(to, "small/target")]);
+        ended.expect(6).one_line("rdcp", &["small/target", "errno 28"]);
+        assert!(to.is_empty() || ended.stderr.contains("was removed"), "{}", ended.stderr);
+        assert_eq!(fs::read_dir(lab.join("small")).expect("it").count(), 0);
+    }
+    let copy = || lab.rdcp(&["-r".into(), "t".into(), lab.at("h", "small/new")]);
+    let ended = copy();
+    ended.expect(6);
+    assert!(ended.stderr.contains("errno 28"), "{}", ended.stderr);
+    assert!(!lab.join("small/new").exists());
+    for (left, _) in partials(&lab.join("small")) {
+        let name = left.file_name().expect("a name").to_str().expect("ASCII");
+        assert!(ended.stderr.contains(name), "what is kept is said: {}", ended.stderr);
+        assert!(blocks(&lab.join("small")) < 64 << 20, "there is room again");
+    }
+    let mut larger = Command::new("mount");
+    let done = larger.args(["-o", "remount,size=100m"]).arg(lab.join("small")).status().expect("mount");
+    assert!(done.success());
+    copy().expect(0);
+    assert_eq!(listed(&lab.join("small/new")), listed(&lab.join("t")));
+    no_temporaries(&lab.join("small"));
+    drop(small);
+}

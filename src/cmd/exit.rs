@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::{Cause, ERRNO_MAX, IoFact, Refusal};
-use rd_proto::handshake::HandshakeError;
+use rd_proto::handshake::{ControlError, HandshakeError};
 use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
@@ -114,6 +114,14 @@ impl Failure {
     pub fn not_agreed(error: &LinkError, peer: &str) -> Self {
         match error {
             LinkError::Refused(refusal) => Self::refused(*refusal, peer),
+            // It has proved KEY and its version: neither is what is wrong.
+            LinkError::Control(ControlError::Forged) => Self::new(
+                Exit::Integrity,
+                format!(
+                    "what {peer} sent was damaged on the way, or sealed with another KEY; try again, and if it stays so \
+                     see what is between the hosts"
+                ),
+            ),
             LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
                 Self::broken_protocol(peer, Some(&error.to_string()))
             }
@@ -143,9 +151,10 @@ impl Failure {
     /// A link that could not be made to `peer`, where `program` should be.
     pub fn unreached(error: &LinkError, peer: &str, program: &str) -> Self {
         match error {
-            LinkError::Handshake(HandshakeError::WrongKey) => {
-                Self::new(Exit::Authentication, format!("{peer} has another KEY; give both ends the same one"))
-            }
+            LinkError::Handshake(HandshakeError::WrongKey) => Self::new(
+                Exit::Authentication,
+                format!("{peer} has another KEY, or its answer was damaged on the way; give both ends the same KEY"),
+            ),
             LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Self::new(
                 Exit::Protocol,
                 format!(
@@ -229,6 +238,9 @@ impl Failure {
             },
             Outcome::PeerAborted(cause) => match cause {
                 Cause::Signal(number) => Self::new(Exit::LinkLost, format!("{peer} was ended by signal {number}")),
+                Cause::Source(fact) | Cause::Sink(fact) if fact.path.is_empty() => {
+                    Self::new(Exit::Connect, format!("{peer} gave up{}", io_sentence(fact)))
+                }
                 Cause::Source(fact) => Self::new(Exit::Source, format!("{peer} cannot read {}", io_sentence(fact))),
                 Cause::Sink(fact) => Self::new(Exit::Destination, format!("{peer} cannot write {}", io_sentence(fact))),
                 Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
@@ -312,6 +324,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_damaged_is_not_called_another_release() {
+        let sealed = Failure::not_agreed(&LinkError::Control(ControlError::Forged), "h");
+        let hello = Failure::unreached(&LinkError::Handshake(HandshakeError::WrongKey), "h", "rdrecv");
+        assert_eq!((sealed.exit.code(), hello.exit.code()), (7, 2));
+        for failure in [sealed, hello] {
+            let line = failure.message.expect("a line");
+            assert!(line.contains("damaged on the way") && line.contains("another KEY"), "{line}");
+            assert!(!line.contains("release"), "{line}");
+        }
+    }
+
+    #[test]
     fn codes_are_the_documented_ones() {
         let table = [
             (Exit::Usage, 1),
@@ -338,6 +362,18 @@ mod tests {
     #[test]
     fn names_are_printed_without_their_escapes() {
         assert_eq!(escaped(OsStr::from_bytes(b"a\x1b[31mb\n\xff\xc3\xa9")), "a\\u{1b}[31mb\\n\\xff\u{e9}");
+    }
+
+    #[test]
+    fn what_the_other_end_lacks_itself_is_no_fault_of_a_file() {
+        let fact = |path: &str| IoFact { path: path.into(), errno: 0, detail: b"cannot start a thread".to_vec() };
+        for cause in [Cause::Source, Cause::Sink] {
+            let told = |path| Failure::outcome(&Outcome::PeerAborted(cause(fact(path))), None, "h").expect("a failure");
+            let failure = told("");
+            assert_eq!(failure.exit, Exit::Connect);
+            assert_eq!(failure.message.as_deref(), Some("h gave up: cannot start a thread"));
+            assert!([Exit::Source, Exit::Destination].contains(&told("f").exit));
+        }
     }
 
     #[test]

@@ -10,7 +10,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rd_proto::handshake::Key;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read, retry_on_intr};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, Signal, kill_current_process_group, set_dumpable_behavior, setrlimit,
+};
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
 
@@ -23,6 +25,9 @@ const KEY_VARIABLE: &str = "RD_KEY";
 
 /// ^C, as a character.
 const INTERRUPT: u8 = 3;
+
+/// ^Z, likewise.
+const SUSPEND: u8 = 26;
 
 /// The longest first line of a file that is a key, in bytes.
 const KEY_BYTES_MAX: usize = 4096;
@@ -114,20 +119,14 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
 pub fn ask() -> Result<Key, Failure> {
     let no_key = || Failure::new(Exit::Usage, "no KEY: give it as an argument, by --key-file, --key-fd or RD_KEY");
     let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
-    let before = tcgetattr(&terminal).map_err(|_| no_key())?;
-    let mut silent = before.clone();
-    // A signal would leave the terminal silent: ^C comes as a character instead, and ends the line.
-    silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
-    silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
-    // First, since it drops what has been typed: who sees the prompt may begin.
-    let _ = tcsetattr(&terminal, OptionalActions::Flush, &silent);
-    let _ = terminal.write_all(b"KEY: ");
-    // A terminal gives one line at a time.
-    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
-    let length = terminal.read(&mut line);
-    let _ = tcsetattr(&terminal, OptionalActions::Flush, &before);
-    let _ = terminal.write_all(b"\n");
-    line.truncate(length.map_err(|_| no_key())?);
+    let mut line = loop {
+        let line = prompt(&mut terminal).map_err(|_| no_key())?;
+        if !line.contains(&SUSPEND) {
+            break line;
+        }
+        // As the terminal would have it: all of the pipeline. Where nobody could continue us the system ignores it.
+        let _ = kill_current_process_group(Signal::TSTP);
+    };
     while let Some(b'\n' | b'\r') = line.last() {
         line.pop();
     }
@@ -135,6 +134,26 @@ pub fn ask() -> Result<Key, Failure> {
         return Err(Failure { exit: Exit::Signal(libc::SIGINT as u8), message: None });
     }
     Key::new(line.to_vec()).map_err(|_| no_key())
+}
+
+/// One line of a terminal that shows nothing of it. ^C and ^Z end it as well, and are its last character.
+fn prompt(terminal: &mut File) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let before = tcgetattr(&*terminal)?;
+    let mut silent = before.clone();
+    // A signal would leave the terminal silent.
+    silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
+    silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
+    silent.special_codes[SpecialCodeIndex::VEOL2] = SUSPEND;
+    // First, since it drops what has been typed: who sees the prompt may begin.
+    let _ = tcsetattr(&*terminal, OptionalActions::Flush, &silent);
+    let _ = terminal.write_all(b"KEY: ");
+    // A terminal gives one line at a time.
+    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
+    let length = terminal.read(&mut line);
+    let _ = tcsetattr(&*terminal, OptionalActions::Flush, &before);
+    let _ = terminal.write_all(b"\n");
+    line.truncate(length?);
+    Ok(line)
 }
 
 /// Makes a key of 128 random bits; gives it with the text that the other end needs.

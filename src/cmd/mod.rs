@@ -44,6 +44,8 @@ const COMMANDS: [Entry; 6] = [
 
 /// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
 pub fn main() -> ExitCode {
+    // Also a helper holds what a command is given.
+    key::conceal_memory();
     if let Some(code) = helper() {
         return code;
     }
@@ -109,8 +111,13 @@ fn say(line: &str) {
 ///
 /// Exit 6 if it cannot be written, 141 without a word if whoever read it has gone.
 fn print(text: &str) -> Result<(), Failure> {
-    use std::io::{ErrorKind, Write};
-    let written = crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes()));
+    use std::io::Write;
+    printed(crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes())))
+}
+
+/// What a write to standard output that failed ends a command with.
+fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
+    use std::io::ErrorKind;
     written.map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
         _ => Failure::new(
@@ -139,8 +146,11 @@ fn usage(command: &clap::Command, message: &str) -> Failure {
 /// What clap made of a command line that it could not take, or of `--help` and `--version`.
 fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
     if !error.use_stderr() {
-        let _ = error.print();
-        return Ok(());
+        use std::io::Write;
+        // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
+        let written =
+            crate::fs::standard::output().and_then(|_| error.print()).and_then(|()| std::io::stdout().flush());
+        return printed(written);
     }
     // As all our failures begin: with the command's name, not with clap's "error:".
     let text = error.render().to_string();

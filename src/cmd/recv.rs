@@ -139,10 +139,13 @@ fn transfer(
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
             let message = match strangers {
                 0 => format!("no sender came to port {port} within {seconds} s; see --wait"),
-                1 => format!("no sender with this KEY came to port {port} within {seconds} s: one had another KEY"),
-                _ => format!(
-                    "no sender with this KEY came to port {port} within {seconds} s: {strangers} connections had another KEY"
-                ),
+                _ => {
+                    let who = if strangers == 1 { "one".to_owned() } else { format!("{strangers} connections") };
+                    format!(
+                        "no sender with this KEY came to port {port} within {seconds} s: {who} had another KEY, or was \
+                         damaged on the way"
+                    )
+                }
             };
             return Err(Failure::new(Exit::Connect, message));
         };
@@ -225,7 +228,7 @@ pub(super) fn open(target: Option<&Target>) -> Result<Work, IoFact> {
 
 const STANDARD_OUTPUT: &str = "standard output";
 
-fn standard_output() -> Result<File, IoFact> {
+pub(super) fn standard_output() -> Result<File, IoFact> {
     standard::output().map_err(|error| std_fact(STANDARD_OUTPUT.as_ref(), &error))
 }
 

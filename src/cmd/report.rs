@@ -332,10 +332,9 @@ impl<'a> Reporter<'a> {
         let Some(path) = &self.options.json else { return Ok(()) };
         match &mut self.file {
             Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(Exit::Destination, path, &error)),
-            None => {
-                super::say(&report.to_string());
-                Ok(())
-            }
+            None => std::io::stderr()
+                .write_all(format!("{report}\n").as_bytes())
+                .map_err(|error| unreportable(Exit::Destination, Path::new("standard error"), &error)),
         }
     }
 }

@@ -317,9 +317,9 @@ fn abort(first: &mut FirstLane, failure: Failure, cause: Cause) -> NotBegun {
     NotBegun::Here(failure)
 }
 
-/// The same, where it is not what is to be read or written that this end lacks.
+/// The same, where it is not what is to be read or written that this end lacks: no path is named.
 fn give_up(first: &mut FirstLane, role: Role, failure: Failure) -> NotBegun {
-    let fact = plain_fact("anything".as_ref(), failure.message.as_deref().unwrap_or_default());
+    let fact = plain_fact("".as_ref(), failure.message.as_deref().unwrap_or_default());
     let cause = match role {
         Role::Sender => Cause::Source(fact),
         Role::Receiver => Cause::Sink(fact),

@@ -218,7 +218,8 @@ pub fn exchange_offers(stream: &mut TcpStream, control: &mut ControlChannel, our
     read_exact(stream, &mut prefix, deadline)?;
     let length = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
     if prefix[..2] != *b"F\0" || !(CONTROL_SEAL_BYTES..=CONTROL_BYTES_MAX).contains(&length) {
-        return Err(LinkError::Unexpected);
+        // What stands in front of a sealed frame is in clear: no peer that has authenticated sends another.
+        return Err(ControlError::Forged.into());
     }
     let (mut sealed, mut plain) = (vec![0; length], Vec::new());
     read_exact(stream, &mut sealed, deadline)?;

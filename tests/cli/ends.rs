@@ -75,7 +75,7 @@ fn an_end_that_has_no_memory_for_its_pool_says_so_to_the_other() {
     let mut recv = Process::spawn(&mut short(&receiver));
     let mut send = start_send::<&str>(&[], recv.port(), Some(Path::new("/dev/zero")));
     recv.wait().expect(3).within(SOON).one_line("rdrecv", &["4096 MiB"]);
-    send.wait().expect(6).within(SOON).one_line("rdsend", &["4096 MiB", "127.0.0.1"]);
+    send.wait().expect(3).within(SOON).one_line("rdsend", &["4096 MiB", "127.0.0.1"]);
     assert!(scratch.names().is_empty());
 }
 

@@ -103,6 +103,33 @@ fn the_interrupt_key_ends_the_prompt() {
     assert_eq!(text, "KEY: \r\n");
 }
 
+/// ^Z at the prompt: the shell gets a terminal that shows what is typed, and `fg` the prompt again.
+#[test]
+fn the_suspend_key_stops_the_prompt() {
+    let scratch = Scratch::new();
+    let bytes = noise(CHUNK + 1);
+    let (mut receiver, port) = receiver(&scratch);
+    let rdsend = line("-q", port, &format!("< {}", source(&scratch, &bytes)));
+    let jobs = format!("set -m; {rdsend}; stty -a | grep -o -e '-*echo ' -e '-*isig'; echo stopped; fg");
+    let mut session = Session::start(&format!("bash -c \"{jobs}\""));
+    session.until("KEY: ");
+    session.type_in("half of a key\u{1a}");
+    session.until("stopped");
+    // The next prompt may have come with it.
+    let behind = session.text.find("stopped").expect("just seen");
+    let later = session.text.split_off(behind);
+    let shown = std::mem::replace(&mut session.text, later);
+    assert!(!shown.contains("half") && !shown.contains("-echo") && !shown.contains("-isig"), "{shown}");
+    assert!(shown.contains("echo ") && shown.contains("isig"), "{shown}");
+    session.until("KEY: ");
+    session.type_in(&format!("{KEY}\n"));
+    let (text, ended) = session.end();
+    ended.expect(0);
+    assert!(!text.contains(KEY), "{text}");
+    receiver.wait().expect(0);
+    same(&std::fs::read(scratch.join("copy")).expect("a copy"), &bytes);
+}
+
 #[test]
 fn a_bar_is_drawn_and_taken_away() {
     let scratch = Scratch::new();

@@ -249,6 +249,44 @@ fn a_report_that_cannot_be_written_hides_no_failure() {
     assert_eq!(std::fs::read(&target).expect("there"), b"all");
 }
 
+#[test]
+fn a_report_on_a_standard_error_that_is_full() {
+    let scratch = Scratch::new();
+    let target = scratch.join("target");
+    let receiver = |options: &[&str]| {
+        let mut command = rdrecv();
+        command.args(options).args(["0", KEY]).arg(&target);
+        command
+    };
+    // The port is told by the first line, which is lost: so it is the sender's that is full.
+    let mut recv = Process::spawn(receiver(&[]).stdin(Stdio::null()).stdout(Stdio::null()));
+    let mut send = rdsend();
+    send.args(["--json", "127.0.0.1", &recv.port().to_string(), KEY]).arg(scratch.file("source", b"all"));
+    ended(&mut in_shell("exec \"$@\" 2>/dev/full", &send)).expect(6);
+    recv.wait().expect(0);
+    assert_eq!(std::fs::read(&target).expect("there"), b"all");
+    let mut rdpipe = rdpipe();
+    ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.args(["--json", "true"]))).expect(6);
+    // A failure of what was to be done is told before that.
+    ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.arg("exit 3"))).expect(3);
+}
+
+#[test]
+fn help_that_cannot_be_written() {
+    for new in [rdsend, rdrecv, rdcp, rdpipe, rdperf] {
+        for option in ["--help", "-h", "--version"] {
+            let mut command = new();
+            let name = command.get_args().next().and_then(|name| name.to_str()).expect("its name").to_owned();
+            command.arg(option);
+            for (how, errno) in [(">/dev/full", "errno 28"), (">&-", "errno 9")] {
+                let full = in_shell(&format!("exec \"$@\" {how}"), &command);
+                let ended = Process::spawn(&mut { full }).wait();
+                ended.expect(6).one_line(&name, &["cannot write standard output", errno]);
+            }
+        }
+    }
+}
+
 /// However few descriptors there may be, it ends, and says of what.
 #[test]
 fn without_descriptors_nobody_waits() {
@@ -261,7 +299,8 @@ fn without_descriptors_nobody_waits() {
         let line = format!("ulimit -n {limit}; exec \"$@\"");
         let mut receiver = Process::spawn(in_shell(&line, &command).stdin(Stdio::null()).stdout(Stdio::null()));
         let port = receiver.line_with("rdrecv: ").rsplit(' ').next().expect("a word").to_owned();
-        if port.parse::<u16>().is_err() {
+        // Without one it says: choose another PORT, or 0.
+        if port.parse::<u16>().map_or(true, |port| port == 0) {
             receiver.wait().expect(3).one_line("rdrecv", &["errno 24"]);
             continue;
         }
@@ -269,7 +308,7 @@ fn without_descriptors_nobody_waits() {
         let ended = receiver.wait();
         assert_eq!(std::fs::remove_file(&target).is_ok(), ended.code == 0, "{limit}: {}", ended.stderr);
         assert!(ended.within(SOON).code == 0 || ended.stderr.contains("errno 24"), "{limit}: {}", ended.stderr);
-        assert_eq!(sent.code == 0, ended.code == 0, "{limit}: {}", sent.stderr);
+        assert_eq!(sent.code, ended.code, "{limit}: {}", sent.stderr);
     }
 }
 

@@ -10,9 +10,7 @@
 //!   the caller is then as much out of reach.
 //! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
 
-use std::fs::File;
 use std::io::{BufReader, IsTerminal};
-use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,6 +27,7 @@ use crate::control::channel::{Outbox, receive};
 use crate::control::frames::{Hello, MAGIC, MAJOR, Message};
 use crate::control::names;
 use crate::control::tunnel::Emit;
+use crate::fs::standard;
 
 /// How long a caller may take to say who it is.
 const HELLO_MAX: Duration = Duration::from_secs(60);
@@ -86,15 +85,15 @@ fn serve() -> Result<(), Failure> {
     if let Some(home) = names::own_home() {
         let _ = std::env::set_current_dir(home);
     }
-    // Not through the library's handle, which looks for the ends of lines.
-    let stdout = std::io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(system)?;
+    // What is written where a name leads must never be taken for our word, nor what is read be taken from the caller's.
+    let [stdin, stdout] = standard::take().map_err(system)?;
     let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
     let signals = post.clone();
     forward_signals(move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
-        let mut stdin = BufReader::new(std::io::stdin());
+        let mut stdin = BufReader::new(stdin);
         while let Ok(message) = receive(&mut stdin) {
             if post.send(Input::Message(message)).is_err() {
                 return;

@@ -16,6 +16,7 @@ use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
 use rd_proto::session::{Counters, Notice, Outcome};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -222,6 +223,7 @@ impl End {
             options,
             begin,
             hop: Mutex::new(hop),
+            output: Mutex::new(None),
             goes,
             post: post.clone(),
             events,
@@ -329,7 +331,7 @@ fn no_thread(error: &std::io::Error) -> Fault {
     Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))
 }
 
-fn ended_with(fault: Fault) -> Message {
+pub(super) fn ended_with(fault: Fault) -> Message {
     Message::Ended(Box::new(Report { fault: Some(fault), ..Report::default() }))
 }
 
@@ -342,18 +344,15 @@ fn gone() -> Fault {
 }
 
 /// What receives into something that a stage has opened: in order, where it is no regular file or is added to.
-fn receive_open(file: File, path: &Path, relay: Option<RelayInput>) -> Work {
+fn receive_open(file: File, path: &Path) -> Work {
     let is_regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
     let appends = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::APPEND));
     let is_anew = rustix::fs::tell(&file).is_ok_and(|at| at == 0);
     let path = path.to_owned();
-    match relay {
-        Some(relay) => {
-            Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(file, path.as_os_str()).and(Passing(relay)))))
-        }
-        None if is_regular && is_anew && !appends => Work::ReceiveFile(FileSink::open_already(file, &path)),
-        None => Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(file, path.as_os_str())))),
+    if is_regular && is_anew && !appends {
+        return Work::ReceiveFile(FileSink::open_already(file, &path));
     }
+    Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(file, path.as_os_str()))))
 }
 
 /// What a stage that is `tee` passes on.
@@ -384,6 +383,8 @@ struct Run {
     options: TransferOptions,
     begin: Begin,
     hop: Mutex<Option<AtHop>>,
+    /// What a command writes to and this end reads, kept open until it has told of its end.
+    output: Mutex<Option<File>>,
     goes: Receiver<()>,
     post: Sender<Event>,
     events: Receiver<Event>,
@@ -413,7 +414,9 @@ enum Prepared {
     /// Of a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),
-    ReceiveOpen(File, PathBuf, Option<RelayInput>),
+    ReceiveOpen(File, PathBuf),
+    /// Of a stage that is `tee`: its file, or why that cannot be opened, and where it passes on.
+    ReceiveTee(Result<File, IoFact>, PathBuf, RelayInput),
 }
 
 impl Run {
@@ -458,7 +461,9 @@ impl Run {
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
             Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) => (Role::Sender, None),
-            Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) => (Role::Receiver, None),
+            Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) | Prepared::ReceiveTee(..) => {
+                (Role::Receiver, None)
+            }
             Prepared::Stage(role) => (*role, None),
         };
         let mut stage_fault = None;
@@ -479,7 +484,11 @@ impl Run {
         match session.run(first, role, size_bytes, listening.as_ref(), make_work) {
             Ok(ended) => {
                 tree::tell_failed(&ended.summary, &self.emit);
-                Ok(report(&ended, &lanes.lock().expect("no panic with it locked")))
+                let mut report = report(&ended, &lanes.lock().expect("no panic with it locked"));
+                if ended.summary.outcome == Outcome::PeerAborted(Cause::SinkClosed) && !self.is_writing_on() {
+                    report.fault = None;
+                }
+                Ok(report)
             }
             Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
             Err(NotBegun::Here(failure)) => Err(stage_fault.unwrap_or_else(|| plain(&failure))),
@@ -495,7 +504,14 @@ impl Run {
                 Ok(Work::Send(Source::Tree(Box::new(source))))
             }
             Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
-            Prepared::ReceiveOpen(file, path, relay) => Ok(receive_open(file, &path, relay)),
+            Prepared::ReceiveOpen(file, path) => Ok(receive_open(file, &path)),
+            Prepared::ReceiveTee(file, path, relay) => {
+                let sink = match file {
+                    Ok(file) => StreamSink::new(file, path.as_os_str()),
+                    Err(fact) => StreamSink::without_file(fact),
+                };
+                Ok(Work::ReceiveStream(Box::new(move || Ok(sink.and(Passing(relay))))))
+            }
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
                 let sink = tree::sink(&directory, &names, &settings, &self.post, &self.emit)?;
@@ -541,11 +557,15 @@ impl Run {
         let prepared = match hop {
             AtHop::Standard => prepared,
             AtHop::In(inlet) => match self.await_one(&inlet)?? {
-                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path, None),
-                Inlet::Tee(file, path, relay) => Prepared::ReceiveOpen(file, path, Some(relay)),
+                Inlet::File(file, path) => Prepared::ReceiveOpen(file, path),
+                Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),
             },
             AtHop::Out(outlet) => match self.await_one(&outlet)?? {
                 Outlet::File(file, path) => Self::sized(file, path.into_os_string())?,
+                Outlet::Command(pipe) => {
+                    *self.output.lock().expect("no panic with it locked") = pipe.try_clone().ok();
+                    Self::sized(pipe, "pipe".into())?
+                }
                 Outlet::Relay(relay) => Prepared::SendRelay(relay),
             },
         };
@@ -565,6 +585,23 @@ impl Run {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.events.try_iter().try_for_each(|event| heed(&event))?;
+        }
+    }
+
+    /// Whoever read what a command writes has gone. Whether the command writes on, and so is hit by that: then what it makes
+    /// of it is no failure. One that ends without writing on ends for reasons of its own. Waits for either.
+    fn is_writing_on(&self) -> bool {
+        let output = self.output.lock().expect("no panic with it locked");
+        let Some(output) = &*output else { return true };
+        let look_again = Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.subsec_nanos().into() };
+        loop {
+            let mut polled = [PollFd::new(output, PollFlags::IN)];
+            if poll(&mut polled, Some(&look_again)).is_ok_and(|count| count > 0) {
+                return polled[0].revents().contains(PollFlags::IN);
+            }
+            if self.events.try_iter().any(|event| heed(&event).is_err()) {
+                return true;
+            }
         }
     }
 

@@ -52,6 +52,9 @@ const HERE: usize = 0;
 /// What a shell's command answers when it was ended by SIGPIPE.
 const SIGPIPE_CODE: i32 = 128 + libc::SIGPIPE;
 
+/// What `tee` answers when it has not written all of its files.
+const TEE_FAILED: u8 = 1;
+
 /// What is to be run, and how.
 pub(super) struct Plan<'a> {
     pub(super) specs: Vec<Spec>,
@@ -186,8 +189,9 @@ impl<'a> Pipeline<'a> {
         }
         let code = failure.as_ref().map_or(0, |failure| failure.exit.code());
         let error = failure.as_ref().and_then(|failure| failure.message.as_deref());
-        reporter.write(&tell::json_report(&self.stages, &self.hops, code, error))?;
-        failure.map_or(Ok(()), Err)
+        let told = reporter.write(&tell::json_report(&self.stages, &self.hops, code, error));
+        // What went wrong matters more than that it could not be reported.
+        failure.map_or(told, Err)
     }
 
     fn run_parts(&mut self) -> Result<(), Failure> {
@@ -366,7 +370,9 @@ impl<'a> Pipeline<'a> {
         let is_told = |&at: &usize| {
             let hop = &self.hops[at];
             let gone = |which| self.hosts[hop.host(which)].gone;
+            let writer = hop.stages[Which::From as usize].and_then(|stage| self.stages[stage].end.as_ref());
             hop.is_over()
+                || hop.was_closed() && writer.is_some()
                 || hop.told.is_some_and(|told| now > told + SECOND_MAX)
                 || gone(Which::From) && gone(Which::To)
                 || hop.told.is_some() && (gone(Which::From) || gone(Which::To))
@@ -469,7 +475,7 @@ impl<'a> Pipeline<'a> {
             }
             Message::Say(line) => {
                 let line = escaped(OsStr::new(&line));
-                self.screen.say(&format!("{}: {line}", self.hops[at].label()));
+                self.screen.notice(&format!("{}: {line}", self.hops[at].label()));
             }
             Message::Notice { code, index, generation, reason } if which == Which::From => {
                 let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
@@ -479,7 +485,7 @@ impl<'a> Pipeline<'a> {
                     notice_line(notice, reason.as_deref(), &peer, reconnect_s, self.plan.report.verbose)
                 });
                 if let Some(line) = line {
-                    self.screen.say(&format!("{}: {line}", self.hops[at].label()));
+                    self.screen.notice(&format!("{}: {line}", self.hops[at].label()));
                 }
             }
             message => {
@@ -531,8 +537,11 @@ impl<'a> Pipeline<'a> {
             _ if fault.own || nobodys || exit == Exit::LinkLost || !had_met => {
                 let host = self.hosts[self.hops[at].host(which)].name.clone();
                 let mut failure = told(&host, &fault);
-                let label = self.hops[at].label();
-                failure.message = failure.message.map(|line| format!("{label}: {line}"));
+                // What a host has no room for is no hop's failure.
+                if exit != Exit::Usage {
+                    let label = self.hops[at].label();
+                    failure.message = failure.message.map(|line| format!("{label}: {line}"));
+                }
                 self.is_hearsay = !fault.own && !nobodys && exit != Exit::LinkLost;
                 self.fail(failure);
             }
@@ -556,11 +565,11 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whoever read the stage's output has ended without reading all of it, and well: what the stage makes of that is no
-    /// failure.
+    /// Whoever read the stage's output has gone without reading all of it, and the stage wrote on: what it makes of that is
+    /// no failure.
     fn was_left(&self, number: usize) -> bool {
         let hop = self.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
-        hop.is_some_and(Hop::was_closed)
+        hop.is_some_and(Hop::was_left)
     }
 
     /// Whoever read our standard output, which the stage's output is, has gone.
@@ -659,8 +668,12 @@ impl<'a> Pipeline<'a> {
             Some(told(&stage.spec.host, hop.own_fault(which)?))
         };
         let moved = of_session(Which::From).or_else(|| of_session(Which::To));
-        if moved.is_some() {
-            return moved;
+        if let Some(mut moved) = moved {
+            if stage.spec.tee().is_some() {
+                // As that ends, done by a session or by itself.
+                moved.exit = Exit::Stage(TEE_FAILED);
+            }
+            return Some(moved);
         }
         if end.asked {
             return None;

@@ -11,8 +11,13 @@ use super::options::{ReportOptions, TransferOptions};
 use super::pipeline::grammar::{Spec, lay_out};
 use super::pipeline::{Pipeline, Plan, tell_plan};
 use super::rdcp::HostOptions;
+use super::recv::standard_output;
 use super::report::Reporter;
-use crate::control::frames::{Output, SHELL_WORDS_MAX, STAGES_MAX};
+use super::send::standard_input;
+use crate::control::frames::{Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
+
+/// The shell where the user names none.
+const SHELL: &str = "sh";
 
 /// Ports from the one of `-p` on that are tried.
 const PORTS: u16 = 64;
@@ -40,7 +45,7 @@ pub struct PipeArguments {
     #[arg(short = 'H', value_name = "NAME", conflicts_with_all = ["via", "relay"])]
     name: Option<String>,
     /// The shell, which is given -c and COMMAND
-    #[arg(long, value_name = "COMMAND", default_value = "sh")]
+    #[arg(long, value_name = "COMMAND", default_value = SHELL)]
     shell: String,
     /// Leave standard error as it comes; else its lines are labelled where there is more than one host
     #[arg(long)]
@@ -55,9 +60,9 @@ pub struct PipeArguments {
 
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
-    4 link lost; 5 a file of '<', or standard input; 6 a file of '>' or tee, or standard output; 7 integrity; 9 protocol or version; \
+    4 link lost; 5 a file of '<', or standard input; 6 a file of '>', or standard output; 7 integrity; 9 protocol or version; \
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
-    is ended by SIGPIPE, or fails after its reader has finished, has not failed";
+    is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
 
 /// The command line's definition.
 pub fn command() -> clap::Command {
@@ -87,7 +92,7 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
     if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
         return Err(usage(format!("--shell: not a command: {}", escaped(OsStr::new(&arguments.shell)))));
     }
-    let parts = lay_out(&specs, has_input());
+    let parts = lay_out(&specs, has_input(), shell == [SHELL]);
     let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);
     let mut transfer = arguments.transfer;
     if let Some(first) = arguments.listen {
@@ -112,11 +117,19 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
         let text: String = tell_plan(&plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
     }
+    // Closed, it would be /dev/null: nothing, and well.
+    if plan.parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing) {
+        standard_input().map_err(|fact| Failure::source(&fact))?;
+    }
+    if matches!(output, Some(Output::Standard | Output::Hop)) {
+        standard_output().map_err(|fact| Failure::destination(&fact))?;
+    }
     let mut reporter = Reporter::open(&arguments.report)?;
     Pipeline::new(&plan)?.run(&mut reporter)
 }
 
-/// Whether there is a standard input to read. A terminal is none, and neither is the null device.
+/// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is
+/// one that cannot be read.
 fn has_input() -> bool {
     let stdin = std::io::stdin();
     let is_null = || {
@@ -124,5 +137,5 @@ fn has_input() -> bool {
         (here.st_dev, here.st_ino) == (null.st_dev, null.st_ino)
             || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
     };
-    !stdin.is_terminal() && !is_null()
+    standard_input().is_err() || !stdin.is_terminal() && !is_null()
 }

@@ -5,10 +5,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::end::{AtHop, End};
-use crate::control::frames::{Begin, Job, Message, STAGES_MAX};
-use crate::control::stages::Stages;
+use rd_proto::session::TCP_LANES_DEFAULT;
+
+use super::end::{AtHop, End, ended_with};
+use super::exit::Exit;
+use crate::control::frames::{Begin, Fault, Job, Message, STAGES_MAX};
+use crate::control::stages::{Share, Stages};
 use crate::control::tunnel::Emit;
+use crate::engine::work;
 
 /// Ends of sessions that one host has at most: each stage has two.
 const ENDS_MAX: usize = 2 * STAGES_MAX;
@@ -22,20 +26,25 @@ pub(super) struct Station {
     is_agent: bool,
     stages: Stages,
     ends: HashMap<u32, End>,
+    /// Why there is no room for what is being begun; `None` until that has been asked.
+    refusal: Option<Option<String>>,
 }
 
 impl Station {
     /// `emit` takes what this host says; `tell` what its stages tell, and may wait there for whoever reads it;
     /// standard error is among it or is this process's own.
     pub(super) fn new(emit: Emit, tell: Emit, is_agent: bool, tells_stderr: bool) -> Self {
-        Self { emit, is_agent, stages: Stages::new(tell, is_agent, tells_stderr), ends: HashMap::new() }
+        Self { emit, is_agent, stages: Stages::new(tell, is_agent, tells_stderr), ends: HashMap::new(), refusal: None }
     }
 
     /// Does what a message asks for; gives back one that is no pipeline's. Does not wait.
     pub(super) fn handle(&mut self, message: Message) -> Option<Message> {
         match message {
             Message::Stage(stage) => self.stages.take(*stage),
-            Message::StartStages => self.stages.start(),
+            Message::StartStages => {
+                self.refusal = None;
+                self.stages.start();
+            }
             Message::EndStage { stage, signal } => self.stages.signal(stage, signal),
             Message::ForEnd { end, message } => {
                 if let Ok(Some(message)) = message.decode() {
@@ -69,6 +78,9 @@ impl Station {
                 emit(message);
             }
         };
+        if let Some(reason) = self.refusal(begin.settings.lanes) {
+            return say(ended_with(Fault::plain(Exit::Usage.code(), reason)));
+        }
         let hop = match begin.job {
             Job::SendStage { stage } => self.stages.attach_outlet(stage).map(AtHop::Out),
             Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(AtHop::In),
@@ -77,6 +89,14 @@ impl Station {
         let mut end = End::new(Arc::new(say), self.is_agent);
         end.begin(begin, hop);
         self.ends.insert(number, end);
+    }
+
+    /// Why this host has no room for the stages that wait, which are all of a part's by the time that the first session is
+    /// begun.
+    fn refusal(&mut self, lanes: Option<u8>) -> Option<String> {
+        let (stages, ends) = self.stages.waiting();
+        let threads = work::threads_max(usize::from(lanes.unwrap_or(TCP_LANES_DEFAULT)));
+        self.refusal.get_or_insert_with(|| Share { stages, ends, threads }.is_too_much()).clone()
     }
 
     /// A session lost its other end, and nothing else goes on: the caller may be out of reach as well.

@@ -6,19 +6,23 @@
 mod descriptors;
 mod guard;
 mod redirection;
+mod room;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender, bounded};
-use rustix::event::{PollFd, PollFlags, poll};
+use rd_proto::control::IoFact;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::frames::{
@@ -26,11 +30,12 @@ use super::frames::{
 };
 use super::names::home_expanded;
 use super::tunnel::Emit;
-use crate::fs::standard;
+use crate::fs::{io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 pub use guard::Warden;
-use guard::{End, Guard, Launch, Running};
+use guard::{End, Guard, LINGER_MAX, Launch, Running};
 use redirection::{Call, Opening, Side};
+pub use room::Share;
 
 /// Exit code of a stage that cannot be started, as README's exit codes have it.
 const CONNECT: u8 = 3;
@@ -47,12 +52,20 @@ const PROTOCOL: u8 = 9;
 /// What a shell answers when it cannot run a command.
 pub const CANNOT_RUN: u8 = 127;
 
+/// How often it is looked whether what a command has left running still works on what it was given.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// The shortest wait, so that what is left of a time is not waited for in many.
+const LOOK_AGAIN_MIN: Duration = Duration::from_millis(1);
+
 /// This program, where its path is not known or it has been replaced.
 const OWN: &str = "/proc/self/exe";
 
 /// What the session that goes out of a stage reads.
 pub enum Outlet {
-    /// A pipe, or what a redirection has opened.
+    /// The pipe that a command writes to.
+    Command(File),
+    /// What a redirection has opened.
     File(File, PathBuf),
     /// What the session into the stage receives.
     Relay(RelayOutput),
@@ -62,8 +75,8 @@ pub enum Outlet {
 pub enum Inlet {
     /// A pipe, or what a redirection has opened.
     File(File, PathBuf),
-    /// A file, and the session out of the stage.
-    Tee(File, PathBuf, RelayInput),
+    /// A file, or why it cannot be opened, and the session out of the stage.
+    Tee(Result<File, IoFact>, PathBuf, RelayInput),
 }
 
 /// Told when a stage is started.
@@ -129,6 +142,15 @@ impl Stages {
         Some(attachment)
     }
 
+    /// Stages that have been taken and not started, and the ends of hops that they have.
+    pub fn waiting(&self) -> (usize, usize) {
+        let waiting = self.held.values().filter_map(|held| held.stage.as_ref());
+        waiting.fold((0, 0), |(stages, ends), stage| {
+            let hops = [stage.input == Input::Hop, stage.output == Output::Hop];
+            (stages + 1, ends + hops.into_iter().filter(|&is_hop| is_hop).count())
+        })
+    }
+
     /// Starts all that have been taken and not started.
     pub fn start(&mut self) {
         for (&number, held) in &mut self.held {
@@ -140,6 +162,7 @@ impl Stages {
                 program: self.program.clone(),
                 inlet: held.inlet.take(),
                 outlet: held.outlet.take(),
+                left: None,
                 guard: Arc::clone(&held.guard),
                 stage,
             };
@@ -186,6 +209,8 @@ struct Run {
     stage: Stage,
     inlet: Option<Hook<Inlet>>,
     outlet: Option<Hook<Outlet>>,
+    /// Standard error of a command that has ended, which something that it has left running still has open.
+    left: Option<PipeReader>,
     guard: Arc<Mutex<Option<Guard>>>,
 }
 
@@ -207,11 +232,14 @@ impl Run {
         };
         report.micros = began.elapsed().as_micros() as u64;
         (self.emit)(Message::StageEnded { stage: self.stage.number, report });
+        if let Some(mut left) = self.left.take() {
+            while self.pass_some_on(&mut left) {}
+        }
     }
 
     fn act(&mut self) -> Result<StageReport, Fault> {
         match self.stage.action.clone() {
-            Action::Run { command } => self.command(&command),
+            Action::Run { command } => self.command(vec![OsString::from_vec(command)]),
             Action::Read { redirection } => {
                 let (file, path) = self.open(&redirection, Side::Input)?;
                 self.let_out(Outlet::File(file, path))?;
@@ -229,9 +257,11 @@ impl Run {
             }
             Action::Tee { path, append } => {
                 let path = home_expanded(&path);
-                let mut options = File::options();
-                options.create(true).append(append).write(true).truncate(!append);
-                let file = options.open(&path).map_err(|error| fault(DESTINATION, "cannot write", &path, &error))?;
+                let file = match open_plainly(&path, append) {
+                    // Perhaps one that is another file for each process, such as /dev/stdout: tee is to open its own.
+                    Err(Errno::LOOP | Errno::NOSYS | Errno::PERM) => return self.command(tee_words(path, append)),
+                    opened => opened.map_err(|error| io_fact(path.as_os_str(), error)),
+                };
                 let (input, output) = relay();
                 self.let_out(Outlet::Relay(output))?;
                 if let Some(hook) = self.inlet.take() {
@@ -247,7 +277,7 @@ impl Run {
         if let Some(hook) = self.outlet.take() {
             let _ = hook.send(Ok(outlet));
         } else if self.stage.output == Output::Dropped
-            && let Outlet::File(mut file, _) = outlet
+            && let Outlet::File(mut file, _) | Outlet::Command(mut file) = outlet
         {
             let drop_all = move || drop(std::io::copy(&mut file, &mut std::io::sink()));
             std::thread::Builder::new()
@@ -286,7 +316,8 @@ impl Run {
         Ok(running)
     }
 
-    fn command(&mut self, text: &[u8]) -> Result<StageReport, Fault> {
+    /// `words`: behind the shell's `-c`.
+    fn command(&mut self, words: Vec<OsString>) -> Result<StageReport, Fault> {
         let mut into = None;
         let stdin = match self.stage.input {
             Input::Nothing => descriptors::null(),
@@ -319,12 +350,12 @@ impl Run {
             stdout.map_err(|error| cannot_start(&error))?,
             stderr.map_err(|error| cannot_start(&error))?,
         ];
-        let running = self.start(vec![OsString::from_vec(text.to_vec())], standard)?;
+        let running = self.start(words, standard)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
             let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));
         }
         if let Some(file) = out {
-            self.let_out(Outlet::File(file, "pipe".into()))?;
+            self.let_out(Outlet::Command(file))?;
         }
         let end = match complaints {
             Some(complaints) => self.pass_on(complaints, &running),
@@ -346,32 +377,62 @@ impl Run {
         }
     }
 
-    /// Passes on what the stage writes to standard error, up to the end: when everything that the command has started and
-    /// that still has it open has ended. How the command ended; `None` as soon as there is no guard.
-    fn pass_on(&self, mut complaints: std::io::PipeReader, running: &Running) -> Option<End> {
-        let mut bytes = vec![0; STDERR_BYTES_MAX];
-        let mut end = None;
+    /// Passes on what the stage writes to standard error until the command has ended, and with it everything that still has
+    /// it open. That is waited for [`LINGER_MAX`], and beyond that only while it works on what the command has given it, as
+    /// in `tee >(gzip >copy)`. How the command ended; `None` as soon as there is no guard.
+    fn pass_on(&mut self, mut complaints: PipeReader, running: &Running) -> Option<End> {
+        let (mut end, mut until) = (None, None::<Instant>);
         loop {
-            if end.is_none() {
-                let mut both = [PollFd::new(&complaints, PollFlags::IN), PollFd::new(running, PollFlags::IN)];
-                let _ = poll(&mut both, None);
-                let [has_spoken, has_ended] = both.map(|one| !one.revents().is_empty());
-                if has_ended {
-                    end = Some(running.wait()?);
-                }
-                if !has_spoken {
-                    continue;
-                }
+            let mut both = [PollFd::new(&complaints, PollFlags::IN), PollFd::new(running, PollFlags::IN)];
+            let watched = if end.is_none() { &mut both[..] } else { &mut both[..1] };
+            let limit = until.map(|until| until.saturating_duration_since(Instant::now()).max(LOOK_AGAIN_MIN));
+            let _ = poll(watched, limit.and_then(|limit| Timespec::try_from(limit).ok()).as_ref());
+            let [has_spoken, has_ended] = both.map(|one| !one.revents().is_empty());
+            if has_ended && end.is_none() {
+                end = Some(running.wait()?);
+                until = Some(Instant::now() + LINGER_MAX);
             }
-            match complaints.read(&mut bytes) {
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Ok(0) | Err(_) => return end.or_else(|| running.wait()),
-                Ok(count) => {
-                    (self.emit)(Message::StageStderr { stage: self.stage.number, bytes: bytes[..count].to_vec() });
+            if has_spoken && !self.pass_some_on(&mut complaints) {
+                return end.or_else(|| running.wait());
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                if !running.feeds() {
+                    self.left = Some(complaints);
+                    return end;
                 }
+                until = Some(Instant::now() + LOOK_AGAIN);
             }
         }
     }
+
+    /// False at the end.
+    fn pass_some_on(&self, complaints: &mut PipeReader) -> bool {
+        let mut bytes = vec![0; STDERR_BYTES_MAX];
+        match complaints.read(&mut bytes) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => true,
+            Ok(0) | Err(_) => false,
+            Ok(count) => {
+                bytes.truncate(count);
+                (self.emit)(Message::StageStderr { stage: self.stage.number, bytes });
+                true
+            }
+        }
+    }
+}
+
+/// Opens what `tee` writes, unless its name leads to whatever this process has open under a number: that is not what it
+/// would be to `tee`, and may be what our caller speaks to us by.
+fn open_plainly(path: &Path, append: bool) -> Result<File, Errno> {
+    let how = if append { OFlags::APPEND } else { OFlags::TRUNC };
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | how;
+    let file = openat2(CWD, path, flags, Mode::from_raw_mode(0o666), ResolveFlags::NO_MAGICLINKS)?;
+    if standard::is_taken(&file) { Err(Errno::BADF) } else { Ok(file.into()) }
+}
+
+/// The same by a shell.
+fn tee_words(path: PathBuf, append: bool) -> Vec<OsString> {
+    let command = if append { "exec tee -a -- \"$1\"" } else { "exec tee -- \"$1\"" };
+    vec![command.into(), "tee".into(), path.into()]
 }
 
 fn well() -> StageReport {

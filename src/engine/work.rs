@@ -152,6 +152,17 @@ const SHRINK_EIGHTHS_MAX: usize = 7;
 /// Chunks that go uncompressed after one that did not shrink.
 const SHRINK_RETRY_CHUNKS: u64 = 64;
 
+/// Threads that one end of a session has at most, with so many TCP lanes: its loop, workers, a reader or writer, two for
+/// each lane, and some that bring up lanes.
+pub fn threads_max(lanes: usize) -> usize {
+    const OTHERS: usize = 6;
+    workers() + 2 * lanes + OTHERS
+}
+
+fn workers() -> usize {
+    crate::processors().clamp(2, WORKERS_MAX)
+}
+
 /// Starts the workers; they end when the sender of jobs is dropped.
 ///
 /// # Errors
@@ -160,8 +171,7 @@ const SHRINK_RETRY_CHUNKS: u64 = 64;
 pub fn start(shared: &Arc<Shared>, events: &Sender<Event>) -> std::io::Result<Sender<Job>> {
     let (jobs, queue) = unbounded();
     shared.direct.get_or_init(|| DirectReads::new(jobs.downgrade(), shared.means));
-    let workers = crate::processors().clamp(2, WORKERS_MAX);
-    for _ in 0..workers {
+    for _ in 0..workers() {
         let mut worker = Worker {
             shared: Arc::clone(shared),
             queue: queue.clone(),

@@ -16,6 +16,7 @@ pub mod walk;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
 use rustix::fs::{AtFlags, FileType, Mode, Stat, statat};
@@ -136,6 +137,31 @@ pub(crate) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // It may be there already, or a container's rules may forbid it; what takes more then fails where the limit is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// The limits that control groups set to this process, with the directory of each group. `files`: what holds them in
+/// version 2, and in version 1. `root`: where /proc and /sys are.
+pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> Vec<(PathBuf, u64)> {
+    let mut limits = Vec::new();
+    // `0::/PATH` of version 2, `4:memory:/PATH` of version 1 (cgroups(7)). In a container the path may be that outside;
+    // the limit is then found at the top.
+    for line in std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default().lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let top = root.join("sys/fs/cgroup");
+        let (top, file) = match controllers {
+            "" => (top, files[0]),
+            _ if controllers.split(',').any(|one| one == controller) => (top.join(controller), files[1]),
+            _ => continue,
+        };
+        for group in Path::new(path.trim_start_matches('/')).ancestors() {
+            let group = top.join(group);
+            // "max" is no limit.
+            let limit = std::fs::read_to_string(group.join(file)).unwrap_or_default().trim().parse();
+            limits.extend(limit.ok().map(|limit| (group, limit)));
+        }
+    }
+    limits
 }
 
 /// Writes all of `bytes` at a position.

@@ -20,8 +20,8 @@ use rustix::io::{Errno, write};
 use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::keep_acl;
 use super::{
-    IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, std_fact,
-    umask,
+    IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, standard,
+    std_fact, umask,
 };
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
@@ -237,12 +237,16 @@ impl Drop for FileSink {
 
 /// A stream, written in order.
 pub struct StreamSink {
-    file: File,
+    /// `None`: it could not be opened.
+    file: Option<File>,
     name: OsString,
     also: Option<Box<dyn Also>>,
+    /// Why the file has not got all that went elsewhere as well.
+    failed: Option<IoFact>,
 }
 
-/// Where a stream goes as well, after it has been written.
+/// Where a stream goes as well, after it has been written. As with `tee`, it goes there also when the file cannot be
+/// opened or written; that fails the stream at its end.
 pub trait Also: Send {
     /// Takes all of it; false if nobody is left to take anything.
     fn take(&mut self, bytes: &[u8]) -> bool;
@@ -259,7 +263,15 @@ impl StreamSink {
     pub fn open(path: &Path) -> Result<Self, IoFact> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = openat(CWD, path, flags, Mode::empty()).map_err(|error| io_fact(path.as_os_str(), error))?;
+        if standard::is_taken(&file) {
+            return Err(io_fact(path.as_os_str(), Errno::BADF));
+        }
         Ok(Self::new(file.into(), path.as_os_str()))
+    }
+
+    /// Makes a sink without a file, which goes only where [`StreamSink::and`] says, and fails at its end.
+    pub fn without_file(reason: IoFact) -> Self {
+        Self { file: None, name: OsString::new(), also: None, failed: Some(reason) }
     }
 
     /// Makes a sink of an open file.
@@ -267,7 +279,7 @@ impl StreamSink {
         if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
-        Self { file, name: name.to_owned(), also: None }
+        Self { file: Some(file), name: name.to_owned(), also: None, failed: None }
     }
 
     /// Has everything that was written go somewhere else as well.
@@ -280,7 +292,8 @@ impl StreamSink {
         if let Some(also) = &self.also {
             return also.is_gone();
         }
-        let mut polled = [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::empty())];
+        let Some(file) = &self.file else { return false };
+        let mut polled = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::empty())];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&now)).is_ok_and(|count| count > 0) && polled[0].revents().contains(PollFlags::ERR)
     }
@@ -291,7 +304,11 @@ impl StreamSink {
     ///
     /// The name and the error number.
     pub fn settle(&self) -> Result<(), IoFact> {
-        close::settle(&self.file).map_err(|error| io_fact(&self.name, error))
+        match (&self.file, &self.failed) {
+            (_, Some(failed)) => Err(failed.clone()),
+            (Some(file), None) => close::settle(file).map_err(|error| io_fact(&self.name, error)),
+            (None, None) => Ok(()),
+        }
     }
 
     /// Writes all of it; waits without end for a reader that stands still.
@@ -300,20 +317,32 @@ impl StreamSink {
     ///
     /// The name and the error number; EPIPE where the reader has gone.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), IoFact> {
+        let written = if self.failed.is_none() { self.write_file(bytes) } else { Ok(()) };
+        let Some(also) = &mut self.also else { return written };
+        match written {
+            // That would end tee.
+            Err(fact) if fact.errno == Errno::PIPE.raw_os_error() => return Err(fact),
+            Err(fact) => self.failed = Some(fact),
+            Ok(()) => {}
+        }
+        if also.take(bytes) { Ok(()) } else { Err(io_fact(&self.name, Errno::PIPE)) }
+    }
+
+    fn write_file(&self, bytes: &[u8]) -> Result<(), IoFact> {
+        let Some(file) = &self.file else { return Ok(()) };
         let mut done = 0;
         while done < bytes.len() {
-            match write(&self.file, &bytes[done..]) {
+            match write(file, &bytes[done..]) {
                 Ok(0) => return Err(io_fact(&self.name, Errno::IO)),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 // Somebody shares our standard output and has made it non-blocking.
                 Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::from_borrowed_fd(self.file.as_fd(), PollFlags::OUT)], None);
+                    let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
                 }
                 Err(error) => return Err(io_fact(&self.name, error)),
             }
         }
-        let taken = self.also.as_mut().is_none_or(|also| also.take(bytes));
-        if taken { Ok(()) } else { Err(io_fact(&self.name, Errno::PIPE)) }
+        Ok(())
     }
 }

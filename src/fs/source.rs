@@ -16,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
 use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
 use super::tree_source::TreeSource;
-use super::{io_fact, plain_fact};
+use super::{io_fact, plain_fact, standard};
 
 /// How long a part that is not full waits for more from its stream, once something is in it.
 const LINGER_MAX: Duration = Duration::from_millis(5);
@@ -68,6 +68,9 @@ impl Source {
         let stat = fstat(&file).map_err(|error| io_fact(name, error))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             return Err(io_fact(name, Errno::ISDIR));
+        }
+        if standard::is_taken(&file) {
+            return Err(io_fact(name, Errno::BADF));
         }
         Ok(File::from(file))
     }

@@ -6,8 +6,10 @@
 use std::fs::File;
 use std::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rustix::fs::fstat;
 use rustix::io::Errno;
 
 /// Of the descriptors that were closed when this process began, a bit each.
@@ -45,6 +47,35 @@ pub fn input() -> Result<File> {
 /// As [`input`].
 pub fn output() -> Result<File> {
     duplicate(1, std::io::stdout().as_fd())
+}
+
+/// Device and number of what [`take`] has taken.
+static TAKEN: OnceLock<[(u64, u64); 2]> = OnceLock::new();
+
+/// Takes standard input and output away from their numbers, where /dev/null is from now on: neither a program that is
+/// started nor a name such as /dev/stdout comes to them any more.
+///
+/// # Errors
+///
+/// As [`input`].
+pub fn take() -> Result<[File; 2]> {
+    let both = [input()?, output()?];
+    let mut numbers = [(0, 0); 2];
+    for (number, file) in numbers.iter_mut().zip(&both) {
+        let stat = fstat(file)?;
+        *number = (stat.st_dev, stat.st_ino);
+    }
+    TAKEN.get_or_init(|| numbers);
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(both)
+}
+
+/// Whether an open file is what [`take`] has taken: their new numbers have names, too (/dev/fd/3), and so may a FIFO.
+pub fn is_taken(file: impl AsFd) -> bool {
+    let Some(taken) = TAKEN.get() else { return false };
+    fstat(file).is_ok_and(|stat| taken.contains(&(stat.st_dev, stat.st_ino)))
 }
 
 fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {

@@ -175,6 +175,61 @@ fn tee_is_done_without_a_process() {
     lab.deserted(GONE);
 }
 
+/// The user's shell decides as whom, and where, it is run.
+#[test]
+fn tee_is_run_by_the_users_own_shell() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("home/elsewhere")).expect("a directory");
+    let shell = lab.script("other", "cd \"$HOME/elsewhere\"; exec sh \"$@\"");
+    let shell = shell.to_str().expect("of our own");
+    lab.pipe_with(&["--shell", shell, "h1:cat", "h2:tee f", "h3:cat"], b"some").quietly_gives("some");
+    assert_eq!(lab.text_of("home/elsewhere/f"), "some");
+    assert!(!lab.join("home/f").exists());
+    lab.deserted(GONE);
+}
+
+/// Such a name is another file for each process: to tee what it would be to any tee, and never what the agent and its
+/// caller speak by.
+#[test]
+fn tee_of_descriptors_by_name() {
+    let lab = Lab::new();
+    std::os::unix::fs::symlink("/dev/stdout", lab.join("home/link")).expect("a link");
+    for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link", "/proc/thread-self/fd/1"] {
+        lab.pipe_with(&["h1:cat", &format!("h2:tee {name}"), "h3:cat"], b"twice").quietly_gives("twicetwice");
+    }
+    let ran = lab.pipe_with(&["h1:cat", "h2:tee /dev/stderr", "h3:cat"], b"twice\n");
+    ran.gives(b"twice\n");
+    assert_eq!(ran.ended.stderr, "h2: twice\n");
+    // Whatever is in the stream: here the end of stage 0 with exit code 7, as an agent would say it, and its length.
+    let shaped = b"\x0c\0\0\0\x82\x18\x42\x82\x00\x84\x07\xf6\xf6\x00";
+    for number in 3..20 {
+        let ran = lab.pipe_with(&["h1:cat", &format!("h2:tee /proc/self/fd/{number}"), "h3:cat"], shaped);
+        // Most are open in no tee.
+        assert!([0, 1].contains(&ran.ended.code), "{number}: {} {}", ran.ended.code, ran.ended.stderr);
+        same(&ran.output, shaped);
+    }
+    lab.deserted(GONE);
+}
+
+/// The same for what a copy names: nothing is read from what the caller says, nor written to where the agent speaks.
+#[test]
+fn a_copy_of_an_agents_own_descriptors() {
+    let lab = Lab::new();
+    lab.0.file("in", b"in");
+    let copy = |from: &str, to: &str| {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args([from, to]).stdin(Stdio::null())).wait_for(FAILED)
+    };
+    for number in [0, 1, 3, 4, 5, 6, 7, 8] {
+        let name = format!("h:/proc/self/fd/{number}");
+        let (read, written) = (copy(&name, "out"), copy("in", &name));
+        // What is under the first two is /dev/null.
+        let codes = if number < 2 { [0, 0] } else { [5, 6] };
+        assert_eq!([read.code, written.code], codes, "{number}: {} {}", read.stderr, written.stderr);
+    }
+    lab.deserted(GONE);
+}
+
 #[test]
 fn two_pipelines_at_once_on_the_same_hosts() {
     let lab = Lab::new();

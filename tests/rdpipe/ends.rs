@@ -156,6 +156,34 @@ fn a_pipeline_that_has_ended_leaves_nothing() {
     lab.deserted(GONE);
 }
 
+/// It holds standard error: two seconds are given to that, and nothing of it is cut meanwhile.
+#[test]
+fn what_is_left_in_the_background_is_not_waited_for() {
+    let lab = Lab::new();
+    for stages in [
+        &["h1:sleep 1000 >/dev/null & echo one"][..],
+        &["h1:echo one", "h2:(sleep 1; echo late >&2; exec sleep 1000) >/dev/null & cat"],
+        &["h1:setsid sleep 1000 | cat >/dev/null & echo one", "h2:cat"],
+        &["h1:echo one", "sleep 1000 >/dev/null & cat"],
+    ] {
+        let ran = lab.pipe(stages);
+        assert_eq!((ran.ended.code, ran.text().as_str()), (0, "one\n"), "{stages:?}: {}", ran.ended.stderr);
+        ran.ended.within(Duration::from_secs(5));
+        assert_eq!(ran.ended.stderr.contains("late"), stages.len() == 2 && stages[1].contains("late"), "{stages:?}");
+        lab.deserted(GONE);
+    }
+}
+
+/// What bash starts by `>( )` has its work to finish, however long that takes, and the rest of the pipeline its time.
+#[test]
+fn what_works_on_what_it_was_given_is_waited_for() {
+    let lab = Lab::new();
+    let slow = "h1:tee >(sh -c 'cat; sleep 3; echo and more' | sh -c 'cat; sleep 2; echo and even more' > late)";
+    lab.pipe_with(&["--shell", "bash", slow, "h2:cat"], b"to be kept ").gives(b"to be kept ");
+    assert_eq!(lab.text_of("home/late"), "to be kept and more\nand even more\n");
+    lab.deserted(GONE);
+}
+
 #[test]
 fn what_has_left_its_session_ends_with_a_killed_agent() {
     let lab = Lab::new();

@@ -163,6 +163,8 @@ fn files_that_cannot_be_opened() {
         (["h1:cat in", "> /no/such/dir/x"], 6, &["/no/such/dir/x"]),
         (["h1:< in; cat in", "h2:cat"], 5, &["h1", "a command, behind the operator"]),
         (["h1:cat in", "h2:> /dev/null && echo made"], 6, &["h2", "a command, behind the operator"]),
+        (["h1:cat in", "h2:> /dev/stderr"], 6, &["h2", "/dev/stderr", "no standard error"]),
+        (["h1:cat in", "h2:>> /dev/fd/2"], 6, &["h2", "/dev/fd/2", "no standard error"]),
     ] {
         let ran = lab.pipe_with(&stages, b"some input");
         ran.fails(code, parts).ended.within(FAILED);
@@ -193,11 +195,23 @@ fn a_disk_that_is_full() {
     lab.pipe_with(&["h1:cat", "> /dev/full"], &bytes).fails(6, &["/dev/full", "errno 28"]);
     // Between our own standard input and a file of this host no session runs; it is the same failure.
     lab.pipe_with(&["> /dev/full"], &bytes).fails(6, &["/dev/full"]);
-    // What tee cannot write is a failure too; what came out before is right.
-    let ran = lab.pipe_with(&["h1:tee /dev/full", "h2:cat"], &bytes);
-    ran.fails(6, &["h1", "/dev/full", "errno 28"]).ended.within(FAILED);
-    assert!(bytes.starts_with(&ran.output), "{} bytes", ran.output.len());
-    lab.pipe_with(&["h1:tee no/dir", "h2:cat"], &bytes).fails(6, &["h1", "no/dir", "errno 2"]);
+    lab.deserted(GONE);
+}
+
+/// What it cannot write is a failure, at the end; whoever comes behind gets all of it.
+#[test]
+fn tee_passes_on_what_it_cannot_write() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("home/dir")).expect("a directory");
+    let bytes = noise(4 * CHUNK);
+    for (stage, errno) in [("tee /dev/full", 28), ("tee no/dir", 2), ("tee -a dir", 21), ("tee dir/in/none", 2)] {
+        let ran = lab.pipe_with(&["h1:cat", &format!("h2:{stage}"), "h3:cat"], &bytes);
+        let file = stage.rsplit(' ').next().expect("a word");
+        ran.fails(1, &["h2", file, &format!("errno {errno}")]).ended.within(FAILED);
+        assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
+        same(&ran.output, &bytes);
+    }
+    lab.pipe_with(&["h1:tee no/dir", "h2:cat"], b"").fails(1, &["h1", "no/dir", "errno 2"]);
     lab.deserted(GONE);
 }
 
@@ -235,6 +249,60 @@ fn our_own_input_that_cannot_be_read() {
             ran.fails(5, &["standard input"]).ended.within(FAILED);
             assert_eq!(ran.text(), "");
         }
+    }
+    lab.deserted(GONE);
+}
+
+#[test]
+fn our_own_input_or_output_that_is_closed() {
+    let lab = Lab::new();
+    for (stages, how, code, name) in [
+        (&["h1:cat", "h2:cat"][..], "<&-", 5, "standard input"),
+        (&["h1:> made"], "<&-", 5, "standard input"),
+        (&["cat"], "<&-", 5, "standard input"),
+        (&["h1:echo x"], ">&-", 6, "standard output"),
+        (&["echo x"], ">&-", 6, "standard output"),
+    ] {
+        let mut command = in_shell(&format!("exec \"$@\" {how}"), lab.rdpipe_by("rsh").args(stages));
+        let ran = run(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        ran.fails(code, &[name, "errno 9"]).ended.within(FAILED);
+        assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
+    }
+    assert!(!lab.join("home/made").exists());
+    // Where neither is used, neither is missed.
+    lab.0.file("home/in", b"in");
+    let mut command = in_shell("exec \"$@\" <&- >&-", lab.rdpipe_by("rsh").args(["h1:< in", "h2:cat", "h1:> out"]));
+    run(command.stdin(Stdio::null()).stdout(Stdio::piped())).quietly_gives("");
+    assert_eq!(lab.text_of("home/out"), "in");
+    lab.deserted(GONE);
+}
+
+/// A reader that wants nothing more excuses only a writer that goes on writing, as `pipefail` has it.
+#[test]
+fn a_failure_beside_a_reader_that_has_gone() {
+    let lab = Lab::new();
+    for reader in ["exec <&-; sleep 2", "exec <&-; echo done", "true"] {
+        let reader = format!("h2:{reader}");
+        lab.pipe(&["h1:sleep .5; exit 3", &reader]).fails(3, &["h1", "exit code 3"]).ended.within(FAILED);
+        // One that writes on has been told.
+        let ran = lab.pipe(&["h1:sleep .5; yes 2>/dev/null; exit 3", &reader]);
+        ran.ended.expect(0).within(FAILED);
+        lab.pipe(&["h1:sleep .5", &reader]).ended.expect(0);
+    }
+    lab.deserted(GONE);
+}
+
+/// Far more than the limits allow: refused before anything is begun, in one line.
+#[test]
+fn more_stages_than_a_host_has_room_for() {
+    let lab = Lab::new();
+    for stage in ["h:cat", "cat"] {
+        let stages = vec![stage; 1000];
+        let mut command = in_shell("ulimit -n 2000; exec \"$@\"", lab.rdpipe_by("rsh").args(&stages));
+        let ran = run(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        ran.fails(1, &["1000 of them", "open files", "ulimit -n"]);
+        assert_eq!(ran.ended.stderr.lines().count(), 1, "nothing but that: {}", ran.ended.stderr);
+        ran.ended.within(PATIENCE);
     }
     lab.deserted(GONE);
 }

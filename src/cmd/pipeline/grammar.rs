@@ -70,7 +70,7 @@ impl Spec {
     }
 
     /// The file of a stage that is exactly `tee [-a] FILE`, with a name that means itself to any shell.
-    fn tee(&self) -> Option<(Vec<u8>, bool)> {
+    pub(in crate::cmd) fn tee(&self) -> Option<(Vec<u8>, bool)> {
         let words: Vec<&[u8]> = self.text.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
         let (file, append) = match words[..] {
             [b"tee", file] => (file, false),
@@ -130,11 +130,12 @@ pub(in crate::cmd) struct Part {
     pub(in crate::cmd) hops: Vec<(Option<usize>, Option<usize>)>,
 }
 
-/// Lays out a pipeline. `has_input`: the caller has a standard input for the first stage.
+/// Lays out a pipeline. `has_input`: the caller has a standard input for the first stage. `tees`: a stage that is `tee`
+/// may be done without a process; not where the user's own shell decides as whom, and where, it is run.
 ///
 /// `<` begins a part, `>` ends one; between parts nothing flows. Stages of the caller's own at either end have its
 /// standard input and output themselves.
-pub(in crate::cmd) fn lay_out(specs: &[Spec], has_input: bool) -> Vec<Part> {
+pub(in crate::cmd) fn lay_out(specs: &[Spec], has_input: bool, tees: bool) -> Vec<Part> {
     let mut parts = vec![Part::default()];
     let last = specs.len() - 1;
     for (number, spec) in specs.iter().enumerate() {
@@ -168,7 +169,7 @@ pub(in crate::cmd) fn lay_out(specs: &[Spec], has_input: bool) -> Vec<Part> {
             (Kind::Write, _) if input == Input::Standard => cat(),
             (Kind::Read, _) => Action::Read { redirection: text() },
             (Kind::Write, _) => Action::Write { redirection: text() },
-            (Kind::Run, Some((path, append))) if (input, output) == (Input::Hop, Output::Hop) => {
+            (Kind::Run, Some((path, append))) if tees && (input, output) == (Input::Hop, Output::Hop) => {
                 Action::Tee { path, append }
             }
             (Kind::Run, _) => Action::Run { command: text() },
@@ -262,7 +263,7 @@ mod tests {
             let hops: Vec<String> = part.hops.iter().map(|(from, to)| format!("{}{}", hop(from), hop(to))).collect();
             format!("{} [{}]", stages.join(" "), hops.join(" "))
         };
-        lay_out(&specs, has_input).iter().map(part).collect()
+        lay_out(&specs, has_input, true).iter().map(part).collect()
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
         fn hops_join_neighbours_and_stages_agree(kinds in prop::collection::vec(0..6_usize, 1..9), has_input: bool) {
             let texts = ["h:x", "x", "h:< f", "h:> f", ":< f", "h:tee f"];
             let specs: Vec<Spec> = kinds.iter().map(|&kind| spec(texts[kind])).collect();
-            let parts = lay_out(&specs, has_input);
+            let parts = lay_out(&specs, has_input, true);
             let stages: Vec<&Placed> = parts.iter().flat_map(|part| &part.stages).collect();
             prop_assert_eq!(stages.len(), specs.len());
             for part in &parts {

@@ -173,6 +173,12 @@ impl Hop {
         faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
+    /// The same, and whoever wrote its data wrote on.
+    pub(super) fn was_left(&self) -> bool {
+        let fault = self.reports[Which::From as usize].as_ref().and_then(|report| report.fault.as_ref());
+        fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
+    }
+
     /// When it must have come further.
     pub(super) fn due(&self) -> Option<Instant> {
         (self.state != State::Failed && !self.has_agreed()).then_some(self.deadline)

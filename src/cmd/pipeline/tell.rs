@@ -28,6 +28,17 @@ const LINE_BYTES_MAX: usize = 4 << 10;
 /// Share of the time that somebody must have held a pipeline up for to be named, of 1.
 const LIMITER_SHARE_MIN: f64 = 0.3;
 
+/// Lines about hops that are said within [`NOTICES_WITHIN`]: of hundreds, what happens to one happens to most.
+const NOTICES_MAX: u32 = 3;
+const NOTICES_WITHIN: Duration = Duration::from_secs(10);
+
+/// What has been said of hops lately.
+struct Notices {
+    since: Instant,
+    said: u32,
+    held: u32,
+}
+
 /// Standard error, which stages, bars and we ourselves share.
 pub(super) struct Screen {
     quiet: bool,
@@ -36,6 +47,7 @@ pub(super) struct Screen {
     drawn: Instant,
     bars: Option<(MultiProgress, Vec<ProgressBar>)>,
     rates: Vec<Rate>,
+    notices: Notices,
 }
 
 impl Screen {
@@ -43,7 +55,15 @@ impl Screen {
     pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
         let progress = Progress::new(options, may_draw);
         let now = Instant::now();
-        Self { quiet: options.quiet, progress, began: now, drawn: now, bars: None, rates: Vec::new() }
+        Self {
+            quiet: options.quiet,
+            progress,
+            began: now,
+            drawn: now,
+            bars: None,
+            rates: Vec::new(),
+            notices: Notices::new(now),
+        }
     }
 
     fn beside_bars(&self, write: impl FnOnce()) {
@@ -57,6 +77,21 @@ impl Screen {
     pub(super) fn say(&self, line: &str) {
         if !self.quiet {
             self.say_always(line);
+        }
+    }
+
+    /// Says what happens to a hop: a few lines at a time, and then how many more there were.
+    pub(super) fn notice(&mut self, line: &str) {
+        let (held, may_say) = self.notices.count(Instant::now());
+        self.tell_held(held);
+        if may_say {
+            self.say(line);
+        }
+    }
+
+    fn tell_held(&self, held: u32) {
+        if held > 0 {
+            self.say(&format!("{held} more lines like that, of other hops or of these again"));
         }
     }
 
@@ -119,10 +154,30 @@ impl Screen {
 
     /// Takes the bars away.
     pub(super) fn clear(&mut self) {
+        let held = std::mem::take(&mut self.notices.held);
+        self.tell_held(held);
         if let Some((bars, shown)) = self.bars.take() {
             shown.iter().for_each(ProgressBar::finish_and_clear);
             let _ = bars.clear();
         }
+    }
+}
+
+impl Notices {
+    fn new(now: Instant) -> Self {
+        Self { since: now, said: 0, held: 0 }
+    }
+
+    /// One more: how many have not been said and are to be told of first, and whether it is to be said.
+    fn count(&mut self, now: Instant) -> (u32, bool) {
+        let mut held = 0;
+        if now.saturating_duration_since(self.since) > NOTICES_WITHIN {
+            held = self.held;
+            *self = Self::new(now);
+        }
+        let may_say = self.said < NOTICES_MAX;
+        *(if may_say { &mut self.said } else { &mut self.held }) += 1;
+        (held, may_say)
     }
 }
 
@@ -297,6 +352,17 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_notices_few_are_said_and_the_rest_counted() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        let said = (0..800).filter(|_| notices.count(start).1).count();
+        assert_eq!((said, notices.held), (NOTICES_MAX as usize, 800 - NOTICES_MAX));
+        let later = start + NOTICES_WITHIN + Duration::from_secs(1);
+        assert_eq!(notices.count(later), (800 - NOTICES_MAX, true));
+        assert_eq!(notices.count(later), (0, true));
+    }
 
     #[test]
     fn each_line_is_labelled_once_and_its_rest_at_the_end() {

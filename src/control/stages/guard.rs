@@ -8,7 +8,8 @@
 //! [`LINGER_MAX`]: as with `tee >(gzip >copy)`, it may have something to finish.
 //!
 //! Keeper and guard speak by messages: first comes the command, with its standard descriptors, then signals to be sent;
-//! back come whether the command has been started, and how it has ended.
+//! back come whether the command has been started, how it has ended, and on question whether it has left something that
+//! is not done with what it was given.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -22,6 +23,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
@@ -42,7 +45,7 @@ const KILL_EVERY: Duration = Duration::from_millis(20);
 
 /// How long what a command has left running may go on when the pipeline is over. With [`GRACE`] and the time that an agent
 /// takes to notice, nothing is left after five seconds.
-const LINGER_MAX: Duration = Duration::from_secs(2);
+pub const LINGER_MAX: Duration = Duration::from_secs(2);
 
 /// As many bytes as a message between two processes may have by default.
 const WORDS_BYTES_MAX: usize = 208 << 10;
@@ -63,7 +66,12 @@ enum Answer {
     /// The command cannot be run.
     Failed(Errno),
     Ended(End),
+    /// Whether something is left that works on what the command has given it.
+    Feeds(bool),
 }
+
+/// What a keeper sends to be told that, in place of a signal's number.
+const QUESTION: i32 = 0;
 
 impl Answer {
     fn encode(self) -> [u8; 5] {
@@ -72,6 +80,7 @@ impl Answer {
             Self::Failed(error) => (b'f', error.raw_os_error()),
             Self::Ended(End::Exited(code)) => (b'e', code.into()),
             Self::Ended(End::Killed(signal)) => (b'k', signal.into()),
+            Self::Feeds(feeds) => (b'w', feeds.into()),
         };
         let [a, b, c, d] = value.to_le_bytes();
         [kind, a, b, c, d]
@@ -84,6 +93,7 @@ impl Answer {
             b'f' => Self::Failed(Errno::from_raw_os_error(value)),
             b'e' => Self::Ended(End::Exited(value.try_into().ok()?)),
             b'k' => Self::Ended(End::Killed(value.try_into().ok()?)),
+            b'w' => Self::Feeds(value != 0),
             _ => return None,
         })
     }
@@ -174,8 +184,15 @@ impl Running {
     pub fn wait(&self) -> Option<End> {
         match self.hear()? {
             Answer::Ended(end) => Some(end),
-            Answer::Started | Answer::Failed(_) => None,
+            Answer::Started | Answer::Failed(_) | Answer::Feeds(_) => None,
         }
+    }
+
+    /// Whether the command, which has ended, has left something running that works on what it was given by it: whose
+    /// standard input is a pipe that nobody writes to any more.
+    pub fn feeds(&self) -> bool {
+        let is_sent = send(&self.0, &QUESTION.to_le_bytes(), SendFlags::NOSIGNAL).is_ok();
+        is_sent && matches!(self.hear(), Some(Answer::Feeds(true)))
     }
 }
 
@@ -271,6 +288,16 @@ fn ward() {
 
 /// Sends a signal to all of this process's offspring; behind SIGTERM SIGCONT, since who is stopped would not hear it.
 fn signal_offspring(signal: Signal) {
+    for child in offspring() {
+        let _ = kill_process(child, signal);
+        if signal == Signal::TERM {
+            let _ = kill_process(child, Signal::CONT);
+        }
+    }
+}
+
+/// All of this process's offspring, parents before their children.
+fn offspring() -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut children: HashMap<i32, Vec<Pid>> = HashMap::new();
@@ -279,16 +306,38 @@ fn signal_offspring(signal: Signal) {
             children.entry(parent).or_default().push(process);
         }
     }
-    let mut found = vec![getpid()];
-    while let Some(parent) = found.pop() {
-        for child in children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default() {
-            let _ = kill_process(child, signal);
-            if signal == Signal::TERM {
-                let _ = kill_process(child, Signal::CONT);
-            }
-            found.push(child);
-        }
+    let mut found = children.remove(&getpid().as_raw_nonzero().get()).unwrap_or_default();
+    let mut at = 0;
+    while let Some(parent) = found.get(at) {
+        found.extend(children.remove(&parent.as_raw_nonzero().get()).unwrap_or_default());
+        at += 1;
     }
+    found
+}
+
+/// A file's device and number.
+type Identity = (u64, u64);
+
+fn identity(stat: &Stat) -> Identity {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// Whether a process reads from a pipe that nobody writes to any more, and that is not its stage's own input.
+fn is_fed(process: Pid, input: Option<Identity>) -> bool {
+    let path = format!("/proc/{}/fd/0", process.as_raw_nonzero());
+    match rustix::fs::stat(&path) {
+        Ok(found) if FileType::from_raw_mode(found.st_mode) != FileType::Fifo => return false,
+        Ok(found) if Some(identity(&found)) == input => return false,
+        Ok(_) => {}
+        // Somebody else's by now, as with sudo: what is lost by waiting is less.
+        Err(Errno::ACCESS | Errno::PERM) => return true,
+        Err(_) => return false,
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(pipe) = rustix::fs::open(&path, flags, Mode::empty()) else { return false };
+    let mut polled = [PollFd::new(&pipe, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Takes the ends of all children there will be. Says of the command's how it was, and whether that was well; `gone` is
@@ -337,6 +386,7 @@ fn guard(group: &OsStr) {
     let (count, standard) = descriptors::receive(std::io::stdin(), &mut words);
     let Ok([stdin, stdout, stderr]) = <[OwnedFd; 3]>::try_from(standard) else { return };
     let mut words = words[..count].split(|&byte| byte == 0).map(OsStr::from_bytes);
+    let input = fstat(&stdin).as_ref().map(identity).ok();
     let mut command = Command::new(words.next().unwrap_or_default());
     command.args(words).stdin(stdin).stdout(stdout).stderr(stderr);
     if group != OWN_GROUP {
@@ -358,7 +408,7 @@ fn guard(group: &OsStr) {
     if std::thread::Builder::new().stack_size(64 << 10).spawn(reaper).is_err() {
         return signal_offspring(Signal::KILL);
     }
-    pass_signals_on();
+    serve(input);
     let is_gone = |gone: &Receiver<()>, limit| gone.recv_timeout(limit) == Err(RecvTimeoutError::Disconnected);
     if is_gone(&gone, if ended_well.load(Ordering::Acquire) { LINGER_MAX } else { Duration::ZERO }) {
         return;
@@ -376,12 +426,15 @@ fn guard(group: &OsStr) {
     }
 }
 
-/// Sends on what the keeper sends, until it is gone.
-fn pass_signals_on() {
+/// Sends on the signals that the keeper sends, and answers its questions, until it is gone.
+fn serve(input: Option<Identity>) {
     let mut number = [0; 4];
     loop {
         match recv(std::io::stdin(), &mut number[..], RecvFlags::empty()) {
             Err(Errno::INTR) => {}
+            Ok((4, _)) if number == QUESTION.to_le_bytes() => {
+                tell(Answer::Feeds(offspring().into_iter().any(|process| is_fed(process, input))));
+            }
             Ok((4, _)) => {
                 let Some(signal) = Signal::from_named_raw(i32::from_le_bytes(number)) else { continue };
                 signal_offspring(signal);

@@ -9,6 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use flume::{Receiver, bounded};
+use rustix::fs::{Stat, fstat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::descriptors;
@@ -37,6 +38,12 @@ pub struct Opening {
     /// Our end of the socket that the descriptor comes through.
     socket: OwnedFd,
     complaints: std::io::PipeReader,
+}
+
+/// Whether two descriptors are of one file.
+fn is_one(one: impl AsFd, other: impl AsFd) -> bool {
+    let number = |file: rustix::io::Result<Stat>| file.map(|stat| (stat.st_dev, stat.st_ino)).ok();
+    number(fstat(one)) == number(fstat(other))
 }
 
 /// What the shell is to be run with.
@@ -76,9 +83,14 @@ impl Opening {
     ///
     /// What the shell said of it, its last line.
     pub fn finish(self, running: &Running, redirection: &[u8]) -> Result<(File, PathBuf), String> {
+        let stderr = self.complaints.try_clone().map_err(|error| error.to_string())?;
         let complaint = listen(self.complaints).map_err(|error| error.to_string());
         let received = descriptors::receive(&self.socket, &mut [0]).1.pop();
         let _ = running.wait();
+        // That is where the shell complains, and who reads it is about to go.
+        if received.as_ref().is_some_and(|descriptor| is_one(descriptor, &stderr)) {
+            return Err("a redirection has no standard error; 'cat >&2' has".to_owned());
+        }
         let Some(descriptor) = received else {
             let complaint = complaint?.recv().unwrap_or_default();
             let text = String::from_utf8_lossy(&complaint);

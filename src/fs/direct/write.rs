@@ -20,7 +20,7 @@ use rustix::fs::{OFlags, fstatfs};
 use rustix::io::{Errno, pwrite};
 
 use super::{ALIGNMENT, reopen};
-use crate::fs::{TMPFS_MAGIC, close, write_at};
+use crate::fs::{TMPFS_MAGIC, close, group_limits, write_at};
 
 /// What one transfer may have in the page cache, of the memory that is available: near the share of dirty pages from
 /// which on Linux holds writers back.
@@ -165,23 +165,8 @@ fn available_bytes(root: &Path) -> Option<u64> {
     let meminfo = read("proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let mut least = line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1 << 10);
-    // `0::/PATH` of version 2, `4:memory:/PATH` of version 1 (cgroups(7)). In a container the path may be that outside;
-    // the limit is then found at the top.
-    for line in read("proc/self/cgroup").unwrap_or_default().lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
-        let (top, name) = match controllers {
-            "" => ("sys/fs/cgroup", "memory.max"),
-            _ if controllers.split(',').any(|one| one == "memory") => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            _ => continue,
-        };
-        for group in Path::new(path.trim_start_matches('/')).ancestors() {
-            let limit = fs::read_to_string(root.join(top).join(group).join(name));
-            // "max" is no limit.
-            if let Ok(limit) = limit.unwrap_or_default().trim().parse() {
-                least = least.min(limit);
-            }
-        }
+    for (_, limit) in group_limits(root, "memory", ["memory.max", "memory.limit_in_bytes"]) {
+        least = least.min(limit);
     }
     Some(least)
 }

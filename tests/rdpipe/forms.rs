@@ -217,7 +217,7 @@ fn a_terminal_is_not_read() {
         let mut arguments = lab.rdpipe_by("rsh");
         arguments.args(stages);
         let quoted: Vec<String> = arguments.get_args().map(|word| quoted(&word.to_string_lossy())).collect();
-        let line = format!("{PROGRAM} rdpipe {} > output 2> errors", quoted.join(" "));
+        let line = format!("{PROGRAM} {} > output 2> errors", quoted.join(" "));
         let mut script = Command::new("script");
         script.args(["-qefc", &line, "/dev/null"]).current_dir(lab.0.path()).env("HOME", lab.join("home"));
         script.env(MARK, lab.0.path()).stdin(Stdio::piped()).stdout(Stdio::null());

@@ -187,7 +187,7 @@ fn secrets_stay_out_of_sight() {
 
 /// The caller, whose own arguments have the commands.
 fn first_of(all: &[Marked]) -> u32 {
-    let is_it = |process: &&Marked| process.name == "rdpipe" && !process.arguments.contains("--guard");
+    let is_it = |process: &&Marked| process.arguments.starts_with(&format!("{PROGRAM} rdpipe "));
     all.iter().find(is_it).map(|process| process.pid).expect("rdpipe itself")
 }
 

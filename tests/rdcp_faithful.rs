@@ -235,6 +235,29 @@ fn no_mode_is_as_cp_without_p() {
     }
 }
 
+/// What replaces a file, and has no mode of its own, has the file's rights: its ACL, too.
+#[test]
+fn a_stream_keeps_the_acl_of_the_file_that_it_replaces() {
+    let lab = Lab::new();
+    let copy = |to: OsString| {
+        let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
+        let input = fs::File::open(lab.0.file("input", b"new")).expect("ours");
+        Process::spawn(command.arg("-").arg(to).stdin(input).stdout(Stdio::null())).wait()
+    };
+    for host in ["", "h"] {
+        for (name, acl) in [("more", "u:77:rw,g::-,o::r"), ("less", "u:77:-,g::rw,m::rw"), ("plain", "g::r")] {
+            let path = lab.0.file(name, b"old");
+            setfacl(&["-m", acl], &path);
+            let rights = || run(Command::new("getfacl").args(["-n", name]).current_dir(lab.0.path()));
+            let before = rights();
+            copy(side(&lab, host, name)).expect(0);
+            holds(&path, b"new");
+            assert_eq!(rights(), before, "{host} {name}");
+        }
+        copy(side(&lab, host, &beside("file", "rd-part"))).expect(6).one_line("rdcp", &["rd-part", "choose another"]);
+    }
+}
+
 /// The group's bits of a file with an ACL are the ACL's mask: without the ACL they must not become the group's.
 #[test]
 fn without_its_acl_a_file_gives_its_group_no_more() {

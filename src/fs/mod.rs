@@ -103,6 +103,9 @@ const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choos
 /// Why a file is not written in place.
 const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
 
+/// Why a further name is not made.
+const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";
+
 /// The name under which `name` is made: hashed, so that it is never too long.
 fn name_beside(name: &[u8], ending: &str) -> String {
     format!(".{}.{ending}", &blake3::hash(name).to_hex()[..HASH_DIGITS])

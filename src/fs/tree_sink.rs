@@ -41,7 +41,7 @@ use super::direct::write::{Writes, Written};
 use super::first::First;
 use super::metadata::{Applied, Keep, Setter};
 use super::partial::{self, Blocked};
-use super::{Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
+use super::{FIRST_NAME_FAILED, Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
 use directory::{OpenDirectory, find};
 use entry::{Large, Range};
 
@@ -342,7 +342,7 @@ impl Shared {
         self.without_xattrs.fetch_add(u64::from(applied.is_unsupported), Relaxed);
     }
 
-    fn note_link(&self, linked: Result<(), Errno>, directory: &OpenDirectory, name: &[u8]) {
+    fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
         match linked {
             Ok(()) => {
                 self.others.fetch_add(1, Relaxed);
@@ -655,11 +655,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                 large.link_later(Arc::clone(directory), name);
                 return Ok(());
             }
-            Err(Errno::MLINK)
+            Err(Errno::MLINK.into())
         } else {
             self.shared.wait_drained();
             if self.shared.has_failed(&path) {
-                Err(Errno::NOENT)
+                Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
                 let Options { keep, files_only, .. } = self.shared.options;
                 let wanted = |kind| match kind {
@@ -667,7 +667,9 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                     FileType::Symlink => keep.symlinks && !files_only,
                     _ => keep.specials && !files_only,
                 };
-                find(&top, &first, wanted).and_then(|found| entry::link(&self.shared, found.as_fd(), directory, name))
+                let found = find(&top, &first, wanted);
+                let linked = found.and_then(|found| entry::link(&self.shared, found.as_fd(), directory, name));
+                linked.map_err(Fault::from)
             }
         };
         self.shared.note_link(linked, directory, name);

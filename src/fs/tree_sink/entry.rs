@@ -26,8 +26,8 @@ use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::{
-    Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, is_serial, leads_to, name_beside,
-    write_at,
+    FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, is_serial, leads_to,
+    name_beside, write_at,
 };
 
 /// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
@@ -626,9 +626,9 @@ impl Drop for Large {
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
             let linked = if is_published {
-                link(&self.shared, self.partial.file.as_fd(), &directory, &name)
+                link(&self.shared, self.partial.file.as_fd(), &directory, &name).map_err(Fault::from)
             } else {
-                Err(Errno::NOENT)
+                Err(Fault::Detail(FIRST_NAME_FAILED))
             };
             self.shared.note_link(linked, &directory, &name);
         }

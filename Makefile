@@ -1,4 +1,4 @@
-# `make` builds; `make test` installs what tests need (as root) and runs them all. See CONTRIBUTING.md.
+# `make` builds; `make test` and `make check` install what they need (as root) and run. See CONTRIBUTING.md.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -17,7 +17,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
-.PHONY: all build install uninstall deps bench-deps check test test-long demo demo-rdma bench bench-quick bench-report clean
+.PHONY: all build install uninstall deps check-deps bench-deps check test test-long demo demo-rdma bench bench-quick bench-report clean
 
 all: build
 
@@ -48,11 +48,14 @@ uninstall:
 		"$(SHAREDIR)/zsh/site-functions" "$(SHAREDIR)/zsh" "$(SHAREDIR)" "$(BINDIR)" "$(DESTDIR)$(PREFIX)"; do \
 		rmdir "$$directory" 2>/dev/null || true; done
 
-# What tests need beyond Rust. As root it installs; otherwise it says what is missing and fails.
+# What tests need, and what checks need. As root it is installed; otherwise one command that installs it is printed.
 deps:
-	tests/testbed/deps
+	tests/testbed/deps test
 
-check: deps
+check-deps:
+	tests/testbed/deps check
+
+check: check-deps
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --document-private-items

@@ -1,0 +1,155 @@
+//! `tests/testbed/deps`: what `make test` and `make check` install as root, and what they print otherwise. Package
+//! managers and Rust's tools are scripts that note their arguments here.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Tools that a test takes away, or that it must not run.
+const OWN: [&str; 10] =
+    ["apt-get", "apt-cache", "cargo", "rustc", "rustup", "cargo-deny", "id", "shellcheck", "patch", "git"];
+
+/// A machine: this one's programs, but for those of [`OWN`].
+struct Machine {
+    scratch: tempfile::TempDir,
+}
+
+impl Machine {
+    /// `user`: who runs things; `version`: Rust's.
+    fn new(user: u32, version: &str) -> Self {
+        let machine = Self { scratch: tempfile::tempdir().expect("a directory") };
+        fs::create_dir(machine.path("bin")).expect("a directory");
+        for directory in ["/usr/sbin", "/usr/bin"] {
+            for entry in fs::read_dir(directory).expect("programs").flatten() {
+                let name = entry.file_name();
+                if !OWN.iter().any(|own| name == *own) {
+                    let _ = symlink(entry.path(), machine.path("bin").join(name));
+                }
+            }
+        }
+        machine.program("id", &format!("echo {user}"));
+        machine.program("rustc", &format!("echo 'rustc {version} (0 2026-01-01)'"));
+        let bin = machine.path("bin").display().to_string();
+        let made = format!("for name; do :; done; echo >\"{bin}/$name\"; chmod +x \"{bin}/$name\"");
+        // The last word is what an installation makes; `fmt` and `clippy` stand for the components.
+        machine.program("cargo", &format!("case $1 in install) {made} ;; *) test -e '{bin}/components' ;; esac"));
+        machine.program("rustup", &format!("case $1 in component) echo >'{bin}/components' ;; esac"));
+        machine.program("apt-get", &format!("case $1 in install) {made} ;; esac"));
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// A program that notes its name and arguments, if it changes something, and does this.
+    fn program(&self, name: &str, body: &str) {
+        let noted = self.path("noted");
+        let note =
+            format!("case $1 in install|update|default|component) echo {name} \"$*\" >>'{}' ;; esac", noted.display());
+        let path = self.path("bin").join(name);
+        // Not through a link to one of this machine's.
+        let _ = fs::remove_file(&path);
+        fs::write(&path, format!("#!/bin/sh\n{note}\n{body}\n")).expect("a program");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    }
+
+    fn has(self, names: &[&str]) -> Self {
+        names.iter().for_each(|name| self.program(name, ""));
+        self
+    }
+
+    fn deps(&self, what: &str) -> Output {
+        let mut command = Command::new("/bin/bash");
+        command.arg("tests/testbed/deps").arg(what).current_dir(ROOT).env_clear();
+        // The guest's packages bring files, not only programs; a machine that leaves RDMA out may lack them.
+        command.env("PATH", self.path("bin")).env("HOME", self.scratch.path()).env("SKIP_RDMA", "1");
+        command.output().expect("bash")
+    }
+
+    /// What has been installed.
+    fn installed(&self) -> Vec<String> {
+        let noted = fs::read_to_string(self.path("noted")).unwrap_or_default();
+        noted.lines().map(str::to_owned).collect()
+    }
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn tests_need_neither_clippy_nor_cargo_deny() {
+    let machine = Machine::new(1000, "1.99.0");
+    let output = machine.deps("test");
+    // This machine may lack something else.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() || said.contains("apt-get install"), "{output:?}");
+    assert!(!said.contains("cargo") && !said.contains("rustup"), "{said}");
+    assert_eq!(machine.installed(), [""; 0]);
+}
+
+#[test]
+fn root_has_what_checks_need_installed() {
+    let machine = Machine::new(0, "1.99.0").has(&["patch", "git"]);
+    let output = machine.deps("check");
+    assert!(output.status.success(), "{output:?}");
+    let expected = [
+        "apt-get update -qq",
+        "apt-get install -y -qq --no-install-recommends shellcheck",
+        "rustup component add rustfmt clippy",
+        "cargo install --quiet --locked cargo-deny",
+    ];
+    assert_eq!(machine.installed(), expected);
+    assert!(lines(&output.stdout).iter().any(|line| line.contains("takes some minutes")), "{output:?}");
+    let again = machine.deps("check");
+    assert!(again.status.success() && machine.installed().len() == expected.len(), "once: {again:?}");
+}
+
+#[test]
+fn others_are_given_one_command_and_nothing_is_done() {
+    let machine = Machine::new(1000, "1.20.0").has(&["git"]);
+    let output = machine.deps("check");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(machine.installed(), [""; 0]);
+    let said = lines(&output.stderr);
+    let [_, command] = &said[..] else { panic!("a line and a command: {said:?}") };
+    assert_eq!(
+        command.trim(),
+        "sudo apt-get update && sudo apt-get install -y --no-install-recommends shellcheck patch \
+         && rustup default stable && rustup update stable && rustup component add rustfmt clippy \
+         && cargo install --locked cargo-deny"
+    );
+    // The command is a whole one.
+    assert!(Command::new("bash").args(["-nc", command]).status().expect("bash").success(), "{command}");
+}
+
+#[test]
+fn what_cannot_be_installed_is_an_error() {
+    let machine = Machine::new(0, "1.99.0").has(&["patch", "git", "shellcheck"]);
+    machine.program("cargo", "exit 1");
+    assert!(!machine.deps("check").status.success());
+    let machine = Machine::new(0, "1.99.0").has(&["patch", "git"]);
+    machine.program("apt-get", "");
+    let output = machine.deps("check");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(lines(&output.stderr).iter().any(|line| line.contains("still missing: shellcheck")), "{output:?}");
+}
+
+#[test]
+fn the_two_commands_install_what_they_need() {
+    let make = |target: &str| {
+        let output = Command::new("make").args(["-n", target]).current_dir(ROOT).output().expect("make");
+        lines(&output.stdout).first().cloned()
+    };
+    assert_eq!(make("test").as_deref(), Some("tests/testbed/deps test"));
+    assert_eq!(make("check").as_deref(), Some("tests/testbed/deps check"));
+    let main_job = fs::read_to_string(Path::new(ROOT).join(".ci/run")).expect("the main job");
+    let commands: Vec<&str> = main_job.lines().filter(|line| line.starts_with("timeout ")).collect();
+    let run = |line: &&str| line.split(' ').skip(2).collect::<Vec<_>>().join(" ");
+    assert_eq!(commands.iter().map(run).collect::<Vec<_>>(), ["make check", "make test"]);
+    assert!(["deps", "rustup", "cargo install"].iter().all(|word| !main_job.contains(word)));
+}

@@ -1,5 +1,5 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
-complete -c rdcp -l exclude -d 'Leave out what matches PATTERN, as in a .gitignore; of several patterns the last that matches decides' -r
+complete -c rdcp -l exclude -d 'Leave out what matches PATTERN, as in a .gitignore, but a # in front and spaces behind are part of it; of several patterns the last that matches decides' -r
 complete -c rdcp -l include -d 'Do not leave out what matches PATTERN, although an --exclude before it does' -r
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies on one host' -r -f -a "disk\t'What the disk has stored'"
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r

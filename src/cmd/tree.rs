@@ -9,21 +9,27 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use flume::Sender;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
 
-use super::exit::{Exit, Failure};
-use crate::control::frames::{FAULTS_MAX, Fault, Message, Report, Root, Sieve, TreeSettings};
+use super::exit::{Exit, Failure, escaped};
+use crate::control::frames::{FAULTS_MAX, Fault, MESSAGE_BYTES_MAX, Message, Report, Root, Sieve, TreeSettings};
 use crate::control::tunnel::Emit;
 use crate::engine::tree::{Chunk, answer};
 use crate::engine::{Event, Summary};
 use crate::fs::copy;
 use crate::fs::first::First;
 use crate::fs::metadata::Keep;
+use crate::fs::patterns::Patterns;
 use crate::fs::tree_sink::{self, TreeSink};
 use crate::fs::tree_source::TreeSource;
 use crate::fs::walk;
+
+/// Bytes that the patterns may take in a message: half of it, so that paths fit beside them.
+pub(super) const SIEVE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+
+/// Bytes in a message for each pattern, beside its own.
+const SIEVE_OVERHEAD_BYTES: usize = 8;
 
 /// How often a copy on one host tells how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -32,7 +38,8 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Files")]
 pub struct TreeOptions {
-    /// Leave out what matches PATTERN, as in a .gitignore; of several patterns the last that matches decides
+    /// Leave out what matches PATTERN, as in a .gitignore, but a # in front and spaces behind are part of it; of several
+    /// patterns the last that matches decides
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<OsString>,
     /// Do not leave out what matches PATTERN, although an --exclude before it does
@@ -115,31 +122,42 @@ impl TreeOptions {
         }
         all.sort_by_key(|(place, _)| *place);
         let sieve: Vec<Sieve> = all.into_iter().map(|(_, sieve)| sieve).collect();
-        matcher(&sieve).map_err(|detail| Failure::new(Exit::Usage, detail))?;
+        patterns(&sieve).map_err(|detail| Failure::new(Exit::Usage, detail))?;
+        let bytes: usize = sieve.iter().map(|sieve| sieve.pattern.len() + SIEVE_OVERHEAD_BYTES).sum();
+        if bytes > SIEVE_BYTES_MAX {
+            let limit = SIEVE_BYTES_MAX >> 10;
+            let message = format!(
+                "the patterns of --exclude and --include take {} KiB, {limit} KiB at most; use fewer with more wildcards",
+                bytes.div_ceil(1024)
+            );
+            return Err(Failure::new(Exit::Usage, message));
+        }
         Ok(sieve)
     }
 }
 
-/// What the patterns leave out; `None` if there are none.
-fn matcher(sieve: &[Sieve]) -> Result<Option<Gitignore>, String> {
-    if sieve.is_empty() {
-        return Ok(None);
-    }
-    let mut builder = GitignoreBuilder::new("");
+/// What the patterns leave out.
+///
+/// # Errors
+///
+/// A sentence with the first pattern that is refused.
+fn patterns(sieve: &[Sieve]) -> Result<Patterns, String> {
+    let mut patterns = Patterns::default();
     for Sieve { pattern, is_include } in sieve {
-        let pattern = String::from_utf8_lossy(pattern);
-        let line = if *is_include { format!("!{pattern}") } else { pattern.clone().into_owned() };
-        builder.add_line(None, &line).map_err(|error| format!("the pattern {pattern}: {error}"))?;
+        patterns.push(pattern, *is_include).map_err(|reason| {
+            let option = if *is_include { "--include" } else { "--exclude" };
+            format!("{option} '{}': the pattern {reason}", escaped(OsStr::from_bytes(pattern)))
+        })?;
     }
-    builder.build().map(Some).map_err(|error| format!("the patterns: {error}"))
+    Ok(patterns)
 }
 
 /// Whether an entry is left out, by its path below the source. The source itself never is: it was asked for by name.
-fn is_left_out(matcher: &Gitignore, path: &Path, is_directory: bool) -> bool {
+fn is_left_out(patterns: &Patterns, path: &Path, is_directory: bool) -> bool {
     let mut components = path.components();
     components.next();
-    let below = components.as_path();
-    !below.as_os_str().is_empty() && matcher.matched(below, is_directory).is_ignore()
+    let below = components.as_path().as_os_str();
+    !below.is_empty() && patterns.leave_out(below.as_bytes(), is_directory)
 }
 
 fn path_of(bytes: &[u8]) -> PathBuf {
@@ -148,10 +166,10 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 
 /// The sending end of a tree.
 pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize) -> Result<TreeSource, IoFact> {
-    let matcher = matcher(&settings.sieve).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
-    let filter = matcher.map(|matcher| -> walk::Filter {
-        Box::new(move |path, is_directory| !is_left_out(&matcher, path, is_directory))
-    });
+    let patterns =
+        patterns(&settings.sieve).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
+    let filter = (!patterns.is_empty())
+        .then(|| -> walk::Filter { Box::new(move |path, is_directory| !is_left_out(&patterns, path, is_directory)) });
     let options = walk::Options {
         xattrs: settings.xattrs,
         hard_links: settings.hard_links,
@@ -270,8 +288,8 @@ pub(super) fn copy_here(
 ) -> Report {
     let start = Instant::now();
     let mut report = Report { media: vec!["local".to_owned()], is_synced: settings.fsync, ..Report::default() };
-    let ignore = match matcher(&settings.sieve) {
-        Ok(ignore) => ignore,
+    let leave_out = match patterns(&settings.sieve) {
+        Ok(patterns) => patterns,
         Err(detail) => {
             report.fault = Some(Fault::plain(Exit::Usage.code(), detail));
             return report;
@@ -305,7 +323,7 @@ pub(super) fn copy_here(
         preserve,
         in_place: settings.in_place,
         fsync: settings.fsync,
-        ignore,
+        leave_out,
         cancel: stop,
         threads: None,
     };
@@ -455,11 +473,10 @@ mod tests {
     fn the_last_pattern_that_matches_decides() {
         let sieve =
             |pattern: &str, is_include| Sieve { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include };
-        let matcher =
-            matcher(&[sieve("*.o", false), sieve("keep.o", true), sieve("/top", false), sieve("dir/", false)])
-                .expect("patterns")
-                .expect("some");
-        let left_out = |path: &str, is_dir| is_left_out(&matcher, Path::new(path), is_dir);
+        let patterns =
+            patterns(&[sieve("*.o", false), sieve("keep.o", true), sieve("/top", false), sieve("dir/", false)])
+                .expect("patterns");
+        let left_out = |path: &str, is_dir| is_left_out(&patterns, Path::new(path), is_dir);
         assert!(left_out("copy/a/b.o", false) && !left_out("b.o", false));
         assert!(!left_out("copy/a/keep.o", false));
         assert!(left_out("copy/top", false) && !left_out("copy/a/top", false));

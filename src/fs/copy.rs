@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::patterns::Patterns;
 use super::{HAS_OTHER_NAMES, IS_LEFTOVER, IS_TEMPORARY, stops_everything};
 use metadata::Preserve;
 
@@ -69,8 +70,8 @@ pub struct Options<'a> {
     pub in_place: bool,
     /// Each file, then each directory, is on stable storage before the copy ends.
     pub fsync: bool,
-    /// What is left out: what this matches, by the path below the source. A directory goes with all that is in it.
-    pub ignore: Option<ignore::gitignore::Gitignore>,
+    /// What is left out, by the path below the source. A directory goes with all that is in it.
+    pub leave_out: Patterns,
     /// Set by somebody else, it ends the copy after the piece at hand.
     pub cancel: &'a AtomicBool,
     /// Number of threads; `None`: as many as there are cores, at least 2 and at most 8.
@@ -85,7 +86,7 @@ impl<'a> Options<'a> {
             preserve: Preserve::ALL,
             in_place: false,
             fsync: false,
-            ignore: None,
+            leave_out: Patterns::default(),
             cancel,
             threads: None,
         }

@@ -6,6 +6,7 @@ pub mod direct;
 pub mod first;
 pub mod metadata;
 mod partial;
+pub mod patterns;
 pub mod sink;
 pub mod source;
 pub mod standard;

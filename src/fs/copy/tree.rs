@@ -418,7 +418,7 @@ impl<'e> Worker<'e, '_> {
             {
                 entry.kind = FileType::from_raw_mode(stat.st_mode);
             }
-            if self.is_ignored(directory, &entry) {
+            if self.is_left_out(directory, &entry) {
                 continue;
             }
             if is_temporary_name(entry.source.to_bytes()) {
@@ -445,14 +445,17 @@ impl<'e> Worker<'e, '_> {
         Ok(below)
     }
 
-    fn is_ignored(&self, directory: &Directory<'e>, entry: &Entry) -> bool {
-        let Some(ignore) = &self.engine.options.ignore else { return false };
+    fn is_left_out(&self, directory: &Directory<'e>, entry: &Entry) -> bool {
+        let patterns = &self.engine.options.leave_out;
+        if patterns.is_empty() {
+            return false;
+        }
         let path = directory.node.below_item(entry);
-        let is_ignored = ignore.matched(path, entry.kind == FileType::Directory).is_ignore();
-        if is_ignored {
+        let is_left_out = patterns.leave_out(path.as_os_str().as_bytes(), entry.kind == FileType::Directory);
+        if is_left_out {
             self.engine.note(directory, entry, Note::LeftOut);
         }
-        is_ignored
+        is_left_out
     }
 }
 

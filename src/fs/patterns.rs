@@ -1,0 +1,384 @@
+//! Patterns that leave entries out of a copy, as lines of a `.gitignore` do: gitignore(5).
+//!
+//! A pattern comes from a command line, so `#` in front, and spaces and line ends behind, are part of it. Characters are
+//! those of UTF-8; a byte that belongs to none is one by itself, so names of any bytes can be matched. A pattern that
+//! could never match, or not as it looks, is refused.
+//!
+//! All places in a pattern that a path may have come to are followed at once: the time is bounded by the product of both
+//! lengths.
+
+/// Patterns in their order; the last that matches decides.
+#[derive(Debug, Default)]
+pub struct Patterns(Vec<Pattern>);
+
+#[derive(Debug)]
+struct Pattern {
+    tokens: Vec<Token>,
+    is_include: bool,
+    only_directories: bool,
+}
+
+#[derive(Debug)]
+enum Token {
+    /// This character.
+    One(u32),
+    /// `?`: any but a slash.
+    Any,
+    /// `[…]`: any of these ranges, or any other, but no slash.
+    Class { negated: bool, ranges: Vec<(u32, u32)> },
+    /// `*`: any number of characters without a slash.
+    Star,
+    /// `**/`: any number of whole directories.
+    Directories,
+    /// `/**` at the end: everything below.
+    Below,
+}
+
+const SLASH: u32 = b'/' as u32;
+
+/// The characters of bytes. Bytes that belong to none follow the largest character there is.
+fn characters(bytes: &[u8]) -> Vec<u32> {
+    let chunks = bytes.utf8_chunks();
+    chunks
+        .flat_map(|chunk| {
+            let strange = chunk.invalid().iter().map(|&byte| u32::from(char::MAX) + 1 + u32::from(byte));
+            chunk.valid().chars().map(u32::from).chain(strange)
+        })
+        .collect()
+}
+
+fn is(character: u32, byte: u8) -> bool {
+    character == u32::from(byte)
+}
+
+impl Patterns {
+    /// Adds one. With `!` in front, or with `is_include`, what it matches is not left out.
+    ///
+    /// # Errors
+    ///
+    /// Why it is refused.
+    pub fn push(&mut self, pattern: &[u8], is_include: bool) -> Result<(), &'static str> {
+        self.0.push(Pattern::new(pattern, is_include)?);
+        Ok(())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the entry at this path, below the top of what is copied, is left out.
+    pub fn leave_out(&self, path: &[u8], is_directory: bool) -> bool {
+        let path = characters(path);
+        let mut places = Places::default();
+        let mut matching = self.0.iter().rev().filter(|pattern| is_directory || !pattern.only_directories);
+        matching.find(|pattern| places.match_all(&pattern.tokens, &path)).is_some_and(|pattern| !pattern.is_include)
+    }
+}
+
+impl Pattern {
+    fn new(text: &[u8], is_include: bool) -> Result<Self, &'static str> {
+        let (rest, is_include) = match text.strip_prefix(b"!") {
+            Some(rest) if !is_include => (rest, true),
+            _ => (text, is_include),
+        };
+        let (rest, only_directories) = rest.strip_suffix(b"/").map_or((rest, false), |rest| (rest, true));
+        let (rest, is_anchored) = rest.strip_prefix(b"/").map_or((rest, false), |rest| (rest, true));
+        if rest.is_empty() {
+            return Err("names nothing");
+        }
+        if rest.split(|&byte| byte == b'/').any(|name| [&b""[..], b".", b".."].contains(&name)) {
+            return Err("has an empty name, . or .. in it, which no path below a source has");
+        }
+        let mut tokens = Vec::new();
+        if !is_anchored && !rest.contains(&b'/') {
+            tokens.push(Token::Directories);
+        }
+        parse(&characters(rest), &mut tokens)?;
+        Ok(Self { tokens, is_include, only_directories })
+    }
+}
+
+fn parse(text: &[u32], tokens: &mut Vec<Token>) -> Result<(), &'static str> {
+    let mut at = 0;
+    while let Some(&character) = text.get(at) {
+        at += 1;
+        let token = match u8::try_from(character) {
+            Ok(b'?') => Token::Any,
+            Ok(b'[') => parse_class(text, &mut at)?,
+            Ok(b'\\') => {
+                at += 1;
+                Token::One(*text.get(at - 1).ok_or("ends with a backslash; write \\\\ for the character")?)
+            }
+            Ok(b'*') => {
+                let first = at - 1;
+                at += text[at..].iter().take_while(|&&next| is(next, b'*')).count();
+                let is_whole = at - first > 1 && (first == 0 || text[first - 1] == SLASH);
+                match text.get(at) {
+                    Some(&SLASH) if is_whole => {
+                        at += 1;
+                        Token::Directories
+                    }
+                    None if is_whole => Token::Below,
+                    _ => Token::Star,
+                }
+            }
+            _ => Token::One(character),
+        };
+        tokens.push(token);
+    }
+    Ok(())
+}
+
+const UNCLOSED: &str = "has a [ that is not closed; write \\[ for the character";
+
+/// What is in brackets, from behind the first on.
+fn parse_class(text: &[u32], at: &mut usize) -> Result<Token, &'static str> {
+    let first = |text: &[u32], at: usize| text.get(at).copied().ok_or(UNCLOSED);
+    // The next character, and whether it may have a meaning.
+    let next = |at: &mut usize| {
+        let is_escaped = is(first(text, *at)?, b'\\');
+        let character = first(text, *at + usize::from(is_escaped))?;
+        *at += 1 + usize::from(is_escaped);
+        if character == SLASH {
+            Err("has a slash in brackets, which none matches")
+        } else {
+            Ok((character, !is_escaped))
+        }
+    };
+    let negated = matches!(u8::try_from(first(text, *at)?), Ok(b'!' | b'^'));
+    *at += usize::from(negated);
+    let start = *at;
+    let mut ranges = Vec::new();
+    loop {
+        let (low, is_plain) = next(at)?;
+        if is_plain && is(low, b']') && *at - start > 1 {
+            break;
+        }
+        if is_plain && is(low, b'[') && is(first(text, *at)?, b':') {
+            let name = &text[*at + 1..];
+            let end = name.windows(2).position(|two| is(two[0], b':') && is(two[1], b']'));
+            if let Some(end) = end {
+                ranges.extend(named_class(&name[..end])?.iter().map(|&(low, high)| (u32::from(low), u32::from(high))));
+                *at += 1 + end + 2;
+                continue;
+            }
+        }
+        let is_range = is(first(text, *at)?, b'-') && !is(first(text, *at + 1)?, b']');
+        let high = if is_range {
+            *at += 1;
+            next(at)?.0
+        } else {
+            low
+        };
+        if low > high {
+            return Err("has a range in brackets whose end comes before its beginning");
+        }
+        ranges.push((low, high));
+    }
+    if let [b':', .., b':'] = &text[start..*at - 1].iter().map(|&one| one.min(255) as u8).collect::<Vec<_>>()[..] {
+        return Err("has a class without its second brackets; write [[:digit:]]");
+    }
+    Ok(Token::Class { negated, ranges })
+}
+
+/// The characters of a class such as `digit`, as the C locale has it.
+fn named_class(name: &[u32]) -> Result<&'static [(u8, u8)], &'static str> {
+    let name: String = name.iter().filter_map(|&one| char::from_u32(one)).collect();
+    Ok(match name.as_str() {
+        "alnum" => &[(b'0', b'9'), (b'A', b'Z'), (b'a', b'z')],
+        "alpha" => &[(b'A', b'Z'), (b'a', b'z')],
+        "blank" => &[(b' ', b' '), (b'\t', b'\t')],
+        "cntrl" => &[(0, 31), (127, 127)],
+        "digit" => &[(b'0', b'9')],
+        "graph" => &[(b'!', b'~')],
+        "lower" => &[(b'a', b'z')],
+        "print" => &[(b' ', b'~')],
+        "punct" => &[(b'!', b'/'), (b':', b'@'), (b'[', b'`'), (b'{', b'~')],
+        "space" => &[(b' ', b' '), (b'\t', b'\r')],
+        "upper" => &[(b'A', b'Z')],
+        "xdigit" => &[(b'0', b'9'), (b'A', b'F'), (b'a', b'f')],
+        _ => return Err("has an unknown class, such as [[:word:]]"),
+    })
+}
+
+impl Token {
+    /// Whether it can stand for nothing.
+    fn is_optional(&self) -> bool {
+        matches!(self, Self::Star | Self::Directories | Self::Below)
+    }
+}
+
+/// The places in a pattern that the characters so far may have led to: before each token, and behind the last.
+#[derive(Default)]
+struct Places {
+    now: Vec<bool>,
+    next: Vec<bool>,
+}
+
+impl Places {
+    fn match_all(&mut self, tokens: &[Token], path: &[u32]) -> bool {
+        // Most patterns end in characters, and most names in others.
+        if let Some(&Token::One(last)) = tokens.last()
+            && path.last() != Some(&last)
+        {
+            return false;
+        }
+        for places in [&mut self.now, &mut self.next] {
+            places.clear();
+            places.resize(tokens.len() + 1, false);
+        }
+        enter(&mut self.now, tokens, 0);
+        for &character in path {
+            let is_slash = character == SLASH;
+            for (at, token) in tokens.iter().enumerate().filter(|&(at, _)| self.now[at]) {
+                match token {
+                    Token::One(one) if *one == character => enter(&mut self.next, tokens, at + 1),
+                    Token::Any if !is_slash => enter(&mut self.next, tokens, at + 1),
+                    Token::Class { negated, ranges }
+                        if !is_slash
+                            && ranges.iter().any(|&(low, high)| (low..=high).contains(&character)) != *negated =>
+                    {
+                        enter(&mut self.next, tokens, at + 1);
+                    }
+                    Token::Star if !is_slash => enter(&mut self.next, tokens, at),
+                    Token::Below => enter(&mut self.next, tokens, at),
+                    Token::Directories => {
+                        // What follows is at the beginning of a name.
+                        self.next[at] = true;
+                        if is_slash {
+                            enter(&mut self.next, tokens, at + 1);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            std::mem::swap(&mut self.now, &mut self.next);
+            self.next.fill(false);
+        }
+        self.now[tokens.len()]
+    }
+}
+
+/// Comes to a place, and past what can stand for nothing.
+fn enter(places: &mut [bool], tokens: &[Token], mut at: usize) {
+    places[at] = true;
+    while tokens.get(at).is_some_and(Token::is_optional) {
+        at += 1;
+        places[at] = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaves_out(lines: &[&[u8]], path: &[u8], is_directory: bool) -> bool {
+        let mut patterns = Patterns::default();
+        for line in lines {
+            patterns.push(line, false).unwrap_or_else(|reason| panic!("{} {reason}", line.escape_ascii()));
+        }
+        patterns.leave_out(path, is_directory)
+    }
+
+    #[test]
+    fn what_matches_and_what_does_not() {
+        for (pattern, matching, others) in [
+            (&b"*.o"[..], &[&b"a.o"[..], b"b/c/a.o", b".o"][..], &[&b"a.oo"[..], b"a.o/x"][..]),
+            (b"/top", &[b"top"], &[b"a/top", b"topp"]),
+            (b"a/b", &[b"a/b"], &[b"x/a/b", b"a/b/c", b"a/x/b"]),
+            (b"a/*", &[b"a/b"], &[b"a/b/c", b"a"]),
+            (b"**/b", &[b"b", b"a/b", b"a/c/b"], &[b"ab", b"a/xb"]),
+            (b"a/**", &[b"a/b", b"a/b/c"], &[b"a", b"b/a/c"]),
+            (b"a/**/b", &[b"a/b", b"a/x/b", b"a/x/y/b"], &[b"ab", b"a/xb", b"x/a/b"]),
+            (b"a**b", &[b"ab", b"axb", b"x/ab"], &[b"a/b"]),
+            (b"**", &[b"a", b"a/b"], &[]),
+            (b"?", &[b"a", b"x/a", "\u{e4}".as_bytes(), b"\xe4"], &[b"ab", b""]),
+            (b"a?b", &[b"axb"], &[b"a/b"]),
+            // What would be another thing in a file of patterns.
+            (b"#*#", &[b"#a#", b"x/##"], &[b"a", b"#a"]),
+            (b"\\#a", &[b"#a"], &[b"\\#a"]),
+            (b"\\!a", &[b"!a"], &[b"a"]),
+            (b"a ", &[b"a "], &[b"a", b"a\\ "]),
+            (b"a\\ ", &[b"a "], &[b"a"]),
+            (b" ", &[b" "], &[b""]),
+            (b"a\r", &[b"a\r"], &[b"a"]),
+            (b"a\nb", &[b"a\nb"], &[b"a", b"b"]),
+            (b"{a,b}", &[b"{a,b}"], &[b"a", b"b"]),
+            (b"\\*", &[b"*"], &[b"a"]),
+            // Bytes that are no UTF-8.
+            (b"\xfe*", &[b"\xfe", b"\xfe\xff", b"x/\xfea"], &[b"\xff", "\u{fffd}".as_bytes()]),
+            (b"*.\xe4", &[b"a.\xe4"], &[b"a.\xe5", "a.\u{e4}".as_bytes()]),
+            (b"[\xe0-\xef]", &[b"\xe4"], &[b"a", b"\xf0"]),
+            ("[\u{430}-\u{44f}]".as_bytes(), &["\u{434}".as_bytes()], &["\u{414}".as_bytes(), b"\xd0"]),
+            // Brackets.
+            (b"[ab]", &[b"a", b"b"], &[b"c", b"ab"]),
+            (b"[!a]", &[b"b", b"\xff"], &[b"a", b"/"]),
+            (b"[^a-c]x", &[b"dx"], &[b"bx"]),
+            (b"[]a]", &[b"]", b"a"], &[b"b"]),
+            (b"[!]a]", &[b"b"], &[b"]", b"a"]),
+            (b"[a-]", &[b"a", b"-"], &[b"b"]),
+            (b"[\\]]", &[b"]"], &[b"\\"]),
+            (b"[[]", &[b"["], &[b"a"]),
+            (b"[a\\-c]", &[b"a", b"-", b"c"], &[b"b"]),
+            (b"[[:digit:]]", &[b"0", b"9"], &[b"a", b":", b"d"]),
+            (b"[[:upper:][:digit:]_]x", &[b"Ax", b"1x", b"_x"], &[b"ax"]),
+            (b"[![:space:]]", &[b"a"], &[b" ", b"\t"]),
+            (b"*[[:xdigit:]].log", &[b"xF.log", b"a.log"], &[b"xg.log"]),
+            (b"[[:]", &[b"[", b":"], &[b"a"]),
+        ] {
+            for path in matching {
+                assert!(leaves_out(&[pattern], path, false), "{} {}", pattern.escape_ascii(), path.escape_ascii());
+            }
+            for path in others {
+                assert!(!leaves_out(&[pattern], path, false), "{} {}", pattern.escape_ascii(), path.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_pattern_that_matches_decides() {
+        let lines = [&b"*.o"[..], b"!keep.o", b"/build/"];
+        assert!(leaves_out(&lines, b"a/b.o", false) && !leaves_out(&lines, b"a/keep.o", false));
+        assert!(leaves_out(&lines, b"build", true) && !leaves_out(&lines, b"build", false));
+        assert!(leaves_out(&[b"!keep.o", b"*.o"], b"keep.o", false));
+        let mut patterns = Patterns::default();
+        patterns.push(b"*", false).expect("a pattern");
+        patterns.push(b"!x", true).expect("a pattern");
+        assert!(patterns.leave_out(b"x", false) && !patterns.leave_out(b"!x", false), "the ! of an include is its own");
+    }
+
+    #[test]
+    fn what_could_never_match_is_refused() {
+        for (pattern, part) in [
+            (&b""[..], "names nothing"),
+            (b"/", "names nothing"),
+            (b"!", "names nothing"),
+            (b"a//b", "empty name"),
+            (b"a//", "empty name"),
+            (b"./a", ". or .."),
+            (b"../a", ". or .."),
+            (b"..", ". or .."),
+            (b"[ab", "not closed"),
+            (b"[", "not closed"),
+            (b"[]", "not closed"),
+            (b"[a\\", "not closed"),
+            (b"[[:digit:]", "not closed"),
+            (b"[z-a]", "range"),
+            (b"[a/b]", "slash"),
+            (b"[[:word:]]", "unknown class"),
+            (b"[:digit:]", "second brackets"),
+            (b"a\\", "backslash"),
+        ] {
+            let reason = Patterns::default().push(pattern, false).expect_err("no pattern");
+            assert!(reason.contains(part), "{}: {reason}", pattern.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn stars_take_no_time() {
+        let pattern = b"*a".repeat(1000);
+        assert!(!leaves_out(&[&pattern, b"*b"], &b"a".repeat(999), false));
+        assert!(leaves_out(&[&pattern], &b"a".repeat(1000), false));
+    }
+}

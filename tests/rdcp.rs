@@ -742,7 +742,7 @@ fn the_agent_has_no_use_by_hand_and_tells_its_version() {
     process.wait_for(SOON).expect(0);
     let mut process = Process::spawn(Command::new(AGENT).stdin(Stdio::piped()).stdout(Stdio::null()));
     process.stdin().write_all(b"GET / HTTP/1.1\r\n\r\n").expect("a pipe");
-    process.wait_for(SOON).expect(0);
+    process.wait_for(SOON).expect(9);
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
 //!   the caller is then as much out of reach.
 //! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
+//! * Its standard input has something that is no message.
 
 use std::io::{BufReader, IsTerminal};
 use std::process::ExitCode;
@@ -23,8 +24,8 @@ use super::end::End;
 use super::exit::{Exit, Failure};
 use super::station::Station;
 use super::stream::forward_signals;
-use crate::control::channel::{Outbox, receive};
-use crate::control::frames::{Hello, MAGIC, MAJOR, Message};
+use crate::control::channel::{ChannelError, Outbox, receive};
+use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
 use crate::control::names;
 use crate::control::tunnel::Emit;
 use crate::fs::standard;
@@ -56,7 +57,8 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 pub struct AgentArguments {}
 
 /// The exit codes, for the help. How a copy went is told in messages.
-const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start";
+const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
+    9 its caller does not keep to the protocol";
 
 /// The whole command.
 pub fn main() -> ExitCode {
@@ -70,6 +72,7 @@ pub fn main() -> ExitCode {
 enum Input {
     Message(Message),
     Gone,
+    Broken(MessageError),
     Signal(i32),
 }
 
@@ -94,17 +97,24 @@ fn serve() -> Result<(), Failure> {
     forward_signals(move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
         let mut stdin = BufReader::new(stdin);
-        while let Ok(message) = receive(&mut stdin) {
-            if post.send(Input::Message(message)).is_err() {
-                return;
+        let last = loop {
+            match receive(&mut stdin) {
+                Ok(message) => {
+                    if post.send(Input::Message(message)).is_err() {
+                        return;
+                    }
+                }
+                Err(ChannelError::Message(error)) => break Input::Broken(error),
+                Err(_) => break Input::Gone,
             }
-        }
-        let _ = post.send(Input::Gone);
+        };
+        let _ = post.send(last);
     };
     std::thread::Builder::new().name("caller".to_owned()).stack_size(256 << 10).spawn(read).map_err(system)?;
 
     match inputs.recv_timeout(HELLO_MAX) {
         Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
+        Ok(Input::Broken(error)) => return Err(broken(&error)),
         // It says what is wrong, by our HELLO.
         _ => {
             outbox.flush(FLUSH_MAX);
@@ -112,16 +122,17 @@ fn serve() -> Result<(), Failure> {
         }
     }
     let messages = outbox.clone();
-    let say: Emit = Arc::new(move |message| messages.send(message));
+    let say: Emit = Arc::new(move |message| send(&messages, message));
     let messages = outbox.clone();
     let tell: Emit = Arc::new(move |message| {
-        messages.send(message);
+        send(&messages, message);
         // Whoever writes to standard error waits for who reads it, as with a pipe.
         messages.flush(READER_MAX);
     });
     let mut end = End::new(Arc::clone(&say), true);
     let mut station = Station::new(say, tell, true, true);
     let mut lost_since = None;
+    let mut outcome = Ok(());
     loop {
         let input = match inputs.recv_timeout(LOOK_AGAIN) {
             Ok(input) => input,
@@ -149,19 +160,40 @@ fn serve() -> Result<(), Failure> {
             }
             Input::Signal(number) if number == libc::SIGTSTP => {}
             Input::Signal(number) => {
-                end.stop(number as u8);
-                station.stop(number as u8);
-                let deadline = Instant::now() + STOP_MAX;
-                while end.is_busy() && Instant::now() < deadline {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
+                stop(number as u8, &end, &mut station);
+                break;
+            }
+            Input::Broken(error) => {
+                stop(libc::SIGTERM as u8, &end, &mut station);
+                outcome = Err(broken(&error));
                 break;
             }
         }
     }
     station.finish();
     outbox.flush(FLUSH_MAX);
-    Ok(())
+    outcome
+}
+
+/// Ends what goes on as this signal would.
+fn stop(number: u8, end: &End, station: &mut Station) {
+    end.stop(number);
+    station.stop(number);
+    let deadline = Instant::now() + STOP_MAX;
+    while end.is_busy() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn broken(error: &MessageError) -> Failure {
+    Failure::new(Exit::Protocol, format!("what started this program does not keep to the protocol: {error}"))
+}
+
+/// Sends a message. In place of one that is too long the caller has a failure: it may be waiting for an answer.
+fn send(outbox: &Outbox, message: Message) {
+    if !outbox.try_send(message) {
+        outbox.send(Message::Failed(Fault::plain(Exit::Protocol.code(), "an answer that is too long for a message")));
+    }
 }
 
 /// Waits for a session's end, until `limit` has passed or it is `stopped`.

@@ -21,7 +21,8 @@ use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
-use crate::control::frames::{Begin, Fault, Found, Job, Kind, Message, Placed, Report, Root};
+use super::tree::SIEVE_BYTES_MAX;
+use crate::control::frames::{Begin, Fault, Found, Job, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report, Root};
 use crate::engine::{Monitor, Summary, View};
 
 mod examine;
@@ -41,8 +42,17 @@ const SECOND_MAX: Duration = Duration::from_secs(3);
 /// How long the ends may take to end after a signal.
 const INTERRUPT_MAX: Duration = Duration::from_millis(2500);
 
-/// Bytes of paths in one message: half of what fits, for what is around them.
-const BATCH_BYTES_MAX: usize = crate::control::frames::MESSAGE_BYTES_MAX / 2;
+/// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
+/// own: a directory, a host, settings.
+const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX - SIEVE_BYTES_MAX - (16 << 10);
+
+/// Bytes that a source takes in a message, at most: its name may be there twice.
+fn message_bytes(found: &Found) -> usize {
+    found.path.len() + 2 * found.name.len() + 64
+}
+
+/// Messages of other sides that wait while one is asked something.
+const UNASKED_MAX: usize = 64;
 
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
@@ -206,6 +216,11 @@ impl<'a> Copy<'a> {
                     }
                 }
                 News::Gone => self.lose(side)?,
+                News::Broken(failure) => {
+                    self.sides[side].gone = true;
+                    self.stop_all(libc::SIGTERM as u8);
+                    return Err(failure);
+                }
                 News::Signal(number) if number == libc::SIGTSTP => self.suspend(),
                 News::Signal(number) => return Err(self.interrupt(number as u8)),
             }
@@ -311,7 +326,9 @@ impl<'a> Copy<'a> {
         let deadline = Instant::now() + INTERRUPT_MAX;
         while !waited.is_empty() {
             match self.news.recv_deadline(deadline) {
-                Ok((side, News::Gone | News::Message(Message::Ended(_)))) => waited.retain(|&other| other != side),
+                Ok((side, News::Gone | News::Broken(_) | News::Message(Message::Ended(_)))) => {
+                    waited.retain(|&other| other != side)
+                }
                 Ok((side, News::Message(said @ Message::Say(_)))) => drop(self.hear(side, said)),
                 // Asked twice: no more waiting.
                 Ok((_, News::Signal(again))) if again != libc::SIGTSTP => return,
@@ -334,6 +351,7 @@ impl<'a> Copy<'a> {
                     self.later.append(&mut others);
                     return Ok(message);
                 }
+                Some((from, _)) if others.len() >= UNASKED_MAX => return Err(self.unexpected(from)),
                 Some(other) => others.push_back(other),
                 None => {
                     let label = self.sides[side].label();
@@ -372,7 +390,7 @@ impl<'a> Copy<'a> {
             let is_stream = self.is_stream(*from, first, placed);
             let mut bytes = 0;
             let some = rest.iter().take_while(|(side, found)| {
-                bytes += found.path.len() + found.name.len() + 64;
+                bytes += message_bytes(found);
                 side == from && bytes <= BATCH_BYTES_MAX && !self.is_read(found) && !found.name.is_empty()
             });
             // The contents of a directory are merged with what is there, as the only root of their session.

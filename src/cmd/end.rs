@@ -30,7 +30,9 @@ use super::send::{STANDARD_INPUT, standard_input};
 use super::stream::{Ended, FirstLane, NoWork, NotBegun, Session, Teller};
 use super::tree;
 use crate::control::endpoints;
-use crate::control::frames::{Begin, Endpoint, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings};
+use crate::control::frames::{
+    Begin, Endpoint, FOUND_MAX, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings,
+};
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
@@ -47,9 +49,6 @@ const DIAL_MAX: Duration = Duration::from_millis(3500);
 
 /// How often an end that waits for its stage looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// Found sources in one message.
-const FOUND_BATCH: usize = 32;
 
 /// One end of a copy.
 pub(super) struct End {
@@ -78,6 +77,8 @@ struct Live {
     ended: Arc<AtomicBool>,
     /// It ended since its other end could not be reached any more.
     lost: Arc<AtomicBool>,
+    /// It has met its other end.
+    met: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -162,7 +163,10 @@ impl End {
             Some(Peer::Another) => live.post.send(Event::Unwatched),
             None => return Some((live.thread, Some(ABANDON_MAX))),
         };
-        Some((live.thread, None))
+        // One that has not met its other end has made nothing, and may be in a system call that does not return: opening
+        // a file of a server that is gone, or a device.
+        let limit = (!live.met.load(Ordering::Relaxed)).then_some(ABANDON_MAX);
+        Some((live.thread, limit))
     }
 
     /// The last session lost its other end. Where that was not the caller, the caller may be out of reach as well.
@@ -194,7 +198,7 @@ impl End {
     }
 
     fn tell_found(&self, found: &[Found]) {
-        for some in found.chunks(FOUND_BATCH) {
+        for some in found.chunks(FOUND_MAX) {
             self.say(Message::Found(some.to_vec()));
         }
         self.say(Message::FoundAll);
@@ -214,6 +218,7 @@ impl End {
         let (listener, dialed) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let ended = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicBool::new(false));
+        let met = Arc::new(AtomicBool::new(false));
         let (go, goes) = bounded(1);
         let (key, ports) = (begin.key.clone(), options.port_range.clone());
         let peer = Some(if begin.caller_is_peer { Peer::Caller } else { Peer::Another });
@@ -231,12 +236,13 @@ impl End {
             dialed: Arc::clone(&dialed),
             ended: Arc::clone(&ended),
             lost: Arc::clone(&lost),
+            met: Arc::clone(&met),
         };
         let spawned = std::thread::Builder::new().name("session".to_owned()).spawn(move || run.run());
         match spawned {
             Ok(thread) => {
                 let stop = Arc::new(AtomicBool::new(false));
-                self.live = Some(Live { post, go, key, ports, listener, dialed, stop, peer, ended, lost, thread });
+                self.live = Some(Live { post, go, key, ports, listener, dialed, stop, peer, ended, lost, met, thread });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -257,7 +263,7 @@ impl End {
         match std::thread::Builder::new().name("copy".to_owned()).spawn(run) {
             Ok(thread) => {
                 let key = SessionKey([0; 32]);
-                let (listener, dialed, lost) = (Arc::default(), Arc::default(), Arc::default());
+                let (listener, dialed, lost, met) = Default::default();
                 self.live = Some(Live {
                     post,
                     go: bounded(1).0,
@@ -269,6 +275,7 @@ impl End {
                     peer: None,
                     ended,
                     lost,
+                    met,
                     thread,
                 });
             }
@@ -324,7 +331,8 @@ impl End {
     }
 }
 
-/// How long a copy on this host may take to end that nobody wants any more.
+/// How long a copy on this host, or a session that has not met its other end, may take to end when nobody wants it any
+/// more.
 const ABANDON_MAX: Duration = Duration::from_secs(2);
 
 fn no_thread(error: &std::io::Error) -> Fault {
@@ -392,6 +400,7 @@ struct Run {
     dialed: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
     lost: Arc<AtomicBool>,
+    met: Arc<AtomicBool>,
 }
 
 /// What one end of a pipeline's session moves.
@@ -436,6 +445,7 @@ impl Run {
         // Before the other end is met: what is to be read or written can be. Nothing is made yet.
         let prepared = self.prepare()?;
         let (stream, established) = self.first_lane()?;
+        self.met.store(true, Ordering::Relaxed);
         let peer_name = escaped(OsStr::from_bytes(&self.begin.peer));
         let first = FirstLane { stream, established, peer_name, is_named: true };
         let registry =

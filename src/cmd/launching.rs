@@ -10,8 +10,8 @@ use flume::{Receiver, Sender, bounded};
 use rand_core::Rng as _;
 
 use super::exit::{Exit, Failure, escaped, os};
-use crate::control::channel::{Outbox, receive, skip_to_magic};
-use crate::control::frames::{Hello, MAJOR, MINOR, Message, SessionKey};
+use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
+use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message, SessionKey};
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::stages::{Warden, own_program};
 use crate::engine::link::rng;
@@ -22,6 +22,8 @@ pub(super) enum News {
     Message(Message),
     /// An agent is not heard any more.
     Gone,
+    /// Its channel is of no use any more, for this reason.
+    Broken(Failure),
     /// A signal to this process.
     Signal(i32),
 }
@@ -29,16 +31,26 @@ pub(super) enum News {
 /// Where a host's news are posted, with its number.
 pub(super) type Post = Sender<(usize, News)>;
 
-/// News that may wait to be heard before what is written to standard error waits as well.
-const COMPLAINTS_MAX: usize = 64;
+/// News that may wait to be heard before an agent, and what is written to standard error, has to wait as well.
+const NEWS_MAX: usize = 64;
 
-/// Posts what a host says; false if nobody hears it any more. As with a pipe, who writes to standard error waits for who
-/// reads it: else a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
+/// Bytes that may wait for an agent to take them: more than all connections of a few sessions through its channel have
+/// on their way.
+const WAITING_BYTES_MAX: usize = 256 << 20;
+
+/// Posts what this host's own part says; false if nobody hears it any more. As with a pipe, what writes to standard error
+/// waits for its reader: a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
 pub(super) fn post_in_turn(post: &Post, host: usize, message: Message) -> bool {
-    while matches!(message, Message::StageStderr { .. }) && post.len() > COMPLAINTS_MAX && !post.is_disconnected() {
-        std::thread::sleep(Duration::from_millis(1));
+    if matches!(message, Message::StageStderr { .. }) {
+        await_turn(post);
     }
     post.send((host, News::Message(message))).is_ok()
+}
+
+fn await_turn(post: &Post) {
+    while post.len() > NEWS_MAX && !post.is_disconnected() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// How a host is spoken to.
@@ -164,6 +176,7 @@ fn greet_all<'a>(
                     NotBegun::NoAgent(failure) | NotBegun::Failed(failure) => return Err(failure),
                 }
             }
+            Ok((_, News::Broken(failure))) => return Err(failure),
             Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
                 return Err(Failure { exit: Exit::Signal(number as u8), message: None });
             }
@@ -207,7 +220,7 @@ impl Remote {
     ) -> Result<Self, Failure> {
         let unasking = if may_ask { None } else { launcher.unasking() };
         let launched = launch(unasking.as_ref().unwrap_or(launcher), host, &agent_command(agent))?;
-        let (process, outbox) = attend(launched, side, post.clone())?;
+        let (process, outbox) = attend(launched, host, side, post.clone())?;
         Ok(Self {
             host: host.to_owned(),
             agent: agent.to_owned(),
@@ -227,13 +240,23 @@ impl Remote {
     /// Starts the agent again, by a launcher that may ask the user for something.
     fn start_again(&mut self, launcher: &Launcher) -> Result<(), Failure> {
         let launched = launch(launcher, &self.host, &agent_command(&self.agent))?;
-        (self.process, self.outbox) = attend(launched, self.side, self.post.clone())?;
+        (self.process, self.outbox) = attend(launched, &self.host, self.side, self.post.clone())?;
         (self.started, self.released, self.exit, self.is_unasking) = (Instant::now(), false, None, false);
         Ok(())
     }
 
+    /// Sends a message. One that cannot be sent is answered with news of that.
     pub(super) fn send(&self, message: Message) {
-        self.outbox.send(message);
+        let failure = if self.outbox.waiting_bytes() > WAITING_BYTES_MAX {
+            Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
+        } else if !self.outbox.try_send(message) {
+            let (label, most) = (self.label(), MESSAGE_BYTES_MAX >> 10);
+            let line = format!("what {label} is asked to do takes more than {most} KiB to say; ask for less at a time");
+            Failure::new(Exit::Usage, line)
+        } else {
+            return;
+        };
+        let _ = self.post.send((self.side, News::Broken(failure)));
     }
 
     /// When something must have been heard.
@@ -359,7 +382,7 @@ impl Remote {
         self.agent = OsString::from(format!("{}/{AGENT}", cache_directory(hash)));
         let command = format!("sh -c 'exec \"{}/{AGENT}\"'", cache_directory(hash));
         let launched = launch(launcher, &self.host, OsStr::new(&command))?;
-        (self.process, self.outbox) = attend(launched, self.side, self.post.clone())?;
+        (self.process, self.outbox) = attend(launched, &self.host, self.side, self.post.clone())?;
         (self.started, self.released, self.exit, self.bootstrapped) = (Instant::now(), false, None, true);
         Ok(())
     }
@@ -397,20 +420,34 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
 }
 
 /// Reads what an agent says, in a thread of its own.
-fn attend(launched: Launched, side: usize, post: Post) -> Result<(Process, Outbox), Failure> {
+fn attend(launched: Launched, host: &OsStr, side: usize, post: Post) -> Result<(Process, Outbox), Failure> {
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
     let Launched { stdin, stdout, process } = launched;
     let outbox = Outbox::start(stdin, b"").map_err(failed)?;
+    let label = escaped(host);
     let read = move || {
         let mut stdout = BufReader::with_capacity(128 << 10, stdout);
-        if skip_to_magic(&mut stdout).is_ok() {
-            while let Ok(message) = receive(&mut stdout) {
-                if !post_in_turn(&post, side, message) {
-                    return;
+        let mut received = skip_to_magic(&mut stdout).and_then(|()| receive(&mut stdout));
+        let error = loop {
+            match received {
+                Ok(message) => {
+                    await_turn(&post);
+                    if post.send((side, News::Message(message))).is_err() {
+                        return;
+                    }
                 }
+                Err(error) => break error,
             }
-        }
-        let _ = post.send((side, News::Gone));
+            received = receive(&mut stdout);
+        };
+        let news = match error {
+            ChannelError::Message(error) => {
+                let line = format!("the agent on {label} does not keep to the protocol: {error}");
+                News::Broken(Failure::new(Exit::Protocol, line))
+            }
+            _ => News::Gone,
+        };
+        let _ = post.send((side, news));
     };
     std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
     Ok((process, outbox))

@@ -428,6 +428,10 @@ impl<'a> Pipeline<'a> {
             News::Message(Message::StageEnded { stage, report }) => self.stage_ended(host, stage as usize, report),
             News::Message(_) => {}
             News::Gone => self.lose(host),
+            News::Broken(failure) => {
+                self.hosts[host].gone = true;
+                self.fail(failure);
+            }
             News::Signal(number) if number == libc::SIGTSTP => self.suspend(),
             News::Signal(number) => {
                 if self.signal.is_some() {

@@ -3,10 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use rd_proto::tree::PATH_BYTES_MAX;
+
 use super::exit::escaped;
 use super::options::{ReportOptions, TransferOptions};
 use crate::control::frames::TreeSettings;
 use crate::control::launch::Launcher;
+
+/// Bytes of a host's name with a user's.
+const HOST_BYTES_MAX: usize = 1024;
 
 /// One side of a command line: `path`, `host:path`, `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +56,11 @@ impl Spec {
         // It would be an option of the launcher's.
         if host.starts_with(b"-") {
             return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
+        }
+        if host.len() > HOST_BYTES_MAX || path.len() > PATH_BYTES_MAX {
+            let text = escaped(OsStr::from_bytes(&bytes[..64]));
+            let most = format!("a host of {HOST_BYTES_MAX} bytes and a path of {PATH_BYTES_MAX} at most");
+            return Err(format!("{text}... is too long: {most}"));
         }
         Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
     }
@@ -116,8 +126,11 @@ mod tests {
         ] {
             assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
         }
-        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y"] {
+        let long = |length| "x".repeat(length);
+        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y", &format!("h:{}", long(4096)), &format!("{}:", long(1025))]
+        {
             assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
         }
+        assert!(Spec::parse(OsStr::new(&format!("{}:{}", long(1024), long(4095)))).is_ok());
     }
 }

@@ -14,7 +14,7 @@ use super::rdcp::HostOptions;
 use super::recv::standard_output;
 use super::report::Reporter;
 use super::send::standard_input;
-use crate::control::frames::{Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
+use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 
 /// The shell where the user names none.
 const SHELL: &str = "sh";
@@ -91,6 +91,13 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
     let shell = shell_words::split(&arguments.shell).unwrap_or_default();
     if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
         return Err(usage(format!("--shell: not a command: {}", escaped(OsStr::new(&arguments.shell)))));
+    }
+    let shell_bytes: usize = shell.iter().map(String::len).sum();
+    if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
+        let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);
+        let line =
+            format!("stage {} takes {bytes} KiB with its shell, {most} at most; put it into a script", number + 1);
+        return Err(usage(line));
     }
     let parts = lay_out(&specs, has_input(), shell == [SHELL]);
     let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);

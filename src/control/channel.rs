@@ -1,10 +1,12 @@
 //! Messages over a pair of byte streams, at both ends.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use flume::{Sender, bounded, unbounded};
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX, decode_length};
 
@@ -33,10 +35,15 @@ impl From<std::io::Error> for ChannelError {
 
 /// The writing half, shared by whoever has something to say. A thread writes, so that nobody else waits for a reader.
 #[derive(Clone)]
-pub struct Outbox(Sender<Item>);
+pub struct Outbox {
+    queue: Sender<Item>,
+    /// Bytes that have been queued and not been written.
+    waiting_bytes: Arc<AtomicUsize>,
+}
 
 enum Item {
-    Message(Message),
+    /// A message. It may be the one with the key.
+    Message(Zeroizing<Vec<u8>>),
     /// Answered when everything before it has been written.
     Flush(Sender<()>),
     Close,
@@ -49,43 +56,59 @@ impl Outbox {
     ///
     /// What the system answered to making a thread.
     pub fn start(mut stream: impl Write + Send + 'static, preface: &'static [u8]) -> std::io::Result<Self> {
-        let (outbox, queue) = unbounded();
+        let (sender, queue) = unbounded();
+        let waiting_bytes = Arc::new(AtomicUsize::new(0));
+        let waiting = Arc::clone(&waiting_bytes);
         std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
             // A stream that is broken is noticed by the reading half: its end ends too.
             let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
-            let mut bytes = Vec::new();
             while let Ok(item) = queue.recv() {
                 match item {
-                    Item::Message(message) if !broken => {
-                        broken = message.encode(&mut bytes).is_err() || stream.write_all(&bytes).is_err();
-                        broken |= stream.flush().is_err();
-                        // It may have been the one with the key.
-                        bytes.zeroize();
+                    Item::Message(bytes) => {
+                        broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
+                        waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
                     }
-                    Item::Message(_) => {}
                     Item::Flush(done) => drop(done.send(())),
                     Item::Close => return,
                 }
             }
         })?;
-        Ok(Self(outbox))
+        Ok(Self { queue: sender, waiting_bytes })
     }
 
-    /// Queues a message.
+    /// Queues a message that is known to be short. Behind one that is not the stream ends: nobody waits for an answer.
     pub fn send(&self, message: Message) {
-        let _ = self.0.send(Item::Message(message));
+        if !self.try_send(message) {
+            self.close();
+        }
+    }
+
+    /// Queues a message. False if it is longer than a message may be: then it is not sent.
+    pub fn try_send(&self, message: Message) -> bool {
+        let mut bytes = Zeroizing::new(Vec::new());
+        if message.encode(&mut bytes).is_err() {
+            return false;
+        }
+        self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        let _ = self.queue.send(Item::Message(bytes));
+        true
+    }
+
+    /// Bytes that have been queued and not been written.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until what was queued has been written, for `limit` at most.
     pub fn flush(&self, limit: Duration) {
         let (done, written) = bounded(1);
-        let _ = self.0.send(Item::Flush(done));
+        let _ = self.queue.send(Item::Flush(done));
         let _ = written.recv_timeout(limit);
     }
 
     /// Closes the stream behind what is queued.
     pub fn close(&self) {
-        let _ = self.0.send(Item::Close);
+        let _ = self.queue.send(Item::Close);
     }
 }
 
@@ -145,6 +168,37 @@ mod tests {
         assert_eq!(receive(&mut stream).expect("a message"), Message::Signal(2));
         assert_eq!(receive(&mut stream).expect("a message"), Message::FoundAll);
         assert!(matches!(receive(&mut stream), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_neither_sent_nor_taken() {
+        use super::super::frames::MESSAGE_BYTES_MAX;
+        let (mut read, write) = std::io::pipe().expect("a pipe");
+        let outbox = Outbox::start(write, b"").expect("a thread");
+        let long = Message::Listen { via: vec![0; MESSAGE_BYTES_MAX] };
+        assert!(!outbox.try_send(long.clone()) && outbox.try_send(Message::FoundAll));
+        assert_eq!(receive(&mut read).expect("the next one"), Message::FoundAll);
+        outbox.flush(Duration::from_secs(20));
+        assert_eq!(outbox.waiting_bytes(), 0);
+        outbox.send(long);
+        assert!(matches!(receive(&mut read), Err(ChannelError::Closed)));
+        let length = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
+        // Known from its length: nothing is read, or made room for.
+        let Err(ChannelError::Message(error)) = receive(&mut &length[..]) else { panic!("no error") };
+        assert_eq!(error, MessageError::TooLong(MESSAGE_BYTES_MAX + 1));
+    }
+
+    #[test]
+    fn what_nobody_reads_is_counted() {
+        let (read, write) = std::io::pipe().expect("a pipe");
+        let outbox = Outbox::start(write, b"").expect("a thread");
+        for _ in 0..100 {
+            outbox.send(Message::Say("x".repeat(100_000)));
+        }
+        assert!(outbox.waiting_bytes() > 9_000_000);
+        drop(read);
+        outbox.flush(Duration::from_secs(20));
+        assert_eq!(outbox.waiting_bytes(), 0, "a stream that is broken keeps nothing");
     }
 
     #[test]

@@ -12,13 +12,16 @@
 
 use std::fmt;
 
+mod bounds;
 mod measure;
 mod stage;
 mod tree;
 
 pub use measure::Storage;
-pub use stage::{Action, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport};
-pub use tree::{Found, Kind, Place, Placed, Root, Sieve, TreeSettings};
+pub use stage::{
+    Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
+};
+pub use tree::{FOUND_MAX, Found, Kind, Place, Placed, Root, Sieve, TreeSettings};
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
@@ -431,7 +434,7 @@ pub enum Message {
         #[n(1)]
         links: bool,
     },
-    /// Sources, some of them; FOUND_ALL follows.
+    /// Sources, at most [`FOUND_MAX`] of them; FOUND_ALL follows.
     #[n(2)]
     Found(#[n(0)] Vec<Found>),
     /// All sources have been told.
@@ -714,7 +717,7 @@ impl Message {
         }
         let mut decoder = Decoder::new(bytes);
         match decoder.decode() {
-            Ok(message) if decoder.position() == bytes.len() => Ok(Some(message)),
+            Ok(message) if decoder.position() == bytes.len() && Self::is_within_bounds(&message) => Ok(Some(message)),
             Err(error) if error.is_unknown_variant() && may_skip(bytes) => Ok(None),
             _ => Err(MessageError::Malformed),
         }

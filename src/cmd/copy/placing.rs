@@ -5,18 +5,24 @@ use std::os::unix::ffi::OsStrExt;
 
 use minicbor::bytes::ByteVec;
 
-use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE};
+use rd_proto::tree::PATH_BYTES_MAX;
+
+use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
 use crate::cmd::exit::{Exit, Failure, escaped};
 use crate::cmd::place::target;
 use crate::cmd::plan::Spec;
 use crate::control::frames::{Found, Kind, Message, Place, Placed};
 use crate::control::names;
 
+/// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
+const FOUND_BYTES_MAX: usize = 64 << 20;
+
 impl Copy<'_> {
     /// All sources that are there, each with its side, in the order of the command line. The others are named.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
         let specs = &self.plan.sources;
         let mut all = Vec::new();
+        let mut found_bytes = 0;
         let mut at = 0;
         while at < specs.len() {
             if specs[at] == Spec::Standard {
@@ -28,7 +34,7 @@ impl Copy<'_> {
             let (side, mut patterns, mut bytes) = (sides[at], Vec::new(), 0);
             while at < specs.len() && sides[at] == side && specs[at] != Spec::Standard && bytes < BATCH_BYTES_MAX {
                 patterns.push(ByteVec::from(specs[at].path().as_bytes().to_vec()));
-                bytes += specs[at].path().len();
+                bytes += specs[at].path().len() + 8;
                 at += 1;
             }
             let asked = patterns.clone();
@@ -38,6 +44,11 @@ impl Copy<'_> {
                 match self.answer(side, ANSWER_MAX)? {
                     Message::Found(found) => {
                         self.check_found(side, &asked, &found)?;
+                        let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
+                        found_bytes += if side == HERE { 0 } else { found.iter().map(bytes).sum() };
+                        if found_bytes > FOUND_BYTES_MAX {
+                            return Err(self.too_much_found(side));
+                        }
                         all.extend(found.into_iter().map(|found| (side, found)));
                         if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
                             return Err(self.unexpected(side));
@@ -73,12 +84,26 @@ impl Copy<'_> {
         Ok(all)
     }
 
+    fn too_much_found(&self, side: usize) -> Failure {
+        let (label, most) = (self.sides[side].label(), FOUND_BYTES_MAX >> 20);
+        let message = format!(
+            "the patterns match more on {label} than fits {most} MiB; copy the directory instead, with -r and --exclude"
+        );
+        Failure::new(Exit::Usage, message)
+    }
+
     /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
     /// would be written to.
     fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
         let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
         // This side's shell has expanded its patterns; what is found then is what was given.
-        let Some(other) = found.iter().find(|found| side != HERE && !is_asked(&found.name)) else { return Ok(()) };
+        if side == HERE {
+            return Ok(());
+        }
+        if found.iter().any(|found| found.path.len() > PATH_BYTES_MAX) {
+            return Err(self.unexpected(side));
+        }
+        let Some(other) = found.iter().find(|found| !is_asked(&found.name)) else { return Ok(()) };
         let label = self.sides[side].label();
         let name = escaped(OsStr::from_bytes(&other.name));
         Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
@@ -117,7 +142,7 @@ impl Copy<'_> {
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = rest.iter().take_while(|(_, found)| {
-                bytes += found.path.len() + found.name.len() + 64;
+                bytes += message_bytes(found);
                 bytes <= BATCH_BYTES_MAX
             });
             let count = fits.count().max(1);
@@ -187,6 +212,7 @@ impl Copy<'_> {
         };
         self.send(side, Message::Place(asked));
         Ok(match self.answer(side, ANSWER_MAX)? {
+            Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => return Err(self.unexpected(side)),
             // Only a single source gets another name than its own, however many are asked about at once.
             Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
             Message::Failed(fault) => Err(self.sides[side].failure(&fault)),

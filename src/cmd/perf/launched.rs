@@ -98,6 +98,7 @@ impl Launched {
                     crate::cmd::say(&format!("rdperf: {label}: {}", escaped(OsStr::new(&line))));
                 }
                 Ok((_, News::Message(message))) => return Ok(message),
+                Ok((_, News::Broken(failure))) => return Err(failure),
                 Ok((_, News::Gone)) => {
                     return Err(Failure::new(
                         Exit::LinkLost,

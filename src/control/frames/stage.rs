@@ -11,6 +11,9 @@ pub const STAGES_MAX: usize = 1024;
 /// Words that a shell's command line may have.
 pub const SHELL_WORDS_MAX: usize = 32;
 
+/// Bytes of a stage's command and of the shell's words together: with all else they fit a message.
+pub const COMMAND_BYTES_MAX: usize = 192 << 10;
+
 /// Bytes of a stage's standard error in one message.
 pub const STDERR_BYTES_MAX: usize = 8 << 10;
 

@@ -95,6 +95,30 @@ fn too_long_is_refused_at_both_ends() {
 }
 
 #[test]
+fn lists_have_few_members() {
+    let kind = Kind::File;
+    let found = Found { path: Vec::new(), name: Vec::new(), kind, size_bytes: 0, device: 0, inode: 0 };
+    let fault = Fault::plain(1, "");
+    let endpoint = Endpoint { address: Vec::new(), port: 0, prefix_bits: 0, rate_mbps: 0, is_via: false };
+    let report = |count| Report { media: vec![String::new(); count], ..Report::default() };
+    for (most, message) in [
+        (FOUND_MAX, &(|count| Message::Found(vec![found.clone(); count])) as &dyn Fn(usize) -> Message),
+        (FAULTS_MAX, &|count| Message::EntriesFailed(vec![fault.clone(); count])),
+        (64, &|count| Message::Listening(vec![endpoint.clone(); count])),
+        (64, &|count| Message::Progress { bytes: 0, waits: vec![0; count] }),
+        (64, &|count| Message::Ended(Box::new(report(count)))),
+    ] {
+        let decoded = |count| {
+            let mut bytes = Vec::new();
+            message(count).encode(&mut bytes).expect("short");
+            Message::decode(&bytes[LENGTH_BYTES..])
+        };
+        assert_eq!(decoded(most), Ok(Some(message(most))));
+        assert_eq!(decoded(most + 1), Err(MessageError::Malformed));
+    }
+}
+
+#[test]
 fn a_message_has_no_depth() {
     let once = Message::FoundAll.for_end(1).expect("short");
     let Message::ForEnd { message, .. } = &once else { unreachable!() };

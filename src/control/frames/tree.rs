@@ -1,6 +1,13 @@
 //! Files and trees: what was found, where it comes to lie, and how it is copied.
 
 use minicbor::{Decode, Encode};
+use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
+
+use super::MESSAGE_BYTES_MAX;
+
+/// Sources in one [`super::Message::Found`]: with the longest paths they fit a message.
+pub const FOUND_MAX: usize = 32;
+const _: () = assert!(FOUND_MAX * (PATH_BYTES_MAX + NAME_BYTES_MAX + 64) < MESSAGE_BYTES_MAX);
 
 /// What a name in a file system is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]

@@ -1,0 +1,24 @@
+//! Lists in what agents say have few members. A member may take one byte of a message and a hundred of memory, so that the
+//! bound on a message's length alone bounds little.
+
+use super::{FAULTS_MAX, FOUND_MAX, Message};
+
+/// Endpoints of one end.
+const ENDPOINTS_MAX: usize = 64;
+
+/// Numbers and names in a report.
+const REPORTED_MAX: usize = 64;
+
+impl Message {
+    /// Whether its lists are no longer than they may be.
+    pub(super) fn is_within_bounds(&self) -> bool {
+        match self {
+            Self::Found(found) => found.len() <= FOUND_MAX,
+            Self::EntriesFailed(faults) => faults.len() <= FAULTS_MAX,
+            Self::Listening(endpoints) | Self::Dial { endpoints, .. } => endpoints.len() <= ENDPOINTS_MAX,
+            Self::Progress { waits, .. } => waits.len() <= REPORTED_MAX,
+            Self::Ended(report) => report.waits.len() <= REPORTED_MAX && report.media.len() <= REPORTED_MAX,
+            _ => true,
+        }
+    }
+}

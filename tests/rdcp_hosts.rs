@@ -353,6 +353,70 @@ fn a_short_partition_is_survived() {
     all_gone(GONE);
 }
 
+/// Hosts 2 and 3 with one address each, on `lo`, to which the others have routes.
+struct OnLoopback;
+
+/// Runs ip(8) on a host, with these words.
+fn ip(host: u32, words: &str) -> bool {
+    let mut command = Command::new("ip");
+    command.args(words.split(' ')).stdin(Stdio::null());
+    on(host, &command).status().expect("ip").success()
+}
+
+impl OnLoopback {
+    fn start() -> Self {
+        let it = Self;
+        for host in [2, 3] {
+            assert!(ip(host, &format!("addr add 10.77.0.{host}/32 dev lo")));
+            assert!(ip(host, &format!("addr del 10.9.0.{host}/24 dev e0")));
+            assert!(ip(host, &format!("addr del fd00:9::{host}/64 dev e0")));
+            assert!(ip(host, &format!("route add 10.9.0.0/24 dev e0 src 10.77.0.{host}")));
+            assert!(ip(host, &format!("route add 10.77.0.{}/32 dev e0 src 10.77.0.{host}", 5 - host)));
+            assert!(ip(1, &format!("route add 10.77.0.{host}/32 dev e0")));
+        }
+        it
+    }
+}
+
+impl Drop for OnLoopback {
+    fn drop(&mut self) {
+        for host in [2, 3] {
+            ip(1, &format!("route del 10.77.0.{host}/32 dev e0"));
+            ip(host, &format!("route del 10.77.0.{}/32 dev e0", 5 - host));
+            ip(host, "route del 10.9.0.0/24 dev e0");
+            ip(host, &format!("addr del 10.77.0.{host}/32 dev lo"));
+            ip(host, &format!("addr add 10.9.0.{host}/24 dev e0"));
+            ip(host, &format!("addr add fd00:9::{host}/64 dev e0 nodad"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn hosts_whose_only_addresses_are_on_loopback() {
+    let network = Network::start();
+    let bytes = noise(4 * CHUNK + 1);
+    network.scratch.file("source", &bytes);
+    let _moved = OnLoopback::start();
+    let mut config = fs::read_to_string(network.path("ssh_config")).expect("it");
+    for host in [2, 3] {
+        config = config.replace(&format!("HostName 10.9.0.{host}\n"), &format!("HostName 10.77.0.{host}\n"));
+    }
+    network.scratch.file("ssh_config", config.as_bytes());
+    let here = |name: &str| network.path(name).into_os_string();
+    for (name, from, to) in [
+        ("up", here("source"), network.at("h2", "up")),
+        ("down", network.at("h2", "source"), here("down")),
+        ("across", network.at("h2", "source"), network.at("h3", "across")),
+    ] {
+        let ended = network.rdcp(&["-v".into(), from, to]);
+        let said = &ended.expect(0).stderr;
+        assert!(said.contains("data: tcp ") && said.contains("10.77.0.2:") && !said.contains("through"), "{said}");
+        network.holds(name, &bytes);
+    }
+    all_gone(SOON);
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn the_hosts_are_what_the_other_tests_take_them_for() {

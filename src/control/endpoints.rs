@@ -130,9 +130,10 @@ fn shares_subnet(own: &InterfaceAddress, endpoint: &Endpoint) -> bool {
     let ours = octets(own.address);
     let bits = usize::from(own.prefix_bits);
     let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    // One address alone is no network: several hosts may have it.
     own.prefix_bits == endpoint.prefix_bits
         && ours.len() == endpoint.address.len()
-        && bits <= ours.len() * 8
+        && bits < ours.len() * 8
         && (0..bits).all(|at| bit(&ours, at) == bit(&endpoint.address, at))
 }
 
@@ -204,5 +205,13 @@ mod tests {
     fn a_prefix_that_is_too_long_matches_nothing() {
         let own = here("x", "10.0.0.1", 200);
         assert!(!shares_subnet(&own, &offered("10.0.0.1", 200, 1)));
+    }
+
+    #[test]
+    fn an_address_that_both_hosts_have_is_no_network() {
+        let ours = [here("eth0", "10.1.0.1", 16), here("lo", "10.9.9.9", 32)];
+        let theirs = [offered("10.9.9.9", 32, 0), offered("10.1.0.2", 16, 0)];
+        let order: Vec<String> = rank(&theirs, &ours, b"", |_| 0).iter().map(|it| it.ip().to_string()).collect();
+        assert_eq!(order, ["10.1.0.2", "10.9.9.9"]);
     }
 }

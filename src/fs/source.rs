@@ -56,15 +56,21 @@ pub struct Part {
 }
 
 impl Source {
-    /// Opens a file to read.
+    /// Opens a file to read. Does not wait for somebody to write to a FIFO: the reader does, and can be told to end.
     ///
     /// # Errors
     ///
     /// The path and the error number; a directory is EISDIR.
     pub fn open(path: &Path) -> Result<File, IoFact> {
         let name = path.as_os_str();
-        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+        let is_fifo = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+        let wait =
+            if rustix::fs::stat(path).is_ok_and(|stat| is_fifo(&stat)) { OFlags::NONBLOCK } else { OFlags::empty() };
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | wait, Mode::empty())
             .map_err(|error| io_fact(name, error))?;
+        if !wait.is_empty() {
+            rustix::io::ioctl_fionbio(&file, false).map_err(|error| io_fact(name, error))?;
+        }
         let stat = fstat(&file).map_err(|error| io_fact(name, error))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             return Err(io_fact(name, Errno::ISDIR));

@@ -29,6 +29,9 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// How long verbs may take to answer: firmware that has failed does not.
 const VERBS_MAX: Duration = Duration::from_secs(3);
 
+/// The interface that is not examined.
+const LOOPBACK: &str = "lo";
+
 /// Where distributions keep libraries.
 const LIBRARY_PLACES: [&str; 5] = ["usr/lib64", "usr/lib", "lib64", "lib", "usr/local/lib"];
 
@@ -38,7 +41,8 @@ const GIDS_MAX: u32 = 64;
 /// Everything about this host. Takes some tens of milliseconds, 3 s at most where a device does not answer.
 pub fn here() -> Facts {
     let mut facts = from_files(&Root::default());
-    for known in rdma::interface_addresses().unwrap_or_default() {
+    let known = rdma::interface_addresses().unwrap_or_default();
+    for known in known.into_iter().filter(|known| known.interface != LOOPBACK) {
         let address = Address::new(known.address, known.prefix_bits);
         match facts.interfaces.iter_mut().find(|interface| interface.name == known.interface) {
             Some(interface) => interface.addresses.push(address),
@@ -345,7 +349,7 @@ fn port(root: &Root, device: &str, driver: &str, number: u32) -> Port {
 }
 
 fn interfaces(root: &Root) -> Vec<Interface> {
-    let names = root.names("sys/class/net").into_iter().filter(|name| name != "lo");
+    let names = root.names("sys/class/net").into_iter().filter(|name| name != LOOPBACK);
     let interface = |name: String| {
         let at = format!("sys/class/net/{name}");
         let driver = root.link(&format!("{at}/device/driver")).unwrap_or_default();

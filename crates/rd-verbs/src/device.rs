@@ -277,7 +277,8 @@ pub struct InterfaceAddress {
     pub prefix_bits: u8,
 }
 
-/// Every IPv4 and IPv6 address of interfaces that are up, without loopback and IPv6 link-local ones.
+/// Every IPv4 and IPv6 address of interfaces that are up, without loopback and IPv6 link-local ones. Other addresses of a
+/// loopback interface, which a host has that is reached by way of its neighbours, come last.
 ///
 /// # Errors
 ///
@@ -288,21 +289,20 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return Err(Error::last("getifaddrs"));
     }
-    let mut found = Vec::new();
+    let (mut found, mut on_loopback) = (Vec::new(), Vec::new());
     let mut next = list;
     while !next.is_null() {
         // SAFETY: `next` is an entry of the list, which is alive.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
-        let wanted = entry.ifa_flags & libc::IFF_UP as u32 != 0 && entry.ifa_flags & libc::IFF_LOOPBACK as u32 == 0;
-        if !wanted || entry.ifa_addr.is_null() {
+        if entry.ifa_flags & libc::IFF_UP as u32 == 0 || entry.ifa_addr.is_null() {
             continue;
         }
         // SAFETY: the entry's address is a sockaddr as long as its family says.
         let Some(address) = (unsafe { socket_address(entry.ifa_addr) }).map(|address| address.ip()) else {
             continue;
         };
-        if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+        if address.is_loopback() || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             continue;
         }
         let mask = if entry.ifa_netmask.is_null() {
@@ -319,10 +319,13 @@ pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
         };
         // SAFETY: the name is a C string of the list.
         let interface = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        found.push(InterfaceAddress { interface, address, prefix_bits });
+        let is_on_loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        let these = if is_on_loopback { &mut on_loopback } else { &mut found };
+        these.push(InterfaceAddress { interface, address, prefix_bits });
     }
     // SAFETY: the list came from getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(list) };
+    found.append(&mut on_loopback);
     Ok(found)
 }
 

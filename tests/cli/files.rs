@@ -245,7 +245,8 @@ fn a_killed_receiver_leaves_the_old_file_and_its_partial_is_removed() {
 #[test]
 fn two_receivers_of_one_file() {
     let scratch = Scratch::new();
-    let input = noise(3 << 20);
+    // For longer than the second one waits in case the first has just been killed.
+    let input = noise(32 << 20);
     let source = scratch.file("source", &input);
     let target = scratch.join("target");
     let (mut send, mut recv) = slow(&source, &target);

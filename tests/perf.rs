@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rig::holder::Holder;
 use rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 use rig::*;
 use serde_json::Value;
@@ -224,6 +225,20 @@ fn a_server_serves_one_at_a_time_and_once() {
     first.wait().expect(137);
     let ended = server.process.wait();
     assert_eq!(ended.code, 4, "{}", ended.stderr);
+}
+
+#[test]
+fn connections_of_an_earlier_measurement_are_not_taken_for_the_next() {
+    let server = Server::with(&["--verbose"]);
+    let earlier = Holder::with_key(server.port);
+    let further: Vec<_> = (1..=4).map(|generation| earlier.lane(1, generation)).collect();
+    // They have been accepted when another that came later has been answered.
+    drop(earlier.half_lane(1, 9));
+    drop(earlier);
+    server.process.line_with("lost the link");
+    // Their ends are open: what was sent to them would be waited for.
+    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+    drop(further);
 }
 
 #[test]

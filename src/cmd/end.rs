@@ -1,7 +1,6 @@
 //! One end of a copy: does what messages ask for, and answers with messages. An agent is one of these behind a channel;
 //! the caller runs one itself for what is on its own host.
 
-use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -318,8 +317,15 @@ impl End {
         let (listener, dialed) = (Arc::clone(&live.listener), Arc::clone(&live.dialed));
         let run = move || match reach(&key) {
             Ok((stream, established)) => {
+                let mut listener = listener.lock().expect("no panic with it locked");
+                // A channel serves one session: no lanes of one that this end has accepted beside one that it began.
+                let registry = listener.as_ref().map(|it| it.registry().lock().expect("no panic with it locked"));
+                if registry.is_some_and(|mut registry| !registry.begin(&established)) {
+                    return emit(Message::DialFailed("the other end has connected already".to_owned()));
+                }
                 dialed.store(true, Ordering::Relaxed);
-                drop(listener.lock().expect("no panic with it locked").take());
+                drop(listener.take());
+                drop(listener);
                 emit(Message::Dialed);
                 let _ = post.send(Event::Incoming(Incoming::First(stream, Box::new(established))));
             }
@@ -458,7 +464,7 @@ impl Run {
             post: self.post.clone(),
             events: self.events.clone(),
             teller: &teller,
-            heeds_signals: Cell::new(false),
+            heeds_signals: false,
             tells_for_both: if self.begin.caller_is_peer {
                 !self.is_agent
             } else {

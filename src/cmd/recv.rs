@@ -1,6 +1,5 @@
 //! `rdrecv`: the receiving end of a pipe between two hosts.
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::IsTerminal;
@@ -14,7 +13,6 @@ use flume::Receiver;
 use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
-use signal_hook::consts::SIGTSTP;
 
 use super::exit::{Exit, Failure, os};
 use super::key;
@@ -103,7 +101,7 @@ fn transfer(
             (key, Some(text))
         }
     };
-    let (post, events) = channel();
+    let (mut post, mut events) = channel();
     let ports = arguments.transfer.port_range.clone();
     let listener = Listener::start(port, ports, key, post.clone()).map_err(|error| {
         let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -125,17 +123,9 @@ fn transfer(
     let deadline = wait.map(|wait| Instant::now() + wait);
     let may_draw = file.is_some() || !std::io::stdout().is_terminal();
     let console = Console { name: "rdrecv", report: &arguments.report, may_draw };
-    let session = Session {
-        transfer: &arguments.transfer,
-        post,
-        events,
-        teller: &console,
-        heeds_signals: Cell::new(true),
-        tells_for_both: true,
-    };
     let mut strangers = 0;
     loop {
-        let Some(first) = next_sender(&session.events, deadline, arguments.report.verbose, &mut strangers)? else {
+        let Some(first) = next_sender(&events, deadline, arguments.report.verbose, &mut strangers)? else {
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
             let message = match strangers {
                 0 => format!("no sender came to port {port} within {seconds} s; see --wait"),
@@ -149,6 +139,14 @@ fn transfer(
             };
             return Err(Failure::new(Exit::Connect, message));
         };
+        let session = Session {
+            transfer: &arguments.transfer,
+            post,
+            events: events.clone(),
+            teller: &console,
+            heeds_signals: true,
+            tells_for_both: true,
+        };
         let make_work = |_chunk_bytes| open(target.as_ref()).map_err(NoWork::from);
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(ended) => return Ok(ended),
@@ -156,7 +154,12 @@ fn transfer(
             Err(NotBegun::Peer(failure)) => {
                 // The next one may do better.
                 super::say(&format!("rdrecv: {}", failure.message.unwrap_or_default()));
-                listener.registry().lock().expect("no panic with it locked").clear();
+                // A channel of its own: lanes of the session that did not begin may still report to theirs.
+                let old = events;
+                (post, events) = channel();
+                listener.registry().lock().expect("no panic with it locked").clear(post.clone());
+                // A lane that waits there holds the channel, and the channel holds it.
+                drop(old.drain());
             }
         }
     }
@@ -199,12 +202,7 @@ fn next_sender(
                     super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
                 }
             }
-            // Heeded from the first session on, though that may not have begun.
-            Some(Event::Signal(number)) if number != SIGTSTP => {
-                return Err(Failure { exit: Exit::Signal(number as u8), message: None });
-            }
-            Some(Event::Signal(_)) => super::stop_here(),
-            // A lane of a session that has not begun, or has ended.
+            // Until a session has begun, a signal ends this process by itself.
             Some(_) => {}
             None => return Ok(None),
         }

@@ -1,6 +1,5 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
@@ -125,7 +124,7 @@ fn transfer(
         post,
         events,
         teller: &console,
-        heeds_signals: Cell::new(true),
+        heeds_signals: true,
         tells_for_both: true,
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));

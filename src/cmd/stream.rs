@@ -1,6 +1,5 @@
 //! What all commands that move data share: from an authenticated first lane to the end of the session.
 
-use std::cell::Cell;
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
@@ -57,7 +56,7 @@ pub(super) struct Session<'a> {
     pub(super) events: Receiver<Event>,
     pub(super) teller: &'a dyn Teller,
     /// Signals to this process are to be the session's; else somebody posts them already.
-    pub(super) heeds_signals: Cell<bool>,
+    pub(super) heeds_signals: bool,
     /// This end says what both know: where two ends have one reader, it would be said twice.
     pub(super) tells_for_both: bool,
 }
@@ -186,8 +185,8 @@ impl Session<'_> {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.teller.say(&format!("no RDMA device at {lacking}; using TCP"));
         }
-        // From here on there is something to clean up and a peer to tell.
-        if self.heeds_signals.take() {
+        // From here on there is something to clean up and a peer to tell, and no session of this process comes after this one.
+        if self.heeds_signals {
             let post = self.post.clone();
             forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
                 let failure =
@@ -230,6 +229,7 @@ impl Session<'_> {
                     policy: agreed.policy,
                     ports: self.transfer.port_range.clone(),
                     ticket: ours.ticket,
+                    session,
                     registry: Arc::clone(registry),
                     post: self.post.clone(),
                 };

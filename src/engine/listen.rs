@@ -2,14 +2,15 @@
 //!
 //! One thread polls the listening socket and at most [`HALF_OPEN_MAX`] peers that have not authenticated. Each has
 //! [`AUTHENTICATE_MAX`] in all; one more than fit evicts the oldest. So garbage, silence and wrong keys cost a few
-//! kilobytes each, and the true peer gets in between them.
+//! kilobytes each, and the true peer gets in between them. They are reported only while no session is served, and never
+//! waited for: from the first lane to the engine's loop nobody takes events, and strangers must not fill the queue.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use flume::Sender as Post;
@@ -54,14 +55,23 @@ pub enum Incoming {
     TooManyGuesses,
 }
 
-/// Which session is served, and which of its lanes have been used.
-#[derive(Debug, Default)]
+/// Which session is served, which of its lanes have been used, and where its events go.
+///
+/// A channel serves one session: whoever gets a lane gets that session's channel with it, and what is left of an earlier
+/// session reports to a channel that nobody reads any more.
+#[derive(Debug)]
 pub struct Registry {
+    post: Post<Event>,
     session: Option<(SessionId, SessionSecret)>,
     used: [Option<u32>; LANES_MAX],
 }
 
 impl Registry {
+    /// Serves nobody yet. `post`: the channel of the session to come, and of what happens until then.
+    pub fn new(post: Post<Event>) -> Self {
+        Self { post, session: None, used: [None; LANES_MAX] }
+    }
+
     /// The secret of the session that is served, if it has this name.
     pub fn secret(&self, session: SessionId) -> Option<SessionSecret> {
         self.session.as_ref().filter(|(id, _)| *id == session).map(|(_, secret)| secret.clone())
@@ -78,23 +88,26 @@ impl Registry {
         true
     }
 
-    /// Serves nobody: the next first lane is welcome.
-    pub fn clear(&mut self) {
-        self.session = None;
+    /// Serves nobody: the next first lane is welcome, and `post` is its session's.
+    pub fn clear(&mut self, post: Post<Event>) {
+        *self = Self::new(post);
     }
 
-    /// Marks a lane of a session as used. False if that is not the one that is served, or not any more, or if this
-    /// generation or a later one has been used before.
-    pub fn accept(&mut self, session: SessionId, lane: LaneId) -> bool {
-        if self.session.as_ref().is_none_or(|(served, _)| *served != session) {
-            return false;
+    /// Marks a lane of a session as used, and says where its events go. `None` if that is not the session that is served,
+    /// or not any more, or if this generation or a later one has been used before.
+    pub fn accept(&mut self, session: SessionId, lane: LaneId) -> Option<Post<Event>> {
+        self.session.as_ref().filter(|(served, _)| *served == session)?;
+        let used = self.used.get_mut(usize::from(lane.index))?;
+        if used.is_some_and(|used| lane.generation <= used) {
+            return None;
         }
-        let Some(used) = self.used.get_mut(usize::from(lane.index)) else { return false };
-        let fresh = used.is_none_or(|used| lane.generation > used);
-        if fresh {
-            *used = Some(lane.generation);
-        }
-        fresh
+        *used = Some(lane.generation);
+        Some(self.post.clone())
+    }
+
+    /// Where to report what concerns the session to come. `None` while one is served.
+    fn post_unserved(&self) -> Option<Post<Event>> {
+        self.session.is_none().then(|| self.post.clone())
     }
 }
 
@@ -149,12 +162,11 @@ impl Listener {
         };
         socket.set_nonblocking(true)?;
         let port = socket.local_addr()?.port();
-        let registry = Arc::new(Mutex::new(Registry::default()));
+        let registry = Arc::new(Mutex::new(Registry::new(post)));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut acceptor = Acceptor {
             socket,
             key,
-            post,
             registry: Arc::clone(&registry),
             stop: Arc::clone(&stop),
             peers: VecDeque::with_capacity(HALF_OPEN_MAX),
@@ -217,7 +229,6 @@ struct Peer {
 struct Acceptor {
     socket: TcpListener,
     key: Key,
-    post: Post<Event>,
     registry: Arc<Mutex<Registry>>,
     stop: Arc<OwnedFd>,
     peers: VecDeque<Peer>,
@@ -268,7 +279,7 @@ impl Acceptor {
                     self.drop_peer(at);
                 }
             }
-            if self.guesses >= GUESSES_MAX && !self.is_serving() {
+            if self.guesses >= GUESSES_MAX && self.registry().post_unserved().is_some() {
                 self.tell(Incoming::TooManyGuesses);
                 return;
             }
@@ -283,7 +294,9 @@ impl Acceptor {
         if peer.answered
             && let Ok(address) = peer.stream.peer_addr()
         {
-            self.tell(Incoming::Stranger(address));
+            // One that finds no room is not counted.
+            let _ =
+                self.registry().post_unserved().map(|post| post.try_send(Event::Incoming(Incoming::Stranger(address))));
         }
     }
 
@@ -349,7 +362,8 @@ impl Acceptor {
                     Err(_) => Progress::Dropped,
                 };
             }
-            let lookup = |session| self.registry.lock().expect("no panic with it locked").secret(session);
+            let registry = &self.registry;
+            let lookup = |session| registry.lock().expect("no panic with it locked").secret(session);
             match handshake::listen(&self.key, lookup, message, &mut rng()) {
                 Ok((listening, reply)) => {
                     if listening.is_first() && self.guesses >= GUESSES_MAX {
@@ -379,30 +393,124 @@ impl Acceptor {
         if stream.set_nonblocking(false).is_err() || stream.set_write_timeout(Some(AUTHENTICATE_MAX)).is_err() {
             return;
         }
-        let mut registry = self.registry.lock().expect("no panic with it locked");
+        let mut registry = self.registry();
         if established.lane == LaneId::FIRST {
             if registry.begin(&established) {
                 drop(registry);
                 self.tell(Incoming::First(stream, established));
             } else {
+                drop(registry);
                 let _ = send_frame(&mut stream, &mut established.control, &Frame::Refuse(Refusal::Busy));
             }
-        } else if established.lane.index < RDMA_LANE_FIRST && registry.accept(established.session, established.lane) {
+        } else if established.lane.index < RDMA_LANE_FIRST
+            && let Some(post) = registry.accept(established.session, established.lane)
+        {
             drop(registry);
             if !self.makes_lanes {
-                return self.tell(Incoming::Further(stream, established));
+                // Where nobody takes the session's events any more, it has ended.
+                let _ = post.send(Event::Incoming(Incoming::Further(stream, established)));
+                return;
             }
             // Nothing to be done about one that fails: its other end dials again.
-            let _ = announce(&self.post, established.lane, |report| tcp_lane(stream, established.control, report));
+            let _ = announce(&post, established.lane, |report| tcp_lane(stream, established.control, report));
         }
     }
 
-    fn is_serving(&self) -> bool {
-        self.registry.lock().expect("no panic with it locked").session.is_some()
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().expect("no panic with it locked")
     }
 
     fn tell(&self, incoming: Incoming) {
+        let post = self.registry().post.clone();
         // Where nobody listens to the events any more, the process is about to end.
-        let _ = self.post.send(Event::Incoming(incoming));
+        let _ = post.send(Event::Incoming(incoming));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rd_proto::handshake::{connect_first, connect_join};
+
+    use super::*;
+    use crate::engine::channel;
+    use crate::engine::link::authenticate;
+
+    fn key(of: u8) -> Key {
+        Key::from_random([of; 32])
+    }
+
+    fn connect(listener: &Listener) -> TcpStream {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, listener.port())).expect("somebody listens")
+    }
+
+    /// Comes with another key, is answered, and goes.
+    fn stranger(listener: &Listener) {
+        let mut stream = connect(listener);
+        let (_, hello) = connect_first(&key(9), SessionId::random(&mut rng()), &mut rng());
+        stream.write_all(&with_length(&hello)).expect("sent");
+        stream.read_exact(&mut [0; 98]).expect("an answer");
+    }
+
+    fn first(listener: &Listener) -> (TcpStream, Established) {
+        let mut stream = connect(listener);
+        let hello = connect_first(&key(1), SessionId::random(&mut rng()), &mut rng());
+        let deadline = Instant::now() + AUTHENTICATE_MAX;
+        let established = authenticate(&mut stream, hello, deadline).expect("the right key");
+        (stream, established)
+    }
+
+    #[test]
+    fn strangers_never_fill_what_nobody_reads() {
+        let (post, events) = flume::bounded(3);
+        let listener = Listener::start(0, None, key(1), post).expect("a port");
+        for _ in 0..8 {
+            stranger(&listener);
+        }
+        // More than fit are not waited for: the right one gets in as soon as there is room.
+        let (_lane, _) = first(&listener);
+        let mut strangers = 0;
+        let wait = Duration::from_secs(10);
+        while let Event::Incoming(Incoming::Stranger(_)) = events.recv_timeout(wait).expect("the first lane comes") {
+            strangers += 1;
+        }
+        assert!((3..=8).contains(&strangers), "{strangers}");
+        // Now nobody reads until the session's loop does.
+        for _ in 0..8 {
+            stranger(&listener);
+        }
+        assert!(events.recv_timeout(Duration::from_millis(100)).is_err(), "they are not told of any more");
+    }
+
+    #[test]
+    fn a_channel_serves_one_session() {
+        let (post, events) = channel();
+        let listener = Listener::start_without_lanes(0, None, key(1), post).expect("a port");
+        let wait = Duration::from_secs(10);
+        let (_lane, established) = first(&listener);
+        assert!(matches!(events.recv_timeout(wait), Ok(Event::Incoming(Incoming::First(..)))));
+        let join = |generation| {
+            let mut stream = connect(&listener);
+            let lane = LaneId { index: 1, generation };
+            let hello = connect_join(&established.secret, established.session, lane, &mut rng());
+            let deadline = Instant::now() + AUTHENTICATE_MAX;
+            authenticate(&mut stream, hello, deadline).map(|_| stream)
+        };
+        let _further = join(1).expect("it is served");
+        assert!(matches!(events.recv_timeout(wait), Ok(Event::Incoming(Incoming::Further(..)))));
+        let accept = |registry: &Mutex<Registry>, generation| {
+            registry.lock().expect("no panic").accept(established.session, LaneId { index: 2, generation })
+        };
+        let old = accept(listener.registry(), 1).expect("it is served");
+        let (post, fresh) = channel();
+        listener.registry().lock().expect("no panic").clear(post);
+        assert!(accept(listener.registry(), 2).is_none(), "a session that is over takes no lanes");
+        assert!(join(2).is_err());
+        // What is left of it reports where nobody looks any more.
+        old.send(Event::Signal(1)).expect("still there");
+        assert!(fresh.is_empty());
+        let (_lane, _) = first(&listener);
+        assert!(matches!(fresh.recv_timeout(wait), Ok(Event::Incoming(Incoming::First(..)))));
     }
 }

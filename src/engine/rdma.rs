@@ -159,9 +159,11 @@ pub struct Service {
     pub ports: Option<RangeInclusive<u16>>,
     /// What a connection must bring to be looked at.
     pub ticket: [u8; 16],
-    /// The session that is served.
+    /// The session that these lanes are for.
+    pub session: SessionId,
+    /// The session that is served, which may be another one by the time that a lane has authenticated.
     pub registry: Arc<Mutex<Registry>>,
-    /// Where lanes and changed endpoints are told.
+    /// Where changed endpoints are reported.
     pub post: Post<Event>,
 }
 
@@ -196,10 +198,10 @@ impl Service {
             if listeners.contains_key(&endpoint.address) {
                 continue;
             }
-            let (registry, post) = (Arc::clone(&self.registry), self.post.clone());
+            let (session, registry) = (self.session, Arc::clone(&self.registry));
             let on_incoming = Box::new(move |connection, _hello| {
                 // A connection that does not authenticate just ends; who made it is told by its own end.
-                let _ = accept(connection, &registry, &post);
+                let _ = accept(connection, session, &registry);
             });
             let ports = self.ports.clone();
             if let Ok(listener) = rdma::listen(&self.adapters, &endpoint, ports, self.ticket, on_incoming) {
@@ -220,11 +222,13 @@ impl Service {
     }
 }
 
-fn accept(mut connection: Connection, registry: &Mutex<Registry>, post: &Post<Event>) -> Result<(), LinkError> {
+fn accept(mut connection: Connection, served: SessionId, registry: &Mutex<Registry>) -> Result<(), LinkError> {
     let deadline = Instant::now() + AUTHENTICATE_MAX;
     let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
     let hello = connection.receive(deadline).map_err(broken)?;
-    let lookup = |session| registry.lock().expect("no panic with it locked").secret(session);
+    // The adapters hold the buffers of one session; a lane of another must not use them.
+    let secret = |session| registry.lock().expect("no panic with it locked").secret(session);
+    let lookup = |session| if session == served { secret(session) } else { None };
     // Only further lanes come by RDMA: they are keyed by the session, whatever this key is.
     let no_key = Key::from_random([0; 32]);
     let (listening, reply) = listen(&no_key, lookup, &hello, &mut rng()).map_err(|refused| refused.error)?;
@@ -233,10 +237,9 @@ fn accept(mut connection: Connection, registry: &Mutex<Registry>, post: &Post<Ev
     }
     connection.send(&reply).map_err(broken)?;
     let established = listening.finish(&connection.receive(deadline).map_err(broken)?)?;
-    if !registry.lock().expect("no panic with it locked").accept(established.session, established.lane) {
-        return Err(HandshakeError::UnknownSession.into());
-    }
-    announce(post, established.lane, |report| {
+    let accepted = registry.lock().expect("no panic with it locked").accept(established.session, established.lane);
+    let post = accepted.ok_or(HandshakeError::UnknownSession)?;
+    announce(&post, established.lane, |report| {
         let lane = connection.into_lane(established.token, deadline, report).map_err(broken)?;
         Ok((lane, established.control))
     })

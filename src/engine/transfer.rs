@@ -1,8 +1,9 @@
 //! What a transfer is made of: what reaches its loop, which way payload flows, and who makes its lanes.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use flume::{Receiver as Queue, Sender as Post, bounded};
+use flume::{Receiver as Queue, SendTimeoutError, Sender as Post, bounded};
 use rd_proto::control::{Endpoint, IoFact};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
@@ -124,11 +125,15 @@ pub struct Transfer {
     pub monitor: Box<dyn Monitor>,
 }
 
+/// How long a new lane may wait for room among the events. The loop takes them without a pause; before it runs, a peer that
+/// floods what nobody takes yet must not hold up whoever is to run it.
+const ANNOUNCE_MAX: Duration = Duration::from_secs(5);
+
 /// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
 ///
 /// # Errors
 ///
-/// What `make` answered; nothing has been posted then.
+/// What `make` answered; nothing has been posted then. [`LinkError::TimedOut`] where nobody takes events.
 pub fn announce(
     post: &Post<Event>,
     id: LaneId,
@@ -148,9 +153,12 @@ pub fn announce(
     };
     let (lane, control) = make(report)?;
     let mut early = early.lock().expect("no panic with it locked");
-    let _ = post.send(Event::LaneUp(id, lane, Box::new(control)));
-    for event in early.take().into_iter().flatten() {
-        let _ = post.send(Event::Lane(id, event));
+    let deadline = Instant::now() + ANNOUNCE_MAX;
+    let events = early.take().into_iter().flatten().map(|event| Event::Lane(id, event));
+    for event in std::iter::once(Event::LaneUp(id, lane, Box::new(control))).chain(events) {
+        if let Err(SendTimeoutError::Timeout(_)) = post.send_deadline(event, deadline) {
+            return Err(LinkError::TimedOut);
+        }
     }
     Ok(())
 }

@@ -5,10 +5,12 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rd_proto::control::{Encrypt, Offer, Policy, RdmaKind, Role};
+use rd_proto::control::Role;
 use rd_proto::handshake::{CONFIRM_BYTES, Key, SessionId, connect_first};
-use rdma_pipe::engine::link::{authenticate, exchange_offers, rng, with_length};
+use rdma_pipe::engine::link::{rng, with_length};
+use rustix::process::Signal;
 
+use crate::rig::holder::Holder;
 use crate::rig::*;
 
 /// What any number of strangers may cost the listener, in KiB; the contract says 64 MiB.
@@ -87,25 +89,7 @@ fn a_second_sender_is_told_that_the_receiver_is_busy() {
 #[test]
 fn a_peer_with_the_right_key_that_wants_to_receive_too() {
     let (mut recv, port) = start_recv::<&str>(&[], None);
-    let key = Key::new(KEY.as_bytes().to_vec()).expect("not empty");
-    let mut stream = connect(port);
-    let hello = connect_first(&key, SessionId::random(&mut rng()), &mut rng());
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let mut established = authenticate(&mut stream, hello, deadline).expect("the right key");
-    let offer = Offer {
-        role: Role::Receiver,
-        policy: Policy::Tcp,
-        encrypt: Encrypt::Auto,
-        peer_is_local: true,
-        lanes: 0,
-        chunk_bytes: CHUNK as u32,
-        reconnect_s: 30,
-        size_bytes: None,
-        rdma: RdmaKind::None,
-        ticket: [0; 16],
-        host: Vec::new(),
-    };
-    let _ = exchange_offers(&mut stream, &mut established.control, &offer);
+    let _ = Holder::with_key(port).offer(Role::Receiver);
     let line = recv.line_with("one must send");
     assert!(line.starts_with("rdrecv: 127.0.0.1 "), "{line}");
     serves(&mut recv, port, KEY);
@@ -287,4 +271,127 @@ fn a_listener_that_says_nothing() {
     let ended = start_send(&["--connect-timeout", "1"], port, None).wait();
     // The five seconds of an attempt that has been accepted are let pass.
     ended.expect(3).one_line("rdsend", &[&format!("127.0.0.1:{port}")]).within(Duration::from_secs(7));
+}
+
+/// A sender that has been served, of which some bytes have come and more will.
+struct Served {
+    recv: Process,
+    send: Process,
+    input: std::process::ChildStdin,
+}
+
+impl Served {
+    #[track_caller]
+    fn start(mut recv: Process, port: u16) -> Self {
+        let mut send = start_send(&["-v"], port, None);
+        let mut input = send.stdin();
+        input.write_all(b"one, ").expect("a pipe");
+        let mut first = [0; 5];
+        // Its lanes are up, all of them.
+        for lane in 1..=2 {
+            let until = Instant::now() + PATIENCE;
+            while recv.stderr().matches("connection: ").count() < lane {
+                assert!(Instant::now() < until && recv.is_running(), "{}", recv.stderr());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let mut output = recv.stdout();
+        output.read_exact(&mut first).expect("it is served");
+        std::thread::spawn(move || {
+            let mut rest = Vec::new();
+            output.read_to_end(&mut rest).map(|_| assert_eq!(rest, b"two"))
+        });
+        Self { recv, send, input }
+    }
+
+    #[track_caller]
+    fn ends_well(mut self) {
+        self.input.write_all(b"two").expect("a pipe");
+        drop(self.input);
+        self.send.wait().expect(0);
+        let ended = self.recv.wait();
+        assert!(!ended.expect(0).stderr.contains("lost"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_lane_of_a_refused_session_joins_no_other() {
+    let (recv, port) = start_recv(&["-v"], None);
+    let mut holder = Holder::with_key(port);
+    let (mut late, confirm) = holder.half_lane(1, 7);
+    let _ = holder.offer(Role::Receiver);
+    recv.line_with("one must send");
+    let served = Served::start(recv, port);
+    late.write_all(&confirm).expect("sent");
+    assert!(matches!(late.read(&mut [0; 16]), Ok(0) | Err(_)), "it is refused without a word");
+    served.ends_well();
+}
+
+#[test]
+fn the_end_of_a_refused_sessions_lanes_does_not_reach_the_next() {
+    let (mut recv, port) = start_recv(&["-v"], None);
+    let mut refused = Holder::with_key(port);
+    // Such as the next session will have, too.
+    let _lanes = [(0, 1), (1, 1), (1, 2)].map(|(index, generation)| refused.lane(index, generation));
+    // Accepted by now: the listener sees to its peers one after another.
+    drop(refused.half_lane(2, 1));
+    let _ = refused.offer(Role::Receiver);
+    recv.line_with("one must send");
+    // What is left of them ends within 300 ms.
+    let until = Instant::now() + Duration::from_millis(250);
+    let (next, lanes) = loop {
+        let mut next = Holder::with_key(port);
+        if next.offer(Role::Sender).is_ok() {
+            let lanes = [(0, 1), (1, 1), (1, 2)].map(|(index, generation)| next.lane(index, generation));
+            break (next, lanes);
+        }
+        assert!(Instant::now() < until, "it goes on to the next");
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(recv.is_running(), "{}", recv.stderr());
+    assert!(!recv.stderr().contains("lost"), "{}", recv.stderr());
+    drop((next, lanes));
+    recv.signal(Signal::TERM);
+    recv.wait_for(Duration::from_secs(5)).expect(143);
+}
+
+#[test]
+fn a_signal_ends_the_session_after_a_refused_one() {
+    let (mut recv, port) = start_recv(&["-v"], None);
+    let _ = Holder::with_key(port).offer(Role::Receiver);
+    recv.line_with("one must send");
+    let mut holder = Holder::with_key(port);
+    holder.offer(Role::Sender).expect("it is served");
+    recv.line_with("connection: ");
+    recv.signal(Signal::TERM);
+    recv.wait_for(Duration::from_secs(5)).expect(143);
+}
+
+#[test]
+fn five_thousand_strangers_while_an_offer_is_held_back() {
+    let mut recv = Process::spawn(rdrecv().arg("-v").stdin(Stdio::null()).stdout(Stdio::piped()));
+    let line = recv.line_with("rdsend ");
+    let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let port = words[2].parse().expect("a port");
+    let mut holder = Holder::first(port, &words[3]);
+    let hello = with_length(&hello("another"));
+    let stranger = || {
+        let mut stream = connect(port);
+        stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket");
+        let _ = stream.write_all(&hello);
+        // One that has been answered is one that is told of.
+        let _ = stream.read_exact(&mut [0; 98]);
+    };
+    // The offer is waited for 5 s.
+    let until = Instant::now() + Duration::from_secs(4);
+    let come: usize = std::thread::scope(|scope| {
+        let come = || (0..1250).take_while(|_| Instant::now() < until).map(|_| stranger()).count();
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(come)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    });
+    println!("{come} strangers came; more than 4096 would fill what nobody reads");
+    holder.offer(Role::Sender).expect("it is served");
+    recv.line_with("connection: ");
+    recv.signal(Signal::TERM);
+    recv.wait_for(Duration::from_secs(5)).expect(143);
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 pub mod examples;
+pub mod holder;
 pub mod hosts;
 pub mod lab;
 pub mod network;

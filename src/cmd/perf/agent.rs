@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flume::RecvTimeoutError;
 use rd_proto::handshake::Key;
@@ -42,8 +42,9 @@ pub(in crate::cmd) fn listen(
     let answer = move || {
         // It listens until the measurement is over.
         let _listener = listener;
+        let deadline = Instant::now() + FIRST_MAX;
         loop {
-            match events.recv_timeout(FIRST_MAX) {
+            match events.recv_deadline(deadline) {
                 Ok(Event::Incoming(Incoming::First(stream, established))) => {
                     // The caller has been told what went wrong, if anything.
                     let _ = session(&events, stream, *established, ports.as_ref());

@@ -26,7 +26,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
             (key, Some(text))
         }
     };
-    let (post, events) = channel();
+    let (post, mut events) = channel();
     let ports = arguments.serve.port_range.clone();
     let listener = Listener::start_without_lanes(port, ports.clone(), key, post).map_err(|error| {
         let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -60,7 +60,10 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                 if arguments.serve.once {
                     return outcome.map_err(|error| Failure { exit: failure(&error, &peer).exit, message: None });
                 }
-                listener.registry().lock().expect("no panic with it locked").clear();
+                let (post, fresh) = channel();
+                // Connections of the session that has ended go with its channel.
+                events = fresh;
+                listener.registry().lock().expect("no panic with it locked").clear(post);
             }
             Event::Incoming(Incoming::TooManyGuesses) => {
                 return Err(Failure::new(
@@ -73,7 +76,6 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
             Event::Incoming(Incoming::Stranger(address)) if verbose => {
                 crate::cmd::say(&format!("rdperf: {} has another KEY", unmapped(address).ip()));
             }
-            // Connections of a session that has ended.
             _ => {}
         }
     }

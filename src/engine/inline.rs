@@ -124,7 +124,9 @@ impl Inline for Lane {
         let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts are planned of a file") };
         let start = Instant::now();
         // A source that turns out to have changed is the loop's to tell: a worker reads the part again and finds it so.
-        if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally) || source.note_read().is_err() {
+        if !source.read_cached(&part, buffer.payload_mut(), &self.shared.tally)
+            || source.note_read(part.length).is_err()
+        {
             self.table.plan(id, part, encrypt);
             return Prepared::WouldWait;
         }
@@ -163,7 +165,7 @@ impl Engine {
         if machine.core_ref().path() != Some(Path::Tcp) || !self.lanes.values().any(|live| live.is_inline) {
             return false;
         }
-        let Some(part) = source.next_part() else {
+        let Some(part) = source.next_part(machine.part_bytes()) else {
             machine.handle_unfilled(buffer);
             return true;
         };

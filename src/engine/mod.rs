@@ -266,6 +266,9 @@ impl Engine {
             self.tick();
             let now = self.now();
             self.half.machine().advance(now);
+            if let Half::Send { machine, .. } = &self.half {
+                self.shared.part_bytes.store(machine.part_bytes(), Ordering::Relaxed);
+            }
             while self.act() {
                 let now = self.now();
                 self.half.machine().advance(now);
@@ -435,7 +438,7 @@ impl Engine {
         let id = self.keep(buffer);
         let Half::Send { machine, .. } = &mut self.half else { return };
         let was_planned = std::mem::take(&mut self.rereads[id as usize]);
-        if (was_planned || !machine.is_resealing(id)) && !self.note_read(now) {
+        if (was_planned || !machine.is_resealing(id)) && !self.note_read(header.plain_bytes as usize, now) {
             return;
         }
         if let Half::Send { machine, .. } = &mut self.half {
@@ -444,12 +447,12 @@ impl Engine {
     }
 
     /// A part of the source has been read. False if the source turns out to have changed meanwhile.
-    fn note_read(&mut self, now: Duration) -> bool {
+    fn note_read(&mut self, bytes: usize, now: Duration) -> bool {
         let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
             return true;
         };
         // Before the part is told: what has been read is one state of the file, or nothing is published.
-        match source.note_read() {
+        match source.note_read(bytes) {
             Ok(()) => true,
             Err(fact) => {
                 machine.abort(Cause::Source(fact), now);
@@ -475,7 +478,7 @@ impl Engine {
             LaneEvent::Sent(buffer) => {
                 let buffer = self.keep(buffer);
                 if let Half::Send { machine, .. } = &mut self.half {
-                    machine.handle_sent(id, buffer);
+                    machine.handle_sent(id, buffer, now);
                 }
             }
             LaneEvent::Unsent(buffer) => {
@@ -692,6 +695,10 @@ impl Engine {
 
     fn send(&mut self, id: LaneId, frame: &Frame) {
         let Some(live) = self.lanes.get_mut(&id) else { return };
+        // A frame that waits shows life as well as one behind it would, and a chunk may hold up any number of them.
+        if matches!(frame, Frame::Ping) && live.lane.has_control_waiting() {
+            return;
+        }
         self.frame.clear();
         frame.encode(&mut self.frame);
         match live.control.seal(&self.frame, &mut self.sealed) {

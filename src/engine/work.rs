@@ -1,9 +1,9 @@
 //! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
 //! come with a job and go back with its result.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, WeakSender, unbounded};
 use rd_proto::compress::{Compressor, Decompressor};
@@ -92,6 +92,8 @@ pub struct Shared {
     pub pace: Pace,
     /// Chunks wait for the peer: there is time to compress, and no hurry to send a part that is not full.
     pub backlog: AtomicBool,
+    /// How much is read into a buffer: all of it, or less where a line is slow.
+    pub part_bytes: AtomicUsize,
     /// Threads compress, seal, open or decompress, for the report.
     pub busy: Clock,
     /// Threads read the source, or wait for it to give something.
@@ -118,6 +120,7 @@ impl Shared {
             compress,
             pace,
             backlog: AtomicBool::new(false),
+            part_bytes: AtomicUsize::new(usize::MAX),
             busy: Clock::default(),
             reading: Clock::default(),
             afloat: AtomicU32::new(0),
@@ -127,6 +130,10 @@ impl Shared {
             over: AtomicBool::new(false),
             shrinks: Shrinks { skip: AtomicU64::new(0) },
         }
+    }
+
+    fn part_bytes(&self) -> usize {
+        self.part_bytes.load(Ordering::Relaxed)
     }
 
     /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
@@ -276,7 +283,8 @@ impl Worker {
         let source = match shared.source.as_ref().expect("reads are asked of sources in parts") {
             Parts::File(source) => source,
             Parts::Tree(source) => {
-                let next = shared.reading.during(|| source.next(buffer.payload_mut(), &shared.tally));
+                let next =
+                    shared.reading.during(|| source.next(buffer.payload_mut(), shared.part_bytes(), &shared.tally));
                 return match next {
                     Next::Part(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
                     Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
@@ -289,7 +297,7 @@ impl Worker {
                 };
             }
         };
-        match source.next_part() {
+        match source.next_part(shared.part_bytes()) {
             Some(part) => self.read_part(buffer, part, encrypt),
             None => Some(Event::Unfilled(buffer)),
         }
@@ -431,6 +439,10 @@ pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
 /// How often a writer that has nothing to write looks whether anybody still reads.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// How long a reader may have been gone before that is a failure. It may have had everything, and no more than the word
+/// that this is the end be on its way.
+const UNREAD_MAX: Duration = Duration::from_millis(600);
+
 /// Where a reader's bytes come from.
 pub enum Feed {
     /// A stream.
@@ -462,7 +474,9 @@ pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> s
 fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
     match feed {
         Feed::Stream(mut source) => Box::new(move |mut buffer| {
-            let part = shared.reading.during(|| source.next_part(buffer.payload_mut(), &shared.backlog, &shared.over));
+            let length = buffer.payload().len().min(shared.part_bytes());
+            let target = &mut buffer.payload_mut()[..length];
+            let part = shared.reading.during(|| source.next_part(target, &shared.backlog, &shared.over));
             Some(match part {
                 Ok(Some(part)) => {
                     shared.pace.wait(part.length);
@@ -476,7 +490,8 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
             let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
             Box::new(move |buffer| {
                 let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-                let (buffer, length) = shared.reading.during(|| relay.fill(buffer, &shared.over))?;
+                let (buffer, length) =
+                    shared.reading.during(|| relay.fill(buffer, shared.part_bytes(), &shared.over))?;
                 let filled = Part { length, is_final: length == 0, ..*part };
                 part.sequence += 1;
                 part.position += length as u64;
@@ -502,6 +517,7 @@ pub fn start_writer(
     let (jobs, queue) = unbounded();
     std::thread::Builder::new().name("write".to_owned()).stack_size(128 << 10).spawn(move || {
         let mut sink = open();
+        let (mut unread_since, mut is_told) = (None, false);
         loop {
             let buffer = match queue.recv_timeout(LOOK_EVERY) {
                 Ok(SinkJob::Take(buffer)) => buffer,
@@ -513,9 +529,12 @@ pub fn start_writer(
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
                     // A source may be silent for ever, and a reader that has gone would be noticed only by writing.
-                    if sink.as_ref().is_ok_and(StreamSink::is_unread) {
-                        let _ = events.send(Event::SinkGone);
-                        return;
+                    if !is_told && sink.as_ref().is_ok_and(StreamSink::is_unread) {
+                        // Told once, and no reason to end: if it has all that there is, that is still to be published.
+                        is_told = unread_since.get_or_insert_with(Instant::now).elapsed() >= UNREAD_MAX;
+                        if is_told {
+                            let _ = events.send(Event::SinkGone);
+                        }
                     }
                     continue;
                 }

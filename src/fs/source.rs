@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -96,9 +97,8 @@ impl Source {
                 let size = (stat.st_size as u64).saturating_sub(start);
                 // Files of the kernel's (/proc) say that they are empty and are not.
                 if size > 0 {
-                    let parts = size.div_ceil(part_bytes as u64);
                     let is_in_memory = fstatfs(&file).is_ok_and(|system| is_cache_only(system.f_type as u32));
-                    let (next, unread) = (AtomicU64::new(0), AtomicU64::new(parts));
+                    let (next, unread) = (Mutex::new((0, 0)), AtomicU64::new(size));
                     return Ok(Self::File(FileSource {
                         file,
                         name,
@@ -106,7 +106,6 @@ impl Source {
                         start,
                         size,
                         part_bytes,
-                        parts,
                         is_in_memory,
                         next,
                         unread,
@@ -148,30 +147,27 @@ pub struct FileSource {
     start: u64,
     size: u64,
     part_bytes: usize,
-    parts: u64,
     /// Its file system has nothing but the page cache.
     is_in_memory: bool,
-    next: AtomicU64,
-    /// Parts for which [`FileSource::note_read`] has not been called.
+    /// Number and position of the next part.
+    next: Mutex<(u64, u64)>,
+    /// Bytes for which [`FileSource::note_read`] has not been called.
     unread: AtomicU64,
     bypass: Bypass,
 }
 
 impl FileSource {
-    /// Takes the next part to read; `None` when all have been taken.
-    pub fn next_part(&self) -> Option<Part> {
-        let sequence = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| (next < self.parts).then_some(next + 1));
-        let sequence = sequence.ok()?;
-        let position = sequence * self.part_bytes as u64;
-        Some(Part {
-            item: 0,
-            sequence,
-            position,
-            length: (self.size - position).min(self.part_bytes as u64) as usize,
-            is_final: sequence + 1 == self.parts,
-        })
+    /// Takes the next part to read, of at most `bytes`; `None` when all have been taken.
+    pub fn next_part(&self, bytes: usize) -> Option<Part> {
+        let mut next = self.next.lock().expect("no panic with it locked");
+        let (sequence, position) = *next;
+        if position == self.size {
+            return None;
+        }
+        let length = (self.size - position).min(self.part_bytes.min(bytes) as u64);
+        *next = (sequence + 1, position + length);
+        let is_final = position + length == self.size;
+        Some(Part { item: 0, sequence, position, length: length as usize, is_final })
     }
 
     /// Reads a part, or what the page cache has of it; the answer then says how to get the rest.
@@ -217,19 +213,20 @@ impl FileSource {
         is_read
     }
 
-    /// To be called for every part that has been read, before it is told to anyone. Of several threads that read at the
+    /// To be called for every part that has been read, with its length, before it is told to anyone. Of several threads that read at the
     /// same time the one that comes last here checks that the file is still what it was: what has been sent until then
     /// lacks at least this part, so that nobody takes it for the file.
     ///
     /// # Errors
     ///
     /// The name and what has changed. The part counts as not read then.
-    pub fn note_read(&self) -> Result<(), IoFact> {
-        if self.unread.fetch_sub(1, Ordering::AcqRel) > 1 {
+    pub fn note_read(&self, bytes: usize) -> Result<(), IoFact> {
+        let bytes = bytes as u64;
+        if self.unread.fetch_sub(bytes, Ordering::AcqRel) > bytes {
             return Ok(());
         }
         check_unchanged(&self.file, &self.name, &self.stat).inspect_err(|_| {
-            self.unread.fetch_add(1, Ordering::AcqRel);
+            self.unread.fetch_add(bytes, Ordering::AcqRel);
         })
     }
 }
@@ -416,7 +413,7 @@ mod tests {
             std::fs::write(&path, [7; 4096]).expect("a file");
             let source = Source::new(Source::open(&path).expect("a file"), OsStr::new("f"), 4096);
             let Ok(Source::File(file)) = source else { panic!("a file") };
-            let part = file.next_part().expect("one");
+            let part = file.next_part(usize::MAX).expect("one");
             where_calls_fail(&[libc::SYS_preadv2], libc::EOPNOTSUPP, || {
                 file.read_cached(&part, &mut [0; 4096], &Tally::default())
             })
@@ -428,21 +425,34 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_any_length_make_up_the_file() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(10_000).expect("some");
+        let Ok(Source::File(file)) = Source::new(file, OsStr::new("f"), 4096) else { panic!("a file") };
+        let parts = [1000, usize::MAX, 5, 1 << 20].map(|bytes| file.next_part(bytes).expect("a part"));
+        assert_eq!(parts.map(|part| (part.sequence, part.position)), [(0, 0), (1, 1000), (2, 5096), (3, 5101)]);
+        let last = file.next_part(4096).expect("the last");
+        assert_eq!((last.sequence, last.position, last.length), (4, 9197, 803));
+        assert_eq!((parts.map(|part| part.is_final), last.is_final), ([false; 4], true));
+        assert_eq!(file.next_part(1), None);
+    }
+
+    #[test]
     fn a_file_that_changes_is_found_by_whoever_reads_its_last_part() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("f");
         std::fs::write(&path, [7; 2500]).expect("a file");
         let source = |path: &Path| Source::new(Source::open(path).expect("a file"), OsStr::new("f"), 1000);
         let Ok(Source::File(file)) = source(&path) else { panic!("a file") };
-        for _ in 0..3 {
-            assert_eq!(file.note_read(), Ok(()));
+        for length in [1000, 1000, 500] {
+            assert_eq!(file.note_read(length), Ok(()));
         }
         let Ok(Source::File(file)) = source(&path) else { panic!("a file") };
-        assert_eq!(file.note_read(), Ok(()));
+        assert_eq!(file.note_read(1000), Ok(()));
         std::fs::write(&path, [8; 2600]).expect("a file");
-        assert_eq!(file.note_read(), Ok(()), "parts are missing still, so that nobody takes it for the file");
+        assert_eq!(file.note_read(1000), Ok(()), "parts are missing still, so that nobody takes it for the file");
         for _ in 0..2 {
-            assert_eq!(file.note_read(), Err(plain_fact(OsStr::new("f"), "changed size while it was read")));
+            assert_eq!(file.note_read(500), Err(plain_fact(OsStr::new("f"), "changed size while it was read")));
         }
     }
 }

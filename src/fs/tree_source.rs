@@ -158,18 +158,18 @@ impl TreeSource {
     }
 
     /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
-    /// says how to read what the page cache has not.
+    /// says how to read what the page cache has not. It stops at `bytes`, but for what is left of a record then.
     ///
     /// Meant to be called by several threads at once. Waits only while others must finish something first, and not while
     /// anything has arrived that is not settled. [`Next::Ended`] once all has been given out, and after
     /// [`TreeSource::cancel`].
-    pub fn next(&self, target: &mut [u8], tally: &Tally) -> Next {
+    pub fn next(&self, target: &mut [u8], bytes: usize, tally: &Tally) -> Next {
         loop {
-            match self.task() {
+            match self.task(bytes) {
                 Task::Nothing => return Next::Ended,
                 Task::Settle => return Next::Later,
                 Task::Walk(walk, finished) => {
-                    if let Some(part) = self.walk(walk, finished, target) {
+                    if let Some(part) = self.walk(walk, finished, target, bytes) {
                         return Next::Part(part);
                     }
                 }
@@ -260,7 +260,7 @@ impl TreeSource {
     }
 
     /// Finds something to do, or waits until there is something. The walk goes first, as it makes work for others.
-    fn task(&self) -> Task {
+    fn task(&self, bytes: usize) -> Task {
         let mut shared = self.shared();
         loop {
             if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
@@ -272,7 +272,7 @@ impl TreeSource {
                 shared.finished_bytes = 0;
                 return Task::Walk(walk, std::mem::take(&mut shared.finished));
             }
-            if let Some(task) = shared.next_read(self.part_bytes) {
+            if let Some(task) = shared.next_read(self.part_bytes.min(bytes)) {
                 return task;
             }
             if shared.arrived > 0 {
@@ -283,8 +283,8 @@ impl TreeSource {
     }
 
     /// Makes a chunk of records, unless there is nothing to record, and has the large files in it read.
-    fn walk(&self, mut walk: Box<Walk>, finished: Vec<Finished>, target: &mut [u8]) -> Option<Part> {
-        let filled = walk.fill(target, finished, &self.cancelled);
+    fn walk(&self, mut walk: Box<Walk>, finished: Vec<Finished>, target: &mut [u8], bytes: usize) -> Option<Part> {
+        let filled = walk.fill(target, bytes, finished, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
         shared.standing = filled.standing;

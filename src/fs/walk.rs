@@ -225,12 +225,12 @@ impl Walk {
         self.recorder.open.len()
     }
 
-    /// Puts the next records into `target`, those of large files that have `finished` first. Ends early, perhaps with
-    /// nothing, where it would have to wait, and when it is `cancelled`.
-    pub fn fill(&mut self, target: &mut [u8], finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
+    /// Puts the next records into `target`, those of large files that have `finished` first, until there are so many
+    /// `bytes`. Ends early, perhaps with nothing, where it would have to wait, and when it is `cancelled`.
+    pub fn fill(&mut self, target: &mut [u8], bytes: usize, finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
         self.finished.extend(finished);
         let mut length = 0;
-        let standing = self.fill_until(target, &mut length, cancelled);
+        let standing = self.fill_until(target, bytes, &mut length, cancelled);
         let recorder = &mut self.recorder;
         Filled {
             length,
@@ -242,7 +242,7 @@ impl Walk {
         }
     }
 
-    fn fill_until(&mut self, target: &mut [u8], length: &mut usize, cancelled: &AtomicBool) -> Standing {
+    fn fill_until(&mut self, target: &mut [u8], bytes: usize, length: &mut usize, cancelled: &AtomicBool) -> Standing {
         while let Some(finished) = self.finished.front() {
             let (item, is_intact) = (finished.item, finished.outcome.is_ok());
             let record = Record::Closed { item, data_bytes: finished.data_bytes, is_intact };
@@ -253,7 +253,7 @@ impl Walk {
             }
         }
         let mut announced = None;
-        while !cancelled.load(Ordering::Relaxed) {
+        while *length < bytes && !cancelled.load(Ordering::Relaxed) {
             let is_waited_for = !self.recorder.opened.is_empty();
             if is_waited_for && announced.get_or_insert_with(Instant::now).elapsed() >= ANNOUNCE_MAX {
                 return Standing::Going;

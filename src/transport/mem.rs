@@ -164,6 +164,10 @@ impl Lane for MemLane {
         self.shared.work.notify_all();
     }
 
+    fn has_control_waiting(&self) -> bool {
+        !self.shared.lock().ends[self.end].control.is_empty()
+    }
+
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         let mut state = self.shared.lock();
         let end = &mut state.ends[self.end];

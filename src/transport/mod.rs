@@ -131,6 +131,11 @@ pub trait Lane: Send {
     /// takes none for so long that this overflows, the lane goes down.
     fn send_control(&mut self, sealed: &[u8]);
 
+    /// Whether a control frame waits behind what is being sent.
+    fn has_control_waiting(&self) -> bool {
+        false
+    }
+
     /// Sends the chunk in `buffer`: its encoded header as it stands in [`Buffer::header`], and the first `wire_bytes`
     /// of the payload. The owner must hold a credit of this lane: a receive that the peer has posted.
     ///

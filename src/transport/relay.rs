@@ -14,16 +14,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Where a receiver puts in what it has. Dropping it is the end of the stream.
 #[derive(Debug)]
 pub struct RelayInput {
-    empty: Receiver<Buffer>,
+    empty: Receiver<(Buffer, usize)>,
     full: Sender<(Buffer, usize)>,
 }
 
 /// Where a sender takes it out.
 #[derive(Debug)]
 pub struct RelayOutput {
-    empty: Sender<Buffer>,
+    empty: Sender<(Buffer, usize)>,
     /// What has been given and not been taken comes back at the end.
-    untaken: Receiver<Buffer>,
+    untaken: Receiver<(Buffer, usize)>,
     full: Receiver<(Buffer, usize)>,
 }
 
@@ -46,8 +46,8 @@ impl RelayInput {
     /// [`Gone`].
     pub fn pass(&self, mut bytes: &[u8]) -> Result<(), Gone> {
         while !bytes.is_empty() {
-            let mut buffer = self.empty.recv().map_err(|_| Gone)?;
-            let length = bytes.len().min(buffer.payload().len());
+            let (mut buffer, room) = self.empty.recv().map_err(|_| Gone)?;
+            let length = bytes.len().min(room);
             buffer.payload_mut()[..length].copy_from_slice(&bytes[..length]);
             bytes = &bytes[length..];
             self.full.send((buffer, length)).map_err(|_| Gone)?;
@@ -62,17 +62,20 @@ impl RelayInput {
 }
 
 impl RelayOutput {
-    /// Has a buffer filled; waits for something to fill it with until that comes, or the transfer is `over`. Gives it back
+    /// Has a buffer filled, with at most so many bytes; waits for something to fill it with until that comes, or the transfer is `over`. Gives it back
     /// with the number of bytes in it, 0 at the end of the stream. `None` if the transfer is over, or the other end has
     /// gone with the buffer.
-    pub fn fill(&self, buffer: Buffer, over: &AtomicBool) -> Option<(Buffer, usize)> {
-        self.empty.send(buffer).ok()?;
+    pub fn fill(&self, buffer: Buffer, bytes: usize, over: &AtomicBool) -> Option<(Buffer, usize)> {
+        let room = bytes.min(buffer.payload().len());
+        self.empty.send((buffer, room)).ok()?;
         loop {
             match self.full.recv_timeout(LOOK_EVERY) {
                 Ok(filled) => return Some(filled),
                 Err(RecvTimeoutError::Timeout) if over.load(Ordering::Relaxed) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return self.untaken.try_recv().ok().map(|buffer| (buffer, 0)),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return self.untaken.try_recv().ok().map(|(buffer, _)| (buffer, 0));
+                }
             }
         }
     }
@@ -98,7 +101,8 @@ mod tests {
         let mut got = Vec::new();
         let mut buffer = buffers.pop().expect("one");
         loop {
-            let (filled, length) = output.fill(buffer, &AtomicBool::new(false)).expect("given back");
+            let (filled, length) = output.fill(buffer, 3000, &AtomicBool::new(false)).expect("given back");
+            assert!(length <= 3000);
             if length == 0 {
                 break;
             }
@@ -113,7 +117,7 @@ mod tests {
     fn a_transfer_that_is_over_is_not_waited_for() {
         let (_, mut buffers) = Pool::new(1, NonZeroUsize::new(4096).expect("not 0")).expect("memory");
         let (_input, output) = relay();
-        assert!(output.fill(buffers.pop().expect("one"), &AtomicBool::new(true)).is_none());
+        assert!(output.fill(buffers.pop().expect("one"), 1, &AtomicBool::new(true)).is_none());
     }
 
     #[test]

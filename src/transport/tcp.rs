@@ -17,9 +17,11 @@ use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
 use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
+use self::unsent::Speed;
 use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Prepared, Report};
 
 mod records;
+mod unsent;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use records::fuzz;
 
@@ -167,6 +169,10 @@ impl Lane for TcpLane {
         self.shared.work.notify_one();
     }
 
+    fn has_control_waiting(&self) -> bool {
+        !self.shared.lock().control.is_empty()
+    }
+
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         let mut state = self.shared.lock();
         if state.reported_down {
@@ -250,6 +256,7 @@ impl Shared {
 
     fn write_loop(&self) -> LaneError {
         let mut chunks = 0_u8;
+        let mut speed = Speed::new(&self.socket);
         loop {
             let outcome = match self.next_work() {
                 Work::Control(mut record) => {
@@ -262,7 +269,9 @@ impl Shared {
                         continue;
                     }
                     chunks = chunks.wrapping_add(1);
+                    let start = Instant::now();
                     let written = self.write_all(buffer.header(), &buffer.payload()[..wire_bytes as usize]);
+                    speed.note(&self.socket, wire_bytes, start.elapsed());
                     match written {
                         Ok(()) => (self.report)(LaneEvent::Sent(buffer)),
                         // Goes back with the others.

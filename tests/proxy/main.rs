@@ -8,3 +8,4 @@ mod rig;
 mod cuts;
 mod damage;
 mod replay;
+mod slow;

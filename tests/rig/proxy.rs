@@ -57,6 +57,8 @@ pub struct Plan {
     pub record: bool,
     /// Upwards, for all connections together.
     pub bytes_per_second: Option<u64>,
+    /// How long all bytes are on their way, either way: at least this, and not much at a time.
+    pub delay: Option<Duration>,
     /// In each stretch of this many bytes upwards, one bit is flipped.
     pub flip_every: Option<u64>,
     /// With the first connection that is cut by damage all others are reset, and nobody is let in any more.
@@ -96,6 +98,10 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("bound").port();
         listener.set_nonblocking(true).expect("a socket");
+        if plan.bytes_per_second.is_some() {
+            // What a slow line has taken is under way soon: it is no store.
+            rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).expect("a socket");
+        }
         let shared = Arc::new(Shared {
             plan,
             connections: Mutex::new(Vec::new()),
@@ -341,6 +347,9 @@ impl Shared {
             }
             if way == Way::Up {
                 self.pace(bytes.len());
+            }
+            if let Some(delay) = self.plan.delay {
+                std::thread::sleep(delay);
             }
             // Recorded first: whoever has seen the bytes arrive finds them here.
             if self.plan.record {

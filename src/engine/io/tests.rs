@@ -36,7 +36,7 @@ fn cold(length: usize) -> (Arc<Shared>, Vec<u8>) {
 /// Asks for all of the file; it must be cold.
 fn ask(shared: &Arc<Shared>, direct: &DirectReads, buffers: &mut Vec<Buffer>) {
     let Some(Parts::File(source)) = &shared.source else { unreachable!("made so") };
-    while let Some(part) = source.next_part() {
+    while let Some(part) = source.next_part(CHUNK) {
         let mut buffer = buffers.pop().expect("one for each part");
         let cold = source.read(&part, buffer.payload_mut(), &shared.tally).expect("read").expect("cold");
         let request = Request { buffer, cold, place: Place::File(part), encrypt: false };

@@ -81,7 +81,7 @@ fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
     let mut target = vec![0xee; part_bytes];
     let tally = Tally::default();
     loop {
-        let part = match source.next(&mut target, &tally) {
+        let part = match source.next(&mut target, part_bytes, &tally) {
             Next::Part(part) => Some(part),
             Next::Ended => return None,
             Next::Later => {
@@ -764,7 +764,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
     let (mut is_told, mut laters) = (false, 0);
     loop {
         let (mut target, start) = buffer();
-        match source.next(&mut target[start..start + PART_BYTES], &tally) {
+        match source.next(&mut target[start..start + PART_BYTES], PART_BYTES, &tally) {
             Next::Ended => break,
             Next::Part(_) => {}
             Next::Cold(range, cold) => waiting.push_back((range, cold, target, start)),
@@ -778,7 +778,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
                 // All ranges have been given out, and one is not settled: whoever asks is sent to do that.
                 if !is_told && waiting.is_empty() && range.length < PART_BYTES {
                     let (mut other, other_start) = buffer();
-                    let next = source.next(&mut other[other_start..other_start + PART_BYTES], &tally);
+                    let next = source.next(&mut other[other_start..other_start + PART_BYTES], PART_BYTES, &tally);
                     assert!(matches!(next, Next::Later), "{next:?}");
                     is_told = true;
                 }

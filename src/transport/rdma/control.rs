@@ -250,6 +250,11 @@ impl ControlQueue {
         self.backlog.is_empty() && self.free_slots.len() == SLOTS as usize
     }
 
+    /// Whether a frame waits for the peer to post receives.
+    pub(super) fn has_frames_waiting(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
     /// Sends a frame of 1 to [`CONTROL_BYTES_MAX`] bytes, or queues it.
     pub(super) fn send_frame(&mut self, frame: &[u8]) -> Result<(), LaneError> {
         debug_assert!(!frame.is_empty() && frame.len() <= CONTROL_BYTES_MAX, "a control frame of allowed size");

@@ -155,6 +155,10 @@ impl Lane for RdmaLane {
         }
     }
 
+    fn has_control_waiting(&self) -> bool {
+        lock(&self.shared.control).has_frames_waiting()
+    }
+
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         assert!(wire_bytes as usize <= buffer.payload().len(), "a chunk fits its buffer");
         if self.poster.is_none() && self.shared.medium == Medium::RdmaSoftware {

@@ -335,6 +335,9 @@ pub struct Core {
     /// Nobody can be told of this session: by this end, and by the other.
     unwatched: bool,
     peer_unwatched: bool,
+    /// All has been published, and the answer is kept ready for as long. Whatever happens from here on comes too late to
+    /// change how this end ends.
+    linger_until: Option<Duration>,
     ended: bool,
     end_polled: bool,
 }
@@ -355,6 +358,7 @@ impl Core {
             aborting: None,
             unwatched: false,
             peer_unwatched: false,
+            linger_until: None,
             ended: false,
             end_polled: false,
         }
@@ -424,6 +428,10 @@ impl Core {
         if self.is_ending() {
             return;
         }
+        if let Some(until) = &mut self.linger_until {
+            *until = (*until).min(now + ABORT_WAIT);
+            return;
+        }
         self.broadcast(&Frame::Abort(cause.clone()), now);
         if self.control_lane().is_none() && self.agreed.reconnect.is_zero() {
             self.end(Outcome::Aborted(cause));
@@ -485,6 +493,8 @@ impl Core {
                 self.broadcast(&Frame::Bye, now);
                 if let Some((ours, _)) = self.aborting.take() {
                     self.end(Outcome::Aborted(ours));
+                } else if self.linger_until.is_some() {
+                    self.end(Outcome::Done);
                 } else if cause == Cause::NoRdma {
                     self.end(Outcome::NoRdma);
                 } else {

@@ -106,7 +106,6 @@ pub struct Receiver {
     final_taken: bool,
     done: Option<(u64, u64, [u8; 32])>,
     committing: bool,
-    finished: Option<Duration>,
 }
 
 impl Receiver {
@@ -131,7 +130,6 @@ impl Receiver {
             final_taken: false,
             done: None,
             committing: false,
-            finished: None,
         }
     }
 
@@ -256,7 +254,7 @@ impl Receiver {
 
     /// The sink is complete: flushed, published, but for `failed` entries of a tree.
     pub fn handle_committed(&mut self, failed: u64, now: Duration) {
-        self.finished = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
+        self.core.linger_until = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
         self.core.counters.unmade = failed;
         let answer = self.answer();
         self.core.broadcast(&answer, now);
@@ -417,7 +415,7 @@ impl Machine for Receiver {
         // What was acknowledged on a lane that is lost may never have been read.
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
-        if self.finished.is_some() {
+        if self.core.linger_until.is_some() {
             let answer = self.answer();
             self.core.send(lane, answer, now);
         }
@@ -433,7 +431,7 @@ impl Machine for Receiver {
                 self.release(buffer);
             }
         }
-        if lost && carried && !self.core.is_ending() && self.finished.is_none() {
+        if lost && carried && !self.core.is_ending() && self.core.linger_until.is_none() {
             self.core.counters.retries += 1;
             self.core.actions.push_back(Action::Notice(Notice::LaneLost(lane)));
         }
@@ -465,13 +463,13 @@ impl Machine for Receiver {
             Frame::Done { .. } if !self.final_taken => Err(Violation::Impossible("DONE")),
             Frame::Done { chunks, bytes, digest } => {
                 self.done = Some((chunks, bytes, digest));
-                if self.finished.is_some() {
+                if self.core.linger_until.is_some() {
                     let answer = self.answer();
                     self.core.send(lane, answer, now);
                 }
                 Ok(())
             }
-            Frame::Bye if self.finished.is_some() => {
+            Frame::Bye if self.core.linger_until.is_some() => {
                 self.core.end(Outcome::Done);
                 Ok(())
             }
@@ -481,7 +479,7 @@ impl Machine for Receiver {
     }
 
     fn handle_timeout(&mut self, now: Duration) {
-        if let Some(linger_until) = self.finished
+        if let Some(linger_until) = self.core.linger_until
             && !self.core.is_ending()
         {
             // All has been published. Losing the link now costs only the answer, which is kept ready for a while.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::lanes::path_of;
-use super::{Action, Agreed, BufferId, Core, Machine, Notice, Outcome, Violation};
+use super::{Action, Agreed, BufferId, CHUNK_BYTES_MIN, Core, Machine, Notice, Outcome, Violation};
 use crate::control::{Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
 use crate::handshake::LaneId;
@@ -25,6 +25,40 @@ const DOUBLINGS_MAX: u32 = 12;
 
 /// How long the wire must be idle for want of data before the source counts as unsteady.
 const STARVED_MIN: Duration = Duration::from_millis(5);
+
+/// The longest that a TCP lane should need for one chunk. A control frame waits until the chunk before it has gone, and an
+/// ABORT that is not heard within [`super::ABORT_WAIT`] is not heard at all.
+const CHUNK_TIME: Duration = Duration::from_millis(250);
+
+/// How much the first chunks hold, until it is known what the lanes carry.
+const FIRST_PART_BYTES: usize = 64 << 10;
+
+/// How much is read into a buffer: so much that no TCP lane takes long over it.
+#[derive(Debug)]
+struct PartSize {
+    bytes: usize,
+    max: usize,
+}
+
+impl PartSize {
+    /// A lane has sent a chunk of so many plain bytes, which took so long.
+    fn note(&mut self, bytes: usize, took: Duration) {
+        // A chunk that is not full says little: what it took may be mere waiting.
+        let is_full = 2 * bytes >= self.bytes;
+        if took > CHUNK_TIME {
+            let carried = (bytes as f64 * CHUNK_TIME.as_secs_f64() / took.as_secs_f64()) as usize;
+            self.set(if is_full { carried.min(self.bytes) } else { self.bytes / 2 });
+        } else if is_full && took <= CHUNK_TIME / 2 {
+            // By and by, as buffers on the way take much at once also where the line is slow.
+            self.set(self.bytes + (self.bytes / 8).max(CHUNK_BYTES_MIN));
+        }
+    }
+
+    /// Whole pages, so that a file's parts begin where a disk can be read.
+    fn set(&mut self, bytes: usize) {
+        self.bytes = (bytes / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN).clamp(CHUNK_BYTES_MIN, self.max);
+    }
+}
 
 /// Where a buffer of the pool stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +93,7 @@ impl Place {
 struct BufferState {
     place: Place,
     sequence: u64,
+    plain_bytes: u32,
     encrypted: bool,
     /// The receiver's sink has it.
     taken: bool,
@@ -90,6 +125,8 @@ struct LaneAccount {
     used: u64,
     /// Chunks that the transport has not returned.
     ahead: u32,
+    /// Since when it has been at the first of them.
+    busy_since: Duration,
     up: bool,
     /// The receiver has let go of this lane.
     gone: bool,
@@ -119,6 +156,7 @@ pub struct Sender {
     finished: bool,
     unfilled: bool,
     read_ahead: ReadAhead,
+    part_size: PartSize,
 }
 
 /// How far to read ahead of the wire: a little, until that has once been too little.
@@ -162,7 +200,9 @@ impl ReadAhead {
 impl Sender {
     /// A sender with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
     pub fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
-        let free = BufferState { place: Place::Free, sequence: 0, encrypted: false, taken: false, arrived: false };
+        let place = Place::Free;
+        let free = BufferState { place, sequence: 0, plain_bytes: 0, encrypted: false, taken: false, arrived: false };
+        let max = agreed.chunk_bytes;
         Self {
             core: Core::new(agreed, connector, 4 * buffers as usize + 64),
             buffers: vec![free; buffers as usize],
@@ -181,6 +221,7 @@ impl Sender {
             finished: false,
             unfilled: false,
             read_ahead: ReadAhead::default(),
+            part_size: PartSize { bytes: FIRST_PART_BYTES.min(max), max },
         }
     }
 
@@ -200,8 +241,9 @@ impl Sender {
             self.read_ahead.is_deep = state.place == Place::Queued;
         }
         state.move_to(Place::Ready, &mut self.read_ahead);
-        *state = BufferState { place: Place::Ready, sequence, encrypted: header.sealed, taken: false, arrived: false };
-        *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes: header.plain_bytes, tag: header.tag };
+        let (plain_bytes, encrypted) = (header.plain_bytes, header.sealed);
+        *state = BufferState { place: Place::Ready, sequence, plain_bytes, encrypted, taken: false, arrived: false };
+        *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes, tag: header.tag };
         self.sealed_end = self.sealed_end.max(sequence + 1);
         self.cursor = self.cursor.min(sequence);
         if header.is_final {
@@ -252,11 +294,21 @@ impl Sender {
     }
 
     /// The transport is done with this buffer. Not called for what a lane gives back when it goes down.
-    pub fn handle_sent(&mut self, lane: LaneId, buffer: BufferId) {
+    pub fn handle_sent(&mut self, lane: LaneId, buffer: BufferId, now: Duration) {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
+            let took = now.saturating_sub(std::mem::replace(&mut account.busy_since, now));
+            if path_of(lane) == Path::Tcp {
+                self.part_size.note(self.buffers[buffer as usize].plain_bytes as usize, took);
+            }
         }
         self.handed_back(lane, buffer);
+    }
+
+    /// How much is to be read into a buffer that is filled now.
+    pub fn part_bytes(&self) -> usize {
+        // On RDMA a control frame does not wait for chunks.
+        if self.core.path() == Some(Path::Rdma) { self.part_size.max } else { self.part_size.bytes }
     }
 
     /// The lane no longer holds this buffer, if it did.
@@ -316,7 +368,7 @@ impl Sender {
         }
     }
 
-    fn dispatch(&mut self) {
+    fn dispatch(&mut self, now: Duration) {
         // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
         // others wait for would find no receive.
         let window_end = self.base + self.window.min(SPAN_MAX as u64);
@@ -346,6 +398,9 @@ impl Sender {
                     && account.ahead < ahead_max
             });
             let Some(account) = usable.min_by_key(|account| (account.ahead, account.used)) else { return };
+            if account.ahead == 0 {
+                account.busy_since = now;
+            }
             account.used += 1;
             account.ahead += 1;
             state.move_to(Place::OnLane(account.lane), &mut self.read_ahead);
@@ -463,7 +518,8 @@ impl Machine for Sender {
             return;
         }
         self.core.repeat(lane, now);
-        self.lanes.push(LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, up: true, gone: false });
+        let account = LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, busy_since: now, up: true, gone: false };
+        self.lanes.push(account);
         for at in 0..self.lanes.len() {
             let account = self.lanes[at];
             if !account.up && !account.gone {
@@ -544,7 +600,7 @@ impl Machine for Sender {
             return;
         }
         self.core.lanes.dial(now, &mut self.core.actions);
-        self.dispatch();
+        self.dispatch(now);
         let starved = self.is_starved();
         self.read_ahead.note_starved(starved, now);
         self.fill();

@@ -206,6 +206,8 @@ struct End {
     slots: Vec<Slot>,
     ended: Option<(Outcome, u64)>,
     gave_up: Option<(Cause, u64)>,
+    /// When it was told to end although it had published.
+    left: Option<u64>,
     notices: u32,
 }
 
@@ -222,6 +224,7 @@ impl End {
             slots: vec![Slot::default(); buffers as usize],
             ended: None,
             gave_up: None,
+            left: None,
             notices: 0,
         }
     }

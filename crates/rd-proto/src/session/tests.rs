@@ -1,7 +1,7 @@
 //! What two offers come to.
 
 use super::*;
-use crate::control::{Encrypt, Policy, RdmaKind, Role};
+use crate::control::{Encrypt, Policy, RdmaKind, Role, SPAN_MAX, SequenceSet};
 
 const POLICIES: [Policy; 4] = [Policy::Auto, Policy::Rdma, Policy::PreferRdma, Policy::Tcp];
 const ENCRYPTS: [Encrypt; 3] = [Encrypt::Auto, Encrypt::Always, Encrypt::Never];
@@ -329,3 +329,121 @@ fn rdma_that_does_not_last_is_left_alone_for_a_while() {
         assert!(dials(&mut sender, at(again)) > 0, "{down}");
     }
 }
+
+#[test]
+fn what_is_published_is_done_whatever_comes_later() {
+    let (now, lane) = (Duration::ZERO, LaneId { index: 0, generation: 0 });
+    let later: [fn(&mut Receiver, LaneId, Duration); 3] = [
+        |receiver, _, now| receiver.abort(Cause::Signal(2), now),
+        |receiver, lane, now| receiver.handle_frame(lane, Frame::Abort(Cause::Signal(15)), now).expect("allowed"),
+        |receiver, lane, now| {
+            receiver.handle_unwatched(now);
+            receiver.handle_frame(lane, Frame::Unwatched, now).expect("allowed");
+        },
+    ];
+    for (number, event) in later.into_iter().enumerate() {
+        let mut receiver = accepting();
+        receiver.handle_committed(0, now);
+        event(&mut receiver, lane, now);
+        receiver.handle_timeout(now + ABORT_WAIT);
+        let mut actions: Vec<Action> = std::iter::from_fn(|| receiver.poll_action()).collect();
+        assert_eq!(actions.pop(), Some(Action::End(Outcome::Done)), "{number}");
+        let is_abort = |action: &Action| matches!(action, Action::Send(_, Frame::Abort(_)));
+        assert!(!actions.iter().any(is_abort), "{number}: the sender is not told that it failed");
+    }
+}
+
+/// Has a sender send `count` chunks on one lane. `rate`: the bytes a second that it carries by then; but buffers on the way
+/// take the first `absorbed` bytes at once. Gives the length of each chunk, and how long the lane was at it.
+fn sent_over(rate: impl Fn(Duration) -> f64, mut absorbed: usize, count: usize) -> Vec<(usize, Duration)> {
+    let agreed = pair(|ours, theirs| (ours.policy, theirs.policy) = (Policy::Tcp, Policy::Tcp)).expect("agreed");
+    let lane = LaneId { index: 0, generation: 0 };
+    let mut sender = Sender::new(agreed, true, 32);
+    let acknowledge = |sender: &mut Sender, below, now| {
+        let taken = SequenceSet::new(below, std::iter::empty());
+        let ack = Frame::Ack { credit_total: 1 << 40, window: SPAN_MAX as u32, taken };
+        sender.handle_frame(lane, ack, now).expect("allowed");
+    };
+    let (mut now, mut sequence, mut position) = (Duration::ZERO, 0, 0);
+    sender.handle_lane_up(lane, now);
+    acknowledge(&mut sender, 0, now);
+    let (mut lengths, mut on_lane, mut sent) = ([0; 32], VecDeque::new(), Vec::new());
+    while sent.len() < count {
+        sender.advance(now);
+        while let Some(action) = sender.poll_action() {
+            match action {
+                Action::Fill { buffer, .. } => {
+                    let bytes = sender.part_bytes();
+                    lengths[buffer as usize] = bytes;
+                    let header = ChunkHeader {
+                        is_final: false,
+                        sealed: true,
+                        compression: crate::frame::Compression::None,
+                        wire_bytes: bytes as u32,
+                        plain_bytes: bytes as u32,
+                        item: 0,
+                        sequence,
+                        position,
+                        tag: [1; 16],
+                    };
+                    (sequence, position) = (sequence + 1, position + bytes as u64);
+                    sender.handle_sealed(buffer, &header);
+                    sender.advance(now);
+                }
+                Action::SendChunk(_, buffer) => on_lane.push_back(buffer),
+                _ => {}
+            }
+        }
+        let buffer: BufferId = on_lane.pop_front().expect("the lane is given something");
+        let bytes = lengths[buffer as usize];
+        let at_once = bytes.min(absorbed);
+        absorbed -= at_once;
+        let took = Duration::from_secs_f64((bytes - at_once) as f64 / rate(now));
+        now += took + Duration::from_micros(10);
+        sender.handle_sent(lane, buffer, now);
+        sent.push((bytes, took));
+        acknowledge(&mut sender, sent.len() as u64, now);
+    }
+    sent
+}
+
+#[test]
+fn no_chunk_is_longer_than_a_second_of_its_line() {
+    let second = Duration::from_secs(1);
+    for rate in [50e3, 250e3, 1e6, 4e6] {
+        for absorbed in [0, 256 << 10] {
+            let sent = sent_over(|_| rate, absorbed, 200);
+            // The first may be, before anything is known: 64 KiB.
+            let longest = sent[if rate < 1e5 { 8 } else { 0 }..].iter().map(|(_, took)| *took).max();
+            assert!(longest <= Some(second), "{rate} {absorbed}: {longest:?}");
+            let (bytes, took) = sent[100];
+            assert!(took >= second / 16, "no shorter than it must be: {rate} {absorbed}: {bytes} in {took:?}");
+        }
+    }
+    // 4 kB/s: the smallest that there is, and so a little longer.
+    let sent = sent_over(|_| 4e3, 0, 20);
+    assert!(sent[..6].iter().all(|(bytes, _)| *bytes <= 64 << 10), "{sent:?}");
+    assert!(sent[6..].iter().all(|(bytes, _)| *bytes == CHUNK_BYTES_MIN), "{sent:?}");
+}
+
+#[test]
+fn a_fast_line_soon_gets_full_chunks() {
+    for rate in [8e6, 100e6, 10e9] {
+        let sent = sent_over(|_| rate, 0, 64);
+        assert!(sent[50..].iter().all(|(bytes, _)| *bytes == 1 << 20), "{rate}: {sent:?}");
+    }
+}
+
+#[test]
+fn a_line_that_becomes_slow_gets_short_chunks_and_full_ones_when_it_is_fast_again() {
+    let (slow, fast) = (Duration::from_secs(1), Duration::from_secs(60));
+    let sent = sent_over(|now| if now < slow || now > fast { 100e6 } else { 250e3 }, 0, 900);
+    let long = sent.iter().filter(|(_, took)| *took > Duration::from_secs(1)).count();
+    assert!(long <= 8, "no more than had been read by then: {long}");
+    let short = sent.iter().filter(|(_, took)| *took > Duration::from_millis(50) && *took <= CHUNK_TIME_MAX).count();
+    assert!(short > 100, "{short}");
+    assert_eq!(sent.last().map(|(bytes, _)| *bytes), Some(1 << 20));
+}
+
+/// What a chunk should take at most, and a page more.
+const CHUNK_TIME_MAX: Duration = Duration::from_millis(275);

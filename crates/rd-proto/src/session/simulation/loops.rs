@@ -88,7 +88,7 @@ impl Simulation {
                     self.receiver.handle_corrupt(lane, now);
                 }
             }
-            In::Sent(id, buffer) => self.sender.handle_sent(id, buffer),
+            In::Sent(id, buffer) => self.sender.handle_sent(id, buffer, now),
             In::Down(id) => self.machine(end).handle_lane_down(id, now),
             In::Sealed(buffer) => {
                 let header = self.ends[SENDER].slots[buffer as usize].header.expect("sealed");
@@ -119,7 +119,10 @@ impl Simulation {
                 if self.produced == self.chunks && matches!(cause, Cause::Source(_)) {
                     return;
                 }
-                if !self.machine(end).core_ref().is_ending() {
+                let core = self.machine(end).core_ref();
+                if core.linger_until.is_some() {
+                    self.ends[end].left = Some(self.now);
+                } else if !core.is_ending() {
                     self.ends[end].gave_up = Some((cause.clone(), self.now));
                 }
                 self.machine(end).abort(cause, now);

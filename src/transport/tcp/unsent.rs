@@ -1,0 +1,112 @@
+//! How much waits in a socket before it is on its way.
+//!
+//! What the kernel has taken can be neither called back nor overtaken. Its buffer may hold megabytes, which on a slow line
+//! is the work of many seconds: a frame that says that this end gives up would come after all of it. So the buffer is kept
+//! short (TCP_NOTSENT_LOWAT), except on a lane that has been seen to be fast: there a long one costs no time.
+
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// What may wait unsent on a lane that is slow, or not known yet, in bytes.
+const UNSENT_BYTES_MAX: libc::c_uint = 32 << 10;
+
+/// The system's own limit: none, unless it has been told otherwise.
+const SYSTEMS_OWN: libc::c_uint = 0;
+
+/// A lane is fast while it takes so many bytes in [`STRETCH`]: 8 MiB/s.
+const STRETCH_BYTES: u64 = 4 << 20;
+
+/// Time spent writing after which it is judged at the latest.
+const STRETCH: Duration = Duration::from_millis(500);
+
+/// How fast a lane has been lately.
+#[derive(Debug)]
+pub(super) struct Speed {
+    bytes: u64,
+    time: Duration,
+    is_fast: bool,
+}
+
+impl Speed {
+    /// Of a new lane.
+    pub(super) fn new(socket: &TcpStream) -> Self {
+        limit_unsent(socket, UNSENT_BYTES_MAX);
+        Self { bytes: 0, time: Duration::ZERO, is_fast: false }
+    }
+
+    /// So many bytes have been written, which took so long.
+    pub(super) fn note(&mut self, socket: &TcpStream, bytes: u32, time: Duration) {
+        if let Some(is_fast) = self.judge(bytes, time) {
+            limit_unsent(socket, if is_fast { SYSTEMS_OWN } else { UNSENT_BYTES_MAX });
+        }
+    }
+
+    /// Whether the lane is fast, where that has changed.
+    fn judge(&mut self, bytes: u32, time: Duration) -> Option<bool> {
+        self.bytes += u64::from(bytes);
+        self.time += time;
+        let is_fast = match (self.bytes >= STRETCH_BYTES, self.time > STRETCH) {
+            (_, true) => false,
+            (true, false) => true,
+            (false, false) => return None,
+        };
+        (self.bytes, self.time) = (0, Duration::ZERO);
+        (std::mem::replace(&mut self.is_fast, is_fast) != is_fast).then_some(is_fast)
+    }
+}
+
+/// Has writes wait while more than this is unsent. Where the system does not know that, they do not.
+fn limit_unsent(socket: &TcpStream, bytes: libc::c_uint) {
+    let length = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the option's value is `length` bytes that
+    // the call only reads.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            length,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_fast_once_it_has_shown_it_and_until_it_stalls() {
+        let mut speed = Speed { bytes: 0, time: Duration::ZERO, is_fast: false };
+        let ms = Duration::from_millis;
+        let mib = 1 << 20;
+        // What the buffers on the way take at once proves nothing.
+        assert_eq!((speed.judge(mib, ms(0)), speed.judge(mib, ms(0))), (None, None));
+        assert_eq!((speed.judge(mib, ms(300)), speed.judge(mib, ms(300))), (None, None), "3 MiB, and then 0.6 s: slow");
+        assert_eq!([0; 4].map(|_| speed.judge(mib, ms(100))), [None, None, None, Some(true)]);
+        assert_eq!([0; 8].map(|_| speed.judge(mib, ms(100))), [None; 8], "told once");
+        assert_eq!(speed.judge(mib, ms(600)), Some(false));
+        assert_eq!([0; 4].map(|_| speed.judge(mib, ms(200))), [None; 4], "5 MiB/s");
+    }
+
+    #[test]
+    fn a_line_that_takes_nothing_is_given_little() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (far, _) = listener.accept().expect("a connection");
+        let fill = |socket: &TcpStream| {
+            socket.set_nonblocking(true).expect("a socket");
+            let mut socket = socket;
+            let mut count = 0;
+            while let Ok(more) = std::io::Write::write(&mut socket, &[0; 1 << 16]) {
+                count += more;
+            }
+            count
+        };
+        let without = fill(&far);
+        let _speed = Speed::new(&near);
+        let with = fill(&near);
+        assert!(with + (1 << 20) < without, "{with} bytes with the limit, {without} without");
+    }
+}

@@ -85,6 +85,9 @@ pub(crate) struct Lanes {
     rdma_judged: bool,
     /// Since when nothing can carry payload.
     lost_since: Option<Duration>,
+    /// The first loss since payload has moved, or since a lane that carries it has lasted. A network that lets lanes come up
+    /// and nothing through is no better than none: coming up does not end the reconnect window.
+    vain_since: Option<Duration>,
     lost_told: bool,
     had_payload_lane: bool,
     peer_paused: bool,
@@ -110,6 +113,7 @@ impl Lanes {
             turn: 0,
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
+            vain_since: None,
             lost_told: false,
             had_payload_lane: false,
             peer_paused: false,
@@ -283,8 +287,8 @@ impl Lanes {
         for place in &mut self.places {
             place.heard = now;
         }
-        if self.lost_since.is_some() {
-            self.lost_since = Some(now);
+        for since in [&mut self.lost_since, &mut self.vain_since].into_iter().flatten() {
+            *since = now;
         }
         self.last_timeout = now;
     }
@@ -359,6 +363,11 @@ impl Lanes {
         }
     }
 
+    /// A chunk has come through.
+    pub(crate) fn carried(&mut self) {
+        self.vain_since = None;
+    }
+
     fn note_payload(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
         match (self.payload().next().is_some(), self.lost_since) {
             (true, Some(_)) => {
@@ -368,7 +377,10 @@ impl Lanes {
                     actions.push_back(Action::Notice(Notice::LinkRestored));
                 }
             }
-            (false, None) => self.lost_since = Some(now),
+            (false, None) => {
+                self.lost_since = Some(now);
+                self.vain_since.get_or_insert(now);
+            }
             (false, Some(since)) => {
                 let due = self.had_payload_lane && now.saturating_sub(since) >= LOST_TOLD_AFTER;
                 if due && !self.lost_told {
@@ -407,8 +419,13 @@ impl Lanes {
         // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
+        let lasts = |lane: LaneId| now.saturating_sub(self.places[usize::from(lane.index)].since) >= HEARD_MAX;
+        if self.payload().any(lasts) {
+            self.vain_since = None;
+        }
         let window = if self.had_payload_lane { self.agreed.reconnect } else { self.agreed.reconnect.max(SETUP_MIN) };
-        self.lost_since.is_some_and(|since| now.saturating_sub(since) >= window)
+        let since = self.lost_since.map(|lost| self.vain_since.map_or(lost, |vain| vain.min(lost)));
+        since.is_some_and(|since| now.saturating_sub(since) >= window)
     }
 
     /// Dials every lane that is wanted and whose time has come.

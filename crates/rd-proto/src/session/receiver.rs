@@ -196,6 +196,7 @@ impl Receiver {
         };
         let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
         if genuine {
+            self.core.lanes.carried();
             chunk.stage = Stage::Held;
             if chunk.is_final {
                 self.final_end = self.final_end.min(state.sequence + 1);

@@ -445,6 +445,7 @@ impl Sender {
             }
             let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
             (chunk.buffer, chunk.taken) = (None, true);
+            self.core.lanes.carried();
         }
         while self.base < self.sealed_end && self.chunks[self.base as usize % SPAN_MAX].taken {
             let chunk = std::mem::take(&mut self.chunks[self.base as usize % SPAN_MAX]);
@@ -464,6 +465,9 @@ impl Sender {
                 && covers(lane)
             {
                 state.arrived |= state.sequence < have.below || have.above().any(|sequence| sequence == state.sequence);
+                if state.arrived {
+                    self.core.lanes.carried();
+                }
             }
         }
         for account in self.lanes.iter_mut().filter(|account| covers(account.lane)) {

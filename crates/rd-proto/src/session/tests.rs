@@ -1,5 +1,6 @@
 //! What two offers come to.
 
+use super::lanes::HEARD_MAX;
 use super::*;
 use crate::control::{Encrypt, Policy, RdmaKind, Role, SPAN_MAX, SequenceSet};
 
@@ -447,3 +448,48 @@ fn a_line_that_becomes_slow_gets_short_chunks_and_full_ones_when_it_is_fast_agai
 
 /// What a chunk should take at most, and a page more.
 const CHUNK_TIME_MAX: Duration = Duration::from_millis(275);
+
+/// When it ends, if a lane comes up each second and lasts for so long. `carries`: a chunk comes through each time.
+fn ends_after(machine: &mut impl Machine, lasts: Duration, carries: bool) -> Option<Duration> {
+    let step = Duration::from_millis(250);
+    let mut now = Duration::ZERO;
+    for generation in 0..200 {
+        let lane = LaneId { index: 0, generation };
+        machine.handle_lane_up(lane, now);
+        let (ends, next) = (now + lasts, now + lasts + Duration::from_secs(1));
+        if carries {
+            machine.core().lanes.carried();
+        }
+        while now < next {
+            now += step;
+            machine.handle_heard(lane, now);
+            if now == ends {
+                machine.handle_lane_down(lane, now);
+            }
+            machine.handle_timeout(now);
+            machine.advance(now);
+        }
+        let lost = |action| matches!(action, Action::End(Outcome::LinkLost { .. }));
+        if std::iter::from_fn(|| machine.poll_action()).any(lost) {
+            return Some(now);
+        }
+    }
+    None
+}
+
+#[test]
+fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
+    let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    agreed.reconnect = Duration::from_secs(20);
+    let sender = || Sender::new(agreed, true, 8);
+    let receiver = || Receiver::new(agreed, false, 8, Layout::Stream);
+    let (short, long) = (Duration::from_millis(500), HEARD_MAX + Duration::from_secs(1));
+    for ended in [ends_after(&mut sender(), short, false), ends_after(&mut receiver(), short, false)] {
+        let ended = ended.expect("given up");
+        assert!(ended >= agreed.reconnect && ended < agreed.reconnect + Duration::from_secs(3), "{ended:?}");
+    }
+    // Where a chunk comes through, or a lane lasts, the network is of some use.
+    assert_eq!(ends_after(&mut sender(), short, true), None);
+    assert_eq!(ends_after(&mut receiver(), short, true), None);
+    assert_eq!(ends_after(&mut sender(), long, false), None);
+}

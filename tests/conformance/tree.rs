@@ -186,7 +186,9 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     let _ = session.posts[RECEIVER].send(Event::Signal(libc::SIGTERM));
     let ended = session.end();
     assert_eq!(*ended.outcomes()[RECEIVER], Outcome::Aborted(Cause::Signal(libc::SIGTERM as u8)), "too fast to stop");
-    let left = partial(&scratch.destination().join("copy")).expect("what was written is kept");
+    // In the tree, which has no name of its own yet.
+    let tree = partial(&scratch.destination()).expect("what was made is kept");
+    let left = partial(&tree).expect("what was written is kept");
 
     // What is flipped, cut off and put on is found and made good.
     let file = OpenOptions::new().read(true).write(true).open(left).expect("ours");

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -138,7 +139,11 @@ fn one(story: &mut Story, trees: &[Tree]) {
         tree::plant_old(tree, &copy);
     }
     let encrypt = story.pick(&["always", "never"]);
-    let arguments: Vec<OsString> = vec!["-rT".into(), at(from, &tree.top()), at(to, &copy)];
+    // Without -T, half a copy under that name would be taken for a directory to copy into.
+    let mut arguments: Vec<OsString> = vec!["-r".into(), at(from, &tree.top()), at(to, &copy)];
+    if had_old {
+        arguments[0] = "-rT".into();
+    }
     // Some of them fast, so that the end is met as well.
     let rate = story.pick(&["4M", "8M", "200M"]);
     let mut struck = command(story, rdcp());
@@ -158,7 +163,9 @@ fn one(story: &mut Story, trees: &[Tree]) {
     if ended.code == 0 {
         story.check(tree.equals(&copy));
     }
-    story.check(tree.is_old_or_new(&copy, had_old));
+    // A new tree has no name before it is whole.
+    let is_named = fs::symlink_metadata(&copy).is_ok();
+    story.check(if had_old || !is_named { tree.is_old_or_new(&copy, had_old) } else { tree.equals(&copy) });
     // What is being made may be left by who was killed where it was made; elsewhere only what the next copy goes on with.
     let maker_was_killed = match hit {
         Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => to.is_empty() || from == to,
@@ -166,9 +173,15 @@ fn one(story: &mut Story, trees: &[Tree]) {
         _ => false,
     };
     let left = tree::temporaries(&directory);
-    let is_kept = |path: &std::path::PathBuf| {
-        which == 1 && fs::symlink_metadata(path).is_ok_and(|stat| stat.is_file() && stat.len() == LARGE_BYTES)
+    let is_kept = |path: &PathBuf| {
+        let stat = fs::symlink_metadata(path).expect("nobody is there to remove it");
+        // A new tree goes on where it was cut, but within a host; so does a large file in one that was there.
+        let is_tree = stat.is_dir() && !had_old && from != to;
+        is_tree || stat.is_file() && which == 1 && stat.len() == LARGE_BYTES
     };
     story.ensure(maker_was_killed || left.iter().all(is_kept) && left.len() < 2, || format!("left: {left:?}"));
+    if is_named {
+        arguments[0] = "-rT".into();
+    }
     again(story, tree, &arguments, &directory);
 }

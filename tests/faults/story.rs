@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use crate::rig::lab::{Lab, Marked, marked};
 use crate::rig::{Ended, Process, Random};
 
-/// What is told of the lanes while a session goes on, which is not how it ended.
-const NOTICES: [&str; 4] = ["; trying for ", " again; going on", "waiting on port ", " data goes through "];
+/// What is told of the lanes while a session goes on, or of what is left, which is not how it ended.
+const NOTICES: [&str; 5] =
+    ["; trying for ", " again; going on", "waiting on port ", " data goes through ", "what has arrived is kept in "];
 
 /// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
 const NOBODY_CAME: &str = "no sender came";

@@ -10,7 +10,7 @@ use crate::rig::Random;
 use crate::story::Story;
 
 /// Violations that are told before a sweep gives up.
-const TOLD_MAX: usize = 5;
+const TOLD_MAX: usize = 3;
 
 /// Below so many runs, how they ended says nothing.
 const COUNTED_MIN: u64 = 20;

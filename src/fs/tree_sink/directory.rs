@@ -33,7 +33,8 @@ pub(super) struct OpenDirectory {
     pub gives_acl: bool,
     /// Permissions that files made here can get where modes are not kept.
     pub permitted: u32,
-    /// Files get a partial name here: there are none without, or older ones are in the way of linking.
+    /// Files get a partial name here: there are none without, or older ones may be in the way of linking. Where the directory
+    /// was there, that also removes what a killed transfer has left under such a name.
     pub wants_names: AtomicBool,
     /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
     pub new_owner: OnceLock<(u32, u32)>,
@@ -107,7 +108,9 @@ impl OpenDirectory {
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
         let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-        Ok(Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None))
+        let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        top.wants_names.store(true, Ordering::Relaxed);
+        Ok(top)
     }
 
     /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
@@ -142,6 +145,7 @@ impl OpenDirectory {
         };
         let is_unseen = parent.is_unseen || unnamed.is_some();
         let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
+        entered.wants_names.store(!is_new, Ordering::Relaxed);
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
         Ok(entered)
     }

@@ -17,6 +17,7 @@ use rustix::fs::XattrFlags;
 use super::*;
 use crate::fs::close::tests::{where_calls_fail, where_closing_fails};
 use crate::fs::first::FIRST_MAX;
+use crate::fs::{PARTIAL, name_beside};
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(PathBuf);
@@ -777,4 +778,17 @@ fn capabilities_go_with_owner_and_mode() {
         let is_set = rustix::fs::getxattr(scratch.dst().join(name), NAME, &mut [0_u8; 64]).is_ok();
         assert_eq!(is_set, owner && mode, "owner: {owner}, mode: {mode}");
     }
+}
+
+#[test]
+fn what_a_killed_transfer_left_of_small_files_goes() {
+    let scratch = Scratch::new();
+    let below = scratch.dst().join("d");
+    fs::create_dir(&below).expect("ours");
+    for place in [scratch.dst(), below] {
+        fs::write(place.join(name_beside(b"f", PARTIAL)), "half").expect("ours");
+    }
+    let records = [directory(b"d"), file(b"f", b"whole"), Record::Leave, file(b"f", b"whole"), END];
+    assert!(scratch.run(Options::default(), &records).expect("a walk").failures.is_empty());
+    scratch.no_temporaries();
 }

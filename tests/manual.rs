@@ -1,11 +1,10 @@
 //! What is written of the program agrees with it: manual pages, completions, the README's tables, the bytes in
 //! `docs/PROTOCOL.md`.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
@@ -43,65 +42,102 @@ fn commands() -> Vec<Command> {
     ]
 }
 
-/// The first cells of the rows of the README's tables that begin with a code span.
-fn rows(readme: &str) -> impl Iterator<Item = (&str, &str)> {
-    readme.lines().filter_map(|line| {
-        let row = line.strip_prefix("| `")?;
-        let (first, _) = row.split_once('`')?;
-        Some((first, line))
-    })
+/// The first cells of the rows of a page's tables that begin with a code span.
+fn rows(page: &str) -> impl Iterator<Item = &str> {
+    page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0))
 }
 
 #[test]
-fn the_readme_has_every_option_with_its_default_and_no_other() {
-    let readme = document("README.md");
-    let mut known = BTreeSet::new();
-    for command in commands() {
-        for option in command.get_arguments().filter(|option| !option.is_positional()) {
-            // ssh's own options have its short forms alone.
-            let name = match (option.get_long(), option.get_short()) {
-                (Some(long), _) => {
-                    known.insert(long.to_owned());
-                    format!("--{long}")
-                }
-                (None, short) => format!("-{}", short.expect("one of the two")),
-            };
-            let names = |first: &str| first.split([' ', '[', '=', ',']).any(|word| word == name);
-            let (_, row) = rows(&readme)
-                .find(|(first, _)| names(first))
-                .unwrap_or_else(|| panic!("README.md has no row for {name} of {}", command.get_name()));
-            for default in defaults(option) {
-                assert!(row.contains(&format!("`{default}`")), "README.md: {name} has the default {default}: {row}");
-            }
-        }
-    }
-    known.extend(["help".to_owned(), "version".to_owned()]);
-    for (first, row) in rows(&readme) {
-        for word in first.split([' ', '[', '=', ',']) {
-            if let Some(long) = word.strip_prefix("--") {
-                assert!(known.contains(long), "README.md: there is no --{long}: {row}");
-            }
-        }
-    }
-}
-
-fn defaults(option: &Arg) -> Vec<String> {
-    if !option.get_action().takes_values() {
-        return Vec::new();
-    }
-    option.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect()
-}
-
-#[test]
-fn the_readme_has_every_exit_code() {
-    let readme = document("README.md");
+fn the_guide_has_every_exit_code() {
+    let guide = document("docs/guide/scripts.md");
     for command in commands() {
         let codes = command.get_after_help().expect("the exit codes").to_string();
         for entry in codes.strip_prefix("Exit codes: ").expect("how they begin").split("; ") {
             let (code, _) = entry.split_once(' ').expect("a code and its meaning");
-            assert!(rows(&readme).any(|(first, _)| first == code), "README.md has no row for exit code {code}");
+            assert!(rows(&guide).any(|first| first == code), "docs/guide/scripts.md has no row for exit code {code}");
         }
     }
+}
+
+/// The pages that people read, and which of them there are.
+fn pages() -> Vec<String> {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide");
+    let guide = fs::read_dir(guide)
+        .expect("the guide")
+        .map(|entry| format!("docs/guide/{}", entry.expect("readable").file_name().to_str().expect("text")));
+    guide.chain(["README.md", "CONTRIBUTING.md"].map(str::to_owned)).collect()
+}
+
+/// The words of the lines of a page's shell blocks that begin with one of our commands.
+fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
+    let names = ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdperf", "rddoctor"];
+    let mut found = Vec::new();
+    for block in page.split("\n```").skip(1).step_by(2) {
+        let Some((language, lines)) =
+            block.split_once('\n').filter(|(language, _)| ["sh", "console"].contains(language))
+        else {
+            continue;
+        };
+        for line in lines.replace("\\\n", " ").lines() {
+            let typed = match language {
+                "console" => line.split_once("$ ").map(|(_, typed)| typed),
+                _ => Some(line),
+            };
+            // Of a pipe in the shell, the part that is ours; without redirections and comments.
+            for part in typed.unwrap_or_default().split(" | ") {
+                let part = part.split(" #").next().unwrap_or_default();
+                let Ok(words) = shell_words::split(part) else { continue };
+                let is_redirection = |word: &String| word.starts_with(['<', '>']) && word.len() > 1;
+                let words: Vec<String> =
+                    words.into_iter().filter(|word| !is_redirection(word) || word.contains(' ')).collect();
+                if words.first().is_some_and(|word| names.contains(&word.as_str())) {
+                    found.push((line.to_owned(), words));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// What a page tells people to type is what the commands take. That it does what the page says is for other tests.
+#[test]
+fn command_lines_of_the_pages_are_taken() {
+    let mut count = 0;
+    for name in pages() {
+        for (line, words) in lines_of_commands(&document(&name)) {
+            let taken = rdma_pipe::cmd::parses(&words);
+            assert!(taken.is_ok(), "{name}: {line}: {}", taken.unwrap_err());
+            count += 1;
+        }
+    }
+    assert!(count > 25, "the lines are found: {count}");
+}
+
+#[test]
+fn links_between_the_pages_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut count = 0;
+    for name in pages() {
+        let page = document(&name);
+        for link in page.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0)) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if path.is_empty() { root.join(&name) } else { root.join(&name).parent().expect("one").join(path) };
+            assert!(target.exists(), "{name}: {link}");
+            let text = if anchor.is_empty() { String::new() } else { fs::read_to_string(&target).expect("a page") };
+            let slug = |line: &str| {
+                let kept = line.trim_start_matches('#').trim().to_lowercase();
+                kept.chars().filter(|c| c.is_alphanumeric() || " -".contains(*c)).collect::<String>().replace(' ', "-")
+            };
+            let has = anchor.is_empty() || text.lines().any(|line| line.starts_with('#') && slug(line) == anchor);
+            assert!(has, "{name}: no heading for {link}");
+            count += 1;
+        }
+    }
+    assert!(count > 20, "{count}");
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -37,7 +37,7 @@ use guard::{End, Guard, LINGER_MAX, Launch, Running};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
 
-/// Exit code of a stage that cannot be started, as README's exit codes have it.
+/// Exit code of a stage that cannot be started, as docs/guide/scripts.md has it.
 const CONNECT: u8 = 3;
 
 /// Of a fault of a source.

@@ -233,11 +233,11 @@ fn the_text_has_a_line_for_each_check_and_two_for_each_problem() {
 }
 
 #[test]
-fn the_readme_shows_what_is_printed() {
+fn the_guide_shows_what_is_printed() {
     let sections = [super::of_host("this host", "here", &facts("roce-1024"))];
     let text = output::text(&sections, false) + &output::sum(&sections, false, None);
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("it");
-    let (_, shown) = readme.split_once("$ rddoctor\n").expect("the example");
+    let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/commands.md")).expect("it");
+    let (_, shown) = guide.split_once("$ rddoctor\n").expect("the example");
     let (shown, _) = shown.split_once("```").expect("its end");
     for line in shown.lines().filter(|line| *line != "…") {
         assert!(text.lines().any(|known| known == line), "{line}\nis not in\n{text}");

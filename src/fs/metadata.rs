@@ -359,7 +359,9 @@ fn is_privileged(name: &[u8]) -> bool {
 /// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
 fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) -> bool, applied: &mut Applied) -> bool {
     let mut lost_acl = false;
-    for (name, value) in xattrs.iter() {
+    // ACLs last: they may take from a user the right to set the others.
+    let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
+    for (name, value) in are_acls(false).chain(are_acls(true)) {
         let is_acl = ACLS.contains(&name);
         // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
         if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {

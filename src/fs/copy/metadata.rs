@@ -252,7 +252,9 @@ pub fn apply(
         }
     }
     lost.extend(remove_others(object, attributes, preserve, present));
-    for attribute in attributes {
+    // ACLs last: they may take from a user the right to set the others.
+    let is_acl = |attribute: &&Attribute| ACLS.contains(&attribute.name.to_bytes());
+    for attribute in attributes.iter().filter(|it| !is_acl(it)).chain(attributes.iter().filter(is_acl)) {
         if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
             lost.push(Lost { what: attribute.name.clone(), errno });
             if attribute.name.to_bytes() == ACCESS_ACL {

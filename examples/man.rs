@@ -29,6 +29,55 @@ struct Page {
 
 const NO_COLOR: (&str, &str) = ("NO_COLOR", "Help is printed without colours if this is set.");
 
+/// Where `rdcp -r` does something else than `cp -a`: each has its place in `tests/oracle/differences.rs`, which lets nothing
+/// else differ.
+const DIFFERENCES: &[(&str, &str)] = &[
+    (
+        "What is replaced",
+        "What is there already is replaced by the new entry when that is whole, as with cp -a --remove-destination: within a \
+         directory nothing is written through links, into FIFOs, or into a file that has other names. What cannot be \
+         replaced stays. Only where DST itself is a link to a file, FIFO or device is a file written to that.",
+    ),
+    (
+        "Attributes of directories that are there",
+        "A directory that is there gets its source's extended attributes and no others; cp leaves those that the source \
+         does not have.",
+    ),
+    (
+        "Modes of directories",
+        "Directories get exactly the mode of their source; with cp they may keep set-ID and sticky bits that they had, or get \
+         those of the directory that they are in.",
+    ),
+    (
+        "Set-ID files of ordinary users",
+        "Nobody but root gets set-user-ID and set-group-ID files from another host: the sender would choose what others run \
+         with the user's rights.",
+    ),
+    (
+        "Read-only directories",
+        "Between hosts, entries are copied into a directory that is there and belongs to the user although its mode forbids \
+         it, so that a copy can be run again; with cp, and within a host, that fails.",
+    ),
+    (
+        "Links onto what they lead to",
+        "A symbolic link is not put in the place of what it would lead to: it would lead to itself, and the data would be \
+         lost. The entry fails.",
+    ),
+    (
+        "Hard links to what cannot be made",
+        "Between hosts, where the first name of a file cannot be made, its other names fail as well: its data is sent once.",
+    ),
+    (
+        "Two sources of one name",
+        "Where two sources would become the same entry, nothing is copied; cp takes the first, or merges directories.",
+    ),
+    ("A directory into itself", "Nothing of it is copied; cp begins, and fails when it meets its own copy."),
+    (
+        "Temporary names",
+        "Entries named .HASH.rd-part and .HASH.rd-link, which interrupted copies leave, are reported and not copied.",
+    ),
+];
+
 const KEY: &[(&str, &str)] = &[
     ("RD_KEY", "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY."),
     NO_COLOR,
@@ -206,6 +255,12 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     for entry in codes.strip_prefix("Exit codes: ").expect("how the exit codes begin").split("; ") {
         let (code, meaning) = entry.split_once(' ').expect("a code and its meaning");
         define(&mut roff, code, meaning);
+    }
+    if page.command.get_name() == "rdcp" {
+        roff.control("SH", ["DIFFERENCES FROM CP"]);
+        for (heading, meaning) in DIFFERENCES {
+            define(&mut roff, heading, meaning);
+        }
     }
     roff.control("SH", ["ENVIRONMENT"]);
     for (name, meaning) in page.environment {

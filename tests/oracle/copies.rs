@@ -1,0 +1,126 @@
+//! One copy, by cp and by rdcp from and to everywhere.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::rig::lab::Lab;
+use crate::rig::{AGENT, Ended, Process, in_shell, rdcp};
+use crate::tree::USER;
+
+/// The longest that a copy takes; a longer one waits for something that does not come, and fails.
+const LIMIT: Duration = Duration::from_secs(25);
+
+/// Where the sources and the destination are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Within,
+    Push,
+    Pull,
+    Between,
+    /// The first source here, the next on another host, and so on; the destination here.
+    Mixed,
+}
+
+pub const WAYS: &[Way] = &[Way::Within, Way::Push, Way::Pull, Way::Between, Way::Mixed];
+
+impl Way {
+    fn source(self, number: usize) -> &'static str {
+        match self {
+            Way::Within | Way::Push => "",
+            Way::Mixed if number.is_multiple_of(2) => "",
+            Way::Pull | Way::Between | Way::Mixed => "h1:",
+        }
+    }
+
+    fn destination(self) -> &'static str {
+        match self {
+            Way::Within | Way::Pull | Way::Mixed => "",
+            Way::Push => "h1:",
+            Way::Between => "h2:",
+        }
+    }
+}
+
+/// How the names on a command line are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Plain,
+    /// `-T`
+    Exact,
+    /// `-t`
+    Into,
+    /// Without `-r`: files, and what links lead to.
+    Files,
+}
+
+/// A command line, but for what copies. Paths are absolute.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub form: Form,
+    pub sources: Vec<OsString>,
+    pub destination: OsString,
+    /// As [`USER`], not as root.
+    pub is_users: bool,
+    pub umask: u32,
+}
+
+impl Line {
+    fn arguments(&self, source: impl Fn(usize) -> &'static str, destination: &str) -> Vec<OsString> {
+        let on = |host: &str, path: &OsString| {
+            let mut text = OsString::from(host);
+            text.push(path);
+            text
+        };
+        let mut sources: Vec<OsString> =
+            self.sources.iter().enumerate().map(|(number, path)| on(source(number), path)).collect();
+        let destination = on(destination, &self.destination);
+        match self.form {
+            Form::Plain | Form::Files => sources.push(destination),
+            Form::Exact => sources.extend(["-T".into(), destination]),
+            Form::Into => sources.extend(["-t".into(), destination]),
+        }
+        sources
+    }
+
+    fn recursion(&self) -> Option<&'static str> {
+        (self.form != Form::Files).then_some("-r")
+    }
+
+    fn run(&self, command: &Command, directory: &Path) -> Ended {
+        let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups --bounding-set=-all -- ");
+        let is_root = rustix::process::geteuid().is_root();
+        let user = if self.is_users && is_root { &user } else { "" };
+        let limit = format!("timeout -k 1 {}", LIMIT.as_secs());
+        let mut shell = in_shell(&format!("umask {:03o}; exec {limit} {user}\"$@\"", self.umask), command);
+        shell.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null());
+        Process::spawn(&mut shell).wait()
+    }
+
+    /// What cp makes of it.
+    pub fn by_cp(&self, lab: &Lab, options: &[&str]) -> Ended {
+        let mut command = Command::new("cp");
+        command
+            .arg(if self.form == Form::Files { "--preserve=all" } else { "-a" })
+            .args(options)
+            .args(self.arguments(|_| "", ""));
+        self.run(&command, lab.0.path())
+    }
+
+    /// What rdcp makes of it.
+    pub fn by_rdcp(&self, lab: &Lab, way: Way) -> Ended {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(self.recursion()).args(["-q", "--encrypt", "never"]);
+        command.args(self.arguments(|number| way.source(number), way.destination()));
+        self.run(&command, lab.0.path())
+    }
+
+    /// As somebody would write it.
+    pub fn shown(&self, way: Way) -> String {
+        let arguments = self.arguments(|number| way.source(number), way.destination());
+        let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let user = if self.is_users { format!(", as user {USER}") } else { String::new() };
+        format!("rdcp {} {}   (umask {:03o}{user})", self.recursion().unwrap_or_default(), words.join(" "), self.umask)
+    }
+}

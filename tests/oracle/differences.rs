@@ -1,0 +1,211 @@
+//! Where rdcp is meant to differ from cp: all of it, each entry under the heading that it has in the manual page.
+
+use crate::snapshot::{Entry, Finding, Snapshot};
+
+/// What a command line does instead of what cp -a does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// It fails, and nothing has changed.
+    Refused,
+    /// What `cp -a --remove-destination` does.
+    Replaced,
+    /// What cp does, but for what it makes below this path.
+    Without(&'static str),
+}
+
+/// Command lines that do something else. Patterns are of [`crate::forms::Case::shown`]; `*` stands for anything.
+pub struct Lines {
+    pub heading: &'static str,
+    pub patterns: &'static [&'static str],
+    pub instead: Instead,
+}
+
+pub const LINES: &[Lines] = &[
+    Lines {
+        heading: "Two sources of one name",
+        patterns: &["*d d > *", "*f f > *", "*f deep/f > *", "*d deep/d > *"],
+        instead: Instead::Refused,
+    },
+    Lines { heading: "A directory into itself", patterns: &["*ld/ > from/*d"], instead: Instead::Without("from/d/ld") },
+    Lines {
+        heading: "A directory into itself",
+        patterns: &["*d > from/d", "*d/ > from/d", "*d > from/ld", "*d/ > from/ld"],
+        instead: Instead::Without("from/d/d"),
+    },
+    Lines {
+        heading: "A directory into itself",
+        patterns: &["*d e > from/*d", "*d/ e > from/*d", "*d missing > from/*d"],
+        instead: Instead::Without("from/d/d"),
+    },
+    Lines {
+        heading: "What is replaced",
+        patterns: &["no -r: lf > into/to*", "no -r: lf > into/tl", "no -r: lf > into/tl/", "no -r: lf ld > into/t*"],
+        instead: Instead::Replaced,
+    },
+];
+
+/// What an entry of a random tree may be other than with `cp -a --remove-destination`.
+pub struct Entries {
+    pub heading: &'static str,
+    /// Whether a finding is of this kind.
+    pub is_meant: fn(&Finding, &Seen<'_>) -> bool,
+}
+
+const TEMPORARY: &str = "Temporary names";
+const READ_ONLY: &str = "Read-only directories";
+
+/// A copy, by the paths of the destination.
+pub struct Seen<'a> {
+    pub before: &'a Snapshot,
+    pub source: &'a Snapshot,
+    pub reference: &'a Snapshot,
+    pub got: &'a Snapshot,
+    /// By an ordinary user.
+    pub is_users: bool,
+    pub is_within: bool,
+}
+
+impl Seen<'_> {
+    /// Whether the user may not write into this directory of his that was there.
+    fn was_closed(&self, path: &[u8]) -> bool {
+        let is_closed = |entry: &Entry| entry.kind == "directory" && entry.mode & 0o700 != 0o700;
+        self.is_users && self.before.get(path).is_some_and(is_closed)
+    }
+
+    /// What may keep cp from success, and not rdcp.
+    pub fn success_where_cp_fails(&self) -> Option<&'static str> {
+        let is_closed = !self.is_within && self.before.keys().any(|path| self.was_closed(path));
+        let is_passed_over = self.source.keys().any(|path| has_temporary(path));
+        is_closed.then_some(READ_ONLY).or(is_passed_over.then_some(TEMPORARY))
+    }
+}
+
+fn mode(snapshot: &Snapshot, path: &[u8]) -> u32 {
+    snapshot.get(path).map_or(0, |entry| entry.mode)
+}
+
+fn kind(snapshot: &Snapshot, path: &[u8]) -> &'static str {
+    snapshot.get(path).map_or("nothing", |entry| entry.kind)
+}
+
+pub const ENTRIES: &[Entries] = &[
+    Entries {
+        heading: "Attributes of directories that are there",
+        is_meant: |finding, seen| {
+            let has = |snapshot: &Snapshot| {
+                snapshot.get(&finding.path).is_some_and(|entry| entry.attributes.contains_key(&finding.what))
+            };
+            finding.what.starts_with("user.") && has(seen.before) && !has(seen.source) && finding.got.is_none()
+        },
+    },
+    Entries {
+        heading: "Modes of directories",
+        is_meant: |finding, seen| {
+            let [source, reference, got] = [seen.source, seen.reference, seen.got].map(|it| mode(it, &finding.path));
+            finding.what == "mode"
+                && kind(seen.got, &finding.path) == "directory"
+                && got == source
+                && reference == got | reference & 0o7000
+        },
+    },
+    Entries {
+        heading: "Set-ID files of ordinary users",
+        is_meant: |finding, seen| {
+            finding.what == "mode"
+                && seen.is_users
+                && !seen.is_within
+                && kind(seen.got, &finding.path) != "directory"
+                && mode(seen.got, &finding.path) == mode(seen.reference, &finding.path) & !0o6000
+        },
+    },
+    Entries {
+        heading: "What is replaced",
+        is_meant: |finding, seen| {
+            let before = seen.before.get(&finding.path);
+            finding.what == "kind"
+                && finding.reference.is_none()
+                && before.is_some()
+                && before == seen.got.get(&finding.path)
+        },
+    },
+    Entries {
+        heading: "Links onto what they lead to",
+        is_meant: |finding, seen| {
+            let [source, got, before] = [seen.source, seen.got, seen.before].map(|it| kind(it, &finding.path));
+            finding.what == "kind" && source == "link" && before != "link" && got == before
+        },
+    },
+    Entries {
+        heading: "Hard links to what cannot be made",
+        is_meant: |finding, seen| {
+            let source = seen.source.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
+            let is_kept = seen.got.get(&finding.path).map(|entry| &entry.content)
+                == seen.before.get(&finding.path).map(|entry| &entry.content);
+            let failed = seen.source.iter().any(|(path, entry)| {
+                entry.first_name.as_ref() == source && seen.reference.get(path).map(|it| it.kind) != Some(entry.kind)
+            });
+            !seen.is_within && source.is_some() && is_kept && failed
+        },
+    },
+    Entries {
+        heading: TEMPORARY,
+        is_meant: |finding, seen| {
+            let got = seen.got.get(&finding.path);
+            // One that is there stays, or makes way for what it was to become.
+            let is_as_before = got.zip(seen.before.get(&finding.path)).is_some_and(|(got, before)| {
+                // The other names of it may have been given to another file.
+                *got == Entry { first_name: got.first_name.clone(), ..before.clone() }
+            });
+            let is_passed_over = has_temporary(&finding.path) && (got.is_none() || is_as_before);
+            // Of the names of a file, the others are those of one file still.
+            let group = seen.reference.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
+            let same = seen.reference.iter().filter(|(_, entry)| group.is_some() && entry.first_name.as_ref() == group);
+            let (passed, others): (Vec<_>, Vec<_>) = same.map(|(path, _)| path).partition(|path| has_temporary(path));
+            let first = if others.len() > 1 { others.first().copied() } else { None };
+            let is_rest = finding.what == "first name"
+                && !passed.is_empty()
+                && got.is_some_and(|entry| entry.first_name.as_ref() == first);
+            is_passed_over || is_rest
+        },
+    },
+    Entries {
+        heading: READ_ONLY,
+        is_meant: |finding, seen| {
+            let is_copied = kind(seen.got, &finding.path) == kind(seen.source, &finding.path);
+            let is_below = |path: &[u8]| {
+                let mut ends = (0..=path.len()).filter(|&end| path.get(end).is_none_or(|&byte| byte == b'/'));
+                ends.any(|end| seen.was_closed(&path[..end]))
+            };
+            // Where one name of a file could not be replaced, the others are names of something else.
+            let is_linked = [seen.source, seen.reference, seen.got].into_iter().any(|snapshot| {
+                let group = snapshot.get(&finding.path).and_then(|entry| entry.first_name.as_ref());
+                group.is_some()
+                    && snapshot.iter().any(|(path, entry)| entry.first_name.as_ref() == group && is_below(path))
+            });
+            let is_name = finding.what == "first name" && is_linked;
+            !seen.is_within && (is_copied && is_below(&finding.path) || is_name)
+        },
+    },
+];
+
+fn has_temporary(path: &[u8]) -> bool {
+    path.split(|&byte| byte == b'/').any(is_temporary)
+}
+
+/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`.
+pub fn is_temporary(name: &[u8]) -> bool {
+    let Some((b".", rest)) = name.split_at_checked(1) else { return false };
+    let Some((hash, ending)) = rest.split_at_checked(32) else { return false };
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link"].contains(&ending)
+}
+
+/// Whether a text is what a pattern says.
+pub fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, rest)) => text
+            .strip_prefix(start)
+            .is_some_and(|left| (0..=left.len()).any(|at| left.is_char_boundary(at) && matches(rest, &left[at..]))),
+    }
+}

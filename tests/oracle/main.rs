@@ -1,0 +1,98 @@
+//! `rdcp -r` against `cp -a`, an oracle that knows nothing of it: random trees, and all forms of command lines, within a
+//! host and between hosts (a launcher runs the agent on this one). What may differ stands in `differences.rs`, and in
+//! the manual page under "Differences from cp"; all else is a violation.
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+mod copies;
+mod differences;
+mod forms;
+mod random;
+mod snapshot;
+mod tree;
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rig::Ended;
+use rig::lab::Lab;
+
+/// Lines that tell of one copy.
+const LINES_MAX: usize = 12;
+
+/// Whether `make test-long` runs this.
+fn is_long() -> bool {
+    std::env::var_os("RD_LONG").is_some()
+}
+
+/// A laboratory that an ordinary user can work in, too.
+fn laboratory() -> Lab {
+    let lab = Lab::new();
+    lab.0.file("noted", b"");
+    for (name, mode) in [("", 0o777), ("noted", 0o666), ("home", 0o777)] {
+        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    lab
+}
+
+/// Does it for each number, several at a time, and prints what is wrong; how many of them that is.
+fn each(numbers: std::ops::Range<u64>, check: impl Fn(u64) -> Vec<String> + Sync) -> u64 {
+    let next = AtomicU64::new(numbers.start);
+    let wrong = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).clamp(2, 8);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= numbers.end {
+                        return;
+                    }
+                    let lines = check(number);
+                    if !lines.is_empty() {
+                        wrong.fetch_add(1, Ordering::Relaxed);
+                        // At once, and past the harness: a run that is cut has told what it has found.
+                        let _ = writeln!(std::io::stderr(), "{}", lines.join("\n"));
+                    }
+                }
+            });
+        }
+    });
+    wrong.into_inner()
+}
+
+/// What is wrong with one copy, in some lines.
+fn report(which: &str, line: &str, wrong: &[String], cp: &Ended, rdcp: &Ended) -> String {
+    let mut text = format!("{which}: {line}\n");
+    for line in wrong.iter().take(LINES_MAX) {
+        text += &format!("    {line}\n");
+    }
+    if wrong.len() > LINES_MAX {
+        text += &format!("    and {} more\n", wrong.len() - LINES_MAX);
+    }
+    for (name, ended) in [("cp", cp), ("rdcp", rdcp)] {
+        for line in ended.stderr.lines().take(4) {
+            text += &format!("    {name} {}: {}\n", ended.code, line.chars().take(300).collect::<String>());
+        }
+    }
+    text
+}
+
+/// Each difference has its heading in the manual page, and each heading its difference.
+#[test]
+fn the_manual_has_each_difference() {
+    let mut headings: Vec<&str> = differences::LINES.iter().map(|lines| lines.heading).collect();
+    headings.extend(differences::ENTRIES.iter().map(|entries| entries.heading));
+    headings.sort_unstable();
+    headings.dedup();
+    let page = include_str!("../../docs/man/rdcp.1");
+    let (_, section) = page.split_once(".SH \"DIFFERENCES FROM CP\"\n").expect("the section");
+    let section = section.split("\n.SH").next().expect("it has an end");
+    let bold = |line: &str| Some(line.strip_prefix("\\fB")?.strip_suffix("\\fR")?.replace("\\-", "-"));
+    let mut written: Vec<String> = section.lines().filter_map(bold).collect();
+    written.sort_unstable();
+    assert_eq!(headings, written, "what differs, and what docs/man/rdcp.1 says that differs");
+}

@@ -55,8 +55,8 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
     (
         "Read-only directories",
-        "Between hosts, entries are copied into a directory that is there and belongs to the user although its mode forbids \
-         it, so that a copy can be run again; with cp, and within a host, that fails.",
+        "Entries are copied into a directory that is there and belongs to the user although its mode forbids it, so that a \
+         copy can be run again; with cp that fails.",
     ),
     (
         "Links onto what they lead to",

@@ -37,6 +37,17 @@ const ACL_OTHERS: u16 = 0x20;
 /// The longest value of an attribute, and the longest list of names, in bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
+/// Lets this process write into a directory of its user's that was made read-only, by an earlier copy perhaps: the copy
+/// can then be run again. Whether it needed that.
+pub(super) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
+    let user = rustix::process::geteuid();
+    let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
+    if is_closed {
+        fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
+    }
+    Ok(is_closed)
+}
+
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
 const SET_GID: u32 = 0o2000;
@@ -320,7 +331,7 @@ impl Setter {
                 () if ACLS.contains(&name) => keep.acls(),
                 () => !is_privileged(name) || is_root && (may_lend || name != CAPABILITY),
             };
-            lost_acl = set_xattrs(object, metadata.xattrs, may_set, &mut applied);
+            lost_acl = set_xattrs(object, metadata.xattrs, may_set, mode.is_some(), &mut applied);
         }
         if let Some(mut mode) = mode {
             if keep.mode {
@@ -357,7 +368,13 @@ fn is_privileged(name: &[u8]) -> bool {
 }
 
 /// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
-fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) -> bool, applied: &mut Applied) -> bool {
+fn set_xattrs(
+    object: Object<'_>,
+    xattrs: Xattrs<'_>,
+    may_set: impl Fn(&[u8]) -> bool,
+    may_open: bool,
+    applied: &mut Applied,
+) -> bool {
     let mut lost_acl = false;
     // ACLs last: they may take from a user the right to set the others.
     let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
@@ -367,7 +384,7 @@ fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) ->
         if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {
             continue;
         }
-        if let Err(error) = object.set_xattr(name, value) {
+        if let Err(error) = set_xattr(object, name, value, may_open) {
             lost_acl |= name == ACCESS_ACL;
             if is_acl {
                 // Nor is it to keep one that is not the source's.
@@ -384,6 +401,18 @@ fn set_xattrs(object: Object<'_>, xattrs: Xattrs<'_>, may_set: impl Fn(&[u8]) ->
         }
     }
     lost_acl
+}
+
+/// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
+/// of its directory denies it to owners: with `may_open`, it gets that, and whoever calls sets the mode afterwards.
+pub(super) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8], may_open: bool) -> Result<(), Errno> {
+    match object.set_xattr(name, value) {
+        Err(Errno::ACCESS) if may_open => {
+            object.set_mode(0o700)?;
+            object.set_xattr(name, value)
+        }
+        done => done,
+    }
 }
 
 /// The name that leads to what a descriptor is open on, and nowhere else: for calls that take no descriptor.

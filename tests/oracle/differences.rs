@@ -74,7 +74,7 @@ impl Seen<'_> {
 
     /// What may keep cp from success, and not rdcp.
     pub fn success_where_cp_fails(&self) -> Option<&'static str> {
-        let is_closed = !self.is_within && self.before.keys().any(|path| self.was_closed(path));
+        let is_closed = self.before.keys().any(|path| self.was_closed(path));
         let is_passed_over = self.source.keys().any(|path| has_temporary(path));
         is_closed.then_some(READ_ONLY).or(is_passed_over.then_some(TEMPORARY))
     }
@@ -183,7 +183,7 @@ pub const ENTRIES: &[Entries] = &[
                     && snapshot.iter().any(|(path, entry)| entry.first_name.as_ref() == group && is_below(path))
             });
             let is_name = finding.what == "first name" && is_linked;
-            !seen.is_within && (is_copied && is_below(&finding.path) || is_name)
+            is_copied && is_below(&finding.path) || is_name
         },
     },
 ];

@@ -15,7 +15,9 @@ use rustix::fs::{FileType, Gid, Stat, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
 
-use crate::fs::metadata::{ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, remove_acls, remove_user_xattrs, without_acl};
+use crate::fs::metadata::{
+    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, remove_acls, remove_user_xattrs, set_xattr, without_acl,
+};
 
 /// The longest list of attribute names, and the longest value, that Linux has.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
@@ -255,7 +257,8 @@ pub fn apply(
     // ACLs last: they may take from a user the right to set the others.
     let is_acl = |attribute: &&Attribute| ACLS.contains(&attribute.name.to_bytes());
     for attribute in attributes.iter().filter(|it| !is_acl(it)).chain(attributes.iter().filter(is_acl)) {
-        if let Err(errno) = object.set_xattr(&*attribute.name, &attribute.value) {
+        let may_open = mode.is_some() && kind != FileType::Symlink;
+        if let Err(errno) = set_xattr(object, &*attribute.name, &attribute.value, may_open) {
             lost.push(Lost { what: attribute.name.clone(), errno });
             if attribute.name.to_bytes() == ACCESS_ACL {
                 // With an ACL the group's permissions are its mask: without it they are more than was given to the group.

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fstat, fsync, mkdirat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::entry::{At, Entry, at_destination, at_source};
@@ -16,7 +18,7 @@ use super::work::{BATCH_ENTRIES, Engine, Job, Worker};
 use super::{Failure, Item, Note, Paths, Problem, Side, working_directory};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
 use crate::fs::is_temporary_name;
-use crate::fs::metadata::{Object, has_default_acl, permitted, permitted_directory, remove_acls};
+use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory, remove_acls};
 
 /// Directories that lie in each other.
 const DEPTH_MAX: u32 = 4096;
@@ -118,6 +120,8 @@ pub(super) struct Directory<'e> {
     pub(super) destination: OwnedFd,
     /// Nobody else sees it: it, or one that it lies in, has no final name yet.
     pub(super) is_unseen: bool,
+    /// The mode of one that was there and that we could not have written into.
+    was_closed: Option<u32>,
     /// New files in it belong to us, and to our group.
     pub(super) is_ours: bool,
     /// New files in it inherit an ACL, and with it another mode than they were made with. Where ACLs are kept it has to go.
@@ -179,8 +183,11 @@ impl Directory<'_> {
         }
     }
 
-    /// Removes a tree that has no name yet.
+    /// Removes a tree that has no name yet; closes one again that was there.
     fn discard(&self) {
+        if let Some(mode) = self.was_closed {
+            let _ = fchmod(&self.destination, Mode::from_raw_mode(mode));
+        }
         if let (Some(temporary), Some(parent)) = (&self.node.temporary, &self.parent) {
             let _ = place::remove_contents(&self.destination);
             let _ = unlinkat(&parent.destination, temporary, AtFlags::REMOVEDIR);
@@ -279,6 +286,7 @@ impl<'e> Worker<'e, '_> {
             source: working,
             destination,
             is_unseen: false,
+            was_closed: None,
             is_ours: false,
             gives_acls,
             permitted,
@@ -357,6 +365,8 @@ impl<'e> Worker<'e, '_> {
         if (made.st_dev, made.st_ino) == (stat.st_dev, stat.st_ino) {
             return Err((Side::Source, Problem::SameFile));
         }
+        let was_closed = !is_new && open_up(&destination, &made).destination()?;
+        let was_closed = was_closed.then_some(made.st_mode & 0o7777);
         let preserve = &engine.options.preserve;
         let gives_acls = if !is_new {
             has_default_acl(&destination)
@@ -373,7 +383,7 @@ impl<'e> Worker<'e, '_> {
                 let permitted = permitted_directory(parent.permitted, engine.umask);
                 Some(source_mode & permitted | made.st_mode & Mode::SGID.bits())
             }
-            (false, false) => None,
+            (false, false) => was_closed,
         };
         let permitted = if preserve.mode { 0o777 } else { permitted(&destination, gives_acls, engine.umask) };
         Ok(DirectoryRef(Some(Arc::new(Directory {
@@ -388,6 +398,7 @@ impl<'e> Worker<'e, '_> {
             }),
             source,
             is_unseen: is_new,
+            was_closed,
             is_ours: is_new && (made.st_uid, made.st_gid) == engine.us,
             gives_acls,
             permitted,

@@ -7,13 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record, Time, Xattrs};
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::{Failed, Shared};
-use crate::fs::metadata::{Applied, Current, Object, has_default_acl, permitted, permitted_directory};
+use crate::fs::metadata::{Applied, Current, Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
 
@@ -126,7 +124,7 @@ impl OpenDirectory {
         let left = if was_left { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let stat = fstat(&fd)?;
         let keep = shared.options.keep;
-        let was_closed = !is_new && Self::open_up(&fd, &stat)?;
+        let was_closed = !is_new && open_up(&fd, &stat)?;
         let mode = if keep.mode {
             Some(shared.setter.mode(metadata, 0o777))
         } else if is_new {
@@ -198,16 +196,6 @@ impl OpenDirectory {
             }
             was_directory => was_directory == Some(true),
         }
-    }
-
-    /// Lets us write into a directory of ours that was made read-only, by an earlier copy perhaps. Whether it needed that.
-    fn open_up(fd: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
-        let user = rustix::process::geteuid();
-        let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
-        if is_closed {
-            fchmod(fd, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
-        }
-        Ok(is_closed)
     }
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {

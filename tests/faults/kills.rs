@@ -169,6 +169,8 @@ fn one(story: &mut Story, trees: &[Tree]) {
     // What is being made may be left by who was killed where it was made; elsewhere only what the next copy goes on with.
     let maker_was_killed = match hit {
         Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => to.is_empty() || from == to,
+        // One that was stopped until the link was lost may end while its threads still write.
+        Some((Victim::Caller, Blow::Pause(_))) => to.is_empty() && ended.code == 4,
         Some((Victim::Agent, _)) => !to.is_empty(),
         _ => false,
     };

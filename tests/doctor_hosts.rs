@@ -153,7 +153,7 @@ fn hosts_that_ssh_does_not_reach() {
     let network = Network::start();
     for (arguments, parts) in [
         (&["no-such-host.invalid"][..], &["no-such-host.invalid", "resolve"][..]),
-        (&["-p", "23", "h2"], &["h2", "refused"]),
+        (&["-P", "23", "h2"], &["h2", "refused"]),
         (&["--agent", "/nonexistent/agent", "h2"], &["h2 has no", "--bootstrap"]),
     ] {
         let mut command = Command::new(PROGRAM);

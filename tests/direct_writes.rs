@@ -54,7 +54,7 @@ fn written(ended: &Ended) -> [u64; 2] {
 #[track_caller]
 fn only_the_rest_is_buffered(direct: u64, buffered: u64, length: u64) {
     assert_eq!(direct + buffered, length);
-    assert!(direct % PAGE == 0 && buffered < 64 << 10, "{length} bytes: {direct} direct, {buffered} buffered");
+    assert!(direct.is_multiple_of(PAGE) && buffered < 64 << 10, "{length} bytes: {direct} direct, {buffered} buffered");
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub struct HostOptions {
     #[arg(long, value_name = "COMMAND")]
     rsh: Option<OsString>,
     /// ssh's port
-    #[arg(short = 'P', long = "ssh-port", value_name = "PORT")]
+    #[arg(short = 'P', long = "ssh-port", value_name = "PORT", overrides_with = "port")]
     port: Option<OsString>,
     /// ssh's key; may be repeated
     #[arg(short, value_name = "FILE")]

@@ -15,6 +15,7 @@ use super::recv::standard_output;
 use super::report::Reporter;
 use super::send::standard_input;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
+use crate::fs::identity;
 
 /// The shell where the user names none.
 const SHELL: &str = "sh";
@@ -141,7 +142,7 @@ fn has_input() -> bool {
     let stdin = std::io::stdin();
     let is_null = || {
         let (Ok(here), Ok(null)) = (rustix::fs::fstat(&stdin), rustix::fs::stat("/dev/null")) else { return true };
-        (here.st_dev, here.st_ino) == (null.st_dev, null.st_ino)
+        identity(&here) == identity(&null)
             || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
     };
     standard_input().is_err() || !stdin.is_terminal() && !is_null()

@@ -22,6 +22,7 @@ use rd_proto::control::IoFact;
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+use super::identity;
 use super::source::read_at;
 
 pub mod write;
@@ -238,7 +239,7 @@ fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
     let direct = open(path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
     let (ours, theirs) = (fstat(&direct)?, fstat(file)?);
     // Whatever is mounted on /proc.
-    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino) { Ok(direct) } else { Err(Errno::STALE) }
+    if identity(&ours) == identity(&theirs) { Ok(direct) } else { Err(Errno::STALE) }
 }
 
 #[cfg(test)]

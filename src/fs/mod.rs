@@ -47,6 +47,13 @@ fn stops_everything(error: Errno) -> bool {
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 
+/// What tells a file from all others that are there at the same time: its device and number.
+pub(crate) type Identity = (u64, u64);
+
+pub(crate) fn identity(stat: &Stat) -> Identity {
+    (stat.st_dev, stat.st_ino)
+}
+
 /// Whether in file systems of this kind (statfs(2)) a write waits until another one to the same file is done: ext4, XFS,
 /// Btrfs, tmpfs. A second thread would burn its processor, or sleep and be woken, for each range.
 fn is_serial(kind: u32) -> bool {
@@ -57,8 +64,7 @@ fn is_serial(kind: u32) -> bool {
 /// place it would lead to itself, and what was there be lost.
 fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
     FileType::from_raw_mode(old.st_mode) != FileType::Symlink
-        && statat(directory, target, AtFlags::empty())
-            .is_ok_and(|found| (found.st_dev, found.st_ino) == (old.st_dev, old.st_ino))
+        && statat(directory, target, AtFlags::empty()).is_ok_and(|found| identity(&found) == identity(old))
 }
 
 /// Why an entry is not copied.

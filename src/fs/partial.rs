@@ -11,6 +11,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use super::identity;
+
 /// Times that a name is tried again when another process makes it at the same moment.
 pub(super) const TRIES_MAX: usize = 3;
 
@@ -175,7 +177,7 @@ fn c_name(name: &str) -> Result<CString, Errno> {
 /// taken away, it may be another transfer's, and is neither to be published nor removed.
 pub(super) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
     let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
-    matches!((here, named), (Ok(here), Ok(named)) if (here.st_dev, here.st_ino) == (named.st_dev, named.st_ino))
+    matches!((here, named), (Ok(here), Ok(named)) if identity(&here) == identity(&named))
 }
 
 /// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
+use super::{Identity, identity};
+
 /// Of the descriptors that were closed when this process began, a bit each.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
@@ -50,7 +52,7 @@ pub fn output() -> Result<File> {
 }
 
 /// Device and number of what [`take`] has taken.
-static TAKEN: OnceLock<[(u64, u64); 2]> = OnceLock::new();
+static TAKEN: OnceLock<[Identity; 2]> = OnceLock::new();
 
 /// Takes standard input and output away from their numbers, where /dev/null is from now on: neither a program that is
 /// started nor a name such as /dev/stdout comes to them any more.
@@ -62,8 +64,7 @@ pub fn take() -> Result<[File; 2]> {
     let both = [input()?, output()?];
     let mut numbers = [(0, 0); 2];
     for (number, file) in numbers.iter_mut().zip(&both) {
-        let stat = fstat(file)?;
-        *number = (stat.st_dev, stat.st_ino);
+        *number = identity(&fstat(file)?);
     }
     TAKEN.get_or_init(|| numbers);
     let null = File::options().read(true).write(true).open("/dev/null")?;
@@ -75,7 +76,7 @@ pub fn take() -> Result<[File; 2]> {
 /// Whether an open file is what [`take`] has taken: their new numbers have names, too (/dev/fd/3), and so may a FIFO.
 pub fn is_taken(file: impl AsFd) -> bool {
     let Some(taken) = TAKEN.get() else { return false };
-    fstat(file).is_ok_and(|stat| taken.contains(&(stat.st_dev, stat.st_ino)))
+    fstat(file).is_ok_and(|stat| taken.contains(&identity(&stat)))
 }
 
 fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {

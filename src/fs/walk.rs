@@ -30,13 +30,13 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, read};
 
-use self::links::{Inode, Links};
+use self::links::Links;
 use self::place::{Entry, Level, Names, Place};
 use super::direct::Bypass;
 use super::first::First;
 use super::metadata::{ACCESS_ACL_NAME, without_acl};
 use super::source::{SHRANK, change};
-use super::{Fault, IS_LEFTOVER, io_fact, is_temporary_name, plain_fact};
+use super::{Fault, IS_LEFTOVER, Identity, identity, io_fact, is_temporary_name, plain_fact};
 
 mod links;
 mod place;
@@ -322,7 +322,7 @@ enum Step {
 /// A large file that has been announced.
 struct Open {
     /// If it has further names.
-    inode: Option<Inode>,
+    inode: Option<Identity>,
     /// Names that refer to it and that have been sent.
     names: u64,
 }
@@ -439,7 +439,7 @@ impl Recorder {
             }
         };
         let stat = fstat(&file)?;
-        let is_same = seen.is_none_or(|seen| (seen.st_dev, seen.st_ino) == (stat.st_dev, stat.st_ino));
+        let is_same = seen.is_none_or(|seen| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
     }
 
@@ -573,12 +573,12 @@ impl Recorder {
     }
 
     /// What an entry that may have further names is known by.
-    fn inode(&self, stat: &Stat) -> Option<Inode> {
-        (self.options.hard_links && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino))
+    fn inode(&self, stat: &Stat) -> Option<Identity> {
+        (self.options.hard_links && stat.st_nlink > 1).then_some(identity(stat))
     }
 
     /// Writes the record of a further name of what has been sent; `None` if this is its first.
-    fn further_name(&mut self, entry: &Entry<'_>, inode: Inode, target: &mut [u8]) -> Option<Step> {
+    fn further_name(&mut self, entry: &Entry<'_>, inode: Identity, target: &mut [u8]) -> Option<Step> {
         let (first, item) = self.links.first(inode)?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
         if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {

@@ -24,7 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat};
+use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown, socketpair,
@@ -32,6 +32,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, WaitOptions, getpgrp, getpid, kill_process, kill_process_group, wait};
 
 use super::descriptors;
+use crate::fs::{Identity, identity};
 
 /// The word by which a program is told to be a guard.
 pub const WORD: &str = "--guard";
@@ -313,13 +314,6 @@ fn offspring() -> Vec<Pid> {
         at += 1;
     }
     found
-}
-
-/// A file's device and number.
-type Identity = (u64, u64);
-
-fn identity(stat: &Stat) -> Identity {
-    (stat.st_dev, stat.st_ino)
 }
 
 /// Whether a process reads from a pipe that nobody writes to any more, and that is not its stage's own input.

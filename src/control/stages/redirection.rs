@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::descriptors;
 use super::guard::Running;
+use crate::fs::identity;
 
 /// The word by which a program is told to give a descriptor away.
 pub const WORD: &str = "--give-descriptor";
@@ -42,7 +43,7 @@ pub struct Opening {
 
 /// Whether two descriptors are of one file.
 fn is_one(one: impl AsFd, other: impl AsFd) -> bool {
-    let number = |file: rustix::io::Result<Stat>| file.map(|stat| (stat.st_dev, stat.st_ino)).ok();
+    let number = |file: rustix::io::Result<Stat>| file.as_ref().map(identity).ok();
     number(fstat(one)) == number(fstat(other))
 }
 

@@ -12,14 +12,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::links::{Claim, FileId, Original};
+use super::links::{Claim, Original};
 use super::place;
 use super::tree::{Directory, DirectoryRef};
 use super::work::Worker;
 use super::{Note, Problem, Side};
 use crate::fs::copy::metadata::{self, Metadata, Present};
-use crate::fs::leads_to;
 use crate::fs::metadata::Object;
+use crate::fs::{Identity, identity, leads_to};
 
 /// An entry of a directory that is being copied.
 #[derive(Clone, Debug)]
@@ -125,12 +125,12 @@ impl<'e> Worker<'e, '_> {
         directory: &DirectoryRef<'e>,
         entry: &Entry,
         stat: &Stat,
-        copy: impl FnOnce(&mut Self, Option<FileId>) -> Result<(), (Side, Problem)>,
+        copy: impl FnOnce(&mut Self, Option<Identity>) -> Result<(), (Side, Problem)>,
     ) -> Result<(), (Side, Problem)> {
         if stat.st_nlink < 2 || !self.engine.options.preserve.hard_links {
             return copy(self, None);
         }
-        let id = (stat.st_dev, stat.st_ino);
+        let id = identity(stat);
         #[allow(clippy::unnecessary_cast)] // its type differs between architectures
         let names = stat.st_nlink as u64;
         match self.crew.links.claim(id, names, directory, entry) {
@@ -147,7 +147,13 @@ impl<'e> Worker<'e, '_> {
     }
 
     /// An entry has been copied. `id` is what [`Worker::copy_once`] gave.
-    pub(super) fn finished(&mut self, directory: &DirectoryRef<'e>, entry: &Entry, kind: FileType, id: Option<FileId>) {
+    pub(super) fn finished(
+        &mut self,
+        directory: &DirectoryRef<'e>,
+        entry: &Entry,
+        kind: FileType,
+        id: Option<Identity>,
+    ) {
         let totals = &self.engine.totals;
         let counter = if kind == FileType::RegularFile { &totals.files } else { &totals.others };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -160,7 +166,7 @@ impl<'e> Worker<'e, '_> {
 
     /// A file with several names has been copied, or could not be: its other names, as far as they have been met, are
     /// linked to the copy or copied in their turn.
-    pub(super) fn settle(&mut self, id: FileId, original: Option<Original>) {
+    pub(super) fn settle(&mut self, id: Identity, original: Option<Original>) {
         for (directory, entry) in self.crew.links.settle(id, original) {
             if !self.engine.is_stopped() {
                 self.copy_entry(&directory, entry);
@@ -197,9 +203,7 @@ impl<'e> Worker<'e, '_> {
         }
         match statat(&directory.destination, entry.name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::Directory => Err(at_destination(Errno::ISDIR)),
-            Ok(old) if (old.st_dev, old.st_ino) == (source.st_dev, source.st_ino) => {
-                Err((Side::Source, Problem::SameFile))
-            }
+            Ok(old) if identity(&old) == identity(source) => Err((Side::Source, Problem::SameFile)),
             Ok(old) => Ok(Some(old)),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(at_destination(errno)),

@@ -11,11 +11,11 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, read, write};
 
 use super::entry::{At, Entry, at_destination, at_source};
-use super::links::FileId;
 use super::place::Output;
 use super::tree::{Directory, DirectoryRef};
 use super::work::{BUFFER_BYTES, Engine, Worker};
 use super::{Note, Problem, Side};
+use crate::fs::Identity;
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
 use crate::fs::metadata::{Object, keep_acl};
 use crate::fs::{TMPFS_MAGIC, close, write_at};
@@ -44,7 +44,7 @@ impl<'e> Worker<'e, '_> {
         entry: &Entry,
         source: OwnedFd,
         stat: &Stat,
-        id: Option<FileId>,
+        id: Option<Identity>,
     ) -> Result<(), Failed> {
         let engine = self.engine;
         let old = self.look(directory, entry, stat)?;
@@ -220,7 +220,7 @@ fn is_cloned(engine: &Engine<'_>, transfer: &Transfer) -> bool {
 pub(super) struct Large<'e> {
     directory: DirectoryRef<'e>,
     entry: Entry,
-    id: Option<FileId>,
+    id: Option<Identity>,
     is_sparse: bool,
     size: u64,
     ranges: Mutex<Ranges>,
@@ -236,7 +236,13 @@ struct Ranges {
 }
 
 impl<'e> Large<'e> {
-    fn new(directory: DirectoryRef<'e>, entry: Entry, id: Option<FileId>, transfer: Transfer, is_sparse: bool) -> Self {
+    fn new(
+        directory: DirectoryRef<'e>,
+        entry: Entry,
+        id: Option<Identity>,
+        transfer: Transfer,
+        is_sparse: bool,
+    ) -> Self {
         let size = transfer.stat.st_size as u64;
         let ranges = Ranges { transfer: Some(Arc::new(transfer)), next: 0, busy: 0, failed: None };
         Self { directory, entry, id, is_sparse, size, ranges: Mutex::new(ranges) }

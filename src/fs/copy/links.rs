@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::entry::Entry;
 use super::tree::{DirectoryRef, Node};
-
-/// Device and inode in the source.
-pub(super) type FileId = (u64, u64);
+use crate::fs::Identity;
 
 /// Where a file has been copied to.
 #[derive(Clone, Debug)]
@@ -34,15 +32,15 @@ enum State<'e> {
 
 /// All files of which several names may be met. A file is forgotten when all of its names have been.
 #[derive(Default)]
-pub(super) struct Links<'e>(Mutex<HashMap<FileId, State<'e>>>);
+pub(super) struct Links<'e>(Mutex<HashMap<Identity, State<'e>>>);
 
 impl<'e> Links<'e> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<FileId, State<'e>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, State<'e>>> {
         self.0.lock().expect("no thread panics with the links locked")
     }
 
     /// Takes in one of the `names` (2 or more) that a file has.
-    pub(super) fn claim(&self, id: FileId, names: u64, directory: &DirectoryRef<'e>, entry: &Entry) -> Claim {
+    pub(super) fn claim(&self, id: Identity, names: u64, directory: &DirectoryRef<'e>, entry: &Entry) -> Claim {
         let mut files = self.lock();
         match files.get_mut(&id) {
             None => {
@@ -66,7 +64,7 @@ impl<'e> Links<'e> {
 
     /// The first name has been copied to `original`, or could not be. Returns the names that waited for it, which have to
     /// be claimed again.
-    pub(super) fn settle(&self, id: FileId, original: Option<Original>) -> Vec<(DirectoryRef<'e>, Entry)> {
+    pub(super) fn settle(&self, id: Identity, original: Option<Original>) -> Vec<(DirectoryRef<'e>, Entry)> {
         let mut files = self.lock();
         let Some(State::Copying { waiting, left }) = files.remove(&id) else { return Vec::new() };
         if let Some(original) = original {

@@ -15,7 +15,7 @@ const TAKEOVERS_MAX: u32 = 3;
 use super::Problem;
 use crate::fs::partial::{self, make_way};
 pub(super) use crate::fs::partial::{LISTING_BYTES, open_directory, publish_directory, remove_contents};
-use crate::fs::{PARTIAL, WHOLE, name_beside};
+use crate::fs::{PARTIAL, WHOLE, identity, name_beside};
 
 /// The name under which `name` is made.
 pub(super) fn temporary(name: &CStr) -> CString {
@@ -121,7 +121,7 @@ impl Output {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::EXIST.into());
         }
-        if (stat.st_dev, stat.st_ino) == (source.st_dev, source.st_ino) {
+        if identity(&stat) == identity(source) {
             return Err(Problem::SameFile);
         }
         if stat.st_nlink > 1 {

@@ -17,8 +17,8 @@ use super::place;
 use super::work::{BATCH_ENTRIES, Engine, Job, Worker};
 use super::{Failure, Item, Note, Paths, Problem, Side, working_directory};
 use crate::fs::copy::metadata::{self, Attribute, Metadata, Present};
-use crate::fs::is_temporary_name;
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory, remove_acls};
+use crate::fs::{Identity, identity, is_temporary_name};
 
 /// Directories that lie in each other.
 const DEPTH_MAX: u32 = 4096;
@@ -129,7 +129,7 @@ pub(super) struct Directory<'e> {
     /// Permissions that new files in it can get where modes are not kept.
     pub(super) permitted: u32,
     /// Device and inode of the topmost directory of this item's copy: it must not be met in the source.
-    top: Option<(u64, u64)>,
+    top: Option<Identity>,
     /// What is to be put on it in the end; `None` for the directory that an item is put into.
     finish: Option<Finish>,
     parent: Option<DirectoryRef<'e>>,
@@ -336,7 +336,7 @@ impl<'e> Worker<'e, '_> {
         }
         let source = place::open_directory(&parent.source, &entry.source).source()?;
         let stat = fstat(&source).source()?;
-        if parent.top == Some((stat.st_dev, stat.st_ino)) {
+        if parent.top == Some(identity(&stat)) {
             return Err((Side::Source, Problem::IntoItself));
         }
         let attributes = metadata::read_attributes(Object::Open(source.as_fd()), &engine.options.preserve).source()?;
@@ -362,7 +362,7 @@ impl<'e> Worker<'e, '_> {
             }
         };
         let made = fstat(&destination).destination()?;
-        if (made.st_dev, made.st_ino) == (stat.st_dev, stat.st_ino) {
+        if identity(&made) == identity(&stat) {
             return Err((Side::Source, Problem::SameFile));
         }
         let was_closed = !is_new && open_up(&destination, &made).destination()?;
@@ -402,7 +402,7 @@ impl<'e> Worker<'e, '_> {
             is_ours: is_new && (made.st_uid, made.st_gid) == engine.us,
             gives_acls,
             permitted,
-            top: parent.top.or(Some((made.st_dev, made.st_ino))),
+            top: parent.top.or(Some(identity(&made))),
             destination,
             finish: Some(Finish { metadata: Metadata::from(&stat), attributes, mode }),
             parent: Some(parent.clone()),
@@ -476,12 +476,12 @@ fn lies_in(directory: &OwnedFd, outer: &Stat) -> Result<bool, Errno> {
     let mut here = openat(directory, c".", flags, Mode::empty())?;
     let mut stat = fstat(&here)?;
     loop {
-        if (stat.st_dev, stat.st_ino) == (outer.st_dev, outer.st_ino) {
+        if identity(&stat) == identity(outer) {
             return Ok(true);
         }
         here = openat(&here, c"..", flags, Mode::empty())?;
         let above = fstat(&here)?;
-        if (above.st_dev, above.st_ino) == (stat.st_dev, stat.st_ino) {
+        if identity(&above) == identity(&stat) {
             return Ok(false);
         }
         stat = above;

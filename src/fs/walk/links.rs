@@ -6,18 +6,16 @@ use std::collections::hash_map::Entry;
 use rd_proto::tree::PATH_BYTES_MAX;
 
 use super::LINKS_BYTES_MAX;
+use crate::fs::Identity;
 
 /// What an entry takes beside its path, in bytes: key and value in a table that is half empty after it has grown, and
 /// the allocator's share.
 const ENTRY_BYTES: usize = 128;
 
-/// Device and inode.
-pub type Inode = (u64, u64);
-
 /// The files of which further names are to come.
 #[derive(Default)]
 pub struct Links {
-    first: HashMap<Inode, First>,
+    first: HashMap<Identity, First>,
     bytes: usize,
 }
 
@@ -30,12 +28,12 @@ struct First {
 
 impl Links {
     /// Under which path a file was sent, and its number if it is a large one, otherwise 0.
-    pub fn first(&self, inode: Inode) -> Option<(&[u8], u32)> {
+    pub fn first(&self, inode: Identity) -> Option<(&[u8], u32)> {
         self.first.get(&inode).map(|first| (&*first.path, first.item))
     }
 
     /// Remembers a file of which `left` names are to come, if there is room for it.
-    pub fn insert(&mut self, inode: Inode, path: Vec<u8>, left: impl Into<u64>, item: u32) {
+    pub fn insert(&mut self, inode: Identity, path: Vec<u8>, left: impl Into<u64>, item: u32) {
         let bytes = ENTRY_BYTES + path.len();
         if path.len() <= PATH_BYTES_MAX && self.bytes + bytes <= LINKS_BYTES_MAX {
             self.forget(inode);
@@ -45,7 +43,7 @@ impl Links {
     }
 
     /// One more name has come; with the last the file is forgotten.
-    pub fn count(&mut self, inode: Inode) {
+    pub fn count(&mut self, inode: Identity) {
         if let Entry::Occupied(mut first) = self.first.entry(inode) {
             first.get_mut().left -= 1;
             if first.get().left == 0 {
@@ -55,7 +53,7 @@ impl Links {
     }
 
     /// The file was not sent after all: its next name is to be sent in full.
-    pub fn forget(&mut self, inode: Inode) {
+    pub fn forget(&mut self, inode: Identity) {
         if let Some(first) = self.first.remove(&inode) {
             self.bytes -= ENTRY_BYTES + first.path.len();
         }

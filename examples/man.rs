@@ -15,7 +15,7 @@ use rdma_pipe::cmd::doctor::DoctorArguments;
 use rdma_pipe::cmd::habits::LETTERS;
 use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
-use rdma_pipe::cmd::rdpipe;
+use rdma_pipe::cmd::rdpipe::PipeArguments;
 use rdma_pipe::cmd::recv::RecvArguments;
 use rdma_pipe::cmd::send::SendArguments;
 
@@ -103,7 +103,7 @@ fn pages() -> Vec<Page> {
             ],
         },
         Page {
-            command: rdpipe::command(),
+            command: PipeArguments::command(),
             other: "rdcp",
             environment: &[
                 ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),

@@ -7,7 +7,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use clap::{Command, ValueEnum};
+
 use super::exit::escaped;
+use super::options::Compress;
 
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,22 +178,24 @@ const WORDS: &[(&str, Here)] = &[
 
 /// A command line as `rdcp` takes it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Translated {
-    pub(super) words: Vec<OsString>,
+pub struct Translated {
+    /// The words for its own definition to parse, without the program's name.
+    pub words: Vec<OsString>,
     /// What should be said about it, at most once each.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
-    pub(super) is_relative: bool,
+    pub is_relative: bool,
 }
 
-/// Makes a command line, without the program's name, into one of `rdcp`'s own options. `exists`: whether a file has that
-/// name.
+/// Makes a command line, without the program's name, into one of `rdcp`'s own options. `command`: their definition.
+/// `exists`: whether a file has that name.
 ///
 /// # Errors
 ///
 /// A sentence, for what cannot be done.
-pub(super) fn translate(
+pub fn translate(
     words: impl IntoIterator<Item = OsString>,
+    command: &Command,
     exists: impl Fn(&OsStr) -> bool,
 ) -> Result<Translated, String> {
     let mut done = Translated::default();
@@ -213,7 +218,7 @@ pub(super) fn translate(
                     done.words.push("--compress=auto".into());
                 }
                 None => {
-                    let is_value_next = takes_value(&word);
+                    let is_value_next = takes_value(command, &word);
                     done.words.push(word);
                     if is_value_next {
                         done.words.extend(words.next());
@@ -235,14 +240,12 @@ pub(super) fn translate(
 }
 
 fn is_compression(word: &OsStr) -> bool {
-    ["off", "auto", "lz4", "zstd"].iter().any(|name| word == *name)
+    word.to_str().is_some_and(|word| Compress::from_str(word, false).is_ok())
 }
 
 /// Whether the word behind a long option is its value, so that it must not be taken for letters.
-fn takes_value(word: &OsStr) -> bool {
-    use clap::CommandFactory;
+fn takes_value(command: &Command, word: &OsStr) -> bool {
     let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--")) else { return false };
-    let command = super::rdcp::CopyArguments::command();
     let option = command.get_arguments().find(|option| option.get_long() == Some(name));
     option.is_some_and(|option| option.get_action().takes_values() && !option.is_require_equals_set())
 }
@@ -272,6 +275,8 @@ fn cluster(
     for (at, &byte) in letters.iter().enumerate() {
         let rest = OsStr::from_bytes(&letters[at + 1..]);
         let short = OsString::from_vec(vec![b'-', byte]);
+        let attached = !rest.is_empty();
+        let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
         let known = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
         match known.map(|letter| letter.here) {
             // clap says that there is none.
@@ -284,8 +289,6 @@ fn cluster(
             Some(Here::Kept) => {}
             Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
             Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {
-                let attached = !rest.is_empty();
-                let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
                 // rsync's letters `t` and `o` have no value: -rlptgoD, -o by itself.
                 let is_flag = match (byte, value) {
                     (b't', Some(value)) => attached && are_rsync_flags(value) && !exists(value),
@@ -302,8 +305,6 @@ fn cluster(
             }
             Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
             Some(Here::Number(number)) => {
-                let attached = !rest.is_empty();
-                let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
                 let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
                 match (number, value) {
                     (Number::Port, None) => done.words.push("--progress".into()),
@@ -345,7 +346,7 @@ fn are_rsync_flags(word: &OsStr) -> bool {
     })
 }
 
-/// `scp://[USER@]HOST[:PORT][/PATH]` as `[USER@]HOST:PATH`, the port put aside; other words as they are.
+/// `scp://[USER@]HOST[:PORT][/PATH]` as `[USER@]HOST:PATH`, its port in `port`; other words as they are.
 fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> {
     let Some(rest) = word.as_bytes().strip_prefix(b"scp://") else { return Ok(word) };
     let wrong = || format!("not scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
@@ -401,7 +402,8 @@ mod tests {
     /// `80` and `22` are names of files here, as is the directory `gz`.
     fn words(line: &str) -> Result<Vec<String>, String> {
         let exists = |word: &OsStr| ["80", "gz"].iter().any(|name| word == *name);
-        let done = translate(line.split(' ').map(OsString::from), exists)?;
+        let command = super::super::rdcp::CopyArguments::command();
+        let done = translate(line.split(' ').map(OsString::from), &command, exists)?;
         let mut words: Vec<String> = done.words.into_iter().map(|word| word.into_string().expect("text")).collect();
         words.extend(done.is_relative.then(|| "(relative)".to_owned()));
         words.extend(done.notes.first().map(|_| "(note)".to_owned()));

@@ -28,7 +28,6 @@ mod station;
 mod stream;
 pub mod tree;
 
-use clap::CommandFactory;
 use exit::{Exit, Failure};
 
 /// A command: the name that the program is installed under, what runs it, and what it does.
@@ -67,28 +66,6 @@ pub fn main() -> ExitCode {
         Some(word) if word == "--help" || word == "-h" => print(&overview()),
         _ => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
     })
-}
-
-/// Whether a command line, its command's name first, is one that the command takes. Nothing is run.
-///
-/// # Errors
-///
-/// What is wrong with it, for a person.
-pub fn parses(words: &[String]) -> Result<(), String> {
-    let Some((name, rest)) = words.split_first() else { return Err("no command".to_owned()) };
-    let command = match name.as_str() {
-        "rdcp" => rdcp::CopyArguments::command(),
-        "rdsend" => send::SendArguments::command(),
-        "rdrecv" => recv::RecvArguments::command(),
-        "rdpipe" => rdpipe::command(),
-        "rdperf" => perf::PerfArguments::command(),
-        "rddoctor" => doctor::DoctorArguments::command(),
-        _ => return Err(format!("no command {name}")),
-    };
-    let rest = rest.iter().map(OsString::from);
-    let rest = if name == "rdcp" { habits::translate(rest, |_| false)?.words } else { rest.collect() };
-    let words = std::iter::once(OsString::from(name)).chain(rest);
-    command.try_get_matches_from(words).map(|_| ()).map_err(|error| error.to_string())
 }
 
 fn overview() -> String {

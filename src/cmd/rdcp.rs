@@ -1,6 +1,6 @@
 //! `rdcp`: copies files between any two hosts.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
@@ -127,13 +127,13 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::key::conceal_memory();
     super::run("rdcp", || {
-        let done =
-            habits::translate(words.into_iter().skip(1), |name| std::path::Path::new(name).symlink_metadata().is_ok());
-        let done = done.map_err(|reason| super::usage(&CopyArguments::command(), &reason))?;
+        let command = CopyArguments::command();
+        let exists = |name: &OsStr| std::path::Path::new(name).symlink_metadata().is_ok();
+        let done = habits::translate(words.into_iter().skip(1), &command, exists);
+        let done = done.map_err(|reason| super::usage(&command, &reason))?;
         let words = std::iter::once(OsString::from("rdcp")).chain(done.words);
-        let parsed = CopyArguments::command().try_get_matches_from(words);
+        let parsed = command.try_get_matches_from(words);
         match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
             Ok((arguments, matches)) => {
                 if !arguments.report.quiet {

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 
 use super::exit::{Exit, Failure, escaped};
 use super::options::{ReportOptions, TransferOptions};
@@ -65,20 +65,11 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between 
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
     is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
 
-/// The command line's definition.
-pub fn command() -> clap::Command {
-    PipeArguments::command()
-}
-
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::key::conceal_memory();
-    super::run("rdpipe", || {
-        let parsed = command().try_get_matches_from(words);
-        match parsed.and_then(|matches: ArgMatches| PipeArguments::from_arg_matches(&matches)) {
-            Ok(arguments) => pipe(arguments),
-            Err(error) => super::parse_failure(&error),
-        }
+    super::run("rdpipe", || match PipeArguments::try_parse_from(words) {
+        Ok(arguments) => pipe(arguments),
+        Err(error) => super::parse_failure(&error),
     })
 }
 

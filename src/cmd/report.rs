@@ -239,9 +239,9 @@ impl Drop for Terminal {
     }
 }
 
-/// A rate in GB/s, decimal.
-pub(super) fn gigabytes_per_second(bytes: u64, seconds: f64) -> f64 {
-    bytes as f64 / seconds.max(1e-9) / 1e9
+/// The average rate, in bytes a second.
+pub(super) fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9)
 }
 
 /// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
@@ -316,8 +316,7 @@ impl<'a> Reporter<'a> {
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
-            let rate = gigabytes_per_second(summary.counters.bytes, summary.seconds) * 1e9;
-            super::say(&format!("Bandwidth {}", rate_words(rate)));
+            super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
         }
         let report = json_report(summary, failure);
         self.write(&report)
@@ -356,9 +355,9 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{what}: {parts}"))
 }
 
-/// What the limiter of a transfer would have allowed if it had never waited for anything else, in GB/s, decimal.
+/// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
 fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
-    gigabytes_per_second(summary.counters.bytes, limiter.share * summary.waits.total())
+    rate(summary.counters.bytes, limiter.share * summary.waits.total())
 }
 
 /// What limited a transfer, for a person; `None` where nothing was transferred.
@@ -380,7 +379,7 @@ fn limiter_line(summary: &Summary) -> Option<String> {
     Some(format!(
         "limited by {name}, for {:.0} % of the time: it allows {}",
         limiter.share * 100.0,
-        rate_words(ceiling * 1e9)
+        rate_words(ceiling)
     ))
 }
 
@@ -401,7 +400,7 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
         "event": "end",
         "bytes": summary.counters.bytes,
         "seconds": rounded(summary.seconds),
-        "gb_per_s": rounded(gigabytes_per_second(summary.counters.bytes, summary.seconds)),
+        "gb_per_s": rounded(rate(summary.counters.bytes, summary.seconds) / 1e9),
         "transport": summary.media.iter().map(|&medium| medium_name(medium)).collect::<Vec<_>>().join("+"),
         "lanes": summary.lanes,
         "encrypted": summary.encrypted,
@@ -416,7 +415,7 @@ fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Valu
         "limiter": limiter.map(|limiter| json!({
             "name": limiter.what.name(),
             "share": rounded(limiter.share),
-            "ceiling_gb_per_s": rounded(ceiling(summary, &limiter)),
+            "ceiling_gb_per_s": rounded(ceiling(summary, &limiter) / 1e9),
         })),
         "exit": failure.map_or(0, |failure| failure.exit.code()),
         "error": failure.and_then(|failure| failure.message.clone()),

@@ -13,8 +13,8 @@ use crate::cmd::end;
 use crate::cmd::exit::escaped;
 use crate::cmd::options::ReportOptions;
 use crate::cmd::report::{
-    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, gigabytes_per_second, in_foreground, limiter_now, rate_words,
-    read_line, rounded, written_line,
+    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, in_foreground, limiter_now, rate, rate_words, read_line, rounded,
+    written_line,
 };
 use crate::control::frames::Report;
 use crate::engine::{Read, Waits};
@@ -121,16 +121,16 @@ impl Screen {
         for (rate, hop) in self.rates.iter_mut().zip(hops) {
             rate.add(now, hop.bytes, hop.waits);
         }
-        let rate = |at: usize| match self.rates[at].bytes_per_second() {
-            Some(rate) => rate_words(rate),
-            None => rate_words(gigabytes_per_second(hops[at].bytes, self.began.elapsed().as_secs_f64()) * 1e9),
+        let rate_of = |at: usize| match self.rates[at].bytes_per_second() {
+            Some(rate) => rate,
+            None => rate(hops[at].bytes, self.began.elapsed().as_secs_f64()),
         };
         let limiter = |at: usize| limiter_now(self.rates[at].waits());
         let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
         let lines: Vec<String> = moving
             .map(|(at, hop)| {
                 let bytes = DecimalBytes(hop.bytes);
-                format!("{}: {bytes} {}{}", hop.label(), rate(at), limiter(at))
+                format!("{}: {bytes} {}{}", hop.label(), rate_words(rate_of(at)), limiter(at))
             })
             .collect();
         if self.progress == Progress::Lines {
@@ -238,7 +238,7 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
         "{}: {}, {}, {}{ways}",
         hop.label(),
         DecimalBytes(report.bytes),
-        rate_words(gigabytes_per_second(report.bytes, seconds) * 1e9),
+        rate_words(rate(report.bytes, seconds)),
         crate::cmd::copy::route(report, through)
     ))
 }
@@ -330,7 +330,7 @@ pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Optio
                 "to": hop.names[1],
                 "bytes": hop.bytes,
                 "seconds": rounded(seconds),
-                "gb_per_s": rounded(gigabytes_per_second(report.bytes, seconds)),
+                "gb_per_s": rounded(rate(report.bytes, seconds) / 1e9),
                 "transport": report.media.join("+"),
                 "lanes": report.lanes,
                 "encrypted": report.encrypted,

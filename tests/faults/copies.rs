@@ -67,13 +67,7 @@ fn one(story: &mut Story, tree: &Tree) {
     let lanes = story.pick(&["1", "2", "3"]);
     let reconnect = story.pick(&["0", "2", "4"]);
     let compress = story.pick(&["off", "lz4"]);
-    let had_old = story.pick(&[true, false]);
-    let directory = story.lab.join("there");
-    fs::create_dir(&directory).expect("a directory");
-    let copy = directory.join("copy");
-    if had_old {
-        tree::plant_old(tree, &copy);
-    }
+    let (had_old, directory, copy) = tree::destination(story, tree);
     let arguments: Vec<OsString> = vec!["-rT".into(), at(from, &tree.top()), at(to, &copy)];
     story.tell(format_args!(
         "rdcp {arguments:?} --encrypt {encrypt} --lanes {lanes} --reconnect {reconnect} --compress {compress}, old: {had_old}"

@@ -131,13 +131,7 @@ fn one(story: &mut Story, trees: &[Tree]) {
     let (from, to) = story.pick(&sides);
     let which = usize::from(story.random.below(4) == 0);
     let tree = &trees[which];
-    let had_old = story.pick(&[true, false]);
-    let directory = story.lab.join("there");
-    fs::create_dir(&directory).expect("a directory");
-    let copy = directory.join("copy");
-    if had_old {
-        tree::plant_old(tree, &copy);
-    }
+    let (had_old, directory, copy) = tree::destination(story, tree);
     let encrypt = story.pick(&["always", "never"]);
     // Without -T, half a copy under that name would be taken for a directory to copy into.
     let mut arguments: Vec<OsString> = vec!["-r".into(), at(from, &tree.top()), at(to, &copy)];

@@ -22,8 +22,6 @@ mod tree;
 
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Trial};
-
 const CASES: &[(&str, fn())] = &[
     ("streams_through_a_bad_network", streams::through_a_bad_network),
     ("copies_through_a_bad_network", copies::through_a_bad_network),
@@ -36,12 +34,5 @@ fn main() -> ExitCode {
     if std::env::var_os(launcher::IS_LAUNCHER).is_some() {
         return launcher::be_launcher();
     }
-    let arguments = Arguments::from_args();
-    let trials = CASES.iter().map(|&(name, case)| {
-        Trial::test(name, move || {
-            case();
-            Ok(())
-        })
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    rig::run_cases(CASES)
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::rig::{CHUNK, Scratch, noise, text};
+use crate::story::Story;
 
 /// Files from this size on leave what has come of them when their copy is given up.
 pub const LARGE_BYTES: u64 = 64 << 20;
@@ -61,8 +62,20 @@ pub fn plant(large_bytes: u64, data_bytes: u64) -> Tree {
     Tree { scratch, bytes, entries }
 }
 
+/// An empty directory, and the name in it under which `tree` is to be copied; whether an older tree stands there.
+pub fn destination(story: &mut Story, tree: &Tree) -> (bool, PathBuf, PathBuf) {
+    let had_old = story.pick(&[true, false]);
+    let directory = story.lab.join("there");
+    fs::create_dir(&directory).expect("a directory");
+    let copy = directory.join("copy");
+    if had_old {
+        plant_old(tree, &copy);
+    }
+    (had_old, directory, copy)
+}
+
 /// Puts older files at every other name of `tree` below `top`.
-pub fn plant_old(tree: &Tree, top: &Path) {
+fn plant_old(tree: &Tree, top: &Path) {
     fs::create_dir_all(top).expect("a directory");
     for (number, (name, entry)) in tree.entries.iter().enumerate() {
         let path = top.join(name);

@@ -21,7 +21,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
-use libtest_mimic::{Arguments, Trial};
 use rd_proto::tree::{Metadata, Record, Special};
 use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
 use rdma_pipe::control::frames::{Found, Job, Kind, MAGIC, Message, Report};
@@ -45,14 +44,7 @@ fn main() -> ExitCode {
     if std::env::var_os("RD_HOSTILE").is_some() {
         return be_hostile();
     }
-    let arguments = Arguments::from_args();
-    let trials = CASES.iter().map(|&(name, case)| {
-        Trial::test(name, move || {
-            case();
-            Ok(())
-        })
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    rig::run_cases(CASES)
 }
 
 // --- the peer ----------------------------------------------------------------------------------------------------

@@ -85,6 +85,17 @@ pub fn in_shell(line: &str, wrapped: &Command) -> Command {
     command
 }
 
+/// Runs the cases of a test binary that has a `main` of its own, since it is also a program that its tests start.
+pub fn run_cases(cases: &[(&'static str, fn())]) -> std::process::ExitCode {
+    let trials = cases.iter().map(|&(name, case)| {
+        libtest_mimic::Trial::test(name, move || {
+            case();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&libtest_mimic::Arguments::from_args(), trials.collect()).exit_code()
+}
+
 /// How a process ended.
 #[derive(Clone, Debug)]
 pub struct Ended {

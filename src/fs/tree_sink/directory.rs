@@ -345,18 +345,9 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc;
 
+    use super::super::tests::chunk;
     use super::super::{Options, TreeSink};
     use super::*;
-
-    fn chunk(records: &[Record<'_>]) -> Arc<Vec<u8>> {
-        let mut bytes = Vec::new();
-        for record in records {
-            let at = bytes.len();
-            bytes.resize(at + record.encoded_bytes(), 0);
-            record.encode(&mut bytes[at..]);
-        }
-        Arc::new(bytes)
-    }
 
     const META: Metadata<'static> = Metadata {
         mode: 0o551,

@@ -126,7 +126,7 @@ fn link<'a>(name: &'a [u8], target: &'a [u8]) -> Record<'a> {
     Record::Symlink { name, metadata: META, target }
 }
 
-fn chunk(records: &[Record<'_>]) -> Arc<Vec<u8>> {
+pub(super) fn chunk(records: &[Record<'_>]) -> Arc<Vec<u8>> {
     let mut bytes = Vec::new();
     for record in records {
         let at = bytes.len();

@@ -604,7 +604,7 @@ impl Run {
         }
     }
 
-    /// Whoever read what a command writes has gone. Whether the command writes on, and so is hit by that: then what it makes
+    /// The reader of what a command writes has gone. Whether the command writes on, and so is hit by that: then what it makes
     /// of it is no failure. One that ends without writing on ends for reasons of its own. Waits for either.
     fn is_writing_on(&self) -> bool {
         let output = self.output.lock().expect("no panic with it locked");

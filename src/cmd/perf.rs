@@ -231,7 +231,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         Task::Model => (local::model(arguments)?, None),
         Task::Compare => (Report::new(), None),
     };
-    // What was measured is told first: a chart that cannot be drawn takes nothing of it away.
+    // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
     let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
     let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
     failure.map_or(Ok(()), Err).and(told).and(drawn)

@@ -569,7 +569,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whoever read the stage's output has gone without reading all of it, and the stage wrote on: what it makes of that is
+    /// The reader of the stage's output has gone without reading all of it, and the stage wrote on: what it makes of that is
     /// no failure.
     fn was_left(&self, number: usize) -> bool {
         let hop = self.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());

@@ -91,7 +91,7 @@ impl Tunnel {
         std::thread::Builder::new().name("tunnel".to_owned()).stack_size(128 << 10).spawn(move || {
             for stream in listener.incoming() {
                 match stream {
-                    // Whoever is on this host can come here: no more of them than there may be lanes.
+                    // Every process on this host can connect: no more of them than there may be lanes.
                     Ok(_) if tunnel.state().connections.len() >= CONNECTIONS_MAX => {}
                     Ok(stream) => {
                         let id = tunnel.next_id.fetch_add(1, Ordering::Relaxed);

@@ -57,7 +57,7 @@ pub enum Incoming {
 
 /// Which session is served, which of its lanes have been used, and where its events go.
 ///
-/// A channel serves one session: whoever gets a lane gets that session's channel with it, and what is left of an earlier
+/// A channel serves one session: a lane comes with its session's channel, and what is left of an earlier
 /// session reports to a channel that nobody reads any more.
 #[derive(Debug)]
 pub struct Registry {

@@ -126,7 +126,7 @@ pub struct Transfer {
 }
 
 /// How long a new lane may wait for room among the events. The loop takes them without a pause; before it runs, a peer that
-/// floods what nobody takes yet must not hold up whoever is to run it.
+/// floods what nobody takes yet must not hold up the thread that is to run it.
 const ANNOUNCE_MAX: Duration = Duration::from_secs(5);
 
 /// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.

@@ -315,7 +315,7 @@ impl Setter {
                 Err(error) => applied.error = Some(error),
             }
         }
-        // What the file lends to whoever runs it, it lends in its owner's name: not in another's.
+        // A set-ID file runs with its owner's rights: they are not to become another owner's.
         let may_lend = keep.mode && keep.owner && owner == (metadata.uid, metadata.gid);
         let mut lost_acl = false;
         if keep.xattrs {
@@ -404,7 +404,7 @@ fn set_xattrs(
 }
 
 /// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
-/// of its directory denies it to owners: with `may_open`, it gets that, and whoever calls sets the mode afterwards.
+/// of its directory denies it to owners: with `may_open`, it gets that, and the caller sets the mode afterwards.
 pub(super) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8], may_open: bool) -> Result<(), Errno> {
     match object.set_xattr(name, value) {
         Err(Errno::ACCESS) if may_open => {

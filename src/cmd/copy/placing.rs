@@ -126,7 +126,7 @@ impl Copy<'_> {
         exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
     }
 
-    /// Where they come to lie; `None` for standard output. Of several, those that cannot come there are named and taken
+    /// Where they are placed; `None` for standard output. Of several, those that cannot come there are named and taken
     /// out.
     pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
         let several = self.are_several(found);

@@ -196,7 +196,7 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
                 crate::cmd::say(&format!("rdperf: stopped before {count} connections: {reason}"));
                 break;
             }
-            // Else what was measured is told all the same.
+            // Else what was measured so far is reported.
             Err(failure) if !report.connections.is_empty() => {
                 ended = Some(failure);
                 break;

@@ -173,7 +173,7 @@ impl Hop {
         faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
-    /// The same, and whoever wrote its data wrote on.
+    /// The same, and the writer of its data wrote on.
     pub(super) fn was_left(&self) -> bool {
         let fault = self.reports[Which::From as usize].as_ref().and_then(|report| report.fault.as_ref());
         fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)

@@ -12,6 +12,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::examples::{self, Example};
 use rdma_pipe::cmd::habits::LETTERS;
 use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
@@ -24,8 +25,10 @@ struct Page {
     command: Command,
     other: &'static str,
     environment: &'static [(&'static str, &'static str)],
-    examples: &'static [(&'static str, &'static str)],
+    examples: &'static [Example],
 }
+
+const RDCP_RSH: (&str, &str) = ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.");
 
 const NO_COLOR: (&str, &str) = ("NO_COLOR", "Help is printed without colours if this is set.");
 
@@ -78,6 +81,8 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
 ];
 
+const RSH: &[(&str, &str)] = &[RDCP_RSH, NO_COLOR];
+
 const KEY: &[(&str, &str)] = &[
     ("RD_KEY", "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY."),
     NO_COLOR,
@@ -88,107 +93,30 @@ fn pages() -> Vec<Page> {
         Page {
             command: CopyArguments::command(),
             other: "rdma-pipe-agent",
-            environment: &[
-                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
-                NO_COLOR,
-            ],
-            examples: &[
-                ("rdcp image.raw backup:", "A file, to the login's home on another host."),
-                (
-                    "rdcp -v backup:'snapshots/*.zst' .",
-                    "All files of that pattern, which is expanded on the other host.",
-                ),
-                ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
-                ("rdcp --bootstrap -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
-            ],
+            environment: RSH,
+            examples: examples::RDCP,
         },
-        Page {
-            command: PipeArguments::command(),
-            other: "rdcp",
-            environment: &[
-                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
-                NO_COLOR,
-            ],
-            examples: &[
-                ("rdpipe other:'sha256sum' <image.raw", "What a file here sums up to, computed on another host."),
-                (
-                    "rdpipe fs1:'zfs send tank/data@monday' backup:'zfs receive tank/data'",
-                    "A snapshot from one host to another; nothing of it passes here.",
-                ),
-                (
-                    "rdpipe --shell bash fs1:'< data.tar' fs2:'tee data.tar' fs3:'tee >(sha256sum >sums) | tar x'",
-                    "A file to two more hosts at the cost of one: each passes on what it gets.",
-                ),
-                ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
-            ],
-        },
+        Page { command: PipeArguments::command(), other: "rdcp", environment: RSH, examples: examples::RDPIPE },
         Page {
             command: DoctorArguments::command(),
             other: "rdcp",
-            environment: &[
-                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
-                ("NO_COLOR", "Nothing is printed with colours if this is set."),
-            ],
-            examples: &[
-                ("rddoctor", "This host."),
-                ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
-                ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to be read and then run as root on both hosts."),
-                ("rddoctor --seconds 0 --json gpu7", "For a program, and without traffic."),
-            ],
+            environment: &[RDCP_RSH, ("NO_COLOR", "Nothing is printed with colours if this is set.")],
+            examples: examples::RDDOCTOR,
         },
         Page {
             command: AgentArguments::command(),
             other: "rdcp",
             environment: &[("HOME", "Where relative paths start.")],
-            examples: &[("rdcp --agent /opt/rdma-pipe/bin/rdma-pipe-agent image.raw backup:", "How it is used.")],
+            examples: examples::AGENT,
         },
         Page {
             command: PerfArguments::command(),
             other: "rdcp",
-            environment: &[
-                ("RD_KEY", "KEY, for HOST:PORT and for serve."),
-                ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh."),
-                NO_COLOR,
-            ],
-            examples: &[
-                ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),
-                ("rdperf serve", "Takes a free port, makes a key and prints the line to run at the other host."),
-                ("rdperf -a --plot sweep.svg gpu2", "All message lengths, drawn."),
-                ("rdperf --poll -q 8 -b gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
-                (
-                    "rdperf qps gpu2 --json=qps.json && rdperf model --fit qps.json --clients 64",
-                    "How many queue pairs 64 clients may use.",
-                ),
-                (
-                    "rdperf --plot both.png --compare monday.json --compare friday.json",
-                    "Two reports of --json over each other.",
-                ),
-                ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),
-            ],
+            environment: &[("RD_KEY", "KEY, for HOST:PORT and for serve."), RDCP_RSH, NO_COLOR],
+            examples: examples::RDPERF,
         },
-        Page {
-            command: SendArguments::command(),
-            other: "rdrecv",
-            environment: KEY,
-            examples: &[
-                ("zfs send pool/data@monday | rdsend backup 7000 -", "A snapshot, with KEY in RD_KEY."),
-                ("tar -c tree | rdsend --key-file key backup 7000", "A tree, with KEY in a file."),
-                ("rdsend -v backup 7000 KEY image.raw", "A file; the receiver sees how large it is."),
-            ],
-        },
-        Page {
-            command: RecvArguments::command(),
-            other: "rdsend",
-            environment: KEY,
-            examples: &[
-                (
-                    "rdrecv",
-                    "Takes a free port, makes a key and prints the line to run at the sender. Data goes to standard output.",
-                ),
-                ("rdrecv 7000 - | zfs receive pool/data", "A snapshot, with KEY in RD_KEY."),
-                ("rdrecv --wait 60 7000 KEY image.raw", "A file, which appears when all of it has arrived."),
-            ],
-        },
+        Page { command: SendArguments::command(), other: "rdrecv", environment: KEY, examples: examples::RDSEND },
+        Page { command: RecvArguments::command(), other: "rdsend", environment: KEY, examples: examples::RDRECV },
     ]
 }
 

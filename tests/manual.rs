@@ -9,6 +9,7 @@ use clap::{Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
 use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::examples;
 use rdma_pipe::cmd::habits;
 use rdma_pipe::cmd::perf::PerfArguments;
 use rdma_pipe::cmd::rdcp::CopyArguments;
@@ -44,6 +45,57 @@ fn commands() -> Vec<Command> {
     ]
 }
 
+fn examples_of(name: &str) -> &'static [examples::Example] {
+    match name {
+        "rdcp" => examples::RDCP,
+        "rdsend" => examples::RDSEND,
+        "rdrecv" => examples::RDRECV,
+        "rdpipe" => examples::RDPIPE,
+        "rdperf" => examples::RDPERF,
+        "rddoctor" => examples::RDDOCTOR,
+        "rdma-pipe-agent" => examples::AGENT,
+        name => panic!("no examples of {name}"),
+    }
+}
+
+#[test]
+fn every_help_and_manual_page_has_examples_that_are_taken() {
+    for mut command in commands() {
+        let name = command.get_name().to_owned();
+        let help = command.render_long_help().to_string();
+        let page = document(&format!("docs/man/{name}.1"));
+        let examples = examples_of(&name);
+        let (_, shown) = help.split_once("\nExamples:\n").unwrap_or_else(|| panic!("{name} --help: no examples"));
+        assert!(shown.contains("Exit codes: "), "{name} --help: no exit codes");
+        for (line, meaning) in examples {
+            assert!(shown.contains(&format!("  {line}\n      {meaning}\n")), "{name} --help: {line}: {shown}");
+            assert!(line.chars().count() <= 78 && meaning.chars().count() <= 74, "80 columns: {line}: {meaning}");
+        }
+        assert_eq!(page.matches("\n.SH EXAMPLES\n").count(), 1, "{name}.1");
+        let page = format!("```sh\n{}\n```", examples.iter().map(|(line, _)| format!("{line}\n")).collect::<String>());
+        let lines = lines_of_commands(&format!("\n{page}"));
+        assert!(lines.len() >= examples.len(), "{name}: a command of ours in each");
+        for (line, words) in lines {
+            let taken = parsed(&words);
+            assert!(taken.is_ok(), "{line}: {}", taken.unwrap_err());
+        }
+    }
+}
+
+#[test]
+fn a_synopsis_is_what_a_person_types_and_not_a_list_of_all_options() {
+    for command in commands() {
+        let name = command.get_name();
+        let page = document(&format!("docs/man/{name}.1"));
+        let (_, synopsis) = page.split_once("\n.SH SYNOPSIS\n").expect("a synopsis");
+        let (synopsis, _) = synopsis.split_once("\n.ie ").expect("its end");
+        for line in synopsis.lines().filter(|line| *line != ".br") {
+            assert!(line.starts_with(&format!("\\fB{}\\fR", name.replace('-', "\\-"))), "{line}");
+            assert!(line.len() <= 90 && line.matches("\\-\\-").count() == 0, "{line}");
+        }
+    }
+}
+
 /// The first cells of the rows of a page's tables that begin with a code span.
 fn rows(page: &str) -> impl Iterator<Item = &str> {
     page.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0))
@@ -70,6 +122,21 @@ fn pages() -> Vec<String> {
     guide.chain(["README.md", "CONTRIBUTING.md"].map(str::to_owned)).collect()
 }
 
+/// The commands of a pipe in the shell.
+fn parts_of(line: &str) -> Vec<&str> {
+    let mut quoted = None;
+    line.split(|letter| {
+        match quoted {
+            Some(quote) if quote == letter => quoted = None,
+            None if "'\"".contains(letter) => quoted = Some(letter),
+            _ => {}
+        }
+        quoted.is_none() && letter == '|'
+    })
+    .map(str::trim)
+    .collect()
+}
+
 /// The words of the lines of a page's shell blocks that begin with one of our commands.
 fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
     let names = ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdperf", "rddoctor"];
@@ -86,7 +153,7 @@ fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
                 _ => Some(line),
             };
             // Of a pipe in the shell, the part that is ours; without redirections and comments.
-            for part in typed.unwrap_or_default().split(" | ") {
+            for part in parts_of(typed.unwrap_or_default()) {
                 let part = part.split(" #").next().unwrap_or_default();
                 let Ok(words) = shell_words::split(part) else { continue };
                 let is_redirection = |word: &String| word.starts_with(['<', '>']) && word.len() > 1;

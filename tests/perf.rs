@@ -75,17 +75,19 @@ fn latency_and_bandwidth_in_perftests_columns() {
     measured.ended.expect(0);
     let lines: Vec<&str> = measured.text.lines().filter(|line| !line.is_empty()).collect();
     assert!(lines[0].contains("TCP to 127.0.0.1, 1 connection, depth 128, events"), "{}", lines[0]);
-    assert!(lines[1].trim_start().starts_with("#bytes") && lines[1].contains("t_min[usec]"), "{}", lines[1]);
-    assert!(lines[3].contains("BW peak[MB/sec]") && lines[3].contains("MsgRate[Mpps]"), "{}", lines[3]);
+    assert_eq!(lines[1], "Latency, half a round trip, in usec");
+    assert!(lines[2].trim_start().starts_with("#bytes") && lines[2].contains("t_min"), "{}", lines[2]);
+    assert!(lines[4].contains("BW peak[MB/sec]") && lines[4].contains("MsgRate[Mpps]"), "{}", lines[4]);
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "80 columns: {}", measured.text);
     let numbers =
         |line: &str| -> Vec<f64> { line.split_whitespace().map(|number| number.parse().expect("a number")).collect() };
-    let latency = numbers(lines[2]);
+    let latency = numbers(lines[3]);
     assert_eq!((latency.len(), latency[0]), (10, 2.0));
     assert!(
         latency[1] >= 10.0 && latency[2] > 0.1 && latency[2] <= latency[6] && latency[6] <= latency[9],
         "{latency:?}"
     );
-    let bandwidth = numbers(lines[4]);
+    let bandwidth = numbers(lines[5]);
     assert_eq!((bandwidth.len(), bandwidth[0]), (5, 65_536.0));
     assert!(bandwidth[2] >= bandwidth[3] && bandwidth[3] > 10.0, "{bandwidth:?}");
     // A server goes on.
@@ -120,6 +122,9 @@ fn a_sweep_of_all_lengths_as_json_csv_and_drawings() {
     }
     let drawn = fs::read_to_string(&svg).expect("written");
     assert!(drawn.starts_with("<svg") && drawn.contains("Bandwidth") && drawn.contains("Latency"));
+    let date = report["date"].as_str().expect("a date");
+    let shown = date.replace('T', " ").replace('Z', " UTC");
+    assert!(drawn.contains(&format!("TCP to 127.0.0.1, 1 connection, depth 128, events, {shown}")), "{date}");
 
     // Two runs over each other, without measuring anything.
     let png = scratch.join("both.png");
@@ -351,6 +356,36 @@ fn memory_and_the_model() {
     let report = run(rdperf().args(["model", "--json"])).json();
     let peak = report["model"]["peak_connections"].as_u64().expect("a number");
     assert!((400..=500).contains(&peak), "{peak}");
+}
+
+/// Whatever was measured: one command, its numbers, and a drawing of them.
+#[test]
+fn every_kind_of_measurement_can_be_drawn() {
+    let scratch = Scratch::new();
+    let server = Server::start();
+    let address = format!("127.0.0.1:{}", server.port);
+    let directory = scratch.join("storage");
+    fs::create_dir(&directory).expect("a directory");
+    let directory = directory.display().to_string();
+    for (words, parts) in [
+        (vec![&address[..]], &["99.9 %", "average", "peak"][..]),
+        (vec![&address, "ping"], &["shortest", "longest"]),
+        (vec![&address, "qps", "-q", "2"], &["Round trips of 32 bytes", "Messages of 64 KiB"]),
+        (vec![&address, "limits"], &["source: ", "memory: ", "wire: "]),
+        (vec!["disk", &directory], &["write 1M, in order", "read 4K, random"]),
+        (vec!["mem"], &["MiB/s"]),
+    ] {
+        let file = scratch.join("it.svg");
+        let arguments = ["-D", "0.02", "--plot"];
+        let measured =
+            run(rdperf().args(&words).args(arguments).arg(&file).current_dir(scratch.path()).env("RD_KEY", KEY));
+        measured.ended.expect(0);
+        let drawn = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        for part in parts.iter().chain(&[" UTC\n"]) {
+            assert!(drawn.contains(part), "{words:?}: no {part}");
+        }
+        fs::remove_file(file).expect("ours");
+    }
 }
 
 #[test]

@@ -53,7 +53,13 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 /// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from
 /// its standard input and has no use by hand.
 #[derive(Parser, Debug)]
-#[command(name = "rdma-pipe-agent", version, after_help = EXIT_CODES)]
+#[command(
+    name = "rdma-pipe-agent",
+    version,
+    override_usage = "rdma-pipe-agent",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::AGENT, EXIT_CODES)
+)]
 pub struct AgentArguments {}
 
 /// The exit codes, for the help. How a copy went is told in messages.

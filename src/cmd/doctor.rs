@@ -37,7 +37,13 @@ const SECONDS_MAX: i64 = 600;
 /// RDMA, by which network the data goes, and how fast. Each check is a line; what is wrong comes with the reason why it
 /// matters and the command that fixes it. Nothing is changed on any host.
 #[derive(Parser, Debug)]
-#[command(name = "rddoctor", version, after_help = EXIT_CODES)]
+#[command(
+    name = "rddoctor",
+    version,
+    override_usage = "rddoctor [OPTIONS] [HOST]",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDDOCTOR, EXIT_CODES)
+)]
 pub struct DoctorArguments {
     /// A host to examine as well: NAME, USER@NAME or an address
     #[arg(value_name = "HOST")]

@@ -10,6 +10,7 @@ mod copy;
 pub mod doctor;
 mod end;
 mod examiner;
+pub mod examples;
 pub mod exit;
 pub mod habits;
 pub mod key;

@@ -52,7 +52,8 @@ const COUNTED_MAX: Duration = Duration::from_secs(60);
     version,
     override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
         rdperf [OPTIONS] disk PATH\n       rdperf [OPTIONS] mem|model",
-    after_help = EXIT_CODES
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES)
 )]
 pub struct PerfArguments {
     /// What is measured
@@ -222,7 +223,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
     fs::raise_open_files();
-    let (report, failure) = match task(&arguments.positionals, !others.is_empty())? {
+    let (mut report, failure) = match task(&arguments.positionals, !others.is_empty())? {
         Task::Serve(port) => return serve::serve(arguments, port),
         Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
         Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
@@ -231,6 +232,9 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         Task::Model => (local::model(arguments)?, None),
         Task::Compare => (Report::new(), None),
     };
+    if report != Report::new() && report.model.is_none() {
+        report.sign();
+    }
     // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
     let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
     let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
@@ -359,7 +363,7 @@ fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> R
     let Some(bytes) = plot::draw(&all, format) else {
         return Err(Failure::new(
             Exit::Usage,
-            "there is nothing to draw: --plot shows sweeps of lengths or connections, and the model",
+            "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
         ));
     };
     write_file(path, &bytes)

@@ -27,7 +27,13 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
 /// beside its place; run again, the copy goes on with it (within one host: begins anew).
 #[derive(Parser, Debug)]
-#[command(name = "rdcp", version, override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...", after_help = EXIT_CODES)]
+#[command(
+    name = "rdcp",
+    version,
+    override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDCP, EXIT_CODES)
+)]
 pub struct CopyArguments {
     /// What is copied, and where to
     #[arg(value_name = "SRC... DST", required = true)]

@@ -31,7 +31,13 @@ const PORTS: u16 = 64;
 /// '>> FILE' write it to one; in the middle they begin, or end, a part of the pipeline, and the parts run one after the
 /// other.
 #[derive(Parser, Debug)]
-#[command(name = "rdpipe", version, after_help = EXIT_CODES)]
+#[command(
+    name = "rdpipe",
+    version,
+    override_usage = "rdpipe [OPTIONS] [HOST:]COMMAND...",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDPIPE, EXIT_CODES)
+)]
 pub struct PipeArguments {
     /// What is run, and where
     #[arg(value_name = "[HOST:]COMMAND", required = true)]

@@ -35,7 +35,8 @@ use crate::transport::unmapped;
     name = "rdrecv",
     version,
     override_usage = "rdrecv [OPTIONS] [PORT [KEY [FILE]]]",
-    after_help = EXIT_CODES
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDRECV, EXIT_CODES)
 )]
 pub struct RecvArguments {
     /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken

@@ -35,7 +35,8 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
     name = "rdsend",
     version,
     override_usage = "rdsend [OPTIONS] HOST PORT [KEY [FILE]]",
-    after_help = EXIT_CODES
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
 )]
 pub struct SendArguments {
     /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;

@@ -258,7 +258,7 @@ impl Adapter {
             ("round trip, ns", self.round_trip_ns, to_sweep("assumed: how steeply it rises")),
             ("PCIe read, ns", self.pcie_ns, "usual".to_owned()),
             ("PCIe reads of a miss", self.pcie_reads, "state, work queue, MTT, MPT".to_owned()),
-            ("PCIe reads side by side", self.pcie_parallel, to_sweep("fitted: the share left at 3000 connections")),
+            ("PCIe reads side by side", self.pcie_parallel, to_sweep("fitted: share left at 3000")),
         ];
         report::Model {
             constants: constants

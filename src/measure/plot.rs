@@ -1,4 +1,4 @@
-//! Numbers as drawings: SVG or PNG, by the name's ending. Several reports lie over each other.
+//! Numbers as drawings: SVG or PNG, by the name's ending. Several reports are drawn over each other.
 
 use std::path::Path;
 
@@ -7,11 +7,16 @@ use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErrorKind};
 
-use super::report::Report;
+use super::report::{Bandwidth, Connections, Disk, Latency, Report, ending};
 
 /// Width of a drawing and height of each chart in it, in pixels.
-const WIDTH: u32 = 900;
+const WIDTH: u32 = 1000;
 const HEIGHT: u32 = 420;
+
+/// Height of a line of the heading, of a chart's title, and of a bar with the space below it.
+const LINE: u32 = 22;
+const TITLE: u32 = 46;
+const BAR: u32 = 28;
 
 /// The format of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,108 +62,306 @@ pub struct Chart {
     pub in_bytes: bool,
 }
 
+/// Numbers that have nothing across: a bar for each.
+struct Bars {
+    title: String,
+    bars: Vec<(String, f64)>,
+}
+
+/// One part of a drawing.
+enum Part<'a> {
+    /// What was measured: a line for each report.
+    Heading(Vec<String>),
+    Lines(&'a Chart),
+    Bars(Bars),
+}
+
 /// Draws the reports, each with its name. `None` if nothing in them can be drawn.
 pub fn draw(reports: &[(String, &Report)], format: Format) -> Option<Vec<u8>> {
-    draw_charts(&charts(reports), format)
+    let charts = charts(reports);
+    let mut parts: Vec<Part<'_>> = charts.iter().map(part).collect();
+    for (name, report) in reports {
+        let Some(limits) = &report.limits else { continue };
+        let bars = limits.stages.iter().map(|stage| (format!("{}: {}", stage.name, stage.what), stage.mib_s));
+        let name = if reports.len() == 1 { String::new() } else { format!("{name}: ") };
+        let title = format!("{name}What a copy passes through, MiB/s (the {} limits)", limits.limit);
+        parts.push(Part::Bars(Bars { title, bars: bars.collect() }));
+    }
+    if parts.is_empty() {
+        return None;
+    }
+    let heading = reports.iter().filter_map(|(name, report)| {
+        let heading = report.heading();
+        let named = if reports.len() == 1 { heading.clone() } else { format!("{name}: {heading}") };
+        (!heading.is_empty()).then_some(named)
+    });
+    parts.insert(0, Part::Heading(heading.collect()));
+    Some(draw_parts(&parts, format))
 }
 
 /// Draws charts below each other. `None` if there are none.
 pub fn draw_charts(charts: &[Chart], format: Format) -> Option<Vec<u8>> {
-    if charts.is_empty() {
-        return None;
+    let parts: Vec<Part<'_>> = charts.iter().map(Part::Lines).collect();
+    (!parts.is_empty()).then(|| draw_parts(&parts, format))
+}
+
+/// Lines, but bars where there is one point across.
+fn part(chart: &Chart) -> Part<'_> {
+    let mut points = chart.series.iter().flat_map(|series| &series.points);
+    let first = points.next().map_or(0.0, |point| point.0);
+    if points.any(|point| point.0 != first) {
+        return Part::Lines(chart);
     }
-    let size = (WIDTH, HEIGHT * charts.len() as u32);
+    let bars = chart.series.iter().flat_map(|series| {
+        let name = if series.name.is_empty() { chart.up.clone() } else { series.name.clone() };
+        series.points.iter().map(move |point| (name.clone(), point.1))
+    });
+    let at = if chart.in_bytes { bytes_label(&first) } else { number_label(&first) };
+    let title = format!("{}, {} ({}: {at})", chart.title, chart.up, chart.across);
+    Part::Bars(Bars { title, bars: bars.collect() })
+}
+
+fn draw_parts(parts: &[Part<'_>], format: Format) -> Vec<u8> {
+    let size = (WIDTH, parts.iter().map(Part::height).sum());
     match format {
         Format::Svg => {
             let mut text = String::new();
-            draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), charts)
+            draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), parts)
                 .expect("a string takes everything");
-            Some(text.into_bytes())
+            text.into_bytes()
         }
         Format::Png => {
             let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
             let backend = Lettered { pixels: BitMapBackend::with_buffer(&mut pixels, size) };
-            draw_all(&backend.into_drawing_area(), charts).expect("a buffer takes everything");
-            Some(encode_png(&pixels, size))
+            draw_all(&backend.into_drawing_area(), parts).expect("a buffer takes everything");
+            encode_png(&pixels, size)
         }
     }
 }
 
-fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
-    let alone = reports.len() == 1;
-    let of = |what: &str, points: &dyn Fn(&Report) -> Vec<(f64, f64)>| -> Vec<Series> {
-        let lines = reports.iter().map(|(name, report)| {
-            let name = match (alone, what) {
-                (true, _) => what.to_owned(),
-                (false, "") => name.clone(),
-                (false, _) => format!("{name}: {what}"),
-            };
-            // A row without a number is not one at the bottom.
-            let points = points(report).into_iter().filter(|point| point.1 > 0.0).collect();
-            Series { name, points }
-        });
-        lines.filter(|series| !series.points.is_empty()).collect()
-    };
-    let mut charts = Vec::new();
-    let mut add = |title: &str, across: &str, up: &str, series: Vec<Vec<Series>>, log_up, in_bytes| {
-        let series: Vec<Series> = series.into_iter().flatten().collect();
+impl Part<'_> {
+    fn height(&self) -> u32 {
+        match self {
+            Self::Heading(lines) => 8 + LINE * lines.len() as u32,
+            Self::Lines(_) => HEIGHT,
+            Self::Bars(bars) => TITLE + BAR * bars.bars.len() as u32 + BAR,
+        }
+    }
+}
+
+/// A report's line of a chart: its name, and its points.
+struct Line<'a>(&'a str, &'a dyn Fn(&Report) -> Vec<(f64, f64)>);
+
+/// Charts that several reports share.
+struct Charts<'a> {
+    reports: &'a [(String, &'a Report)],
+    charts: Vec<Chart>,
+}
+
+impl Charts<'_> {
+    /// Adds a chart of these lines, of every report that has any.
+    fn add(&mut self, title: &str, across: &str, up: &str, log_up: bool, lines: &[Line<'_>]) {
+        let mut series = Vec::new();
+        for Line(what, points) in lines {
+            for (name, report) in self.reports {
+                // A row without a number is not one at the bottom.
+                let points: Vec<_> = points(report).into_iter().filter(|point| point.1 > 0.0).collect();
+                let name = match (self.reports.len() == 1, *what) {
+                    (true, _) => (*what).to_owned(),
+                    (false, "") => name.clone(),
+                    (false, _) => format!("{name}: {what}"),
+                };
+                if !points.is_empty() {
+                    series.push(Series { name, points });
+                }
+            }
+        }
         if !series.is_empty() {
-            let (title, across, up) = (title.to_owned(), across.to_owned(), up.to_owned());
-            charts.push(Chart { title, across, up, series, log_up, in_bytes });
+            let [title, across, up] = [title, across, up].map(str::to_owned);
+            let in_bytes = across == BYTES;
+            self.charts.push(Chart { title, across, up, series, log_up, in_bytes });
+        }
+    }
+}
+
+/// What is across a chart over message lengths.
+const BYTES: &str = "bytes of a message";
+
+fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
+    let mut charts = Charts { reports, charts: Vec::new() };
+    // Of several reports, the figures that are compared.
+    let alone = reports.len() == 1;
+    let latency = |which: fn(&Latency) -> f64| {
+        move |report: &Report| -> Vec<(f64, f64)> {
+            let pinged = report.ping.iter().map(|ping| &ping.latency);
+            report.latency.iter().chain(pinged).map(|row| (row.bytes as f64, which(row))).collect()
         }
     };
-    let bandwidth =
-        of("average", &|report| report.bandwidth.iter().map(|row| (row.bytes as f64, row.average_mib_s)).collect());
-    let peak = if alone {
-        of("peak", &|report| report.bandwidth.iter().map(|row| (row.bytes as f64, row.peak_mib_s)).collect())
-    } else {
-        Vec::new()
+    let lines = [
+        Line("longest", &latency(|row| row.max_us)),
+        Line("99.9 %", &latency(|row| row.p999_us)),
+        Line("99 %", &latency(|row| row.p99_us)),
+        Line("median", &latency(|row| row.p50_us)),
+        Line("shortest", &latency(|row| row.min_us)),
+    ];
+    charts.add("Latency (half a round trip)", BYTES, "µs", true, if alone { &lines } else { &lines[2..4] });
+
+    let bandwidth = |which: fn(&Bandwidth) -> f64| {
+        move |report: &Report| -> Vec<(f64, f64)> {
+            report.bandwidth.iter().map(|row| (row.bytes as f64, which(row))).collect()
+        }
     };
-    add("Bandwidth", "message, bytes", "MiB/s", vec![bandwidth, peak], true, true);
-    let median = of("median", &|report| report.latency.iter().map(|row| (row.bytes as f64, row.p50_us)).collect());
-    let slow = of("99 %", &|report| report.latency.iter().map(|row| (row.bytes as f64, row.p99_us)).collect());
-    add("Latency (half a round trip)", "message, bytes", "µs", vec![median, slow], true, true);
-    let operations = of("", &|report| {
-        report.connections.iter().map(|row| (row.connections.into(), row.operations_s / 1e6)).collect()
-    });
-    add("Operations of 32 bytes", "connections", "Mops", vec![operations], false, false);
-    let large =
-        of("", &|report| report.connections.iter().map(|row| (row.connections.into(), row.large_mib_s)).collect());
-    add("Messages of 64 KiB", "connections", "MiB/s", vec![large], false, false);
+    let lines = [Line("peak", &bandwidth(|row| row.peak_mib_s)), Line("average", &bandwidth(|row| row.average_mib_s))];
+    let both = reports.iter().any(|(_, report)| report.bandwidth.iter().any(|row| row.bidirectional));
+    let title = if both { "Bandwidth, both directions together" } else { "Bandwidth" };
+    charts.add(title, BYTES, "MiB/s", true, if alone { &lines } else { &lines[1..] });
+    charts.add("Messages", BYTES, "million/s", true, &[Line("", &bandwidth(|row| row.rate_mpps))]);
+
+    let connections = |which: fn(&Connections) -> f64| {
+        move |report: &Report| -> Vec<(f64, f64)> {
+            report.connections.iter().map(|row| (row.connections.into(), which(row))).collect()
+        }
+    };
+    let is_modelled = reports.iter().any(|(_, report)| report.model.is_some());
+    // A fitted model's chart has the measured points: they need no other.
+    if !is_modelled {
+        let operations = connections(|row| row.operations_s / 1e6);
+        charts.add("Round trips of 32 bytes", "connections", "million/s", false, &[Line("", &operations)]);
+    }
+    let time = connections(|row| row.operation_us);
+    charts.add("Median of these round trips", "connections", "µs", true, &[Line("", &time)]);
+    let large = connections(|row| row.large_mib_s);
+    charts.add("Messages of 64 KiB", "connections", "MiB/s", false, &[Line("", &large)]);
+    add_model(&mut charts);
+
+    let memory = |report: &Report| -> Vec<(f64, f64)> {
+        report.memory.iter().map(|row| (row.threads.into(), row.mib_s)).collect()
+    };
+    charts.add("Copies of memory", "threads", "MiB/s", false, &[Line("", &memory)]);
+    add_disk(&mut charts);
+    charts.charts
+}
+
+fn add_model(charts: &mut Charts<'_>) {
     let curve = |which: fn(&(u32, f64, f64, f64)) -> f64| {
         move |report: &Report| -> Vec<(f64, f64)> {
             let model = report.model.iter().flat_map(|model| &model.curve);
             model.map(|point| (point.0.into(), which(point))).collect()
         }
     };
-    let modelled = vec![
-        of("RC", &curve(|point| point.1)),
-        of("grouped (ScaleRPC)", &curve(|point| point.2)),
-        of("state at the client (StaR)", &curve(|point| point.3)),
-        of("measured", &|report| {
-            let measured = report.connections.iter().filter(|_| report.model.is_some());
-            measured.map(|row| (row.connections.into(), row.operations_s / 1e6)).collect()
-        }),
+    let measured = |report: &Report| -> Vec<(f64, f64)> {
+        let measured = report.connections.iter().filter(|_| report.model.is_some());
+        measured.map(|row| (row.connections.into(), row.operations_s / 1e6)).collect()
+    };
+    let lines = [
+        Line("RC", &curve(|point| point.1)),
+        Line("grouped (ScaleRPC)", &curve(|point| point.2)),
+        Line("state at the client (StaR)", &curve(|point| point.3)),
+        Line("measured", &measured),
     ];
-    add("Model of the adapter's cache", "connections", "Mops", modelled, false, false);
-    // A fitted model's chart has the measured points: they need no other.
-    if charts.iter().any(|chart| chart.title.starts_with("Model")) {
-        charts.retain(|chart| !chart.title.starts_with("Operations"));
+    charts.add("Model of the adapter's cache", "connections", "million/s", false, &lines);
+}
+
+/// Storage: a line for each action and size of blocks.
+fn add_disk(charts: &mut Charts<'_>) {
+    let mut kinds: Vec<(&str, bool, u64)> = Vec::new();
+    for row in charts.reports.iter().flat_map(|(_, report)| &report.disk) {
+        let kind = (&row.action[..], row.random, row.bytes);
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
     }
-    charts
+    type Figure = (&'static str, &'static str, fn(&Disk) -> f64);
+    let figures: [Figure; 4] = [
+        ("Storage: bandwidth", "MiB/s", |row| row.mib_s),
+        ("Storage: operations", "thousand/s", |row| row.iops / 1e3),
+        ("Storage: median time of a block", "µs", |row| row.p50_us),
+        ("Storage: 99 of 100 blocks are faster", "µs", |row| row.p99_us),
+    ];
+    for (title, unit, which) in figures {
+        let points = kinds.iter().map(|kind| {
+            let kind = *kind;
+            let points = move |report: &Report| -> Vec<(f64, f64)> {
+                let rows = report.disk.iter().filter(|row| (&row.action[..], row.random, row.bytes) == kind);
+                rows.map(|row| (row.depth.into(), which(row))).collect()
+            };
+            let order = if kind.1 { "random" } else { "in order" };
+            (format!("{} {}, {order}", kind.0, bytes_label(&(kind.2 as f64))), points)
+        });
+        let points: Vec<_> = points.collect();
+        let lines: Vec<Line<'_>> = points.iter().map(|(name, points)| Line(name, points)).collect();
+        charts.add(title, "blocks on their way", unit, true, &lines);
+    }
 }
 
 type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
 
-fn draw_all<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, charts: &[Chart]) -> Drawn<()>
+/// Colours that the colour-blind can tell from each other: those of Okabe and Ito, without yellow, which is too light for
+/// lines on white.
+const COLORS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 0, 0),
+];
+
+fn color(number: usize) -> RGBColor {
+    COLORS[number % COLORS.len()]
+}
+
+fn draw_all<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, parts: &[Part<'_>]) -> Drawn<()>
 where
     B::ErrorType: 'static,
 {
     area.fill(&WHITE)?;
-    for (part, chart) in area.split_evenly((charts.len(), 1)).iter().zip(charts) {
-        draw_chart(part, chart)?;
+    let mut rest = area.clone();
+    for part in parts {
+        let (here, below) = rest.split_vertically(part.height());
+        match part {
+            Part::Heading(lines) => {
+                for (line, top) in lines.iter().zip((10..).step_by(LINE as usize)) {
+                    here.draw(&Text::new(line.clone(), (12, top), ("sans-serif", 15)))?;
+                }
+            }
+            Part::Lines(chart) => draw_chart(&here, chart)?,
+            Part::Bars(bars) => draw_bars(&here, bars)?,
+        }
+        rest = below;
     }
     area.present()?;
+    Ok(())
+}
+
+fn draw_bars<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, bars: &Bars) -> Drawn<()>
+where
+    B::ErrorType: 'static,
+{
+    const NAMES: i32 = 320;
+    const LONGEST: i32 = 440;
+    let text = |text: String, at: (i32, i32), size: i32| Text::new(text, at, ("sans-serif", size));
+    area.draw(&text(bars.title.clone(), (12, 14), 18))?;
+    let most = bars.bars.iter().map(|bar| bar.1).fold(f64::MIN_POSITIVE, f64::max);
+    for ((name, value), top) in bars.bars.iter().zip((TITLE as i32..).step_by(BAR as usize)) {
+        let end = NAMES + (value / most * f64::from(LONGEST)).round() as i32;
+        area.draw(&text(ending(name, 38), (24, top + 4), 14))?;
+        area.draw(&Rectangle::new([(NAMES, top), (end, top + BAR as i32 - 6)], color(0).filled()))?;
+        area.draw(&text(number_label(value), (end + 8, top + 4), 14))?;
+    }
+    Ok(())
+}
+
+/// The names of the lines, beside them: where the lines are, a box would hide some.
+fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, names: &[String]) -> Drawn<()>
+where
+    B::ErrorType: 'static,
+{
+    for (number, (name, top)) in names.iter().zip((TITLE as i32..).step_by(LINE as usize)).enumerate() {
+        area.draw(&Rectangle::new([(0, top + 4), (18, top + 8)], color(number).filled()))?;
+        area.draw(&Text::new(name.clone(), (26, top), ("sans-serif", 14)))?;
+    }
     Ok(())
 }
 
@@ -173,15 +376,40 @@ where
         if least.is_finite() { (least, most.max(least * 1.01)) } else { (0.5, 1.0) }
     };
     let (across, up) = (bounds(|point| point.0), bounds(|point| point.1));
-    let mut builder = ChartBuilder::on(area);
+    let named = chart.series.iter().map(|series| ending(&series.name, 26));
+    let names: Vec<String> = named.filter(|name| !name.is_empty()).collect();
+    let longest = names.iter().map(|name| name.chars().count()).max();
+    let legend_pixels = longest.map_or(0, |letters| 36 + 8 * letters as u32);
+    let (area, beside) = area.split_horizontally(WIDTH - legend_pixels);
+    draw_legend(&beside, &names)?;
+    let mut builder = ChartBuilder::on(&area);
     builder.caption(&chart.title, ("sans-serif", 20)).margin(12).x_label_area_size(44).y_label_area_size(76);
-    let x = Powers { from: across.0, to: across.1 * 1.05, base: if chart.in_bytes { 2.0 } else { 10.0 } };
+    let mut x = Powers { from: across.0, to: across.1 * 1.05, marks: Vec::new() };
+    let pixels = (WIDTH - legend_pixels) as i32 - 76 - 24;
+    x.marks = marks(all().map(|point| point.0).collect(), chart.in_bytes, &x, pixels);
     if chart.log_up {
-        let y = Powers { from: up.0 / 1.2, to: up.1 * 1.3, base: 10.0 };
+        let y = Powers { from: up.0 / 1.2, to: up.1 * 1.3, marks: Vec::new() };
         fill_chart(builder.build_cartesian_2d(x, y)?, chart)
     } else {
         fill_chart(builder.build_cartesian_2d(x, 0.0..up.1 * 1.1)?, chart)
     }
+}
+
+/// The marks of an axis across: every point that was measured, as far as their labels have room beside each other.
+fn marks(mut points: Vec<f64>, in_bytes: bool, axis: &Powers, pixels: i32) -> Vec<f64> {
+    points.sort_by(f64::total_cmp);
+    points.dedup();
+    let mut free = i32::MIN;
+    points.retain(|point| {
+        let label = if in_bytes { bytes_label(point) } else { number_label(point) };
+        let (half, at) = (4 * label.chars().count() as i32, axis.map(point, (0, pixels)));
+        let has_room = at - half >= free;
+        if has_room {
+            free = at + half + 2;
+        }
+        has_room
+    });
+    points
 }
 
 fn fill_chart<'a, B, Y>(mut context: ChartContext<'a, B, Cartesian2d<Powers, Y>>, chart: &Chart) -> Drawn<()>
@@ -204,34 +432,20 @@ where
         .label_style(("sans-serif", 13))
         .draw()?;
     for (number, series) in chart.series.iter().enumerate() {
-        let color = Palette99::pick(number).to_rgba();
+        let color = color(number).to_rgba();
         let points = || series.points.iter().copied();
-        let drawn = context.draw_series(LineSeries::new(points(), ShapeStyle::from(color).stroke_width(2)))?;
-        if !series.name.is_empty() {
-            drawn
-                .label(&series.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], ShapeStyle::from(color).stroke_width(2)));
-        }
-        context.draw_series(points().map(|point| Circle::new(point, 2, color.filled())))?;
-    }
-    if chart.series.iter().any(|series| !series.name.is_empty()) {
-        context
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.85))
-            .border_style(RGBColor(200, 200, 200))
-            .position(if chart.log_up { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight })
-            .label_font(("sans-serif", 18))
-            .draw()?;
+        context.draw_series(LineSeries::new(points(), ShapeStyle::from(color).stroke_width(2)))?;
+        context.draw_series(points().map(|point| Circle::new(point, 3, color.filled())))?;
     }
     Ok(())
 }
 
-/// An axis on which a step is a factor, with a mark at each power of its base.
+/// An axis on which a step is a factor: with these marks, or else one at each power of ten.
 #[derive(Clone)]
 struct Powers {
     from: f64,
     to: f64,
-    base: f64,
+    marks: Vec<f64>,
 }
 
 impl Ranged for Powers {
@@ -244,14 +458,16 @@ impl Ranged for Powers {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        let power = |value: f64| value.ln() / self.base.ln();
-        let (first, last) = ((power(self.from) - 1e-9).ceil() as i32, (power(self.to) + 1e-9).floor() as i32);
+        if !self.marks.is_empty() {
+            return self.marks.clone();
+        }
+        let (first, last) = ((self.from.log10() - 1e-9).ceil() as i32, (self.to.log10() + 1e-9).floor() as i32);
         let step = ((last - first + 1).max(1) as usize).div_ceil(hint.max_num_points().max(1));
-        let mut points: Vec<f64> = (first..=last).step_by(step.max(1)).map(|power| self.base.powi(power)).collect();
-        if points.len() < 3 && self.base > 2.0 {
+        let mut points: Vec<f64> = (first..=last).step_by(step.max(1)).map(|power| 10_f64.powi(power)).collect();
+        if points.len() < 3 {
             // Within a power or two: marks in between.
             points = (first - 1..=last)
-                .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * self.base.powi(power)))
+                .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
                 .filter(|point| (self.from..=self.to).contains(point))
                 .collect();
         }
@@ -270,18 +486,20 @@ impl ValueFormatter<f64> for Powers {
 }
 
 fn bytes_label(bytes: &f64) -> String {
-    match *bytes {
-        bytes if bytes >= 1_073_741_824.0 => format!("{}G", (bytes / 1_073_741_824.0).round()),
-        bytes if bytes >= 1_048_576.0 => format!("{}M", (bytes / 1_048_576.0).round()),
-        bytes if bytes >= 1024.0 => format!("{}K", (bytes / 1024.0).round()),
-        bytes => format!("{}", bytes.round()),
+    let whole = bytes.round() as u64;
+    for (unit, letter) in [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")] {
+        if whole >= unit && whole.is_multiple_of(unit) {
+            return format!("{}{letter}", whole / unit);
+        }
     }
+    whole.to_string()
 }
 
 fn number_label(number: &f64) -> String {
     let text = match *number {
-        number if number >= 10.0 || number == 0.0 => format!("{number:.0}"),
-        number if number >= 1.0 => format!("{number:.1}"),
+        number if number >= 100.0 || number == 0.0 => format!("{number:.0}"),
+        number if number >= 10.0 => format!("{number:.1}"),
+        number if number >= 1.0 => format!("{number:.2}"),
         number => format!("{number:.3}"),
     };
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
@@ -405,96 +623,4 @@ impl DrawingBackend for Lettered<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::measure::model::Adapter;
-    use crate::measure::report::{Bandwidth, Connections, Latency};
-
-    fn report() -> Report {
-        let sizes = (1..=23).map(|power| 1_u64 << power);
-        Report {
-            latency: sizes
-                .clone()
-                .map(|bytes| Latency {
-                    bytes,
-                    p50_us: 5.0 + bytes as f64 / 1e4,
-                    p99_us: 9.0 + bytes as f64 / 1e4,
-                    ..Latency::default()
-                })
-                .collect(),
-            bandwidth: sizes
-                .map(|bytes| Bandwidth {
-                    bytes,
-                    average_mib_s: bytes as f64 / 3.0,
-                    peak_mib_s: bytes as f64 / 2.0,
-                    ..Bandwidth::default()
-                })
-                .collect(),
-            connections: (0..12)
-                .map(|power| Connections {
-                    connections: 1 << power,
-                    operations_s: 1e6,
-                    operation_us: 2.0,
-                    large_mib_s: 900.0,
-                })
-                .collect(),
-            ..Report::new()
-        }
-    }
-
-    #[test]
-    fn svg_has_a_line_for_each_run() {
-        let one = report();
-        let mut other = report();
-        other.bandwidth.truncate(4);
-        let both = [("new".to_owned(), &one), ("old <1>".to_owned(), &other)];
-        let text = String::from_utf8(draw(&both, Format::Svg).expect("something")).expect("text");
-        assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
-        assert_eq!(text.matches("<svg").count(), 1);
-        for part in ["Bandwidth", "Latency", "new: average", "old &lt;1&gt;: average", "8M", "MiB/s"] {
-            assert!(text.contains(part), "{part}");
-        }
-        assert!(!text.contains("old <1>"), "names are escaped");
-        // Marks of axes are thinner lines.
-        assert_eq!(text.matches("stroke-width=\"2\"").count(), 2 * (2 + 4 + 2 + 2), "lines, and their legends");
-    }
-
-    #[test]
-    fn png_is_one_and_has_letters() {
-        let report = Report { model: Some(Adapter::default().report(false, None)), ..report() };
-        let bytes = draw(&[(String::new(), &report)], Format::Png).expect("something");
-        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().expect("a PNG");
-        let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
-        let frame = reader.next_frame(&mut pixels).expect("whole");
-        assert_eq!((frame.width, frame.height), (WIDTH, 4 * HEIGHT));
-        let title = &pixels[..(WIDTH * 40 * 3) as usize];
-        assert!(title.chunks(3).filter(|pixel| pixel.iter().all(|byte| *byte < 40)).count() > 200, "a title in black");
-    }
-
-    #[test]
-    fn nothing_makes_no_drawing_and_one_point_makes_one() {
-        assert!(draw(&[(String::new(), &Report::new())], Format::Svg).is_none());
-        let point = Bandwidth { bytes: 65_536, average_mib_s: 5.0, ..Bandwidth::default() };
-        let report = Report { bandwidth: vec![point], ..Report::new() };
-        assert!(draw(&[(String::new(), &report)], Format::Svg).is_some());
-        assert!(draw(&[(String::new(), &report)], Format::Png).is_some());
-    }
-
-    #[test]
-    fn the_name_says_the_format() {
-        for (name, format) in
-            [("a.svg", Some(Format::Svg)), ("b/c.PNG", Some(Format::Png)), ("d", None), ("e.gif", None)]
-        {
-            assert_eq!(Format::of(Path::new(name)), format, "{name}");
-        }
-    }
-
-    #[test]
-    fn axes_have_marks() {
-        let hint = || plotters::coord::ranged1d::BoldPoints(12);
-        let bytes = Powers { from: 2.0, to: 8.8e6, base: 2.0 }.key_points(hint());
-        assert_eq!((bytes[0], bytes.len()), (2.0, 12));
-        let within = Powers { from: 30.0, to: 80.0, base: 10.0 }.key_points(hint());
-        assert_eq!(within, [50.0]);
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,12 @@ pub struct Report {
     pub rdperf: u32,
     /// The program's version.
     pub version: String,
+    /// The host that measured.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
+    /// When it ended, such as `2026-02-28T12:00:00Z`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub date: String,
     /// How the wire was measured, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
@@ -67,6 +73,14 @@ pub struct Wire {
     pub connections: u32,
     /// Messages on their way on each of them, at most.
     pub depth: u32,
+}
+
+impl Wire {
+    fn line(&self) -> String {
+        let Self { from, to, route, connections, depth, wait, .. } = self;
+        let several = if *connections == 1 { "" } else { "s" };
+        format!("{from} > {to}: {route}, {connections} connection{several}, depth {depth}, {wait}")
+    }
 }
 
 /// Half round trips of messages of one size, in microseconds.
@@ -282,6 +296,26 @@ impl Report {
         Self { rdperf: FORMAT, version: env!("CARGO_PKG_VERSION").to_owned(), ..Self::default() }
     }
 
+    /// Says where and when it was measured: now, on this host.
+    pub fn sign(&mut self) {
+        self.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        self.date = date(since.map_or(0, |since| since.as_secs()));
+    }
+
+    /// What was measured where, by what, and when, on one line; empty if the report does not say.
+    pub fn heading(&self) -> String {
+        let mut parts = Vec::new();
+        match (&self.wire, self.disk.first()) {
+            (Some(wire), _) => parts.push(wire.line()),
+            (None, Some(disk)) => parts.push(format!("{}: {}", self.host, disk.path)),
+            (None, None) => parts.push(self.host.clone()),
+        }
+        parts.push(self.date.replace('T', " ").replace('Z', " UTC"));
+        parts.retain(|part| !part.is_empty());
+        parts.join(", ")
+    }
+
     /// One JSON object on one line, without its end.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("names and numbers")
@@ -357,17 +391,9 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if let Some(wire) = &self.wire {
-            let _ = writeln!(
-                text,
-                "{} > {}: {}, {} connection{}, depth {}, {}",
-                wire.from,
-                wire.to,
-                wire.route,
-                wire.connections,
-                if wire.connections == 1 { "" } else { "s" },
-                wire.depth,
-                wire.wait
-            );
+            let line = wire.line();
+            let line = if line.chars().count() > COLUMNS { line.replacen(", ", ",\n    ", 1) } else { line };
+            let _ = writeln!(text, "{line}");
         }
         let mut table = |heading: &str, names: &[&str], rows: Vec<Vec<String>>| {
             if !rows.is_empty() {
@@ -380,22 +406,7 @@ impl Report {
                 columns(&mut text, names, &rows);
             }
         };
-        table(
-            "",
-            &[
-                "#bytes",
-                "#iterations",
-                "t_min[usec]",
-                "t_typical[usec]",
-                "t_avg[usec]",
-                "t_stdev[usec]",
-                "50%[usec]",
-                "99%[usec]",
-                "99.9%[usec]",
-                "t_max[usec]",
-            ],
-            self.latency.iter().map(latency_cells).collect(),
-        );
+        table(LATENCY_HEADING, &LATENCY_NAMES, self.latency.iter().map(latency_row).collect());
         let heading = if self.bandwidth.iter().any(|row| row.bidirectional) { "Both directions together" } else { "" };
         table(
             heading,
@@ -412,22 +423,7 @@ impl Report {
         });
         table("", &["#connections", "32 B ops/sec", "50%[usec]", "64 KiB BW[MB/sec]"], rows.collect());
         if let Some(ping) = &self.ping {
-            table(
-                "",
-                &[
-                    "#bytes",
-                    "#iterations",
-                    "t_min[usec]",
-                    "t_typical[usec]",
-                    "t_avg[usec]",
-                    "t_stdev[usec]",
-                    "50%[usec]",
-                    "99%[usec]",
-                    "99.9%[usec]",
-                    "t_max[usec]",
-                ],
-                vec![latency_cells(&ping.latency)],
-            );
+            table(LATENCY_HEADING, &LATENCY_NAMES, vec![latency_row(&ping.latency)]);
             let _ = writeln!(
                 text,
                 "{} of {} messages came back as they were sent",
@@ -463,7 +459,7 @@ impl Report {
                     format!("{:.1}", stage.operations_s),
                     stage.bytes.to_string(),
                     stage.parallel.to_string(),
-                    stage.what.clone(),
+                    ending(&stage.what, 24),
                 ]
             });
             table("", &["", "BW[MB/sec]", "each[ops/sec]", "#bytes", "parallel", "what"], rows.collect());
@@ -477,7 +473,7 @@ impl Report {
             table("", &["#connections", "RC[Mops]", "grouped[Mops]", "state at client[Mops]"], rows.collect());
             text.push('\n');
             for (name, value, origin) in &model.constants {
-                let _ = writeln!(text, "{name:32} {value:>10}  {origin}");
+                let _ = writeln!(text, "{name:30}  {value:>8}  {origin}");
             }
             for answer in &model.answers {
                 let _ = writeln!(text, "\n{answer}");
@@ -487,11 +483,29 @@ impl Report {
     }
 }
 
-fn latency_cells(row: &Latency) -> Vec<String> {
-    let times =
-        [row.min_us, row.typical_us, row.average_us, row.deviation_us, row.p50_us, row.p99_us, row.p999_us, row.max_us];
+/// Perftest's columns. Its unit in every name would take more than the 80 columns of a terminal.
+const LATENCY_HEADING: &str = "Latency, half a round trip, in usec";
+const LATENCY_NAMES: [&str; 10] =
+    ["#bytes", "#iterations", "t_min", "t_typical", "t_avg", "t_stdev", "50%", "99%", "99.9%", "t_max"];
+
+/// Times with four digits at least, in as few columns as that takes.
+fn latency_row(row: &Latency) -> Vec<String> {
     let mut cells = vec![row.bytes.to_string(), row.iterations.to_string()];
-    cells.extend(times.map(|time| format!("{time:.2}")));
+    cells.extend(times(row).map(|time| match time {
+        time if time < 99.995 => format!("{time:.2}"),
+        time if time < 999.95 => format!("{time:.1}"),
+        time => format!("{time:.0}"),
+    }));
+    cells
+}
+
+fn times(row: &Latency) -> [f64; 8] {
+    [row.min_us, row.typical_us, row.average_us, row.deviation_us, row.p50_us, row.p99_us, row.p999_us, row.max_us]
+}
+
+fn latency_cells(row: &Latency) -> Vec<String> {
+    let mut cells = vec![row.bytes.to_string(), row.iterations.to_string()];
+    cells.extend(times(row).map(|time| format!("{time:.2}")));
     cells
 }
 
@@ -505,22 +519,51 @@ fn bandwidth_cells(row: &Bandwidth) -> Vec<String> {
     ]
 }
 
+/// Seconds since 1970 as a date and time of UTC.
+fn date(seconds: u64) -> String {
+    // Days are counted from 1 March of the year 0, so that a leap day is the last of its year.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 { (era * 400 + year, month + 3) } else { (era * 400 + year + 1, month - 9) };
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// A field of CSV.
 fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
-/// Columns as wide as what is in them, to the left as perftest has them.
+/// The width of a terminal.
+const COLUMNS: usize = 80;
+
+/// At most so many characters: of a long path, as of a route, the end says most.
+pub(super) fn ending(text: &str, most: usize) -> String {
+    let count = text.chars().count();
+    if count <= most {
+        return text.to_owned();
+    }
+    let end: String = text.chars().skip(count + 1 - most).collect();
+    format!("…{end}")
+}
+
+/// Columns as wide as what is in them, to the left as perftest has them; as far from each other as a terminal has room for.
 fn columns(text: &mut String, names: &[&str], rows: &[Vec<String>]) {
     let width = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain([names[at].chars().count()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..names.len()).map(width).collect();
+    let free = COLUMNS.saturating_sub(widths.iter().sum::<usize>() + 1);
+    let gap = (free / (widths.len() - 1).max(1)).clamp(1, 4);
     let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut written = String::new();
+        let mut written = " ".to_owned();
         for (cell, width) in cells.zip(&widths) {
-            let _ = write!(written, " {cell:width$}   ");
+            let _ = write!(written, "{cell:width$}{:gap$}", "");
         }
         let _ = writeln!(text, "{}", written.trim_end());
     };
@@ -572,12 +615,98 @@ mod tests {
         let text = report().to_text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "here > there: TCP to 10.0.0.2, 1 connection, depth 128, events");
-        let head: Vec<&str> = lines[5].split("  ").map(str::trim).filter(|name| !name.is_empty()).collect();
+        assert_eq!(lines[2], LATENCY_HEADING);
+        let head: Vec<&str> = lines[6].split("  ").map(str::trim).filter(|name| !name.is_empty()).collect();
         assert_eq!(head, ["#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"]);
-        let row: Vec<&str> = lines[6].split_whitespace().collect();
+        let row: Vec<&str> = lines[7].split_whitespace().collect();
         assert_eq!(row, ["65536", "16000", "1500.00", "1000.00", "0.016000"]);
-        let latency: Vec<&str> = lines[3].split_whitespace().collect();
+        let latency: Vec<&str> = lines[4].split_whitespace().collect();
         assert_eq!(latency, ["2", "1000", "1.25", "1.50", "1.60", "0.25", "1.50", "2.00", "3.00", "10.00"]);
+    }
+
+    #[test]
+    fn tables_fit_a_terminal_with_the_largest_numbers() {
+        let us = 999_999.0;
+        let latency = Latency {
+            bytes: 8 << 20,
+            iterations: 123_456_789,
+            min_us: us,
+            typical_us: us,
+            average_us: us,
+            deviation_us: us,
+            p50_us: us,
+            p99_us: us,
+            p999_us: us,
+            max_us: us,
+        };
+        let bandwidth = Bandwidth {
+            bytes: 8 << 20,
+            iterations: 123_456_789,
+            peak_mib_s: 123_456.78,
+            average_mib_s: 123_456.78,
+            rate_mpps: 123.456_789,
+            bidirectional: true,
+        };
+        let what = "a/very/long/path".repeat(9);
+        let stage = Stage {
+            name: "source".to_owned(),
+            what: what.clone(),
+            mib_s: 123_456.0,
+            operations_s: 1_234_567.8,
+            bytes: 8 << 20,
+            parallel: 4096,
+        };
+        let disk = Disk {
+            action: "write".to_owned(),
+            bytes: 8 << 20,
+            depth: 4096,
+            iops: 12_345_678.0,
+            mib_s: 123_456.78,
+            p50_us: us,
+            p99_us: us,
+            ..Disk::default()
+        };
+        let wire = Wire { route: "RDMA ".to_owned() + &"x".repeat(60), ..report().wire.expect("it") };
+        let base = Report { wire: Some(wire), disk: vec![disk], bandwidth: vec![bandwidth], ..Report::new() };
+        let limits = Limits { stages: vec![stage], ..Limits::default() };
+        let model = crate::measure::model::Adapter::with_left_at_3000(0.7).report(false, Some(64));
+        for report in [
+            Report { latency: vec![latency], limits: Some(limits), ..base.clone() },
+            Report { ping: Some(Ping { latency, damaged: 1 }), ..base.clone() },
+            Report { model: Some(model), ..base },
+        ] {
+            let text = report.to_text();
+            let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > COLUMNS).collect();
+            assert!(long.is_empty(), "{long:#?}");
+        }
+        assert_eq!(ending(&what, 5), "…path");
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, shown) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(date(seconds), shown);
+        }
+    }
+
+    #[test]
+    fn a_heading_says_what_was_measured_where_and_when() {
+        let mut report = report();
+        report.sign();
+        let heading = report.heading();
+        assert!(heading.starts_with("here > there: TCP to 10.0.0.2, 1 connection, "), "{heading}");
+        assert!(heading.contains(", 20") && heading.ends_with(" UTC"), "{heading}");
+        let disk = Disk { path: "/srv".to_owned(), ..Disk::default() };
+        let storage = Report { host: "h1".to_owned(), disk: vec![disk], ..Report::new() };
+        assert_eq!(storage.heading(), "h1: /srv");
+        assert_eq!(Report::new().heading(), "");
     }
 
     #[test]

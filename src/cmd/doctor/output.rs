@@ -10,8 +10,9 @@ use super::{Fix, Line, Section};
 use crate::cmd::exit::escaped;
 use crate::measure::Level;
 
-/// The column at which what was found begins.
-const FOUND_COLUMN: usize = 22;
+/// The columns of a check's name, and those before what was found.
+const NAME_COLUMNS: usize = 22;
+const FOUND: usize = 8 + NAME_COLUMNS + 1;
 
 /// Grows when a field of the JSON report changes its meaning or goes.
 const JSON_VERSION: u32 = 1;
@@ -40,7 +41,28 @@ fn paint(colour: bool, code: &str, text: &str) -> String {
     if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// For a person: a line for each check, and two more for what is wrong.
+/// The width of a terminal. Commands to be copied are longer where they must be.
+const COLUMNS: usize = 80;
+
+/// `text` as it stands behind `taken` columns of a line: what is too long goes on below, indented.
+fn wrapped(text: &str, taken: usize, indent: usize) -> String {
+    let (mut out, mut column) = (String::new(), taken);
+    for word in text.split(' ') {
+        let letters = word.chars().count();
+        if column > taken.min(indent) && column + 1 + letters > COLUMNS {
+            let _ = write!(out, "\n{:indent$}", "");
+            column = indent;
+        } else if !out.is_empty() {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += letters;
+    }
+    out
+}
+
+/// For a person: a line for each check, or more of a long one, and two for what is wrong.
 pub(super) fn text(sections: &[Section], colour: bool) -> String {
     let paint = |code: &str, text: &str| paint(colour, code, text);
     let mut out = String::new();
@@ -53,16 +75,20 @@ pub(super) fn text(sections: &[Section], colour: bool) -> String {
                 Level::Failure => ("1;31", "FAIL"),
             };
             let found = escaped(OsStr::new(&line.words.found));
-            let _ = writeln!(out, "  {}  {:FOUND_COLUMN$} {found}", paint(code, mark), name(line));
+            let name = name(line);
+            let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
+            let found = wrapped(&found, taken, FOUND);
+            let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", paint(code, mark));
             if !line.words.why.is_empty() {
-                let _ = writeln!(out, "        {} {}", paint("2", "why"), line.words.why);
+                let _ = writeln!(out, "        {} {}", paint("2", "why"), wrapped(&line.words.why, 12, 12));
             }
             match &line.words.fix {
                 Some(Fix::Run(command)) => {
                     let _ = writeln!(out, "        {} {}", paint("2", "fix"), paint("1", command));
                 }
                 Some(Fix::Do(advice)) => {
-                    let _ = writeln!(out, "        {} {}", paint("2", "fix"), escaped(OsStr::new(advice)));
+                    let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
+                    let _ = writeln!(out, "        {} {advice}", paint("2", "fix"));
                 }
                 None => {}
             }

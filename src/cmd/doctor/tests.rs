@@ -217,14 +217,19 @@ fn nothing_of_a_hostile_host_becomes_a_command_or_reaches_the_terminal() {
 }
 
 #[test]
-fn the_text_has_a_line_for_each_check_and_two_for_each_problem() {
+fn the_text_has_what_was_found_why_it_matters_and_the_fix_in_80_columns() {
     let sections = sections(&["roce-1024", "memlock-64k"]);
     let text = output::text(&sections, false) + &output::sum(&sections, false, Some(std::ffi::OsStr::new("node2")));
     assert!(!text.contains('\x1b'));
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("  warn  mtu mlx5_0")).expect("it");
-    assert!(lines[at + 1].starts_with("        why "), "{text}");
-    assert_eq!(lines[at + 2], "        fix ip link set dev enp65s0f0np0 mtu 9000");
+    assert_eq!(lines[at + 1].trim_start(), "enp65s0f0np0 has MTU 1500", "{text}");
+    assert!(lines[at + 2].starts_with("        why "), "{text}");
+    let fix = "        fix ip link set dev enp65s0f0np0 mtu 9000";
+    assert!(lines[at + 3..at + 5].contains(&fix), "{text}");
+    for line in lines[..lines.len() - 1].iter().filter(|line| !line.starts_with("        fix ")) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
     let last = lines.last().expect("a line");
     assert_eq!(*last, "2 failures and 1 warning in 34 checks; rddoctor --fix-script node2 prints the fixes");
     assert!(output::text(&sections, true).contains("\x1b[33mwarn\x1b[0m"));

@@ -136,6 +136,7 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
             files.push((format!("docs/completions/{file}"), script));
         }
     }
+    files.push(("docs/report.schema.json".to_owned(), rdma_pipe::cmd::json::schema().into_bytes()));
     files
 }
 

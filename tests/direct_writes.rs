@@ -36,7 +36,7 @@ fn with_little_memory(scratch: &Scratch, before: &str, command: &Command) -> Com
 /// An rdrecv into `target` with little memory.
 fn start_with_little_memory(scratch: &Scratch, before: &str, target: &Path) -> (Process, u16) {
     let mut command = rdrecv();
-    command.args(["-v", "--json", "0", KEY]).arg(target);
+    command.args(["-v", "--json-fd=2", "0", KEY]).arg(target);
     let mut wrapped = with_little_memory(scratch, before, &command);
     let process = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
     let port = process.port();
@@ -141,7 +141,7 @@ fn a_full_disk_is_told_as_ever() {
     );
     // What is left there can only be seen from inside.
     let mut command = rdrecv();
-    command.args(["--json", "0", KEY]).arg(disk.join("target"));
+    command.args(["--json-fd=2", "0", KEY]).arg(disk.join("target"));
     let line = "\"$@\"; code=$?; ls -A \"$(dirname \"$6\")\"; cat \"$6\"; exit $code";
     let mut wrapped = with_little_memory(&scratch, &before, &in_shell(line, &command));
     let mut recv = Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::piped()));
@@ -159,7 +159,7 @@ fn a_full_disk_is_told_as_ever() {
 /// rdcp in a laboratory with little memory; what it has reported.
 fn copy(lab: &Lab, arguments: &[&str]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
-    command.args(["-v", "--json"]).args(arguments);
+    command.args(["-v", "--json-fd=2"]).args(arguments);
     let mut wrapped = with_little_memory(&lab.0, "", &command);
     Process::spawn(wrapped.stdin(Stdio::null()).stdout(Stdio::null()))
 }

@@ -25,10 +25,10 @@ struct Stream {
 #[track_caller]
 fn stream(options: &[&str], recv_options: &[&str], input: Vec<u8>) -> Stream {
     let mut command = rdrecv();
-    command.args(["--json"]).args(recv_options).args(["0", KEY]);
+    command.args(["--json-fd=2"]).args(recv_options).args(["0", KEY]);
     let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
     let mut command = rdsend();
-    command.args(["--json", "--bwlimit", "16M"]).args(options);
+    command.args(["--json-fd=2", "--bwlimit", "16M"]).args(options);
     command.args([&address(2), &recv.port().to_string(), KEY]);
     let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
     feed(send.stdin(), input);
@@ -143,10 +143,10 @@ fn encrypted_between_hosts_unless_told_otherwise() {
 #[ignore = "needs hosts: tests/run as root"]
 fn not_encrypted_on_one_host_by_its_own_address() {
     let mut command = rdrecv();
-    command.args(["--json", "0", KEY]);
+    command.args(["--json-fd=2", "0", KEY]);
     let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::null()));
     let mut command = rdsend();
-    command.args(["--json", &address(2), &recv.port().to_string(), KEY]);
+    command.args(["--json-fd=2", &address(2), &recv.port().to_string(), KEY]);
     let mut send = Process::spawn(on(2, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
     feed(send.stdin(), noise(1000));
     for process in [&mut send, &mut recv] {
@@ -159,7 +159,7 @@ fn not_encrypted_on_one_host_by_its_own_address() {
 fn by_ipv6() {
     let input = noise(2 * CHUNK);
     let mut command = rdrecv();
-    command.args(["--json", "0", KEY]);
+    command.args(["--json-fd=2", "0", KEY]);
     let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
     let output = drain(recv.stdout());
     let mut command = rdsend();

@@ -576,26 +576,6 @@ fn a_destination_that_cannot_be_written() {
 }
 
 #[test]
-fn the_report_is_lines_of_json_with_an_end() {
-    let lab = Lab::new();
-    lab.0.file("source", &noise(CHUNK));
-    lab.rdcp(&["--json=report".into(), "--bwlimit".into(), "600K".into(), "source".into(), lab.there("h", "x")])
-        .expect(0);
-    let text = fs::read_to_string(lab.join("report")).expect("a report");
-    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert!(lines.iter().any(|line| line["event"] == "progress"), "{text}");
-    let file = lines.iter().find(|line| line["event"] == "copied").expect("the file");
-    assert_eq!((file["bytes"].as_u64(), file["entries"].as_u64()), (Some(CHUNK as u64), Some(1)));
-    assert_eq!(file["level"], "written");
-    let last = lines.last().expect("an end");
-    assert_eq!(
-        (last["event"].as_str(), last["bytes"].as_u64(), last["exit"].as_u64()),
-        (Some("end"), Some(CHUNK as u64), Some(0))
-    );
-    assert_eq!(last["transport"], "tcp");
-}
-
-#[test]
 fn through_the_channel_when_asked() {
     let lab = Lab::new();
     let bytes = noise(5 * CHUNK + 3);

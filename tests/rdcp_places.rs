@@ -5,6 +5,7 @@ mod rig;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -486,4 +487,61 @@ fn a_full_disk_is_not_kept_full() {
     assert_eq!(listed(&lab.join("small/new")), listed(&lab.join("t")));
     no_temporaries(&lab.join("small"));
     drop(small);
+}
+
+// --- the report ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_report_is_lines_of_json_with_an_end() {
+    let lab = Lab::new();
+    lab.0.file("source", &noise(CHUNK));
+    lab.rdcp(&["--json=report".into(), "--bwlimit".into(), "600K".into(), "source".into(), lab.there("h", "x")])
+        .expect(0);
+    let text = fs::read_to_string(lab.join("report")).expect("a report");
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(lines.iter().any(|line| line["event"] == "progress"), "{text}");
+    let file = lines.iter().find(|line| line["event"] == "copied").expect("the file");
+    assert_eq!((file["bytes"].as_u64(), file["entries"].as_u64()), (Some(CHUNK as u64), Some(1)));
+    assert_eq!(file["level"], "written");
+    let last = lines.last().expect("an end");
+    assert_eq!(
+        (last["event"].as_str(), last["bytes"].as_u64(), last["exit"].as_u64()),
+        (Some("end"), Some(CHUNK as u64), Some(0))
+    );
+    assert_eq!(last["transport"], "tcp");
+}
+
+#[test]
+fn what_failed_and_what_would_be_copied_is_reported() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    fs::write(lab.join("tree/fine"), b"fine").expect("a file");
+    let odd = OsStr::from_bytes(b"odd\xff");
+    fs::write(lab.join("").join(odd), b"odd").expect("a file");
+    let odd_path = lab.join("").join(odd).into_os_string();
+    let read = |name: &str| -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(lab.join(name)).expect("a report");
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    fs::create_dir(lab.join("into")).expect("a directory");
+    let to = lab.there("h", "into");
+    let plan: Vec<OsString> = vec!["-n".into(), "-r".into(), "--json=plan".into(), odd_path, "tree".into(), to.clone()];
+    lab.rdcp(&plan).expect(0);
+    let [one, two, end] = &read("plan")[..] else { panic!("three lines") };
+    assert_eq!((one["event"].as_str(), one["from"]["path_hex"].is_string()), (Some("would-copy"), true), "{one}");
+    assert_eq!((one["kind"].as_str(), one["bytes"].as_u64()), (Some("file"), Some(3)), "{one}");
+    assert_eq!((two["from"]["path"].as_str(), two["kind"].as_str()), (Some("tree"), Some("directory")), "{two}");
+    let into = lab.join("into/tree");
+    assert_eq!((two["to"]["host"].as_str(), two["to"]["path"].as_str()), (Some("h"), into.to_str()), "{two}");
+    assert_eq!((end["event"].as_str(), end["exit"].as_u64()), (Some("end"), Some(0)));
+    assert!(!into.exists());
+    // One of two is not there.
+    lab.rdcp(&["-r".into(), "--json=report".into(), "nowhere".into(), "tree".into(), to]).expect(8);
+    let lines = read("report");
+    let failed = lines.iter().find(|line| line["event"] == "failed").expect("it");
+    assert_eq!((failed["code"].as_str(), failed["errno"].as_u64()), (Some("source"), Some(2)), "{failed}");
+    assert_eq!((failed["at"]["path"].as_str(), failed["exit"].as_u64()), (Some("nowhere"), Some(5)), "{failed}");
+    let end = lines.last().expect("an end");
+    assert_eq!((end["exit"].as_u64(), end["failure"]["code"].as_str()), (Some(8), Some("partial")), "{end}");
+    assert!(lines.iter().all(|line| line["schema"] == 1));
 }

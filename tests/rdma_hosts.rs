@@ -120,8 +120,8 @@ fn stream(bytes: usize, to: &str, send_options: &[&str], recv_options: &[&str]) 
     let scratch = Scratch::new();
     let input = noise(bytes);
     let file = scratch.file("input", &input);
-    let recv_options = [&["--json"], recv_options].concat();
-    let send_options = [&["--json"], send_options].concat();
+    let recv_options = [&["--json-fd=2"], recv_options].concat();
+    let send_options = [&["--json-fd=2"], send_options].concat();
     let (mut recv, port) = recv_on(RECEIVER, &recv_options);
     let came = Arc::new(AtomicUsize::new(0));
     let (mut pipe, counter) = (recv.stdout(), Arc::clone(&came));
@@ -369,7 +369,7 @@ fn siw_rdcp_copies_a_tree_over_rdma() {
         let name = format!("copy{number}");
         let (from, to) = (format!("{from}{}", path("tree")), format!("{to}{}", path(&name)));
         let policy = if number == 1 { "rdma" } else { "prefer-rdma" };
-        let mut process = rdcp_on_first(&scratch, &["-v", "--json", "-r", "--transport", policy, &from, &to]);
+        let mut process = rdcp_on_first(&scratch, &["-v", "--json-fd=2", "-r", "--transport", policy, &from, &to]);
         let ended = process.wait_for(LONG);
         ended.expect(0);
         let last = ended.stderr.lines().rfind(|line| line.starts_with('{')).expect("a report");
@@ -509,13 +509,18 @@ fn with_memlock(limit_kib: u64, options: &[&str]) -> (Ended, Ended) {
     };
     let mut command = wrapped(RECEIVER, PROGRAM);
     command.arg("rdrecv");
-    command.args(["--json", "--wait", "20"]).args(options).args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .args(["--json-fd=2", "--wait", "20"])
+        .args(options)
+        .args(["0", KEY])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut recv = Process::spawn(&mut command);
     let port = recv.port().to_string();
     let mut pipe = recv.stdout();
     let mut command = wrapped(SENDER, PROGRAM);
     command.arg("rdsend");
-    command.args(["--json"]).args(options).args([&address(RECEIVER), &port, KEY]).arg(&file);
+    command.args(["--json-fd=2"]).args(options).args([&address(RECEIVER), &port, KEY]).arg(&file);
     let mut send = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
     let mut output = Vec::new();
     pipe.read_to_end(&mut output).expect("a pipe");

@@ -83,7 +83,8 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let send = |receiving: &[&str], by_stdin: bool, sink: Option<&Path>| {
         let before = carried(device, ends)?;
         let receiving = [&["--transport", "rdma"], receiving].concat();
-        let run = ends.pipe_to(&receiving, &["--transport", "rdma", "--json"], &input, by_stdin, sink, unwatched)?;
+        let run =
+            ends.pipe_to(&receiving, &["--transport", "rdma", "--json-fd=2"], &input, by_stdin, sink, unwatched)?;
         packets_least.set(packets_least.get().min(carried(device, ends)? - before));
         lanes_most.set(lanes_most.get().max(run.reported("lanes").unwrap_or(f64::INFINITY)));
         let seconds = run.reported("seconds").ok_or("rdsend --json said no \"seconds\"")?;

@@ -310,7 +310,7 @@ pub fn unwatched(_: &[u32]) {}
 
 /// rdsend FILE → rdrecv → /dev/null over TCP on this machine.
 pub fn pipe(options: &[&str], input: &Path) -> Result<Run> {
-    LOOPBACK.pipe_to(TCP, &[options, TCP, &["--json"]].concat(), input, false, None, unwatched)
+    LOOPBACK.pipe_to(TCP, &[options, TCP, &["--json-fd=2"]].concat(), input, false, None, unwatched)
 }
 
 impl Ends<'_> {

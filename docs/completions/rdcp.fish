@@ -27,7 +27,8 @@ complete -c rdcp -l chunk -d 'Most bytes of a chunk, the unit that is sent, chec
 complete -c rdcp -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
-complete -c rdcp -l json -d 'Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event' -r -F
+complete -c rdcp -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
+complete -c rdcp -l json-fd -d 'The same, to the open file descriptor FD' -r
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'

@@ -26,7 +26,8 @@ complete -c rdpipe -l chunk -d 'Most bytes of a chunk, the unit that is sent, ch
 complete -c rdpipe -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdpipe -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
 complete -c rdpipe -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
-complete -c rdpipe -l json -d 'Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event' -r -F
+complete -c rdpipe -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
+complete -c rdpipe -l json-fd -d 'The same, to the open file descriptor FD' -r
 complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
 complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
 complete -c rdpipe -l bootstrap -d 'Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it'

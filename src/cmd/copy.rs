@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use flume::{Receiver, RecvTimeoutError, unbounded};
 use minicbor::bytes::ByteVec;
 use rd_proto::session::Counters;
-use serde_json::json;
 
 use super::end;
 use super::exit::{Exit, Failure, escaped};
+use super::json::{self, Event};
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
@@ -135,7 +135,7 @@ impl<'a> Copy<'a> {
         self.check_options(&found, destination, placed.as_ref())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
-            let failure = (self.left_out > 0).then_some(Failure { exit: Exit::Partial, message: None });
+            let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
             return Ok(Ended { summary: self.total, failure });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
@@ -243,15 +243,14 @@ impl<'a> Copy<'a> {
                 }
                 if self.told.elapsed() >= EVENT_EVERY {
                     self.told = Instant::now();
-                    self.reporter.event(&json!({ "event": "progress", "bytes": bytes }));
+                    self.reporter.event(&Event::Progress(json::Progress { bytes, ..json::Progress::default() }));
                 }
             }
             Message::Notice { code, index, generation, reason } if side == self.teller => {
                 if let (Some(notice), Some(terminal)) = (end::notice(code, index, generation), &mut self.terminal) {
                     let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
                     terminal.notice(notice, reason.as_deref());
-                    self.reporter
-                        .event(&json!({ "event": "notice", "notice": format!("{notice:?}"), "reason": reason }));
+                    self.reporter.event(&Event::Notice(json::Notice::new(notice, reason.as_deref())));
                 }
             }
             Message::Progress { .. } | Message::Notice { .. } => {}
@@ -313,7 +312,7 @@ impl<'a> Copy<'a> {
     /// Tells all ends that this signal ends the copy, and waits until they have ended.
     fn interrupt(&mut self, number: u8) -> Failure {
         self.stop_all(number);
-        Failure { exit: Exit::Signal(number), message: None }
+        Failure::silent(Exit::Signal(number))
     }
 
     fn stop_all(&mut self, number: u8) {
@@ -472,7 +471,7 @@ impl<'a> Copy<'a> {
         // A single source of which nothing is there, as any file that was named, is all there was.
         let single = matches!(found, [(_, found)] if found.kind != Kind::Directory || self.arrived == 0);
         if single && self.left_out == 0 {
-            return Some(Failure { exit, message: None });
+            return Some(Failure::silent(exit));
         }
         let failed = self.failed.saturating_add(self.left_out);
         let count = entries(failed);
@@ -495,9 +494,8 @@ impl<'a> Copy<'a> {
 
     fn tell_failed(&mut self, failure: &Failure) {
         self.first_failed.get_or_insert(failure.exit);
-        let line = failure.message.as_deref().unwrap_or_default();
-        self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": failure.exit.code() }));
-        self.say_always(line);
+        self.reporter.event(&Event::Failed(json::Failed::new(failure)));
+        self.say_always(failure.message.as_deref().unwrap_or_default());
     }
 
     /// Counts them all, and tells how many it has not named.
@@ -520,7 +518,7 @@ impl<'a> Copy<'a> {
         let label = self.sides[silent].label();
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
-        self.reporter.event(&json!({ "event": "failed", "reason": line, "exit": exit.code() }));
+        self.reporter.event(&Event::Failed(json::Failed::new(&Failure::new(exit, line.as_str()))));
         self.say_always(&line);
     }
 
@@ -528,24 +526,23 @@ impl<'a> Copy<'a> {
     /// send; within one host they are one.
     fn tell_copied(&self, from: usize, sent: &Report, received: &Report, is_one: bool) {
         let level = match (received.is_read_back, received.is_synced) {
-            (true, _) => "re-read",
-            (false, true) => "synced",
-            (false, false) => "written",
+            (true, _) => json::Level::ReRead,
+            (false, true) => json::Level::Synced,
+            (false, false) => json::Level::Written,
         };
         let kept = sent.kept_bytes;
-        self.reporter.event(&json!({
-            "event": "copied",
-            "from": self.sides[from].label(),
-            "entries": received.entries,
-            "bytes": received.data_bytes,
-            "kept_bytes": kept,
-            "failed": sent.failed + if is_one { 0 } else { received.failed },
-            "level": level,
+        self.reporter.event(&Event::Copied(json::Copied {
+            from: self.sides[from].label(),
+            entries: received.entries,
+            bytes: received.data_bytes,
+            kept_bytes: kept,
+            failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
+            level,
         }));
         if self.plan.report.verbose {
             let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
             let count = entries(received.entries);
-            self.say(&format!("{level}: {count}, {} bytes{there}", received.data_bytes));
+            self.say(&format!("{}: {count}, {} bytes{there}", level.name(), received.data_bytes));
         }
     }
 

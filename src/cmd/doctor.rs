@@ -120,7 +120,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             reconnect: 0,
             bwlimit: None,
         };
-        let quiet = ReportOptions { verbose: false, quiet: true, progress: false, json: None };
+        let quiet = ReportOptions { verbose: false, quiet: true, progress: false, json: None, json_fd: None };
         let plan = Plan {
             sources: Vec::new(),
             destination: Spec::There(host.clone(), OsString::new()),
@@ -203,7 +203,7 @@ fn line(finding: crate::measure::Finding, patient: &Patient<'_>) -> Line {
 
 /// The other host, and the way there.
 fn of_other(plan: &Plan<'_>, arguments: &DoctorArguments, host: &OsStr, here: Facts) -> Result<Vec<Section>, Failure> {
-    let reporter = Reporter::open(plan.report)?;
+    let reporter = Reporter::open(plan.report, false)?;
     let lasting = (arguments.seconds > 0).then(|| Duration::from_secs(arguments.seconds.into()));
     let (label, node) = (escaped(host), here.host.clone());
     let path_title = format!("this host -> {label}");
@@ -274,7 +274,7 @@ impl Report {
             Self::Json => output::json(sections, exit.map_or(0, Exit::code)),
             Self::Script => output::script(sections),
         })?;
-        exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
+        exit.map_or(Ok(()), |exit| Err(Failure::silent(exit)))
     }
 }
 

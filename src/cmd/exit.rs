@@ -9,6 +9,7 @@ use rd_proto::handshake::{ControlError, HandshakeError};
 use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
+use super::json::At;
 use crate::engine::link::LinkError;
 
 /// How a command can end. The numbers are part of its interface.
@@ -65,6 +66,44 @@ impl Exit {
         }
     }
 
+    /// All that [`Exit::name`] gives.
+    pub const NAMES: [&str; 14] = [
+        "usage",
+        "authentication",
+        "connect",
+        "link-lost",
+        "source",
+        "destination",
+        "integrity",
+        "partial",
+        "protocol",
+        "warnings",
+        "failures",
+        "signal",
+        "sink-closed",
+        "stage",
+    ];
+
+    /// What it is called, for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::Authentication => "authentication",
+            Self::Connect => "connect",
+            Self::LinkLost => "link-lost",
+            Self::Source => "source",
+            Self::Destination => "destination",
+            Self::Integrity => "integrity",
+            Self::Partial => "partial",
+            Self::Protocol => "protocol",
+            Self::Warnings => "warnings",
+            Self::Failures => "failures",
+            Self::Signal(_) => "signal",
+            Self::SinkClosed => "sink-closed",
+            Self::Stage(_) => "stage",
+        }
+    }
+
     /// What a code of another process of ours means. A code that is none of ours is a protocol's failure.
     pub fn from_code(code: u8) -> Self {
         match code {
@@ -92,22 +131,45 @@ pub struct Failure {
     pub exit: Exit,
     /// One line for a person; `None` where nothing needs to be said.
     pub message: Option<String>,
+    /// The file that it is about.
+    pub site: Option<Box<Site>>,
+}
+
+/// Where something went wrong.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The file.
+    pub at: At,
+    /// The system's error number; 0 where there is none.
+    pub errno: i32,
 }
 
 impl Failure {
     /// A failure with its line.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: Some(message.into()) }
+        Self { exit, message: Some(message.into()), site: None }
+    }
+
+    /// A failure that needs no line.
+    pub fn silent(exit: Exit) -> Self {
+        Self { exit, message: None, site: None }
+    }
+
+    /// The same, which is about this file. `host`: empty for this one.
+    pub fn about(self, host: &OsStr, path: &[u8], errno: i32) -> Self {
+        Self { site: Some(Box::new(Site { at: At::new(host, path), errno })), ..self }
     }
 
     /// A source that cannot be read, here.
     pub fn source(fact: &IoFact) -> Self {
-        Self::new(Exit::Source, format!("cannot read {}", io_sentence(fact)))
+        let failure = Self::new(Exit::Source, format!("cannot read {}", io_sentence(fact)));
+        failure.about(OsStr::new(""), &fact.path, fact.errno)
     }
 
     /// A destination that cannot be written, here.
     pub fn destination(fact: &IoFact) -> Self {
-        Self::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)))
+        let failure = Self::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)));
+        failure.about(OsStr::new(""), &fact.path, fact.errno)
     }
 
     /// A peer that has authenticated, and with which no transfer came about.
@@ -221,10 +283,10 @@ impl Failure {
                 format!("no RDMA connection to {peer}{}; rddoctor tells more, --transport auto would use TCP", told()),
             ),
             Outcome::Aborted(cause) => match cause {
-                Cause::Signal(number) => Self { exit: Exit::Signal(*number), message: None },
+                Cause::Signal(number) => Self::silent(Exit::Signal(*number)),
                 Cause::Source(fact) => Self::source(fact),
                 Cause::Sink(fact) => Self::destination(fact),
-                Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
+                Cause::SinkClosed => Self::silent(Exit::SinkClosed),
                 Cause::Integrity => Self::new(
                     Exit::Integrity,
                     format!(
@@ -241,9 +303,11 @@ impl Failure {
                 Cause::Source(fact) | Cause::Sink(fact) if fact.path.is_empty() => {
                     Self::new(Exit::Connect, format!("{peer} gave up{}", io_sentence(fact)))
                 }
-                Cause::Source(fact) => Self::new(Exit::Source, format!("{peer} cannot read {}", io_sentence(fact))),
-                Cause::Sink(fact) => Self::new(Exit::Destination, format!("{peer} cannot write {}", io_sentence(fact))),
-                Cause::SinkClosed => Self { exit: Exit::SinkClosed, message: None },
+                Cause::Source(fact) => Self::new(Exit::Source, format!("{peer} cannot read {}", io_sentence(fact)))
+                    .about(OsStr::new(peer), &fact.path, fact.errno),
+                Cause::Sink(fact) => Self::new(Exit::Destination, format!("{peer} cannot write {}", io_sentence(fact)))
+                    .about(OsStr::new(peer), &fact.path, fact.errno),
+                Cause::SinkClosed => Self::silent(Exit::SinkClosed),
                 Cause::Integrity => Self::new(
                     Exit::Integrity,
                     format!(
@@ -356,6 +420,7 @@ mod tests {
         for (exit, code) in table {
             assert_eq!(exit.code(), code, "{exit:?}");
             assert_eq!(Exit::from_code(code), exit, "{code}");
+            assert!(Exit::NAMES.contains(&exit.name()), "{exit:?}");
         }
     }
 

@@ -131,7 +131,7 @@ pub fn ask() -> Result<Key, Failure> {
         line.pop();
     }
     if line.contains(&INTERRUPT) {
-        return Err(Failure { exit: Exit::Signal(libc::SIGINT as u8), message: None });
+        return Err(Failure::silent(Exit::Signal(libc::SIGINT as u8)));
     }
     Key::new(line.to_vec()).map_err(|_| no_key())
 }

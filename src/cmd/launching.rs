@@ -178,7 +178,7 @@ fn greet_all<'a>(
             }
             Ok((_, News::Broken(failure))) => return Err(failure),
             Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
-                return Err(Failure { exit: Exit::Signal(number as u8), message: None });
+                return Err(Failure::silent(Exit::Signal(number as u8)));
             }
             Ok(_) => {}
             Err(_) => {

@@ -13,6 +13,7 @@ mod examiner;
 pub mod examples;
 pub mod exit;
 pub mod habits;
+pub mod json;
 pub mod key;
 mod launching;
 pub mod options;
@@ -120,7 +121,7 @@ fn print(text: &str) -> Result<(), Failure> {
 fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
     use std::io::ErrorKind;
     written.map_err(|error| match error.kind() {
-        ErrorKind::BrokenPipe => Failure { exit: Exit::SinkClosed, message: None },
+        ErrorKind::BrokenPipe => Failure::silent(Exit::SinkClosed),
         _ => Failure::new(
             Exit::Destination,
             format!("cannot write standard output: {}", exit::words(&error.to_string())),

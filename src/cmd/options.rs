@@ -108,9 +108,12 @@ pub struct ReportOptions {
     /// Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds
     #[arg(long, conflicts_with = "quiet")]
     pub progress: bool,
-    /// Write a report of the transfer as JSON, to FILE or else to standard error: one object, rdcp one for each event
+    /// Report as JSON, an object a line, to FILE or else to standard output where that carries no data
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub json: Option<PathBuf>,
+    /// The same, to the open file descriptor FD
+    #[arg(long, value_name = "FD", conflicts_with = "json", allow_negative_numbers = true)]
+    pub json_fd: Option<i32>,
 }
 
 /// Options that say where KEY comes from.

@@ -16,18 +16,20 @@ use minicbor::bytes::ByteVec;
 use super::copy::told;
 use super::end;
 use super::exit::{Exit, Failure, escaped};
+use super::json;
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, post_in_turn, session_key};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, notice_line};
 use super::station::Station;
 use super::stream::forward_signals;
-use crate::control::frames::{self, Action, Begin, Job, Message, StageReport};
+use crate::control::frames::{self, Begin, Job, Message, StageReport};
 use crate::control::launch::Launcher;
 use crate::control::stages::CANNOT_RUN;
 use crate::control::tunnel::Emit;
 
 pub(super) mod grammar;
 mod hop;
+pub(super) mod planned;
 mod tell;
 
 use grammar::{Part, Placed, Spec};
@@ -175,7 +177,7 @@ impl<'a> Pipeline<'a> {
     /// # Errors
     ///
     /// The failure that the command ends with.
-    pub(super) fn run(mut self, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
+    pub(super) fn run(mut self, reporter: &Reporter<'_>) -> Result<(), Failure> {
         let ran = self.run_parts();
         self.screen.clear();
         for stage in &mut self.stages {
@@ -187,9 +189,7 @@ impl<'a> Pipeline<'a> {
         if self.plan.report.verbose && failure.is_none() {
             self.tell();
         }
-        let code = failure.as_ref().map_or(0, |failure| failure.exit.code());
-        let error = failure.as_ref().and_then(|failure| failure.message.as_deref());
-        let told = reporter.write(&tell::json_report(&self.stages, &self.hops, code, error));
+        let told = reporter.end(json::End::Pipeline(tell::end(&self.stages, &self.hops, failure.as_ref())));
         // What went wrong matters more than that it could not be reported.
         failure.map_or(told, Err)
     }
@@ -620,7 +620,7 @@ impl<'a> Pipeline<'a> {
     /// The failure that the whole ends with. What stages have to say is said here, but for the last.
     fn judge(&self) -> Option<Failure> {
         if let Some(number) = self.signal {
-            return Some(Failure { exit: Exit::Signal(number), message: None });
+            return Some(Failure::silent(Exit::Signal(number)));
         }
         let mut failures: Vec<Failure> = Vec::new();
         for (number, stage) in self.stages.iter().enumerate() {
@@ -638,7 +638,7 @@ impl<'a> Pipeline<'a> {
         let Some(last) = failures.pop() else {
             // No command need have noticed.
             let unread = self.hops.iter().any(|hop| hop.stages[1].is_none() && hop.was_closed());
-            return unread.then_some(Failure { exit: Exit::SinkClosed, message: None });
+            return unread.then_some(Failure::silent(Exit::SinkClosed));
         };
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
             self.screen.say_always(line);
@@ -686,7 +686,7 @@ impl<'a> Pipeline<'a> {
             (Some(0), _) => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if !is_last => None,
             (Some(SIGPIPE_CODE), _) | (_, Some(libc::SIGPIPE)) if self.is_unread(number) => {
-                Some(Failure { exit: Exit::SinkClosed, message: None })
+                Some(Failure::silent(Exit::SinkClosed))
             }
             _ if self.was_left(number) => None,
             // One that is our own at both sides is opened by its shell, which has said why it cannot be.
@@ -722,57 +722,4 @@ impl<'a> Pipeline<'a> {
 /// The number of a hop's end, at every host.
 fn end_number(hop: usize, which: Which) -> u32 {
     (2 * hop + which as usize) as u32
-}
-
-/// What would be done, for `--dry-run`.
-pub(super) fn tell_plan(plan: &Plan<'_>) -> Vec<String> {
-    let mut lines = Vec::new();
-    let end = |stage: Option<usize>, standard: &str| match stage {
-        Some(stage) => format!("{} ({})", plan.specs[stage].label(), quoted(&plan.specs[stage].text)),
-        None => format!("localhost ({standard})"),
-    };
-    for (number, part) in plan.parts.iter().enumerate() {
-        if plan.parts.len() > 1 {
-            lines.push(format!(
-                "part {}{}",
-                number + 1,
-                if number > 0 { ", when the one before has finished" } else { "" }
-            ));
-        }
-        for stage in &part.stages {
-            let spec = &plan.specs[stage.number];
-            let how = match &stage.action {
-                Action::Run { .. } => "runs",
-                Action::Read { .. } => "reads",
-                Action::Write { .. } => "writes",
-                Action::Tee { .. } => "writes and passes on",
-            };
-            lines.push(format!("{} {how} {}", spec.label(), quoted(&spec.text)));
-        }
-        for &(from, to) in &part.hops {
-            let here = |stage: Option<usize>| stage.is_none_or(|stage| plan.specs[stage].host.is_empty());
-            let listens = match (here(from), here(to)) {
-                (false, true) if plan.name.is_none() => "from",
-                (true, false) if plan.name.is_some() => "from",
-                _ => "to",
-            };
-            let port = match (&plan.transfer.port_range, plan.relay) {
-                (_, true) => "through the launcher".to_owned(),
-                (Some(ports), _) => format!("a port of {}-{}", ports.start(), ports.end()),
-                (None, _) => "a free port".to_owned(),
-            };
-            let (source, target) = (end(from, "standard input"), end(to, "standard output"));
-            let listener = if listens == "from" { &source } else { &target };
-            let listener = listener.split(" (").next().unwrap_or_default();
-            lines.push(format!("data: {source} -> {target}; {listener} listens, {port}"));
-        }
-    }
-    let mut hosts: Vec<&OsStr> = plan.specs.iter().map(|spec| &*spec.host).filter(|host| !host.is_empty()).collect();
-    hosts.sort_unstable();
-    hosts.dedup();
-    for host in hosts {
-        let launcher = escaped(plan.launcher.name());
-        lines.push(format!("agent: {launcher} {} {}", escaped(host), escaped(&plan.agent)));
-    }
-    lines
 }

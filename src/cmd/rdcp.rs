@@ -192,5 +192,6 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches, is_relative: bool) -> Re
         transfer: &arguments.transfer,
         report: &arguments.report,
     };
-    reported(&arguments.report, |reporter| Copy::new(&plan, reporter)?.run())
+    let carries_data = plan.destination == Spec::Standard && !plan.dry_run;
+    reported(&arguments.report, carries_data, |reporter| Copy::new(&plan, reporter)?.run())
 }

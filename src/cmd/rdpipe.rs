@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use super::exit::{Exit, Failure, escaped};
+use super::json;
 use super::options::{ReportOptions, TransferOptions};
 use super::pipeline::grammar::{Spec, lay_out};
-use super::pipeline::{Pipeline, Plan, tell_plan};
+use super::pipeline::{Pipeline, Plan, planned};
 use super::rdcp::HostOptions;
 use super::recv::standard_output;
 use super::report::Reporter;
@@ -119,7 +120,12 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
         may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),
     };
     if arguments.dry_run {
-        let text: String = tell_plan(&plan).iter().map(|line| format!("{line}\n")).collect();
+        let planned = planned::planned(&plan);
+        let report = &arguments.report;
+        if report.json.is_some() || report.json_fd.is_some() {
+            return Reporter::open(report, false)?.last(&json::Event::WouldRun(planned));
+        }
+        let text: String = planned::lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
     }
     // Closed, it would be /dev/null: nothing, and well.
@@ -129,8 +135,8 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
     if matches!(output, Some(Output::Standard | Output::Hop)) {
         standard_output().map_err(|fact| Failure::destination(&fact))?;
     }
-    let mut reporter = Reporter::open(&arguments.report)?;
-    Pipeline::new(&plan)?.run(&mut reporter)
+    let reporter = Reporter::open(&arguments.report, true)?;
+    Pipeline::new(&plan)?.run(&reporter)
 }
 
 /// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is

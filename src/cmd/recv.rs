@@ -21,8 +21,9 @@ use super::send::EXIT_CODES;
 use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
-use crate::fs::sink::{FileSink, Sink, StreamSink, Target};
-use crate::fs::{standard, std_fact};
+use crate::fs::sink::{FileSink, NO_TEXT, Sink, StreamSink, Target};
+use crate::fs::{plain_fact, standard, std_fact};
+use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
 
 /// Receive a stream from rdsend on another host
@@ -76,17 +77,30 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
         ));
     }
     let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
-    reported(&arguments.report, |_| transfer(&arguments, port, key, file.as_ref()))
+    let is_forced = file.as_ref().is_some_and(|path| path == "-");
+    let file = file.filter(|_| !is_forced);
+    let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
+    reported(&arguments.report, file.is_none(), |_| transfer(&arguments, port, key, file.as_ref(), text_only)).map_err(
+        |failure| match failure.message == Failure::destination(&plain_fact(STANDARD_OUTPUT.as_ref(), NO_TEXT)).message
+        {
+            true => Failure::new(Exit::Usage, BINARY),
+            false => failure,
+        },
+    )
 }
+
+/// Said where what comes is not for a terminal.
+const BINARY: &str = "what comes is no text, and standard output is a terminal: name a FILE or redirect it; `-` as FILE, as \
+    in rdrecv 0 - -, writes it to the terminal all the same";
 
 fn transfer(
     arguments: &RecvArguments,
     port: u16,
     key: Option<OsString>,
     file: Option<&OsString>,
+    text_only: bool,
 ) -> Result<Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
-    let file = file.filter(|path| *path != "-");
     let target = match file {
         Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| Failure::destination(&fact))?),
         None => {
@@ -115,7 +129,11 @@ fn transfer(
         Failure::new(Exit::Connect, message)
     })?;
     if let Some(text) = &generated {
-        super::say(&format!("rdsend {} {} {text}", own_address(), listener.port()));
+        let (first, others) = own_addresses();
+        super::say(&format!("rdsend {first} {} {text}", listener.port()));
+        if !others.is_empty() && !arguments.report.quiet {
+            super::say(&format!("rdrecv: or at {}", others.join(", ")));
+        }
     } else if port == 0 || arguments.report.verbose {
         // Also with --quiet: nobody could connect otherwise.
         super::say(&format!("rdrecv: waiting on port {}", listener.port()));
@@ -148,7 +166,14 @@ fn transfer(
             heeds_signals: true,
             tells_for_both: true,
         };
-        let make_work = |_chunk_bytes| open(target.as_ref()).map_err(NoWork::from);
+        let make_work = |_chunk_bytes| match (&target, text_only) {
+            (None, true) => {
+                let output = standard_output()?;
+                let sink = move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref()).text_only());
+                Ok(Work::ReceiveStream(Box::new(sink)))
+            }
+            (target, _) => open(target.as_ref()).map_err(NoWork::from),
+        };
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
             Ok(ended) => return Ok(ended),
             Err(NotBegun::Here(failure)) => return Err(failure),
@@ -229,6 +254,14 @@ const STANDARD_OUTPUT: &str = "standard output";
 
 pub(super) fn standard_output() -> Result<File, IoFact> {
     standard::output().map_err(|error| std_fact(STANDARD_OUTPUT.as_ref(), &error))
+}
+
+/// The addresses of this host: the one that others are likely to reach, and the others.
+fn own_addresses() -> (String, Vec<String>) {
+    let first = own_address();
+    let all = interface_addresses().unwrap_or_default().into_iter();
+    let others = all.map(|known| known.address.to_string()).filter(|address| *address != first).collect();
+    (first, others)
 }
 
 /// An address of this host that others are likely to reach: the one that its packets to the outside would bear.

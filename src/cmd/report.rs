@@ -11,12 +11,13 @@ use rd_proto::session::{Counters, Notice};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
-use serde_json::json;
 
 use super::exit::{Exit, Failure, escaped, os, words};
+use super::json;
 use super::options::ReportOptions;
 use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
 use crate::fs::direct::write::Written;
+use crate::fs::standard;
 use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
@@ -277,30 +278,65 @@ pub(super) fn medium_from_name(name: &str) -> Option<Medium> {
 /// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
-    file: Option<File>,
+    sink: Option<(File, String)>,
 }
 
 impl<'a> Reporter<'a> {
-    /// Opens the report's file.
+    /// Opens what the report is written to. `carries_data`: standard output is where the data goes.
     ///
     /// # Errors
     ///
-    /// Exit 1 if it cannot be opened.
-    pub fn open(options: &'a ReportOptions) -> Result<Self, Failure> {
-        let path = options.json.as_deref().filter(|path| *path != Path::new("-"));
-        let file =
-            path.map(|path| File::create(path).map_err(|error| unreportable(Exit::Usage, path, &error))).transpose()?;
-        Ok(Self { options, file })
+    /// Exit 1 if it cannot be opened, or is standard output and carries data.
+    pub fn open(options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
+        let standard = || ("standard output".to_owned(), standard::output());
+        let (name, opened) = match (&options.json, options.json_fd) {
+            (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
+            (None, Some(1)) | (Some(_), _) if carries_data => {
+                let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
+                return Err(Failure::new(Exit::Usage, line));
+            }
+            (Some(_), _) | (None, Some(1)) => standard(),
+            (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
+            (None, None) => return Ok(Self { options, sink: None }),
+        };
+        let file = opened.map_err(|error| unreportable(Exit::Usage, &name, &error))?;
+        Ok(Self { options, sink: Some((file, name)) })
     }
 
-    /// Tells of something that has happened, where `--json` is to tell of more than the end.
-    pub(super) fn event(&self, event: &serde_json::Value) {
-        match (&self.options.json, &self.file) {
-            // A report that cannot be written is told at the end.
-            (Some(_), Some(file)) => drop(writeln!(&*file, "{event}")),
-            (Some(_), None) => super::say(&event.to_string()),
-            (None, _) => {}
-        }
+    /// Tells of something that has happened before the end.
+    pub(super) fn event(&self, event: &json::Event<'_>) {
+        // A report that cannot be written is told at the end.
+        let _ = self.write(event);
+    }
+
+    /// Tells how it ended, where `--json` asks for it.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6 if it cannot be written, 141 without a word if its reader has gone.
+    pub(super) fn end(&self, end: json::End<'_>) -> Result<(), Failure> {
+        self.last(&json::Event::End(end))
+    }
+
+    /// Tells the last thing that there is to tell.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reporter::end`].
+    pub(super) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
+        self.write(event).map_err(|error| match (error.kind(), &self.sink) {
+            (std::io::ErrorKind::BrokenPipe, _) => Failure::silent(Exit::SinkClosed),
+            (_, Some((_, name))) => unreportable(Exit::Destination, name, &error),
+            (_, None) => unreachable!("nothing is written"),
+        })
+    }
+
+    /// In one piece: a reader sees whole lines.
+    fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
+        let Some((mut file, _)) = self.sink.as_ref().map(|(file, name)| (file, name)) else { return Ok(()) };
+        let mut line = serde_json::to_vec(&json::Line::new(event))?;
+        line.push(b'\n');
+        file.write_all(&line)
     }
 
     /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began.
@@ -308,7 +344,7 @@ impl<'a> Reporter<'a> {
     /// # Errors
     ///
     /// Exit 6 if the report cannot be written.
-    pub fn finish(mut self, summary: Option<&Summary>, failure: Option<&Failure>) -> Result<(), Failure> {
+    pub fn finish(self, summary: Option<&Summary>, failure: Option<&Failure>) -> Result<(), Failure> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
@@ -318,23 +354,7 @@ impl<'a> Reporter<'a> {
             }
             super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
         }
-        let report = json_report(summary, failure);
-        self.write(&report)
-    }
-
-    /// Writes the report where `--json` asks for one.
-    ///
-    /// # Errors
-    ///
-    /// Exit 6 if it cannot be written.
-    pub(super) fn write(&mut self, report: &serde_json::Value) -> Result<(), Failure> {
-        let Some(path) = &self.options.json else { return Ok(()) };
-        match &mut self.file {
-            Some(file) => writeln!(file, "{report}").map_err(|error| unreportable(Exit::Destination, path, &error)),
-            None => std::io::stderr()
-                .write_all(format!("{report}\n").as_bytes())
-                .map_err(|error| unreportable(Exit::Destination, Path::new("standard error"), &error)),
-        }
+        self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))))
     }
 }
 
@@ -356,7 +376,7 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
 }
 
 /// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
-fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
+pub(super) fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
     rate(summary.counters.bytes, limiter.share * summary.waits.total())
 }
 
@@ -383,41 +403,7 @@ fn limiter_line(summary: &Summary) -> Option<String> {
     ))
 }
 
-fn unreportable(exit: Exit, path: &Path, error: &std::io::Error) -> Failure {
+fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {
     let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
-    Failure::new(exit, format!("cannot write the report to {}: {errno}", escaped(path.as_os_str())))
-}
-
-fn json_report(summary: &Summary, failure: Option<&Failure>) -> serde_json::Value {
-    let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0);
-    let wait_seconds: serde_json::Map<_, _> = summary
-        .waits
-        .named()
-        .into_iter()
-        .map(|(wait, seconds)| (wait.name().to_owned(), rounded(seconds).into()))
-        .collect();
-    json!({
-        "event": "end",
-        "bytes": summary.counters.bytes,
-        "seconds": rounded(summary.seconds),
-        "gb_per_s": rounded(rate(summary.counters.bytes, summary.seconds) / 1e9),
-        "transport": summary.media.iter().map(|&medium| medium_name(medium)).collect::<Vec<_>>().join("+"),
-        "lanes": summary.lanes,
-        "encrypted": summary.encrypted,
-        "retries": summary.counters.retries,
-        "replayed_chunks": summary.counters.replayed,
-        "corrupt_chunks": summary.counters.corrupt,
-        "read_direct_bytes": summary.read.direct_bytes,
-        "read_cached_bytes": summary.read.cached_bytes,
-        "written_direct_bytes": summary.written.direct_bytes,
-        "written_buffered_bytes": summary.written.buffered_bytes,
-        "wait_seconds": wait_seconds,
-        "limiter": limiter.map(|limiter| json!({
-            "name": limiter.what.name(),
-            "share": rounded(limiter.share),
-            "ceiling_gb_per_s": rounded(ceiling(summary, &limiter) / 1e9),
-        })),
-        "exit": failure.map_or(0, |failure| failure.exit.code()),
-        "error": failure.and_then(|failure| failure.message.clone()),
-    })
+    Failure::new(exit, format!("cannot write the report to {name}: {errno}"))
 }

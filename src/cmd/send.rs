@@ -91,7 +91,7 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    reported(&arguments.report, |_| transfer(&arguments, &host, port, key, file.as_ref()))
+    reported(&arguments.report, false, |_| transfer(&arguments, &host, port, key, file.as_ref()))
 }
 
 fn transfer(

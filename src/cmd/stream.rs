@@ -121,12 +121,14 @@ pub(super) struct Ended {
     pub(super) failure: Option<Failure>,
 }
 
-/// Runs a command's transfer and tells how it went, also where no session began.
+/// Runs a command's transfer and tells how it went, also where no session began. `carries_data`: standard output is where
+/// the data goes.
 pub(super) fn reported(
     options: &ReportOptions,
+    carries_data: bool,
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
-    let reporter = Reporter::open(options)?;
+    let reporter = Reporter::open(options, carries_data)?;
     let (summary, failure) = match transfer(&reporter) {
         Ok(Ended { summary, failure }) => (Some(summary), failure),
         Err(failure) => (None, Some(failure)),
@@ -198,9 +200,7 @@ impl Session<'_> {
             let (failure, cause) = match (no_work, role) {
                 (NoWork::Io(fact), Role::Sender) => (Failure::source(&fact), Cause::Source(fact)),
                 (NoWork::Io(fact), Role::Receiver) => (Failure::destination(&fact), Cause::Sink(fact)),
-                (NoWork::Stopped(number), _) => {
-                    (Failure { exit: Exit::Signal(number), message: None }, Cause::Signal(number))
-                }
+                (NoWork::Stopped(number), _) => (Failure::silent(Exit::Signal(number)), Cause::Signal(number)),
             };
             abort(&mut first, failure, cause)
         })?;

@@ -10,6 +10,7 @@ pub mod patterns;
 pub mod sink;
 pub mod source;
 pub mod standard;
+mod text;
 pub mod tree_sink;
 pub mod tree_source;
 pub mod walk;

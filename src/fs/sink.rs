@@ -19,6 +19,7 @@ use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::keep_acl;
+use super::text::Text;
 use super::{
     IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, standard,
     std_fact, umask,
@@ -243,7 +244,12 @@ pub struct StreamSink {
     also: Option<Box<dyn Also>>,
     /// Why the file has not got all that went elsewhere as well.
     failed: Option<IoFact>,
+    /// Nothing but text is written.
+    text: Option<Text>,
 }
+
+/// What is said of a stream that is no text, where nothing but text is written.
+pub const NO_TEXT: &str = "it is a terminal, and what comes is no text";
 
 /// Where a stream goes as well, after it has been written. As with `tee`, it goes there also when the file cannot be
 /// opened or written; that fails the stream at its end.
@@ -271,7 +277,7 @@ impl StreamSink {
 
     /// Makes a sink without a file, which goes only where [`StreamSink::and`] says, and fails at its end.
     pub fn without_file(reason: IoFact) -> Self {
-        Self { file: None, name: OsString::new(), also: None, failed: Some(reason) }
+        Self { file: None, name: OsString::new(), also: None, failed: Some(reason), text: None }
     }
 
     /// Makes a sink of an open file.
@@ -279,7 +285,12 @@ impl StreamSink {
         if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
-        Self { file: Some(file), name: name.to_owned(), also: None, failed: None }
+        Self { file: Some(file), name: name.to_owned(), also: None, failed: None, text: None }
+    }
+
+    /// Writes text only: what is none ends it with [`NO_TEXT`], and is not written.
+    pub fn text_only(self) -> Self {
+        Self { text: Some(Text::default()), ..self }
     }
 
     /// Has everything that was written go somewhere else as well.
@@ -317,7 +328,15 @@ impl StreamSink {
     ///
     /// The name and the error number; EPIPE where the reader has gone.
     pub fn write_all(&mut self, bytes: &[u8]) -> Result<(), IoFact> {
-        let written = if self.failed.is_none() { self.write_file(bytes) } else { Ok(()) };
+        let written = match &mut self.text {
+            _ if self.failed.is_some() => Ok(()),
+            Some(text) => {
+                let (shown, is_text) = text.take(bytes);
+                self.write_file(&shown)?;
+                if is_text { Ok(()) } else { Err(plain_fact(&self.name, NO_TEXT)) }
+            }
+            None => self.write_file(bytes),
+        };
         let Some(also) = &mut self.also else { return written };
         match written {
             // That would end tee.

@@ -51,6 +51,23 @@ pub fn output() -> Result<File> {
     duplicate(1, std::io::stdout().as_fd())
 }
 
+/// A duplicate of a descriptor that this process was given, by its number.
+///
+/// # Errors
+///
+/// EBADF where it is none, or one that this process opened itself; and as [`input`].
+pub fn given(number: RawFd) -> Result<File> {
+    // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    // Those of this process are closed on execution; a standard stream may be a stand-in for one that was closed.
+    let is_closed = (0..=1).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0;
+    if flags == -1 || flags & libc::FD_CLOEXEC != 0 || is_closed {
+        return Err(Errno::BADF.into());
+    }
+    // SAFETY: it is open, as has been seen, and was handed to this process, which closes none of those.
+    Ok(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?.into())
+}
+
 /// Device and number of what [`take`] has taken.
 static TAKEN: OnceLock<[Identity; 2]> = OnceLock::new();
 

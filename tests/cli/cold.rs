@@ -24,7 +24,7 @@ fn send(source: &Path, offset: Option<u64>, expected: &[u8]) -> (String, [u64; 2
     let target = scratch.join("target");
     let (mut recv, port) = start_recv::<&str>(&[], Some(&target));
     let mut command = rdsend();
-    command.args(["-v", "--json", "127.0.0.1", &port.to_string(), KEY]);
+    command.args(["-v", "--json-fd=2", "127.0.0.1", &port.to_string(), KEY]);
     match offset {
         None => drop(command.arg(source).stdin(Stdio::null())),
         Some(offset) => {

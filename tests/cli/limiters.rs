@@ -79,11 +79,11 @@ impl Told {
 /// Sends `input` as a stream at full speed; what both ends have reported.
 #[track_caller]
 fn stream(send_options: &[&str], recv_options: &[&str], bytes_per_second: Option<u64>, input: Vec<u8>) -> [Told; 2] {
-    let (mut recv, port) = start_recv(&[&["--json"], recv_options].concat(), None);
+    let (mut recv, port) = start_recv(&[&["--json-fd=2"], recv_options].concat(), None);
     let output = drain(recv.stdout());
     let proxy = proxy::Proxy::start(port, proxy::Plan { bytes_per_second, ..proxy::Plan::default() });
     let port = if bytes_per_second.is_some() { proxy.port() } else { port };
-    let mut send = start_send(&[&["--json"], send_options].concat(), port, None);
+    let mut send = start_send(&[&["--json-fd=2"], send_options].concat(), port, None);
     feed(send.stdin(), input.clone());
     let told = [Told::of(&send.wait()), Told::of(&recv.wait())];
     same(&output.join().expect("no panic"), &input);
@@ -93,9 +93,9 @@ fn stream(send_options: &[&str], recv_options: &[&str], bytes_per_second: Option
 #[test]
 fn a_slow_source() {
     let input = noise(8 << 20);
-    let (mut recv, port) = start_recv(&["--json", "-v"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2", "-v"], None);
     let output = drain(recv.stdout());
-    let mut send = start_send(&["--json", "-v"], port, None);
+    let mut send = start_send(&["--json-fd=2", "-v"], port, None);
     let fed = trickle(send.stdin(), input.clone());
     let (send, recv) = (send.wait(), recv.wait());
     fed.join().expect("no panic");
@@ -112,9 +112,9 @@ fn a_slow_source() {
 #[test]
 fn a_slow_sink() {
     let input = noise(12 << 20);
-    let (mut recv, port) = start_recv(&["--json", "-v", "--buffer", "2M"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2", "-v", "--buffer", "2M"], None);
     let output = sip(recv.stdout());
-    let mut send = start_send(&["--json", "--buffer", "2M"], port, None);
+    let mut send = start_send(&["--json-fd=2", "--buffer", "2M"], port, None);
     feed(send.stdin(), input.clone());
     let (send, recv) = (send.wait(), recv.wait());
     same(&output.join().expect("no panic"), &input);
@@ -127,9 +127,9 @@ fn a_slow_sink() {
 #[test]
 fn a_receiver_without_room() {
     let input = noise(12 << 20);
-    let (mut recv, port) = start_recv(&["--json", "--buffer", "512K"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2", "--buffer", "512K"], None);
     let output = sip(recv.stdout());
-    let mut send = start_send(&["--json", "-v", "--buffer", "32M"], port, None);
+    let mut send = start_send(&["--json-fd=2", "-v", "--buffer", "32M"], port, None);
     feed(send.stdin(), input.clone());
     let send = send.wait();
     Told::of(&recv.wait()).names("sink");
@@ -150,11 +150,11 @@ fn a_lane_that_reads_and_seals_itself() {
     let scratch = Scratch::new();
     let input = noise(64 << 20);
     let source = scratch.file("source", &input);
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let mut command = rdsend();
     command
-        .args(["--json", "--encrypt", "always", "--compress", "off", "127.0.0.1", &port.to_string(), KEY])
+        .args(["--json-fd=2", "--encrypt", "always", "--compress", "off", "127.0.0.1", &port.to_string(), KEY])
         .arg(source);
     // There is no processor besides the one of the lanes.
     let mut command = in_shell("exec taskset -c 0 \"$@\"", &command);
@@ -177,8 +177,8 @@ fn a_rate_limit() {
 fn a_rate_limit_on_a_file() {
     let scratch = Scratch::new();
     let source = scratch.file("source", &noise(12 << 20));
-    let (mut recv, port) = start_recv(&["--json"], Some(&scratch.join("target")));
-    let send = start_send(&["--json", "--bwlimit", "6M"], port, Some(&source)).wait();
+    let (mut recv, port) = start_recv(&["--json-fd=2"], Some(&scratch.join("target")));
+    let send = start_send(&["--json-fd=2", "--bwlimit", "6M"], port, Some(&source)).wait();
     Told::of(&send).names("limit");
     Told::of(&recv.wait()).names("wire");
 }
@@ -203,9 +203,9 @@ fn words(length: usize) -> Vec<u8> {
 fn slow_processors() {
     let scratch = Scratch::new();
     let source = scratch.file("source", &words(8 << 20).repeat(16));
-    let (mut recv, port) = start_recv(&["--json"], Some(Path::new("/dev/null")));
+    let (mut recv, port) = start_recv(&["--json-fd=2"], Some(Path::new("/dev/null")));
     let mut command = rdsend();
-    command.args(["--json", "-v", "--compress", "zstd", "--lanes", "1", "127.0.0.1", &port.to_string(), KEY]);
+    command.args(["--json-fd=2", "-v", "--compress", "zstd", "--lanes", "1", "127.0.0.1", &port.to_string(), KEY]);
     // One processor for all of it, the first that we may use.
     let line = "cpu=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\\([0-9]*\\).*/\\1/p' /proc/self/status); \
         exec taskset -c \"$cpu\" \"$@\"";
@@ -226,7 +226,7 @@ fn a_copy_names_the_end_that_is_slow() {
     let fifo = lab.0.fifo("fifo");
     let rdcp = |arguments: &[&str]| {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
-        command.args(["--json", "-v", "--buffer", "2M"]).args(arguments);
+        command.args(["--json-fd=2", "-v", "--buffer", "2M"]).args(arguments);
         Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
     };
     let mut to_slow = rdcp(&["source", &format!("h:{}", fifo.display())]);

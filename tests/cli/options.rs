@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use crate::rig::*;
+use crate::usage::ended;
 
 /// Bytes that went through a counting proxy from sender to receiver, for an input and options.
 #[track_caller]
@@ -68,10 +69,10 @@ fn encryption_as_asked_for_and_what_auto_makes_of_it() {
         ("always", "always", true),
     ];
     for (ours, theirs, encrypted) in table {
-        let (mut recv, port) = start_recv(&["--json", "--encrypt", theirs], None);
+        let (mut recv, port) = start_recv(&["--json-fd=2", "--encrypt", theirs], None);
         let output = drain(recv.stdout());
         let proxy = proxy::Proxy::start(port, proxy::Plan { record: true, ..proxy::Plan::default() });
-        let mut send = start_send(&["--json", "--encrypt", ours], proxy.port(), None);
+        let mut send = start_send(&["--json-fd=2", "--encrypt", ours], proxy.port(), None);
         feed(send.stdin(), input.clone());
         let (send, recv) = (send.wait(), recv.wait());
         for ended in [&send, &recv] {
@@ -112,7 +113,7 @@ fn rdma_without_a_device_is_refused_and_preferring_it_falls_back() {
 fn lanes_as_asked_for() {
     let input = noise(12 * CHUNK);
     for (ours, theirs, lanes) in [("1", "1", 1), ("4", "4", 4), ("4", "1", 1), ("16", "16", 16)] {
-        let both = transfer(&["--json", "--lanes", ours], &["--json", "--lanes", theirs], &input);
+        let both = transfer(&["--json-fd=2", "--lanes", ours], &["--json-fd=2", "--lanes", theirs], &input);
         both.well(&input);
         // Lanes beside the first come up while data flows; a short stream may be over before the last of them has.
         for ended in [&both.send, &both.recv] {
@@ -129,7 +130,7 @@ fn four_lanes_all_carry_data() {
     let output = drain(recv.stdout());
     let plan = proxy::Plan { bytes_per_second: Some(16 << 20), ..proxy::Plan::default() };
     let proxy = proxy::Proxy::start(port, plan);
-    let mut send = start_send(&["--lanes", "4", "--json"], proxy.port(), None);
+    let mut send = start_send(&["--lanes", "4", "--json-fd=2"], proxy.port(), None);
     feed(send.stdin(), input.clone());
     let send = send.wait();
     assert_eq!(send.expect(0).report()["lanes"], 4);
@@ -172,7 +173,7 @@ fn the_report_has_every_field() {
     let input = noise(2 * CHUNK + 9);
     let file = scratch.join("report");
     let option = format!("--json={}", file.display());
-    let both = transfer(&["--json"], &[&option], &input);
+    let both = transfer(&["--json-fd=2"], &[&option], &input);
     both.well(&input);
     let written = std::fs::read_to_string(&file).expect("the report");
     let there: serde_json::Value = serde_json::from_str(&written).expect("JSON");
@@ -199,9 +200,9 @@ fn the_report_has_every_field() {
 fn the_report_tells_what_limits() {
     let mut send_report = None;
     // A source that pauses, then a sink that does.
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
-    let mut send = start_send(&["--json"], port, None);
+    let mut send = start_send(&["--json-fd=2"], port, None);
     let mut pipe = send.stdin();
     for _ in 0..8 {
         pipe.write_all(&noise(10_000)).expect("rdsend reads");
@@ -279,4 +280,50 @@ fn the_connect_timeout_is_ten_seconds_by_default() {
     start_send::<&str>(&[], free_port(), None).wait().expect(3);
     let seconds = start.elapsed().as_secs_f64();
     assert!((9.5..13.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn the_report_goes_where_no_data_goes() {
+    let scratch = Scratch::new();
+    let elsewhere = ["standard output carries data", "--json=FILE", "--json-fd"];
+    ended(rdrecv().args(["--json", "0", KEY])).expect(1).one_line("rdrecv", &elsewhere);
+    ended(rdrecv().args(["--json=-", "0", KEY, "-"])).expect(1).one_line("rdrecv", &elsewhere);
+    ended(rdrecv().args(["--json-fd", "1", "0", KEY])).expect(1).one_line("rdrecv", &elsewhere);
+    ended(rdpipe().args(["--json", "true"])).expect(1).one_line("rdpipe", &elsewhere);
+    ended(rdpipe().args(["--json-fd", "9", "true"])).expect(1).one_line("rdpipe", &["--json-fd 9", "errno 9"]);
+    let both = rdpipe().args(["--json-fd", "1", "--json=it", "true"]).output().expect("run");
+    assert_eq!(both.status.code(), Some(1));
+    // A descriptor that this process was handed.
+    let report = scratch.join("report");
+    let mut given = rdpipe();
+    let ran = in_shell(&format!("exec 3>{}; \"$@\"", report.display()), given.args(["--json-fd=3", "echo data"]))
+        .output()
+        .expect("run");
+    assert_eq!((ran.status.code(), &ran.stdout[..], &ran.stderr[..]), (Some(0), &b"data\n"[..], &b""[..]));
+    let told: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("one object");
+    assert_eq!((told["schema"].as_u64(), told["event"].as_str()), (Some(1), Some("end")));
+    // The sender's standard output is free, and has nothing but the report.
+    let target = scratch.join("target");
+    let (mut recv, port) = start_recv(&["--json=/dev/null"], Some(&target));
+    let mut send = rdsend();
+    let sent = send.args(["-v", "--json", "127.0.0.1", &port.to_string(), KEY]).arg(scratch.file("source", b"all"));
+    let sent = sent.output().expect("run");
+    recv.wait().expect(0);
+    let told: serde_json::Value = serde_json::from_slice(&sent.stdout).expect("nothing but JSON");
+    assert_eq!((told["bytes"].as_u64(), told["exit"].as_u64(), told["failure"].is_null()), (Some(3), Some(0), true));
+    assert!(String::from_utf8_lossy(&sent.stderr).contains("Bandwidth"), "{sent:?}");
+}
+
+#[test]
+fn a_failure_is_reported_with_its_file_and_error() {
+    let scratch = Scratch::new();
+    let missing = scratch.join("missing");
+    let mut send = rdsend();
+    let sent = send.args(["--json", "127.0.0.1", "9", KEY]).arg(&missing).output().expect("run");
+    assert_eq!(sent.status.code(), Some(5));
+    let told: serde_json::Value = serde_json::from_slice(&sent.stdout).expect("nothing but JSON");
+    let failure = &told["failure"];
+    assert_eq!((failure["code"].as_str(), failure["errno"].as_i64()), (Some("source"), Some(2)), "{told}");
+    assert_eq!((failure["at"]["path"].as_str(), failure["at"]["host"].is_null()), (missing.to_str(), true), "{told}");
 }

@@ -19,9 +19,9 @@ fn undisturbed(send: &Ended, recv: &Ended) {
 
 #[test]
 fn a_source_that_pauses() {
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
-    let mut send = start_send(&["--json"], port, None);
+    let mut send = start_send(&["--json-fd=2"], port, None);
     let mut pipe = send.stdin();
     let input = noise(3 * CHUNK);
     pipe.write_all(&input[..CHUNK + 5]).expect("rdsend reads");
@@ -84,9 +84,9 @@ fn what_was_given_in_a_hurry_arrives_without_the_rest() {
 fn a_sink_that_stands_still_for(pause: Duration) {
     // Far more than what the pools and the sockets hold, so that the sender stands still too.
     let input = noise(24 * CHUNK);
-    let (mut recv, port) = start_recv(&["--json", "--buffer", "2M"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2", "--buffer", "2M"], None);
     let mut output = recv.stdout();
-    let mut send = start_send(&["--json", "--buffer", "2M"], port, None);
+    let mut send = start_send(&["--json-fd=2", "--buffer", "2M"], port, None);
     feed(send.stdin(), input.clone());
     let mut first = vec![0; 100_000];
     output.read_exact(&mut first).expect("data flows");
@@ -111,9 +111,9 @@ fn a_sink_that_stands_still_past_the_reconnect_window() {
 /// ^Z at one end in mid-stream and, after a while, `fg`.
 fn stopped_for(stop_sender: bool, pause: Duration) {
     let input = noise(16 * CHUNK);
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
-    let mut send = start_send(&["--json", "--bwlimit", "8M"], port, None);
+    let mut send = start_send(&["--json-fd=2", "--bwlimit", "8M"], port, None);
     feed(send.stdin(), input.clone());
     std::thread::sleep(Duration::from_millis(700));
     let stopped = if stop_sender { &send } else { &recv };

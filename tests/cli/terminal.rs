@@ -161,3 +161,47 @@ fn a_terminal_that_is_stopped_holds_up_nothing() {
     session.end().1.expect(0);
     same(&std::fs::read(scratch.join("copy")).expect("a copy"), &bytes);
 }
+
+/// `rdrecv` on a terminal, and what it is sent; how the sender ended.
+fn shown_at_a_receiver(arguments: &str, bytes: &[u8]) -> (String, Ended, Ended) {
+    let scratch = Scratch::new();
+    let mut session = Session::start(&format!("{PROGRAM} rdrecv -q 0 '{KEY}' {arguments}"));
+    session.until("waiting on port ");
+    session.until("\n");
+    let (before, waiting) = session.text.split_once("waiting on port ").expect("just seen");
+    assert_eq!(before, "rdrecv: ");
+    let port = waiting.trim().parse().expect("a port");
+    session.text.clear();
+    let mut send = Process::spawn(&mut start(&line("-q", port, &format!("'{KEY}' {}", source(&scratch, bytes)))));
+    let sender = send.wait();
+    let (text, ended) = session.end();
+    (text, ended, sender)
+}
+
+fn start(line: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]).stdin(Stdio::null()).stdout(Stdio::null());
+    shell
+}
+
+#[test]
+fn text_is_shown_at_a_receiver_and_nothing_else() {
+    let text = "Hello RDMA!\n\tžluť\n";
+    let (shown, ended, sender) = shown_at_a_receiver("", text.as_bytes());
+    assert_eq!(shown, text.replace('\n', "\r\n"));
+    ended.expect(0);
+    sender.expect(0);
+    for command in ["\0", "\u{1b}]0;title\u{7}", "\u{9b}2J"] {
+        let (shown, ended, sender) = shown_at_a_receiver("", format!("plain{command}hidden").as_bytes());
+        let (first, said) = shown.split_once("\r\n").expect("two lines");
+        assert_eq!(first, "plain");
+        assert!(said.starts_with("rdrecv: what comes is no text") && said.matches("\r\n").count() == 1, "{said}");
+        ended.expect(1);
+        sender.expect(6).one_line("rdsend", &["cannot write standard output", "terminal"]);
+    }
+    let bytes = b"plain\x07\x7f\x00all the same";
+    let (shown, ended, sender) = shown_at_a_receiver("-", bytes);
+    assert_eq!(shown.as_bytes(), bytes);
+    ended.expect(0);
+    sender.expect(0);
+}

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::rig::*;
 
-fn ended(command: &mut Command) -> Ended {
+pub fn ended(command: &mut Command) -> Ended {
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
 }
 
@@ -261,12 +261,12 @@ fn a_report_on_a_standard_error_that_is_full() {
     // The port is told by the first line, which is lost: so it is the sender's that is full.
     let mut recv = Process::spawn(receiver(&[]).stdin(Stdio::null()).stdout(Stdio::null()));
     let mut send = rdsend();
-    send.args(["--json", "127.0.0.1", &recv.port().to_string(), KEY]).arg(scratch.file("source", b"all"));
+    send.args(["--json-fd=2", "127.0.0.1", &recv.port().to_string(), KEY]).arg(scratch.file("source", b"all"));
     ended(&mut in_shell("exec \"$@\" 2>/dev/full", &send)).expect(6);
     recv.wait().expect(0);
     assert_eq!(std::fs::read(&target).expect("there"), b"all");
     let mut rdpipe = rdpipe();
-    ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.args(["--json", "true"]))).expect(6);
+    ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.args(["--json-fd=2", "true"]))).expect(6);
     // A failure of what was to be done is told before that.
     ended(&mut in_shell("exec \"$@\" 2>/dev/full", rdpipe.arg("exit 3"))).expect(3);
 }

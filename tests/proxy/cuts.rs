@@ -10,10 +10,10 @@ const MODES: [&str; 2] = ["always", "never"];
 /// Sends through a proxy with a plan; gives what came of it and the proxy, which knows what it did.
 #[track_caller]
 fn through(plan: Plan, options: &[&str], input: &[u8]) -> (Transferred, Proxy) {
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let proxy = Proxy::start(port, plan);
-    let mut all = vec!["--json"];
+    let mut all = vec!["--json-fd=2"];
     all.extend(options);
     let mut send = start_send(&all, proxy.port(), None);
     feed(send.stdin(), input.to_vec());
@@ -78,7 +78,7 @@ fn a_file_published_through_a_reset() {
     let input = noise(12 * CHUNK);
     let source = scratch.file("source", &input);
     let target = scratch.file("target", b"old");
-    let (mut recv, port) = start_recv(&["--json"], Some(&target));
+    let (mut recv, port) = start_recv(&["--json-fd=2"], Some(&target));
     let proxy = Proxy::start(port, Plan { resets_at: vec![4 << 20, 9 << 20], ..Plan::default() });
     start_send::<&str>(&[], proxy.port(), Some(&source)).wait().expect(0);
     recv.wait().expect(0);
@@ -124,10 +124,10 @@ fn reconnect_0_gives_up_at_once() {
 #[test]
 fn a_short_stall_is_nothing() {
     let input = noise(12 * CHUNK);
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let proxy = Proxy::start(port, Plan::default());
-    let mut send = start_send(&["--json", "--bwlimit", "16M"], proxy.port(), None);
+    let mut send = start_send(&["--json-fd=2", "--bwlimit", "16M"], proxy.port(), None);
     feed(send.stdin(), input.clone());
     wait_until(|| proxy.forwarded(Way::Up) > 2 * CHUNK as u64);
     proxy.stall(true);
@@ -143,10 +143,10 @@ fn a_short_stall_is_nothing() {
 fn a_silent_stall_replaces_the_lanes() {
     // Nothing passes and nobody is told: both ends must find out by themselves, and then go on.
     let input = noise(12 * CHUNK);
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let proxy = Proxy::start(port, Plan::default());
-    let mut send = start_send(&["--json", "--bwlimit", "16M"], proxy.port(), None);
+    let mut send = start_send(&["--json-fd=2", "--bwlimit", "16M"], proxy.port(), None);
     feed(send.stdin(), input.clone());
     wait_until(|| proxy.forwarded(Way::Up) > 2 * CHUNK as u64);
     proxy.stall(true);

@@ -13,10 +13,10 @@ const REFUSALS: [i32; 5] = [2, 3, 4, 7, 9];
 #[track_caller]
 fn survives(plan: Plan, encrypt: &str, input: &[u8]) -> (Ended, Ended) {
     let what = format!("{:?} --encrypt {encrypt}", plan.damage);
-    let (mut recv, port) = start_recv(&["--json", "--wait", "12", "--reconnect", "4"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2", "--wait", "12", "--reconnect", "4"], None);
     let output = drain(recv.stdout());
     let proxy = Proxy::start(port, plan);
-    let options = ["--json", "--encrypt", encrypt, "--connect-timeout", "4", "--reconnect", "4"];
+    let options = ["--json-fd=2", "--encrypt", encrypt, "--connect-timeout", "4", "--reconnect", "4"];
     let mut send = start_send(&options, proxy.port(), None);
     feed(send.stdin(), input.to_vec());
     let (send, recv) = (send.wait(), recv.wait());
@@ -214,10 +214,10 @@ fn a_network_that_damages_everything_is_given_up() {
     // Each chunk of 1 MiB that passes has a bit flipped: replacing lanes for ever would not help.
     let input = noise(64 * CHUNK);
     for encrypt in ["always", "never"] {
-        let (mut recv, port) = start_recv(&["--json"], None);
+        let (mut recv, port) = start_recv(&["--json-fd=2"], None);
         let output = drain(recv.stdout());
         let proxy = Proxy::start(port, Plan { flip_every: Some(500_000), ..Plan::default() });
-        let mut send = start_send(&["--json", "--encrypt", encrypt], proxy.port(), None);
+        let mut send = start_send(&["--json-fd=2", "--encrypt", encrypt], proxy.port(), None);
         feed(send.stdin(), input.clone());
         let limit = Duration::from_secs(30);
         let (send, recv) = (send.wait_for(limit), recv.wait_for(limit));

@@ -58,10 +58,10 @@ fn a_replayed_session_is_refused() {
 
 #[test]
 fn a_lane_replayed_into_the_session_that_it_came_from() {
-    let (mut recv, port) = start_recv(&["--json"], None);
+    let (mut recv, port) = start_recv(&["--json-fd=2"], None);
     let output = drain(recv.stdout());
     let proxy = Proxy::start(port, Plan { record: true, ..Plan::default() });
-    let mut send = start_send(&["--json", "--bwlimit", "4M", "--lanes", "3"], proxy.port(), None);
+    let mut send = start_send(&["--json-fd=2", "--bwlimit", "4M", "--lanes", "3"], proxy.port(), None);
     let input = noise(12 * CHUNK);
     feed(send.stdin(), input.clone());
     std::thread::sleep(Duration::from_millis(800));

@@ -302,7 +302,7 @@ fn help_and_version() {
     for option in ["-h", "--help"] {
         let ran = lab.pipe(&[option]);
         ran.ended.expect(0);
-        for part in ["HOST", "--dry-run", "--shell", "--no-label", "--json", "-H", "-p"] {
+        for part in ["HOST", "--dry-run", "--shell", "--no-label", "--json-fd", "-H", "-p"] {
             assert!(ran.text().contains(part), "{option} has {part}: {}", ran.text());
         }
     }

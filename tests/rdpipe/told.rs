@@ -126,7 +126,7 @@ fn the_report_has_stages_and_hops() {
     }
     assert!(told.get("limiter").is_some(), "{told}");
     // To standard error where no file is named.
-    let ran = lab.pipe_with(&["--json", "h:cat"], b"x");
+    let ran = lab.pipe_with(&["--json-fd=2", "h:cat"], b"x");
     assert_eq!(ran.ended.report()["exit"], 0);
     lab.deserted(GONE);
 }

@@ -157,7 +157,7 @@ mod tests {
             transfer: &options.transfer,
             report: &options.report,
         };
-        let reporter = Reporter::open(&options.report).expect("none was asked for");
+        let reporter = Reporter::open(&options.report, false).expect("none was asked for");
         let (post, news) = flume::unbounded();
         let mut copy = Copy::heedless(&plan, &reporter, post, news);
         for host in ["h1", "h2", "h3"] {

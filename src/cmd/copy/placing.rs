@@ -1,7 +1,7 @@
 //! What a copy takes, and where each of it comes to lie: asked of the hosts before anything is begun.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use minicbor::bytes::ByteVec;
 
@@ -9,6 +9,7 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
 use crate::cmd::exit::{Exit, Failure, escaped};
+use crate::cmd::json::{self, At, Event};
 use crate::cmd::place::target;
 use crate::cmd::plan::Spec;
 use crate::control::frames::{Found, Kind, Message, Place, Placed};
@@ -67,7 +68,11 @@ impl Copy<'_> {
             all.into_iter().partition(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
         for (side, found) in directories {
             let name = self.sides[side].name(&found.path);
-            let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories"));
+            let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")).about(
+                &self.sides[side].host,
+                &found.path,
+                libc::EISDIR,
+            );
             if is_single {
                 return Err(failure);
             }
@@ -123,7 +128,7 @@ impl Copy<'_> {
     fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
         // They have been named.
         let exit = self.first_failed.filter(|_| found.is_empty());
-        exit.map_or(Ok(()), |exit| Err(Failure { exit, message: None }))
+        exit.map_or(Ok(()), |exit| Err(Failure::silent(exit)))
     }
 
     /// Where they are placed; `None` for standard output. Of several, those that cannot come there are named and taken
@@ -260,9 +265,15 @@ impl Copy<'_> {
 
     pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
         for (from, found) in found {
-            let to = placed
-                .map_or("-".to_owned(), |placed| self.sides[side].name(target(placed, found).as_os_str().as_bytes()));
+            let target = placed.map_or(b"-".to_vec(), |placed| target(placed, found).into_os_string().into_vec());
+            let to = if placed.is_some() { self.sides[side].name(&target) } else { "-".to_owned() };
             crate::cmd::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
+            self.reporter.event(&Event::WouldCopy(json::WouldCopy {
+                from: At::new(&self.sides[*from].host, &found.path),
+                to: At::new(&self.sides[side].host, &target),
+                kind: found.kind.into(),
+                bytes: (found.kind == Kind::File).then_some(found.size_bytes),
+            }));
         }
     }
 }

@@ -60,7 +60,7 @@ pub(in crate::cmd) fn told(host: &OsStr, fault: &Fault) -> Failure {
         return Failure::new(Exit::LinkLost, format!("{label} was ended by signal {number}"));
     }
     if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
-        return Failure { exit, message: None };
+        return Failure::silent(exit);
     }
     if fault.exit == 0 {
         exit = Exit::Protocol;
@@ -77,5 +77,5 @@ pub(in crate::cmd) fn told(host: &OsStr, fault: &Fault) -> Failure {
     if !detail.is_empty() {
         line += &format!(": {detail}");
     }
-    Failure::new(exit, line)
+    Failure::new(exit, line).about(host, &fault.path, fault.errno)
 }

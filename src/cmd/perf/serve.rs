@@ -58,7 +58,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                     crate::cmd::say(&format!("rdperf: {}", failure.message.unwrap_or_default()));
                 }
                 if arguments.serve.once {
-                    return outcome.map_err(|error| Failure { exit: failure(&error, &peer).exit, message: None });
+                    return outcome.map_err(|error| Failure::silent(failure(&error, &peer).exit));
                 }
                 let (post, fresh) = channel();
                 // Connections of the session that has ended go with its channel.

@@ -5,12 +5,12 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Value, json};
 
+use super::Stage;
 use super::hop::Hop;
-use super::{Stage, StageEnd};
 use crate::cmd::end;
-use crate::cmd::exit::escaped;
+use crate::cmd::exit::{Failure, escaped};
+use crate::cmd::json;
 use crate::cmd::options::ReportOptions;
 use crate::cmd::report::{
     BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, in_foreground, limiter_now, rate, rate_words, read_line, rounded,
@@ -296,57 +296,50 @@ pub(super) fn quoted(text: &[u8]) -> String {
 }
 
 /// The whole pipeline, for `--json`.
-pub(super) fn json_report(stages: &[Stage], hops: &[Hop], exit: u8, error: Option<&str>) -> Value {
+pub(super) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failure>) -> json::Pipeline<'a> {
     use std::os::unix::ffi::OsStrExt;
     let bytes =
         |end: usize, number: usize| hops.iter().find(|hop| hop.stages[end] == Some(number)).map(|hop| hop.bytes);
-    let stages_json: Vec<Value> = stages
-        .iter()
-        .enumerate()
-        .map(|(number, stage)| {
-            let (code, signal) = match &stage.end {
-                Some(StageEnd { report, .. }) => (report.code, report.signal),
-                None => (None, None),
-            };
-            json!({
-                "host": stage.spec.label(),
-                "command": escaped(OsStr::from_bytes(&stage.spec.text)),
-                "exit": code,
-                "signal": signal,
-                "seconds": stage.end.as_ref().map(|end| rounded(end.report.micros as f64 / 1e6)),
-                "bytes_in": bytes(1, number),
-                "bytes_out": bytes(0, number),
-            })
-        })
-        .collect();
-    let hops_json: Vec<Value> = hops
-        .iter()
-        .map(|hop| {
-            let report = report(hop).cloned().unwrap_or_default();
-            let written = hop.reports[1].as_ref().map(end::written).unwrap_or_default();
-            let seconds = report.micros as f64 / 1e6;
-            json!({
-                "from": hop.names[0],
-                "to": hop.names[1],
-                "bytes": hop.bytes,
-                "seconds": rounded(seconds),
-                "gb_per_s": rounded(rate(report.bytes, seconds) / 1e9),
-                "transport": report.media.join("+"),
-                "lanes": report.lanes,
-                "encrypted": report.encrypted,
-                "retries": report.retries,
-                "read_direct_bytes": report.read_direct_bytes,
-                "read_cached_bytes": report.read_cached_bytes,
-                "written_direct_bytes": written.direct_bytes,
-                "written_buffered_bytes": written.buffered_bytes,
-                "through_launcher": hop.tunneled,
-            })
-        })
-        .collect();
-    let limiter = limiter(stages, hops).map(|(name, share)| json!({ "name": name, "share": rounded(share) }));
-    json!({
-        "event": "end", "exit": exit, "error": error, "stages": stages_json, "hops": hops_json, "limiter": limiter,
-    })
+    let stage = |(number, stage): (usize, &Stage)| {
+        let report = stage.end.as_ref().map(|end| &end.report);
+        json::Stage {
+            host: stage.spec.label(),
+            command: escaped(OsStr::from_bytes(&stage.spec.text)),
+            exit: report.and_then(|report| report.code),
+            signal: report.and_then(|report| report.signal),
+            seconds: report.map(|report| rounded(report.micros as f64 / 1e6)),
+            bytes_in: bytes(1, number),
+            bytes_out: bytes(0, number),
+        }
+    };
+    let hop = |hop: &Hop| {
+        let report = report(hop).cloned().unwrap_or_default();
+        let written = hop.reports[1].as_ref().map(end::written).unwrap_or_default();
+        let seconds = report.micros as f64 / 1e6;
+        json::Hop {
+            from: hop.names[0].clone(),
+            to: hop.names[1].clone(),
+            bytes: hop.bytes,
+            seconds: rounded(seconds),
+            gb_per_s: rounded(rate(report.bytes, seconds) / 1e9),
+            transport: report.media.join("+"),
+            lanes: report.lanes.into(),
+            encrypted: report.encrypted,
+            retries: report.retries,
+            read_direct_bytes: report.read_direct_bytes,
+            read_cached_bytes: report.read_cached_bytes,
+            written_direct_bytes: written.direct_bytes,
+            written_buffered_bytes: written.buffered_bytes,
+            through_launcher: hop.tunneled,
+        }
+    };
+    let limiter = limiter(stages, hops).map(|(name, share)| json::PipelineLimiter { name, share: rounded(share) });
+    json::Pipeline {
+        result: json::Result::new(failure),
+        stages: stages.iter().enumerate().map(stage).collect(),
+        hops: hops.iter().map(hop).collect(),
+        limiter,
+    }
 }
 
 #[cfg(test)]

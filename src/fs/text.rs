@@ -1,0 +1,94 @@
+//! Text for a terminal: what only shows, and commands it to do nothing.
+
+/// Looks through a stream for what is no text: NUL and other control characters but tab, line feed and carriage return.
+/// Bytes that are no UTF-8 pass, as in a text of another encoding, unless a terminal may take them for the control
+/// characters of eight bits (ECMA-48).
+#[derive(Debug, Default)]
+pub struct Text {
+    /// The begin of a character whose other bytes have not come yet.
+    begun: Vec<u8>,
+    /// The last line that was shown has not ended.
+    is_within_line: bool,
+}
+
+impl Text {
+    /// What may be shown of the next bytes, and whether it was all of them: if not, with an end of its last line. A
+    /// character at their end that is not whole is shown with the next.
+    pub fn take(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let (mut shown, is_text) = self.split(bytes);
+        self.is_within_line = shown.last().map_or(self.is_within_line, |&last| last != b'\n');
+        if self.is_within_line && !is_text {
+            shown.push(b'\n');
+        }
+        (shown, is_text)
+    }
+
+    fn split(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let mut all = std::mem::take(&mut self.begun);
+        all.extend_from_slice(bytes);
+        let mut shown = 0;
+        let mut chunks = all.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            let is_control = |&(_, character): &(usize, char)| character.is_control() && !"\t\n\r".contains(character);
+            if let Some((at, _)) = chunk.valid().char_indices().find(is_control) {
+                all.truncate(shown + at);
+                return (all, false);
+            }
+            shown += chunk.valid().len();
+            let is_last = chunks.peek().is_none();
+            if is_last && std::str::from_utf8(&all[shown..]).is_err_and(|error| error.error_len().is_none()) {
+                self.begun = all.split_off(shown);
+                break;
+            }
+            if chunk.invalid().iter().any(|byte| (0x80..0xa0).contains(byte)) {
+                all.truncate(shown);
+                return (all, false);
+            }
+            shown += chunk.invalid().len();
+        }
+        (all, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(pieces: &[&[u8]]) -> (Vec<u8>, bool) {
+        let mut text = Text::default();
+        let mut all = Vec::new();
+        for piece in pieces {
+            let (some, is_text) = text.take(piece);
+            all.extend(some);
+            if !is_text {
+                return (all, false);
+            }
+        }
+        (all, true)
+    }
+
+    #[test]
+    fn text_passes_and_what_commands_a_terminal_does_not() {
+        for text in ["", "plain\ttext\r\n", "žluťoučký 漢字 🦀\n"] {
+            assert_eq!(shown(&[text.as_bytes()]), (text.as_bytes().to_vec(), true));
+        }
+        assert_eq!(shown(&[b"caf\xe9\n"]), (b"caf\xe9\n".to_vec(), true), "of another encoding");
+        let commands: [&[u8]; 7] = [b"\0", b"\x1b[2J", b"\x07", b"\x7f", b"\x9b2J", "\u{9b}2J".as_bytes(), b"\xe9\x9b"];
+        for bytes in commands {
+            assert_eq!(shown(&[b"ab\n", bytes]), (b"ab\n".to_vec(), false), "{bytes:?}");
+            assert_eq!(shown(&[&[b"ab\n", bytes, b"z"].concat()]), (b"ab\n".to_vec(), false), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_character_may_come_in_pieces() {
+        let text = "ž漢🦀".as_bytes();
+        for at in 0..text.len() {
+            assert_eq!(shown(&[&text[..at], &text[at..]]), (text.to_vec(), true), "{at}");
+        }
+        let pieces: Vec<&[u8]> = text.chunks(1).collect();
+        assert_eq!(shown(&pieces), (text.to_vec(), true));
+        assert_eq!(shown(&[b"\xc2", b"\x9b"]), (Vec::new(), false));
+        assert_eq!(shown(&[b"ab", b"\0"]), (b"ab\n".to_vec(), false), "the message gets a line of its own");
+    }
+}

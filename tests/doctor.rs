@@ -201,7 +201,7 @@ fn hosts_that_cannot_be_examined() {
     lab.script("quits", "exec sh -c \"exec $2\" </dev/null");
     for (launcher, agent, code, parts) in [
         ("dead", AGENT, "agent-unreachable", &["cannot reach h by dead", "No route to host"][..]),
-        ("rsh", "/nonexistent/agent", "agent-missing", &["h has no /nonexistent/agent", "--bootstrap"]),
+        ("rsh", "/nonexistent/agent", "agent-missing", &["h has no /nonexistent/agent", "--agent"]),
         ("nonexistent", AGENT, "agent-unreachable", &["cannot run", "/nonexistent: "]),
         ("cat", AGENT, "agent-unreachable", &["no rdma-pipe agent"]),
         ("quits", AGENT, "agent-lost", &["h"]),

@@ -154,7 +154,7 @@ fn hosts_that_ssh_does_not_reach() {
     for (arguments, parts) in [
         (&["no-such-host.invalid"][..], &["no-such-host.invalid", "resolve"][..]),
         (&["-P", "23", "h2"], &["h2", "refused"]),
-        (&["--agent", "/nonexistent/agent", "h2"], &["h2 has no", "--bootstrap"]),
+        (&["--agent", "/nonexistent/agent", "h2"], &["h2 has no", "--agent"]),
     ] {
         let mut command = Command::new(PROGRAM);
         command.arg("rddoctor");

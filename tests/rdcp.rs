@@ -495,7 +495,7 @@ fn an_agent_that_is_not_there() {
     let mut command = lab.rdcp_with("rsh", "/nonexistent/agent");
     command.arg("source").arg(lab.there("h", "x"));
     let ended = Process::spawn(&mut command).wait();
-    ended.expect(3).one_line("rdcp", &["h has no", "install", "--bootstrap"]).within(SOON);
+    ended.expect(3).one_line("rdcp", &["h has no /nonexistent/agent", "--agent"]).within(SOON);
     assert!(lab.made(&["source"]).is_empty());
 }
 
@@ -599,32 +599,6 @@ fn by_an_address_that_is_named() {
     let ended = lab.rdcp(&["--via".into(), "no-such-interface".into(), "source".into(), lab.there("h", "x")]);
     ended.expect(3).one_line("rdcp", &["--via", "neither end has"]).within(GONE);
     assert!(!lab.join("x").exists());
-}
-
-#[test]
-fn the_agent_is_copied_where_it_is_not() {
-    let lab = Lab::new();
-    lab.0.file("source", b"12345");
-    lab.script("bare", "PATH=/usr/bin:/bin; exec sh -c \"exec $2\"");
-    let run = || {
-        let mut command = rdcp();
-        command.arg("--rsh").arg(lab.join("bare")).args(["--bootstrap", "source"]).arg(lab.there("h", "x"));
-        command.current_dir(lab.0.path()).env("HOME", lab.join("home")).stdin(Stdio::null());
-        Process::spawn(&mut command).wait()
-    };
-    run().expect(0);
-    holds(&lab.join("x"), b"12345");
-    let cached: Vec<PathBuf> = fs::read_dir(lab.join("home/.cache/rdma-pipe"))
-        .expect("a cache")
-        .map(|entry| entry.expect("an entry").path().join("rdma-pipe-agent"))
-        .collect();
-    assert_eq!(cached.len(), 1);
-    assert!(fs::read(&cached[0]).expect("the agent") == fs::read(AGENT).expect("the agent"), "the same program");
-    let first = fs::metadata(&cached[0]).expect("it");
-    run().expect(0);
-    let second = fs::metadata(&cached[0]).expect("it");
-    assert_eq!((first.ino(), first.mtime_nsec()), (second.ino(), second.mtime_nsec()), "it is copied once");
-    lab.all_gone(SOON);
 }
 
 /// A copy that takes long, from or to these sides, some of which has arrived.

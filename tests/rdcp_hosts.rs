@@ -100,9 +100,38 @@ fn hosts_that_ssh_does_not_reach() {
     let mut command = rdcp();
     command.arg("-F").arg(network.path("ssh_config")).args(["--agent", "/nonexistent/agent"]).args([&here, &to]);
     let ended = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait();
-    ended.expect(3).one_line("rdcp", &["h2 has no", "--bootstrap"]).within(GONE);
+    ended.expect(3).one_line("rdcp", &["h2 has no", "--agent"]).within(GONE);
     assert!(!network.path("x").exists());
     all_gone(SOON);
+}
+
+/// What somebody does who has just built the program: the other host has nothing of it.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_tree_to_a_host_with_nothing_but_ssh() {
+    let network = Network::start();
+    for number in 0..300 {
+        let directory = network.path(&format!("tree/{}", number % 7));
+        fs::create_dir_all(&directory).expect("a directory");
+        fs::write(directory.join(number.to_string()), noise(1000 * number)).expect("a file");
+    }
+    let copy = |to: &str| {
+        let mut command = rdcp();
+        command.arg("-F").arg(network.path("ssh_config")).arg("-r").arg(network.path("tree")).arg(network.at("h2", to));
+        let ended = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null())).wait();
+        let same = Command::new("diff").arg("-r").arg(network.path("tree")).arg(network.path(to)).status();
+        assert!(same.expect("diff").success(), "{}", ended.stderr);
+        eprintln!("{to}: {:?}", ended.after);
+        ended
+    };
+    copy("first")
+        .expect(0)
+        .one_line("rdcp", &["copied rdma-pipe-agent (", " MB) to h2"])
+        .within(Duration::from_secs(60));
+    assert_eq!(copy("second").expect(0).stderr, "", "it is there now");
+    let cached = fs::read_dir(network.path("home/.cache/rdma-pipe")).expect("a cache").count();
+    assert_eq!(cached, 1);
+    lab::none_marked(network.scratch.path(), GONE);
 }
 
 #[test]

@@ -407,7 +407,7 @@ fn hosts_that_ssh_does_not_reach() {
     command.arg("-F").arg(network.path("ssh_config")).args(["--agent", "/nonexistent/agent", "h2:cat"]);
     let mut command = on(1, &command);
     let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
-    ended.expect(3).one_line("rdpipe", &["h2 has no", "--bootstrap"]).within(GONE);
+    ended.expect(3).one_line("rdpipe", &["h2 has no", "--agent"]).within(GONE);
     assert!(!network.path("begun").exists());
     network.holds("old", b"old");
     network.deserted(GONE);

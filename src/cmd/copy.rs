@@ -183,7 +183,7 @@ impl<'a> Copy<'a> {
     /// Waits until every agent has said who it is.
     fn greet(&mut self) -> Result<(), Failure> {
         let agents = self.sides.iter_mut().filter_map(|side| side.voice.agent());
-        greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
+        greet(agents, &self.news, &self.plan.launcher)
     }
 
     fn send(&mut self, side: usize, message: Message) {

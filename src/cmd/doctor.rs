@@ -132,8 +132,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             relay: arguments.hosts.relay,
             via: arguments.hosts.via.clone(),
             launcher,
-            agent: arguments.hosts.agent(),
-            bootstrap: arguments.hosts.bootstrap,
+            agent: arguments.hosts.agent("rddoctor", false, false),
             transfer: &transfer,
             report: &quiet,
         };

@@ -8,7 +8,7 @@ pub const RDCP: &[Example] = &[
     ("rdcp -r data/ backup:/srv/", "A tree, to another host."),
     ("rdcp -v backup:'snapshots/*.zst' .", "All files of that pattern, which is expanded on the other host."),
     ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
-    ("rdcp --bootstrap -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
+    ("rdcp -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
 ];
 
 /// Of `rdsend`.

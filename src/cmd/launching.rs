@@ -1,12 +1,13 @@
 //! An agent on another host: its launcher, its channel, and what can go wrong before it answers.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{ChildStdin, ChildStdout};
-use std::sync::Mutex;
+use std::fs::File;
+use std::io::BufReader;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, Sender, bounded};
+use flume::{Receiver, Sender};
 use rand_core::Rng as _;
 
 use super::exit::{Exit, Failure, escaped, os};
@@ -15,6 +16,11 @@ use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message, Se
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::stages::{Warden, own_program};
 use crate::engine::link::rng;
+
+mod bootstrap;
+
+pub(super) use bootstrap::{AgentChoice, Otherwise};
+use bootstrap::{Own, Request};
 
 /// What comes from the hosts of a copy or a pipeline.
 pub(super) enum News {
@@ -96,32 +102,36 @@ const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long a launcher that is done may take to end.
 const EXIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long copying the agent to another host may take.
-const BOOTSTRAP_MAX: Duration = Duration::from_secs(120);
-
-/// What the bootstrap's lines begin with, among what a login script may print.
-const BOOTSTRAP_MARK: &str = "rdma-pipe-bootstrap ";
-
-/// Bytes of such a line, and of what may come before it.
-const BOOTSTRAP_LINES_MAX: u64 = 64 << 10;
-
 /// An agent, or a launcher that is on its way to one. Dropping it ends the agent.
 pub(super) struct Remote {
     host: OsString,
-    agent: OsString,
+    choice: AgentChoice,
+    /// The agent that is installed there is not wanted.
+    past_installed: bool,
     process: Process,
     outbox: Outbox,
     started: Instant,
+    beginning: Arc<Beginning>,
     /// What the launcher writes to standard error is being passed on.
     released: bool,
     /// The launcher's exit code, if it ended before the agent answered.
     exit: Option<i32>,
-    bootstrapped: bool,
+    lacks_agent: bool,
+    /// From its start, or from when it had been sent, to its first word.
+    answered_after: Duration,
     hello: Option<Hello>,
     /// Its launcher was told to ask the user for nothing.
     is_unasking: bool,
     side: usize,
     post: Post,
+}
+
+/// What is known of an agent that has not said who it is.
+struct Beginning {
+    /// When the host last took or said something.
+    heard: Mutex<Instant>,
+    /// Why it will not.
+    failed: Mutex<Option<NotBegun>>,
 }
 
 /// Whether launchers for so many hosts may ask the user for passwords as they like: several on one terminal would not be
@@ -140,12 +150,12 @@ pub(super) fn greet<'a>(
     agents: impl Iterator<Item = &'a mut Remote>,
     news: &Receiver<(usize, News)>,
     launcher: &Launcher,
-    bootstrap: bool,
 ) -> Result<(), Failure> {
     let waiting = agents.filter(|remote| remote.hello.is_none()).collect();
-    for remote in greet_all(waiting, news, launcher, bootstrap)? {
+    for remote in greet_all(waiting, news, launcher)? {
+        remote.is_unasking = false;
         remote.start_again(launcher)?;
-        greet_all(vec![remote], news, launcher, bootstrap)?;
+        greet_all(vec![remote], news, launcher)?;
     }
     Ok(())
 }
@@ -155,7 +165,6 @@ fn greet_all<'a>(
     mut waiting: Vec<&'a mut Remote>,
     news: &Receiver<(usize, News)>,
     launcher: &Launcher,
-    bootstrap: bool,
 ) -> Result<Vec<&'a mut Remote>, Failure> {
     let mut unasked = Vec::new();
     while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
@@ -163,17 +172,15 @@ fn greet_all<'a>(
         match news.recv_deadline(first) {
             Ok((side, News::Message(Message::Hello(hello)))) => {
                 let Some(at) = from(&waiting, side) else { continue };
-                waiting[at].greeted(hello)?;
+                waiting[at].greeted(hello);
                 waiting.swap_remove(at);
             }
             Ok((side, News::Gone)) => {
                 let Some(at) = from(&waiting, side) else { continue };
                 match waiting[at].not_begun(launcher) {
                     NotBegun::MustAsk => unasked.push(waiting.swap_remove(at)),
-                    NotBegun::NoAgent(_) if bootstrap && !waiting[at].bootstrapped => {
-                        waiting[at].bootstrap(launcher)?
-                    }
-                    NotBegun::NoAgent(failure) | NotBegun::Failed(failure) => return Err(failure),
+                    NotBegun::NoUse(failure) => waiting[at].pass_installed(launcher, failure)?,
+                    NotBegun::Failed(failure) => return Err(failure),
                 }
             }
             Ok((_, News::Broken(failure))) => return Err(failure),
@@ -196,8 +203,8 @@ fn greet_all<'a>(
 enum NotBegun {
     /// The launcher has to ask for something, and was told not to.
     MustAsk,
-    /// The launcher came to the host, and the agent is not there.
-    NoAgent(Failure),
+    /// The launcher came to the host, and the agent that was looked for is not there, or of another version.
+    NoUse(Failure),
     Failed(Failure),
 }
 
@@ -213,23 +220,26 @@ impl Remote {
     pub(super) fn start(
         launcher: &Launcher,
         host: &OsStr,
-        agent: &OsStr,
+        choice: &AgentChoice,
         side: usize,
         post: Post,
         may_ask: bool,
     ) -> Result<Self, Failure> {
         let unasking = if may_ask { None } else { launcher.unasking() };
-        let launched = launch(unasking.as_ref().unwrap_or(launcher), host, &agent_command(agent))?;
-        let (process, outbox) = attend(launched, host, side, post.clone())?;
+        let (process, outbox, beginning) =
+            begin(unasking.as_ref().unwrap_or(launcher), host, choice, false, side, post.clone())?;
         Ok(Self {
             host: host.to_owned(),
-            agent: agent.to_owned(),
+            choice: choice.clone(),
+            past_installed: false,
             process,
             outbox,
             started: Instant::now(),
+            beginning,
             released: false,
             exit: None,
-            bootstrapped: false,
+            lacks_agent: false,
+            answered_after: Duration::ZERO,
             hello: None,
             is_unasking: unasking.is_some(),
             side,
@@ -237,12 +247,32 @@ impl Remote {
         })
     }
 
-    /// Starts the agent again, by a launcher that may ask the user for something.
+    /// Starts the agent again: by a launcher that may ask the user for something now, or another agent.
     fn start_again(&mut self, launcher: &Launcher) -> Result<(), Failure> {
-        let launched = launch(launcher, &self.host, &agent_command(&self.agent))?;
-        (self.process, self.outbox) = attend(launched, &self.host, self.side, self.post.clone())?;
-        (self.started, self.released, self.exit, self.is_unasking) = (Instant::now(), false, None, false);
+        let unasking = if self.is_unasking { launcher.unasking() } else { None };
+        let launcher = unasking.as_ref().unwrap_or(launcher);
+        let post = self.post.clone();
+        (self.process, self.outbox, self.beginning) =
+            begin(launcher, &self.host, &self.choice, self.past_installed, self.side, post)?;
+        (self.started, self.released, self.exit) = (Instant::now(), false, None);
         Ok(())
+    }
+
+    /// The installed agent is of no use: runs one that was sent to the host earlier, or sends the caller's own.
+    ///
+    /// # Errors
+    ///
+    /// `failure`, where that is not to be done or has been; exit 3.
+    fn pass_installed(&mut self, launcher: &Launcher, failure: Failure) -> Result<(), Failure> {
+        if self.past_installed || self.choice.otherwise == Otherwise::Fail {
+            return Err(failure);
+        }
+        if let Err(reason) = Own::read() {
+            let has_another = failure.exit == Exit::Protocol;
+            return Err(if has_another { failure } else { self.choice.missing(&self.label(), &format!(": {reason}")) });
+        }
+        self.past_installed = true;
+        self.start_again(launcher)
     }
 
     /// Sends a message. One that cannot be sent is answered with news of that.
@@ -259,9 +289,14 @@ impl Remote {
         let _ = self.post.send((self.side, News::Broken(failure)));
     }
 
+    /// When it was started, or had been sent so far.
+    fn begun(&self) -> Instant {
+        self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
+    }
+
     /// When something must have been heard.
     fn hello_due(&self) -> Instant {
-        self.started + if self.released { HELLO_MAX } else { HOLD_MAX }
+        self.begun() + if self.released { HELLO_MAX } else { HOLD_MAX }
     }
 
     /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
@@ -280,29 +315,11 @@ impl Remote {
     }
 
     /// The agent has said who it is; it is told who we are.
-    ///
-    /// # Errors
-    ///
-    /// Exit 9 where the two do not understand each other.
-    fn greeted(&mut self, hello: Hello) -> Result<(), Failure> {
+    fn greeted(&mut self, hello: Hello) {
         self.process.release();
-        if hello.major != MAJOR {
-            let theirs = escaped(OsStr::new(&hello.program));
-            return Err(Failure::new(
-                Exit::Protocol,
-                format!(
-                    "{} has rdma-pipe {theirs} (control protocol {}.{}), this host {} ({MAJOR}.{MINOR}), and the two do \
-                     not understand each other; install the same release, or choose another with --agent",
-                    self.label(),
-                    hello.major,
-                    hello.minor,
-                    env!("CARGO_PKG_VERSION"),
-                ),
-            ));
-        }
+        self.answered_after = self.begun().elapsed();
         self.outbox.send(Message::Hello(Hello::ours()));
         self.hello = Some(hello);
-        Ok(())
     }
 
     /// Names the kernel that the agent runs on; empty where that is not known.
@@ -310,13 +327,22 @@ impl Remote {
         self.hello.as_ref().map_or(&[], |hello| &hello.kernel_id)
     }
 
+    /// How long the agent took to say who it is. Sending it does not count.
+    pub(super) fn answered_after(&self) -> Duration {
+        self.answered_after
+    }
+
     /// Has the agent end as soon as it has done what it was told.
     pub(super) fn close(&self) {
         self.outbox.close();
     }
 
-    /// The launcher has ended, or what it runs is no agent.
+    /// The launcher has ended, or what it runs is no agent that we understand.
     fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
+        if let Some(failed) = self.beginning.failed.lock().expect("no panic with it locked").take() {
+            self.lacks_agent = matches!(failed, NotBegun::Failed(_));
+            return failed;
+        }
         self.exit = self.process.wait(EXIT_MAX);
         // The last words may still be in the pipe.
         let until = Instant::now() + Duration::from_millis(50);
@@ -332,59 +358,20 @@ impl Remote {
         let (label, launcher) = (self.label(), escaped(launcher.name()));
         let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
         let message = match self.exit {
-            Some(126 | 127) => format!(
-                "{label} has no {}; install rdma-pipe there, name the program with --agent, or add --bootstrap to copy it",
-                escaped(&self.agent)
-            ),
+            Some(126 | 127) => {
+                self.lacks_agent = true;
+                return NotBegun::NoUse(self.choice.missing(&label, &because));
+            }
             Some(255) => format!("cannot reach {label} by {launcher}{because}"),
             Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
             None => format!("what answers on {label} is no rdma-pipe agent{because}"),
         };
-        let failure = Failure::new(Exit::Connect, message);
-        if self.lacks_agent() { NotBegun::NoAgent(failure) } else { NotBegun::Failed(failure) }
+        NotBegun::Failed(Failure::new(Exit::Connect, message))
     }
 
-    /// The launcher came to the host, and the agent is not there.
+    /// The launcher came to the host, and the agent is not there and could not be brought.
     pub(super) fn lacks_agent(&self) -> bool {
-        matches!(self.exit, Some(126 | 127))
-    }
-
-    /// Copies this program's own agent to the host, into a directory named by its hash, and starts it there.
-    ///
-    /// # Errors
-    ///
-    /// Exit 3 if the host is another kind of system, or the copy fails.
-    fn bootstrap(&mut self, launcher: &Launcher) -> Result<(), Failure> {
-        let label = self.label();
-        let failed =
-            |reason: String| Failure::new(Exit::Connect, format!("cannot copy the agent to {label}: {reason}"));
-        let own = std::env::current_exe().map(|path| path.with_file_name(AGENT));
-        let program = own.and_then(std::fs::read).map_err(|error| failed(format!("{AGENT} here: {error}")))?;
-        let hash = blake3::hash(&program).to_hex();
-        let hash = &hash[..32];
-        let mut launched = launch(launcher, &self.host, OsStr::new(&upload_command(hash, program.len())))?;
-        let (done, outcome) = bounded(1);
-        let (stdin, stdout) = (launched.stdin, launched.stdout);
-        std::thread::Builder::new()
-            .name("bootstrap".to_owned())
-            .spawn(move || drop(done.send(upload(&program, stdin, stdout))))
-            .map_err(|error| failed(error.to_string()))?;
-        match outcome.recv_timeout(BOOTSTRAP_MAX) {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => {
-                launched.process.wait(EXIT_MAX);
-                let complaint =
-                    launched.process.last_complaint().map(|line| format!(" ({})", escaped(OsStr::new(&line))));
-                return Err(failed(format!("{reason}{}", complaint.unwrap_or_default())));
-            }
-            Err(_) => return Err(failed("it takes too long".to_owned())),
-        }
-        self.agent = OsString::from(format!("{}/{AGENT}", cache_directory(hash)));
-        let command = format!("sh -c 'exec \"{}/{AGENT}\"'", cache_directory(hash));
-        let launched = launch(launcher, &self.host, OsStr::new(&command))?;
-        (self.process, self.outbox) = attend(launched, &self.host, self.side, self.post.clone())?;
-        (self.started, self.released, self.exit, self.bootstrapped) = (Instant::now(), false, None, true);
-        Ok(())
+        self.lacks_agent
     }
 
     fn label(&self) -> String {
@@ -419,15 +406,53 @@ fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched
     Ok(launched)
 }
 
-/// Reads what an agent says, in a thread of its own.
-fn attend(launched: Launched, host: &OsStr, side: usize, post: Post) -> Result<(Process, Outbox), Failure> {
+/// Starts an agent, and reads what it says in a thread of its own.
+fn begin(
+    launcher: &Launcher,
+    host: &OsStr,
+    choice: &AgentChoice,
+    past_installed: bool,
+    side: usize,
+    post: Post,
+) -> Result<(Process, Outbox, Arc<Beginning>), Failure> {
+    // Only ssh is known to hand what it is given to a shell. Any other launcher gets the agent's name at first.
+    let is_sought = past_installed || launcher.is_ssh() && choice.program == AGENT;
+    let request = match choice.otherwise {
+        Otherwise::Cached | Otherwise::Send if is_sought => Own::read().ok().map(|own| Request::new(own, choice, host)),
+        _ => None,
+    };
+    let command = request.as_ref().map(|request| request.script(past_installed));
+    let Launched { stdin, stdout, process } =
+        launch(launcher, host, &command.unwrap_or_else(|| agent_command(&choice.program)))?;
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
-    let Launched { stdin, stdout, process } = launched;
+    // Nothing else is written there before the agent has said who it is.
+    let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"").map_err(failed)?;
+    let beginning = Arc::new(Beginning { heard: Mutex::new(Instant::now()), failed: Mutex::new(None) });
     let label = escaped(host);
+    let shared = Arc::clone(&beginning);
     let read = move || {
+        let give_up = |failed| {
+            *shared.failed.lock().expect("no panic with it locked") = Some(failed);
+            let _ = post.send((side, News::Gone));
+        };
         let mut stdout = BufReader::with_capacity(128 << 10, stdout);
-        let mut received = skip_to_magic(&mut stdout).and_then(|()| receive(&mut stdout));
+        let begun = match request {
+            Some(request) => match request.serve(&mut stdout, upload, &shared.heard) {
+                Ok(begun) => begun,
+                Err(failure) => return give_up(NotBegun::Failed(failure)),
+            },
+            None => {
+                drop(upload);
+                skip_to_magic(&mut stdout)
+            }
+        };
+        let mut received = begun.and_then(|()| receive(&mut stdout));
+        if let Ok(Message::Hello(hello)) = &received
+            && let Some(failure) = other_version(hello, &label)
+        {
+            return give_up(NotBegun::NoUse(failure));
+        }
         let error = loop {
             match received {
                 Ok(message) => {
@@ -450,69 +475,20 @@ fn attend(launched: Launched, host: &OsStr, side: usize, post: Post) -> Result<(
         let _ = post.send((side, news));
     };
     std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
-    Ok((process, outbox))
+    Ok((process, outbox, beginning))
 }
 
-/// Where the agent with this hash is kept, for a shell.
-fn cache_directory(hash: &str) -> String {
-    format!("$HOME/.cache/rdma-pipe/{hash}")
-}
-
-/// The command that takes the agent on its standard input. Nothing in it but the hash and the length varies, and it has
-/// no single quote, so that any login shell hands it to `sh` as it is.
-fn upload_command(hash: &str, length: usize) -> String {
-    let directory = cache_directory(hash);
-    format!(
-        "sh -c 'd=\"{directory}\"; if [ -x \"$d/{AGENT}\" ]; then echo {BOOTSTRAP_MARK}have; exit 0; fi; \
-         l=other; getconf GNU_LIBC_VERSION >/dev/null 2>&1 && l=gnu; \
-         echo \"{BOOTSTRAP_MARK}want $(uname -s) $(uname -m) $l\"; \
-         umask 077; mkdir -p \"$d\" && cat >\"$d/.new.$$\" && [ $(wc -c <\"$d/.new.$$\") -eq {length} ] && \
-         chmod 700 \"$d/.new.$$\" && mv \"$d/.new.$$\" \"$d/{AGENT}\" && echo {BOOTSTRAP_MARK}done; \
-         rm -f \"$d/.new.$$\"; rmdir \"$d\" 2>/dev/null; :'"
-    )
-}
-
-fn upload(program: &[u8], mut stdin: ChildStdin, stdout: ChildStdout) -> Result<(), String> {
-    let mut lines = BufReader::new(stdout.take(BOOTSTRAP_LINES_MAX));
-    let mut next = || -> Result<String, String> {
-        loop {
-            let mut line = Vec::new();
-            match lines.read_until(b'\n', &mut line) {
-                Ok(1..) => {}
-                _ => return Err("the host does not answer".to_owned()),
-            }
-            let line = String::from_utf8_lossy(&line);
-            if let Some(answer) = line.trim_end().strip_prefix(BOOTSTRAP_MARK) {
-                return Ok(answer.to_owned());
-            }
-        }
-    };
-    let answer = next()?;
-    if answer == "have" {
-        return Ok(());
-    }
-    let ours = Hello::ours();
-    let theirs: Vec<&str> = answer.split(' ').collect();
-    // A program linked with musl brings its library with it.
-    let fits = matches!(theirs[..], ["want", system, machine, libc]
-        if system == ours.system && machine == ours.machine && (libc == ours.libc || ours.libc == "musl"));
-    if !fits {
-        let theirs = escaped(OsStr::new(answer.trim_start_matches("want ")));
-        return Err(format!("it is {theirs}, this host {} {} {}", ours.system, ours.machine, ours.libc));
-    }
-    stdin.write_all(program).map_err(|error| error.to_string())?;
-    drop(stdin);
-    if next()? == "done" { Ok(()) } else { Err("it was not taken".to_owned()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_upload_is_one_word_for_any_shell() {
-        let command = upload_command(&"0".repeat(32), 7);
-        let inner = command.strip_prefix("sh -c '").and_then(|rest| rest.strip_suffix('\'')).expect("quoted");
-        assert!(!inner.contains('\''), "{inner}");
-    }
+/// Exit 9 where the two do not understand each other.
+fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
+    let Hello { major, minor, program, .. } = hello;
+    (*major != MAJOR).then(|| {
+        let (theirs, ours) = (escaped(OsStr::new(program)), env!("CARGO_PKG_VERSION"));
+        Failure::new(
+            Exit::Protocol,
+            format!(
+                "{label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host {ours} ({MAJOR}.{MINOR}), \
+                 and the two do not understand each other; install the same release, or choose another with --agent"
+            ),
+        )
+    })
 }

@@ -17,7 +17,9 @@ use super::copy::told;
 use super::end;
 use super::exit::{Exit, Failure, escaped};
 use super::json;
-use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, post_in_turn, session_key};
+use super::launching::{
+    AgentChoice, News, Post, Remote, Voice, greet, is_same_kernel, may_ask, post_in_turn, session_key,
+};
 use super::options::{ReportOptions, TransferOptions};
 use super::report::{Reporter, notice_line};
 use super::station::Station;
@@ -64,8 +66,7 @@ pub(super) struct Plan<'a> {
     pub(super) shell: Vec<ByteVec>,
     pub(super) label: bool,
     pub(super) launcher: Launcher,
-    pub(super) agent: OsString,
-    pub(super) bootstrap: bool,
+    pub(super) agent: AgentChoice,
     pub(super) relay: bool,
     pub(super) via: Option<OsString>,
     /// What the other hosts call this one.
@@ -225,7 +226,7 @@ impl<'a> Pipeline<'a> {
             self.stages.push(Stage { spec: spec.clone(), host, complaints, started: false, end: None });
         }
         let agents = self.hosts.iter_mut().filter_map(|host| host.voice.agent());
-        greet(agents, &self.news, &self.plan.launcher, self.plan.bootstrap)
+        greet(agents, &self.news, &self.plan.launcher)
     }
 
     fn send(&mut self, host: usize, message: Message) {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rd_proto::tree::PATH_BYTES_MAX;
 
 use super::exit::escaped;
+use super::launching::AgentChoice;
 use super::options::{ReportOptions, TransferOptions};
 use crate::control::frames::TreeSettings;
 use crate::control::launch::Launcher;
@@ -87,8 +88,7 @@ pub(super) struct Plan<'a> {
     pub(super) relay: bool,
     pub(super) via: Option<OsString>,
     pub(super) launcher: Launcher,
-    pub(super) agent: OsString,
-    pub(super) bootstrap: bool,
+    pub(super) agent: AgentChoice,
     pub(super) transfer: &'a TransferOptions,
     pub(super) report: &'a ReportOptions,
 }

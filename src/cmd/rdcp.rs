@@ -8,6 +8,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use super::copy::Copy;
 use super::exit::{Exit, Failure};
 use super::habits;
+use super::launching::{AgentChoice, Otherwise};
 use super::options::{ReportOptions, TransferOptions};
 use super::plan::{Plan, Spec};
 use super::stream::reported;
@@ -85,9 +86,12 @@ pub struct HostOptions {
     /// The agent's program on other hosts [default: rdma-pipe-agent]
     #[arg(long, value_name = "PATH")]
     agent: Option<OsString>,
-    /// Where a host has no agent, copy this one to ~/.cache/rdma-pipe there and use it
-    #[arg(long)]
-    pub(super) bootstrap: bool,
+    /// Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
+    #[arg(long, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    no_bootstrap: bool,
+    /// Copy the agent to hosts without one: what is done anyway, but for those where --agent names another
+    #[arg(long, hide = true, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    bootstrap: bool,
     /// The address or interface, of either end, that the data is to go by
     #[arg(long, value_name = "ADDRESS|INTERFACE")]
     pub(super) via: Option<OsString>,
@@ -120,9 +124,16 @@ impl HostOptions {
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
     }
 
-    /// The agent's program on other hosts.
-    pub(super) fn agent(&self) -> OsString {
-        self.agent.clone().unwrap_or_else(|| OsString::from(AGENT))
+    /// The agent on other hosts, for `command`.
+    pub(super) fn agent(&self, command: &'static str, quiet: bool, is_dry_run: bool) -> AgentChoice {
+        let otherwise = match is_dry_run {
+            // One that is named is run, or nothing.
+            _ if self.no_bootstrap || self.agent.is_some() && !self.bootstrap => Otherwise::Fail,
+            true => Otherwise::Cached,
+            false => Otherwise::Send,
+        };
+        let program = self.agent.clone().unwrap_or_else(|| OsString::from(AGENT));
+        AgentChoice { command, program, otherwise, quiet }
     }
 }
 
@@ -187,8 +198,7 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches, is_relative: bool) -> Re
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),
         launcher: arguments.hosts.launcher()?,
-        agent: arguments.hosts.agent(),
-        bootstrap: arguments.hosts.bootstrap,
+        agent: arguments.hosts.agent("rdcp", arguments.report.quiet, arguments.dry_run),
         transfer: &arguments.transfer,
         report: &arguments.report,
     };

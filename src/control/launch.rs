@@ -61,9 +61,14 @@ impl Launcher {
         std::path::Path::new(&self.words[0]).file_name().unwrap_or(&self.words[0])
     }
 
+    /// Whether it is ssh, which hands what it is to run to a shell.
+    pub fn is_ssh(&self) -> bool {
+        self.name() == "ssh"
+    }
+
     /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
     pub fn unasking(&self) -> Option<Self> {
-        let is_ssh = self.words.len() == 1 && self.name() == "ssh";
+        let is_ssh = self.words.len() == 1 && self.is_ssh();
         // In front: of an option that is given twice, ssh takes the first.
         let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
         is_ssh.then(|| Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() })
@@ -77,7 +82,7 @@ impl Launcher {
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
         // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
         // Behind the user's own, which win.
-        let alive: &[&str] = if self.name() == "ssh" { &SSH_ALIVE } else { &[] };
+        let alive: &[&str] = if self.is_ssh() { &SSH_ALIVE } else { &[] };
         let mut child = Command::new(&self.words[0])
             .args(&self.words[1..])
             .args(&self.options)

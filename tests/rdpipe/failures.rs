@@ -356,11 +356,11 @@ fn a_host_without_an_agent() {
     lab.0.file("home/old", b"old");
     for stages in [&["bare:cat"][..], &["h1:touch begun", "bare:cat", "far:> old"]] {
         let ran = run(lab.rdpipe_by(launcher).args(stages));
-        ran.fails(3, &["bare has no", "--bootstrap"]).ended.within(FAILED);
+        ran.fails(3, &["bare has no", "--agent"]).ended.within(FAILED);
         assert!(!begun(&lab), "{stages:?}");
     }
     let mut command = lab.command(rdpipe(), "rsh", "/nonexistent/agent");
-    run(command.stdin(Stdio::null()).stdout(Stdio::piped()).arg("h:cat")).fails(3, &["h has no", "--bootstrap"]);
+    run(command.stdin(Stdio::null()).stdout(Stdio::piped()).arg("h:cat")).fails(3, &["h has no", "--agent"]);
     lab.deserted(GONE);
 }
 
@@ -410,21 +410,6 @@ fn another_major_is_refused_by_name() {
     let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\1439.9\141L\141m\141c\100\100\144more";
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
     run(lab.rdpipe_by("newer").arg("h:cat")).fails(9, &["h has rdma-pipe 9.9", "2.7"]).ended.within(FAILED);
-    lab.deserted(GONE);
-}
-
-#[test]
-fn the_agent_is_copied_where_it_is_not() {
-    let lab = Lab::new();
-    lab.script("bare", "PATH=/usr/bin:/bin; exec sh -c \"exec $2\"");
-    let mut command = rdpipe();
-    command.arg("--rsh").arg(lab.join("bare")).args(["--bootstrap", "h1:cat", "h2:cat", "h1:rev"]);
-    command.current_dir(lab.0.path()).env("HOME", lab.join("home")).env(MARK, lab.0.path());
-    let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
-    feed(process.stdin(), b"12345\n".to_vec());
-    let ran = finish(process, PATIENCE);
-    ran.gives(b"54321\n");
-    assert!(lab.join("home/.cache/rdma-pipe").is_dir());
     lab.deserted(GONE);
 }
 

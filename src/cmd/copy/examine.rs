@@ -1,7 +1,7 @@
 //! Another host and the way there, for `rddoctor`: over the same channel as a copy, and with a session of its own kind.
 
 use std::ffi::OsStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Copy, HERE};
 use crate::cmd::exit::{Exit, Failure, escaped};
@@ -29,12 +29,12 @@ impl Copy<'_> {
     ///
     /// Why the host could not be asked. What fails later is part of what is returned.
     pub(in crate::cmd) fn examine(&mut self, here: Facts, lasting: Option<Duration>) -> Result<Path, NoWay> {
-        let started = Instant::now();
         let there = self.agent().map_err(|failure| {
             let agent = self.sides.last_mut().and_then(|side| side.voice.agent());
             NoWay { lacks_agent: agent.is_some_and(|remote| remote.lacks_agent()), failure }
         })?;
-        let agent_micros = started.elapsed().as_micros() as u64;
+        let agent = self.sides[there].voice.agent();
+        let agent_micros = agent.map_or(0, |remote| remote.answered_after().as_micros() as u64);
         self.examine_from(there, here, agent_micros, lasting).map_err(|failure| NoWay { failure, lacks_agent: false })
     }
 

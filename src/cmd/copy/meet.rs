@@ -122,7 +122,7 @@ mod tests {
     use super::super::{HERE, Side};
     use super::*;
     use crate::cmd::end::End;
-    use crate::cmd::launching::Voice;
+    use crate::cmd::launching::{AgentChoice, Otherwise, Voice};
     use crate::cmd::options::{ReportOptions, TransferOptions};
     use crate::cmd::plan::{Plan, Spec};
     use crate::cmd::report::Reporter;
@@ -152,8 +152,7 @@ mod tests {
             relay: false,
             via: None,
             launcher: Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command"),
-            agent: "agent".into(),
-            bootstrap: false,
+            agent: AgentChoice { command: "rdcp", program: "agent".into(), otherwise: Otherwise::Fail, quiet: false },
             transfer: &options.transfer,
             report: &options.report,
         };

@@ -79,7 +79,7 @@ pub(super) fn no_way(found: String, code: &str, host: &OsStr) -> Words {
     let (why, fix) = match code {
         "agent-missing" => (
             "HOST's own state and the way there cannot be examined without it, and rdcp cannot copy",
-            format!("install rdma-pipe on {host}, or add --bootstrap to copy the agent there"),
+            format!("install rdma-pipe on {host}"),
         ),
         "agent-of-another-version" => {
             ("the two programs do not understand each other", format!("install the same release on {host}"))

@@ -42,8 +42,8 @@ impl Launched {
         }
         let launcher = hosts.launcher()?;
         let (post, news) = unbounded();
-        let mut remote = Remote::start(&launcher, host, &hosts.agent(), 0, post, true)?;
-        greet([&mut remote].into_iter(), &news, &launcher, hosts.bootstrap)?;
+        let mut remote = Remote::start(&launcher, host, &hosts.agent("rdperf", false, false), 0, post, true)?;
+        greet([&mut remote].into_iter(), &news, &launcher)?;
         let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
         let via = hosts.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
         Ok(Self { remote, news, host: host.to_owned(), via, ports })

@@ -84,7 +84,7 @@ pub(in crate::cmd) fn lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<St
         }
     }
     for host in &planned.agents {
-        lines.push(format!("agent: {} {host} {}", escaped(plan.launcher.name()), escaped(&plan.agent)));
+        lines.push(format!("agent: {} {host} {}", escaped(plan.launcher.name()), escaped(&plan.agent.program)));
     }
     lines
 }

@@ -1,0 +1,519 @@
+//! Hosts that have no agent: one is sent there, kept, checked before each start, and replaced.
+//!
+//! The other host is a launcher's own PATH and HOME on this one. As `ssh` it hands what it is given to a shell.
+
+mod rig;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::*;
+use rustix::process::Signal;
+
+/// Writes what was run, and runs the last argument as sshd does: in the home, by a shell, with the host's own PATH.
+const LAUNCHER: &str = "#!/bin/sh
+for last; do :; done
+printf '%.30s\\n' \"$last\" >>DIR/noted
+export HOME=DIR/home PATH=DIR/bin:/usr/bin:/bin
+unset XDG_CACHE_HOME
+cd \"$HOME\"
+EXTRA
+exec sh -c \"$last\"
+";
+
+struct Far(Scratch);
+
+impl Far {
+    fn new() -> Self {
+        Self::with("", "")
+    }
+
+    /// `extra`: done on the host before the command, which `$last` is. `home`: where its home is, below the scratch directory.
+    fn with(extra: &str, home: &str) -> Self {
+        let far = Self(Scratch::new());
+        for name in ["home", "bin"] {
+            fs::create_dir(far.join(name)).expect("a directory");
+        }
+        let text = LAUNCHER.replace("EXTRA", extra).replace("DIR/home", &format!("DIR/home{home}"));
+        let text = text.replace("DIR", far.0.path().to_str().expect("UTF-8"));
+        for name in ["ssh", "rsh"] {
+            far.program(name, &text);
+        }
+        far.0.file("source", b"12345");
+        far
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn program(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.file(name, text.as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        path
+    }
+
+    /// A copy to the host.
+    fn command(&self, launcher: &str, options: &[&str]) -> Command {
+        let mut command = rdcp();
+        let mut target = OsString::from("far:");
+        target.push(self.join("copy"));
+        command.arg("--rsh").arg(self.join(launcher)).args(options).arg("source").arg(target);
+        command.current_dir(self.0.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
+    fn copy(&self, options: &[&str]) -> Ended {
+        Process::spawn(&mut self.command("ssh", options)).wait()
+    }
+
+    fn arrived(&self) {
+        assert_eq!(fs::read(self.join("copy")).expect("a copy"), b"12345");
+        fs::remove_file(self.join("copy")).expect("ours");
+    }
+
+    /// The copy succeeded, with an agent that was sent.
+    #[track_caller]
+    fn sends(&self) {
+        let ended = self.copy(&[]);
+        ended.expect(0);
+        assert_eq!(ended.stderr, self.line("rdcp", "far"));
+        self.arrived();
+    }
+
+    /// What is said of an agent that was sent.
+    fn line(&self, program: &str, host: &str) -> String {
+        let bytes = fs::metadata(AGENT).expect("the agent").len();
+        format!("{program}: copied rdma-pipe-agent ({} MB) to {host}\n", (bytes + 500_000) / 1_000_000)
+    }
+
+    /// The copy succeeded, and nothing was sent or said.
+    #[track_caller]
+    fn finds(&self) {
+        let ended = self.copy(&[]);
+        ended.expect(0);
+        assert_eq!(ended.stderr, "");
+        self.arrived();
+    }
+
+    /// The copy failed with one line that has all of these, and left nothing.
+    #[track_caller]
+    fn refuses(&self, parts: &[&str]) {
+        let ended = self.copy(&[]);
+        ended.expect(3).one_line("rdcp", &["far"]).one_line("rdcp", parts);
+        assert!(!self.join("copy").exists());
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.join("home/.cache/rdma-pipe")
+    }
+
+    /// What is in the cache, also what is hidden.
+    fn cached(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.cache()).into_iter().flatten();
+        entries.map(|entry| entry.expect("an entry").path()).collect()
+    }
+
+    /// The one agent in it, which is ours.
+    #[track_caller]
+    fn agent(&self) -> PathBuf {
+        let cached = self.cached();
+        assert_eq!(cached.len(), 1, "{cached:?}");
+        assert!(cached[0].symlink_metadata().expect("it").is_file());
+        assert!(fs::read(&cached[0]).expect("the agent") == fs::read(AGENT).expect("the agent"), "the same program");
+        cached[0].clone()
+    }
+
+    /// What the launcher was told to run, in short.
+    fn launches(&self) -> Vec<String> {
+        let noted = fs::read_to_string(self.join("noted")).unwrap_or_default();
+        fs::write(self.join("noted"), "").expect("ours");
+        noted.lines().map(str::to_owned).collect()
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    path.symlink_metadata().expect("it").mode() & 0o7777
+}
+
+#[test]
+fn it_is_sent_once_and_in_one_connection() {
+    let far = Far::new();
+    far.sends();
+    assert_eq!(far.launches().len(), 1, "a password would be asked for once");
+    let agent = far.agent();
+    for path in [&agent, &far.cache(), &far.join("home/.cache")] {
+        assert_eq!(mode(path), 0o700, "{}", path.display());
+    }
+    let sum = Command::new("sha256sum").arg(AGENT).output().expect("coreutils").stdout;
+    let name = format!("rdma-pipe-agent-{}", String::from_utf8_lossy(&sum[..64]));
+    assert_eq!(agent.file_name().expect("a name").to_str(), Some(&*name));
+    let first = fs::metadata(&agent).expect("it");
+    far.finds();
+    assert_eq!(far.launches().len(), 1);
+    let second = fs::metadata(far.agent()).expect("it");
+    assert_eq!((first.ino(), first.ctime_nsec()), (second.ino(), second.ctime_nsec()), "it is as it was");
+}
+
+#[test]
+fn quiet_is_quiet() {
+    let far = Far::new();
+    assert_eq!(far.copy(&["-q"]).expect(0).stderr, "");
+    far.agent();
+}
+
+#[test]
+fn the_umask_and_the_directory_of_the_host_are_those_of_its_login() {
+    let far = Far::with("umask 027", "");
+    for _ in 0..2 {
+        let mut command = rdcp();
+        command.arg("--rsh").arg(far.join("ssh")).args(["-q", "-", "far:here"]).current_dir(far.0.path());
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+        assert_eq!(mode(&far.join("home/here")), 0o640);
+        fs::remove_file(far.join("home/here")).expect("it is in the home");
+    }
+}
+
+#[test]
+fn one_that_was_changed_is_replaced() {
+    let far = Far::new();
+    far.sends();
+    let agent = far.agent();
+    let damage: [&dyn Fn(); 5] = [
+        &|| {
+            let mut bytes = fs::read(AGENT).expect("the agent");
+            *bytes.last_mut().expect("not empty") ^= 1;
+            fs::write(&agent, bytes).expect("ours");
+        },
+        &|| fs::write(&agent, "").expect("ours"),
+        &|| fs::set_permissions(&agent, fs::Permissions::from_mode(0o600)).expect("ours"),
+        // Not followed, though it leads to the right program.
+        &|| symlink(AGENT, &agent).expect("a link"),
+        &|| symlink("/nonexistent", &agent).expect("a link"),
+    ];
+    for (number, damage) in damage.into_iter().enumerate() {
+        if number > 2 {
+            fs::remove_file(&agent).expect("ours");
+        }
+        damage();
+        far.sends();
+        assert_eq!((far.agent(), mode(&agent)), (agent.clone(), 0o700));
+    }
+}
+
+#[test]
+fn another_version_is_replaced_also_while_it_runs() {
+    let far = Far::new();
+    fs::create_dir_all(far.cache()).expect("directories");
+    fs::set_permissions(far.cache(), fs::Permissions::from_mode(0o700)).expect("ours");
+    let old = far.cache().join(format!("rdma-pipe-agent-{}", "0".repeat(64)));
+    fs::copy("/bin/sleep", &old).expect("a program");
+    let mut running = Process::spawn(Command::new(&old).arg("60").stdin(Stdio::null()).stdout(Stdio::null()));
+    // Of an upload that was cut off long ago, and of one that is under way.
+    let [stale, fresh] = ["stale1", "fresh1"].map(|name| far.cache().join(format!(".new.{name}")));
+    for path in [&stale, &fresh] {
+        fs::write(path, "x").expect("ours");
+    }
+    let touched = Command::new("touch").args(["-d", "2 hours ago"]).arg(&stale).status();
+    assert!(touched.expect("coreutils").success());
+    far.sends();
+    assert!(running.is_running() && !old.exists() && !stale.exists() && fresh.exists());
+    running.signal(Signal::KILL);
+    fs::remove_file(fresh).expect("ours");
+    far.agent();
+}
+
+#[test]
+fn a_cache_that_others_could_change_is_not_used() {
+    let far = Far::new();
+    far.sends();
+    let agent = far.agent();
+    let cache = far.cache();
+    for open in [0o777, 0o770, 0o720, 0o702, 0o755] {
+        fs::set_permissions(&cache, fs::Permissions::from_mode(open)).expect("ours");
+        far.refuses(&[".cache/rdma-pipe", "mode 0700", "remove it"]);
+    }
+    fs::set_permissions(&cache, fs::Permissions::from_mode(0o700)).expect("ours");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&cache, Some(65534), None).expect("root");
+        far.refuses(&[".cache/rdma-pipe", "must belong to the user that logs in"]);
+        std::os::unix::fs::chown(&cache, Some(0), None).expect("root");
+    } else {
+        eprintln!("not run: a cache of another user's, which takes root");
+    }
+    far.finds();
+    fs::rename(&cache, far.join("elsewhere")).expect("ours");
+    symlink(far.join("elsewhere"), &cache).expect("a link");
+    far.refuses(&[".cache/rdma-pipe there is a symbolic link; remove it"]);
+    fs::remove_file(&cache).expect("ours");
+    fs::write(&cache, "").expect("ours");
+    far.refuses(&["File exists", "--agent"]);
+    let there = far.join("elsewhere").join(agent.file_name().expect("a name"));
+    assert_eq!(fs::read(there).expect("it is as it was").len() as u64, fs::metadata(AGENT).expect("it").len());
+}
+
+/// `extra` for a host whose home is a file system of its own.
+fn mounted(options: &str) -> String {
+    let user = if rustix::process::geteuid().is_root() { "" } else { "--user --map-root-user" };
+    format!(
+        "exec unshare {user} --mount sh -c 'mount -t tmpfs -o size=64k none \"$HOME\" && cd \"$HOME\" && mkdir .cache && \
+         mount -o remount,{options} none \"$HOME\" && sh -c \"$1\"; code=$?; find . >DIR/left; exit $code' sh \"$last\""
+    )
+}
+
+#[test]
+fn homes_in_which_no_program_can_be_kept() {
+    for (options, parts) in [
+        ("noexec", &["DIR/home there is mounted noexec", "install rdma-pipe there", "--agent"][..]),
+        ("ro", &["Read-only file system", "--agent"]),
+        ("rw", &["No space left on device", "--agent"]),
+    ] {
+        let far = Far::with(&mounted(options), "");
+        let directory = far.0.path().to_str().expect("UTF-8").to_owned();
+        let parts: Vec<String> = parts.iter().map(|part| part.replace("DIR", &directory)).collect();
+        far.refuses(&parts.iter().map(|part| &**part).collect::<Vec<_>>());
+        let left = fs::read_to_string(far.join("left")).expect("what is left there");
+        assert!(!left.contains(".new") && !left.contains("rdma-pipe-agent"), "{options}: {left}");
+    }
+    Far::with("unset HOME", "").refuses(&["HOME is not set there", "--agent"]);
+    Far::with("", "/../source").refuses(&["Not a directory", "--agent"]);
+    // Where the specification of such directories says.
+    let far = Far::with("export XDG_CACHE_HOME=$HOME/other", "");
+    assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
+    assert!(far.join("home/other/rdma-pipe").is_dir() && !far.cache().exists());
+}
+
+#[test]
+fn hosts_that_it_does_not_fit() {
+    for (name, text, parts) in [
+        ("uname", "case $1 in -m) echo aarch64;; *) echo Linux;; esac", &["it runs Linux aarch64", "install"][..]),
+        ("uname", "case $1 in -s) echo FreeBSD;; *) echo x86_64;; esac", &["it runs FreeBSD", "install"]),
+        ("getconf", "echo glibc 2.3", &["glibc is 2.3,", "or later", "install"]),
+        ("getconf", "exit 1", &["it has no glibc", "install"]),
+        ("sha256sum", "exit 127", &["did not arrive whole"]),
+        ("head", "exec /usr/bin/head -c 1000", &["did not arrive whole", "try again"]),
+        ("head", "echo head: Disk quota exceeded >&2; exit 1", &["head: Disk quota exceeded", "--agent"]),
+        ("mktemp", "echo no names; exit 1", &["no names", "--agent"]),
+    ] {
+        let far = Far::new();
+        far.program(&format!("bin/{name}"), &format!("#!/bin/sh\n{text}\n"));
+        far.refuses(parts);
+        assert!(far.cached().is_empty(), "{name}: {:?}", far.cached());
+    }
+}
+
+/// What a program that does not run there says is in the line, and it is not kept.
+#[test]
+fn one_that_does_not_run_there() {
+    let far = Far::new();
+    // It takes the place of what came through, after its hash was found right.
+    far.program(
+        "bin/sha256sum",
+        "#!/bin/sh\nset -- $(/usr/bin/sha256sum)\nf=$(ls .new.* 2>/dev/null)\n\
+         [ -n \"$f\" ] && printf '#!/bin/sh\\necho \"libc.so.6: version GLIBC_2.99 not found\" >&2; exit 1\\n' >\"$f\"\n\
+         echo \"$1  -\"\n",
+    );
+    far.refuses(&["does not run there", "GLIBC_2.99 not found", "install"]);
+    assert!(far.cached().is_empty());
+}
+
+#[test]
+fn what_was_asked_for_otherwise() {
+    let far = Far::new();
+    let nothing = |options: &[&str], parts: &[&str]| {
+        far.copy(options).expect(3).one_line("rdcp", parts);
+        assert!(far.0.names().iter().all(|name| name != "copy") && !far.join("home/.cache").exists());
+    };
+    nothing(&["--no-bootstrap"], &["far has no rdma-pipe-agent; install", "--agent"]);
+    nothing(&["--bootstrap", "--no-bootstrap"], &["far has no rdma-pipe-agent"]);
+    nothing(&["-n"], &["far has no rdma-pipe-agent", "without -n it would be copied"]);
+    nothing(&["--agent", "/nonexistent/agent"], &["far has no /nonexistent/agent", "--agent"]);
+    // As it was when it was an option.
+    far.copy(&["--agent", "/nonexistent/agent", "--no-bootstrap", "--bootstrap"]).expect(0);
+    far.arrived();
+    // What is there is used for a dry run too, and only looked at.
+    far.copy(&["-n"]).expect(0).one_line("rdcp", &["would copy source to far:"]);
+    far.copy(&["--no-bootstrap"]).expect(3);
+    fs::write(far.agent(), "damaged").expect("ours");
+    far.copy(&["-n"]).expect(3).one_line("rdcp", &["without -n it would be copied"]);
+    assert_eq!(fs::read(&far.cached()[0]).expect("it"), b"damaged");
+}
+
+/// HELLO of another major version.
+const OTHER: &str =
+    r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\1439.9\141L\141m\141c\100\100\144more'";
+
+#[test]
+fn one_that_is_installed_and_of_no_use() {
+    for (launcher, installed) in [
+        ("ssh", &*format!("#!/bin/sh\n{OTHER}\nexec cat >/dev/null\n")),
+        ("rsh", &*format!("#!/bin/sh\n{OTHER}\nexec cat >/dev/null\n")),
+        ("ssh", "#!/nonexistent/interpreter\n"),
+        ("rsh", "#!/nonexistent/interpreter\n"),
+    ] {
+        let far = Far::new();
+        far.program("bin/rdma-pipe-agent", installed);
+        for sent in [true, false] {
+            let ended = Process::spawn(&mut far.command(launcher, &[])).wait();
+            assert_eq!(ended.expect(0).stderr, if sent { far.line("rdcp", "far") } else { String::new() });
+            far.arrived();
+            assert_eq!(far.launches().len(), 2);
+        }
+        let ended = Process::spawn(&mut far.command(launcher, &["--no-bootstrap"])).wait();
+        if installed.contains("9.9") {
+            ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "2.7", "--agent"]);
+        } else {
+            ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
+        }
+    }
+    // One that is well is used, and no other sent.
+    let far = Far::new();
+    symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
+    far.finds();
+    assert!(far.cached().is_empty());
+}
+
+/// Another launcher may have no shell at the other end: it gets a plain name at first.
+#[test]
+fn launchers_that_are_not_ssh() {
+    let far = Far::new();
+    let run = |launcher: &str| Process::spawn(&mut far.command(launcher, &[])).wait();
+    assert_eq!(run("rsh").expect(0).stderr, far.line("rdcp", "far"));
+    far.arrived();
+    let launches = far.launches();
+    assert!(
+        launches.len() == 2 && launches[0] == "rdma-pipe-agent" && launches[1].starts_with("sh -c "),
+        "{launches:?}"
+    );
+    assert_eq!(run("rsh").expect(0).stderr, "");
+    far.program("exec", "#!/bin/sh\nshift\nPATH=/usr/bin:/bin exec \"$@\"\n");
+    run("exec").expect(3).one_line("rdcp", &["far has no rdma-pipe-agent", "cannot be copied", "install", "--agent"]);
+    symlink(AGENT, far.join("rdma-pipe-agent")).expect("a link");
+    far.program("exec", &format!("#!/bin/sh\nshift\nPATH={} exec \"$@\"\n", far.0.path().display()));
+    run("exec").expect(0);
+}
+
+/// The host's `sh` is not always the same.
+#[test]
+fn any_shell_does() {
+    let mut tried = 0;
+    for shell in ["dash", "bash", "busybox"] {
+        let Some(path) = ["/bin", "/usr/bin"].map(|bin| Path::new(bin).join(shell)).into_iter().find(|it| it.exists())
+        else {
+            eprintln!("not run: {shell} is not here");
+            continue;
+        };
+        let far = Far::with("PATH=$PATH:DIR", "");
+        // With busybox, all that is run there is busybox.
+        let applets: &[&str] = match shell {
+            "busybox" => &[
+                "sh",
+                "sha256sum",
+                "mkdir",
+                "ls",
+                "id",
+                "find",
+                "rm",
+                "mktemp",
+                "chmod",
+                "df",
+                "tail",
+                "grep",
+                "uname",
+                "head",
+                "mv",
+            ],
+            _ => &["sh"],
+        };
+        for name in applets {
+            symlink(&path, far.join(&format!("bin/{name}"))).expect("a link");
+        }
+        far.sends();
+        far.finds();
+        fs::write(far.agent(), "damaged").expect("ours");
+        far.sends();
+        fs::set_permissions(far.cache(), fs::Permissions::from_mode(0o777)).expect("ours");
+        far.refuses(&["mode 0700"]);
+        tried += 1;
+    }
+    assert!(tried > 1, "two shells at least");
+}
+
+#[test]
+fn every_command_that_starts_agents_sends_it() {
+    let far = Far::new();
+    let run = |mut command: Command, arguments: &[&str]| {
+        let _ = fs::remove_dir_all(far.cache());
+        command.arg("--rsh").arg(far.join("ssh")).args(arguments).current_dir(far.0.path());
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+        let output = drain(process.stdout());
+        let ended = process.wait();
+        assert_eq!(mode(&far.agent()), 0o700);
+        (ended, output.join().expect("no panic"))
+    };
+    let (ended, output) = run(rdpipe(), &["far:echo 1"]);
+    assert_eq!((ended.code, &*ended.stderr, &*output), (0, &*far.line("rdpipe", "far"), &b"1\n"[..]));
+    let (ended, _) = run(rdperf(), &["-D", "0.05", "far"]);
+    assert!(ended.expect(0).stderr.contains(&far.line("rdperf", "far")), "{}", ended.stderr);
+    let mut doctor = Command::new(PROGRAM);
+    doctor.arg("rddoctor");
+    let (ended, output) = run(doctor, &["--json", "--seconds", "0", "far"]);
+    assert_eq!(ended.stderr, far.line("rddoctor", "far"));
+    let report: serde_json::Value = serde_json::from_slice(&output).expect("JSON and nothing else");
+    assert!(
+        report["findings"].as_array().is_some_and(|found| found.iter().any(|one| one["code"] == "agent")),
+        "{report}"
+    );
+}
+
+/// Hosts that share a home, each of which gets it at the same time.
+#[test]
+fn several_hosts_at_once() {
+    let far = Far::new();
+    let mut command = rdpipe();
+    command.arg("--rsh").arg(far.join("ssh")).args(["h1:echo 1", "h2:cat", "h3:cat"]).current_dir(far.0.path());
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let output = drain(process.stdout());
+    let ended = process.wait();
+    ended.expect(0);
+    assert_eq!(output.join().expect("no panic"), b"1\n");
+    assert!(ended.stderr.lines().all(|line| line.starts_with("rdpipe: copied rdma-pipe-agent (")), "{}", ended.stderr);
+    far.agent();
+}
+
+/// Ends while the host takes its time; nothing stays there under a name that would be run.
+#[test]
+fn a_signal_ends_it() {
+    let far = Far::new();
+    far.program("bin/head", "#!/bin/sh\nexec sleep 30\n");
+    let mut process = Process::spawn(&mut far.command("ssh", &[]));
+    let until = Instant::now() + PATIENCE;
+    while far.cached().is_empty() {
+        assert!(Instant::now() < until, "nothing is sent: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    process.signal(Signal::INT);
+    process.wait_for(Duration::from_secs(5)).expect(130);
+    assert!(far.cached().iter().all(|path| !path.ends_with("rdma-pipe-agent")), "{:?}", far.cached());
+    fs::remove_file(far.join("bin/head")).expect("ours");
+    assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
+}
+
+/// A file beside the program that is called is all that it takes, and a line says so where it is not there.
+#[test]
+fn a_program_without_its_agent() {
+    let far = Far::new();
+    let alone = far.join("alone");
+    fs::copy(PROGRAM, &alone).expect("a program");
+    let mut command = Command::new(&alone);
+    let mut target = OsString::from("far:");
+    target.push(far.join("copy"));
+    command.arg("rdcp").arg("--rsh").arg(far.join("ssh")).arg("source").arg(target).current_dir(far.0.path());
+    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    let path = far.join("rdma-pipe-agent").display().to_string();
+    ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent", &path, "errno 2", "install", "--agent"]);
+}

@@ -95,16 +95,14 @@ fn latency_and_bandwidth_in_perftests_columns() {
 }
 
 #[test]
-fn a_sweep_of_all_lengths_as_json_csv_and_drawings() {
+fn a_sweep_of_all_lengths_as_json_and_drawings() {
     let scratch = Scratch::new();
     let server = Server::start();
     let svg = scratch.join("sweep.svg");
     let json = scratch.join("sweep.json");
-    let csv = scratch.join("sweep.csv");
-    let options =
-        [format!("--plot={}", svg.display()), format!("--json={}", json.display()), format!("--csv={}", csv.display())];
+    let options = [format!("--plot={}", svg.display()), format!("--json={}", json.display())];
     let mut arguments = vec!["--all", "-n", "12"];
-    arguments.extend(options[..2].iter().map(String::as_str));
+    arguments.extend(options.iter().map(String::as_str));
     server.measure(&arguments).ended.expect(0);
     let report: Value = serde_json::from_slice(&fs::read(&json).expect("written")).expect("JSON");
     assert_eq!((report["rdperf"].as_u64(), report["wire"]["medium"].as_str()), (Some(1), Some("tcp")));
@@ -127,19 +125,13 @@ fn a_sweep_of_all_lengths_as_json_csv_and_drawings() {
     assert!(drawn.contains(&format!("TCP to 127.0.0.1, 1 connection, depth 128, events, {shown}")), "{date}");
 
     // Two runs over each other, without measuring anything.
-    let png = scratch.join("both.png");
+    let both = scratch.join("both.svg");
     let other = scratch.join("other.json");
     fs::copy(&json, &other).expect("a copy");
     let mut compare = rdperf();
-    compare.arg("--plot").arg(&png).arg("--compare").arg(&json).arg("--compare").arg(&other);
+    compare.arg("--plot").arg(&both).arg("--compare").arg(&json).arg("--compare").arg(&other);
     run(&mut compare).ended.expect(0);
-    assert_eq!(&fs::read(&png).expect("written")[..8], b"\x89PNG\r\n\x1a\n");
-
-    let written = server.measure(&["bw", "-n", "10", &options[2]]);
-    written.ended.expect(0);
-    let text = fs::read_to_string(&csv).expect("written");
-    assert!(text.starts_with("bytes,iterations,peak_mib_s,average_mib_s,rate_mpps\n65536,10,"), "{text}");
-    assert!(written.text.contains("BW average"), "the table is still printed");
+    assert!(fs::read_to_string(&both).expect("written").contains("other: median"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use plotters::prelude::*;
-use rdma_pipe::measure::plot::{self, Chart, Format, Series};
+use rdma_pipe::measure::plot::{self, Chart, Series};
 
 use crate::harness::Spread;
 use crate::record::{Contest, Entry, Kind};
@@ -15,14 +15,14 @@ const ROW: i32 = 26;
 const TOP: i32 = 48;
 
 /// `None` where nothing was measured.
-pub fn draw(contest: &Contest) -> Option<Vec<u8>> {
+pub fn draw(contest: &Contest) -> Option<String> {
     match &contest.across {
         Some(across) => lines(contest, across),
         None => bars(contest),
     }
 }
 
-fn lines(contest: &Contest, across: &str) -> Option<Vec<u8>> {
+fn lines(contest: &Contest, across: &str) -> Option<String> {
     let mut by_name: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     for entry in &contest.entries {
         let points = by_name.entry(&entry.name).or_default();
@@ -42,10 +42,10 @@ fn lines(contest: &Contest, across: &str) -> Option<Vec<u8>> {
         log_up: in_bytes,
         in_bytes,
     };
-    if chart.series.is_empty() { None } else { plot::draw_charts(&[chart], Format::Svg) }
+    if chart.series.is_empty() { None } else { plot::draw_charts(&[chart]) }
 }
 
-fn bars(contest: &Contest) -> Option<Vec<u8>> {
+fn bars(contest: &Contest) -> Option<String> {
     if contest.entries.is_empty() {
         return None;
     }
@@ -55,7 +55,7 @@ fn bars(contest: &Contest) -> Option<Vec<u8>> {
     let drawn = draw_bars(&area, contest);
     drop(area);
     drawn.expect("a string takes everything");
-    Some(svg.into_bytes())
+    Some(svg)
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;

@@ -23,7 +23,7 @@ _rdperf() {
 
     case "${cmd}" in
         rdperf)
-            opts="-a -s -n -D -q -t -b -v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --csv --plot --compare --verbose --source --once --port-range --fit --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --bootstrap --via --relay --help --version"
+            opts="-a -s -n -D -q -t -b -v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --bootstrap --via --relay --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -77,10 +77,6 @@ _rdperf() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --csv)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --plot)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -94,10 +90,6 @@ _rdperf() {
                     return 0
                     ;;
                 --port-range)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --fit)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -8,14 +8,12 @@ rdma\t'RDMA only; fail where there is none'
 prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
 tcp\t'TCP only'"
 complete -c rdperf -l json -d 'Write one JSON object, to FILE or else to standard output instead of the tables' -r -F
-complete -c rdperf -l csv -d 'Write comma-separated values, to FILE or else to standard output instead of the tables' -r -F
-complete -c rdperf -l plot -d 'Draw what was measured, as SVG or PNG by the name\'s ending' -r -F
+complete -c rdperf -l plot -d 'Draw what was measured, as SVG' -r -F
 complete -c rdperf -l compare -d 'A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn' -r -F
 complete -c rdperf -l source -d 'What limits reads: a file, or a directory, in which it makes and removes one of its own' -r -F
 complete -c rdperf -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
-complete -c rdperf -l fit -d 'Fit the model to the sweep of connections in a report of --json' -r -F
 complete -c rdperf -l clients -d 'Say how many queue pairs each of N clients may use' -r
-complete -c rdperf -l sram -d 'The adapter\'s memory for caching [default: 2M, or what fits the sweep]' -r
+complete -c rdperf -l sram -d 'The adapter\'s memory for caching [default: 2M]' -r
 complete -c rdperf -l left -d 'The share of the peak that is left at 3000 connections' -r
 complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE; KEY is then not among the arguments' -r -F
 complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments' -r

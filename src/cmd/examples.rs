@@ -46,8 +46,8 @@ pub const RDPERF: &[Example] = &[
     ("rdperf -a --plot sweep.svg gpu2", "All message lengths, drawn."),
     ("rdperf --poll -q 8 -b gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
     ("rdperf qps gpu2 --json=qps.json", "Throughput against the number of queue pairs."),
-    ("rdperf model --fit qps.json --clients 64", "How many queue pairs 64 clients may use, by that report."),
-    ("rdperf --plot both.png --compare monday.json --compare friday.json", "Two reports of --json over each other."),
+    ("rdperf model --clients 64", "How many queue pairs 64 clients may use."),
+    ("rdperf --plot both.svg --compare monday.json --compare friday.json", "Two reports of --json over each other."),
     ("rdperf limits gpu2:/data --source /srv/weights.bin", "What limits a copy to that directory."),
 ];
 

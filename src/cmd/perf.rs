@@ -19,7 +19,7 @@ use super::plan::Spec;
 use super::print;
 use super::rdcp::HostOptions;
 use crate::fs;
-use crate::measure::plot::{self, Format};
+use crate::measure::plot;
 use crate::measure::report::Report;
 
 pub(super) mod agent;
@@ -122,10 +122,7 @@ struct OutputOptions {
     /// Write one JSON object, to FILE or else to standard output instead of the tables
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Write comma-separated values, to FILE or else to standard output instead of the tables
-    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-", conflicts_with = "json")]
-    csv: Option<PathBuf>,
-    /// Draw what was measured, as SVG or PNG by the name's ending
+    /// Draw what was measured, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn
@@ -140,13 +137,10 @@ struct OutputOptions {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Model")]
 struct ModelOptions {
-    /// Fit the model to the sweep of connections in a report of --json
-    #[arg(long, value_name = "FILE")]
-    fit: Option<PathBuf>,
     /// Say how many queue pairs each of N clients may use
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     clients: Option<u32>,
-    /// The adapter's memory for caching [default: 2M, or what fits the sweep]
+    /// The adapter's memory for caching [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     sram: Option<u64>,
     /// The share of the peak that is left at 3000 connections
@@ -215,10 +209,13 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
     super::key::conceal(None);
     let output = &arguments.output;
     if let Some(path) = &output.plot
-        && Format::of(path).is_none()
+        && !path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
     {
         let name = escaped(path.as_os_str());
-        return Err(Failure::new(Exit::Usage, format!("--plot {name}: the name must end in .svg or .png")));
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("--plot {name}: a drawing is SVG, so its name must end in .svg"),
+        ));
     }
     // Before anything is measured: they can be read.
     let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
@@ -229,7 +226,7 @@ fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
         Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
         Task::Storage(path) => (local::storage(arguments, &path)?, None),
         Task::Memory => (local::memory(arguments), None),
-        Task::Model => (local::model(arguments)?, None),
+        Task::Model => (local::model(arguments), None),
         Task::Compare => (Report::new(), None),
     };
     if report != Report::new() && report.model.is_none() {
@@ -353,20 +350,19 @@ fn read_report(path: &Path) -> Result<Report, Failure> {
 
 /// Draws a report, and others beside it under the names of their files.
 fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
-    let format = Format::of(path).expect("looked at before");
     let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
     let mut all: Vec<(String, &Report)> = Vec::new();
     if *report != Report::new() {
         all.push(("now".to_owned(), report));
     }
     all.extend(names.iter().map(named).zip(others));
-    let Some(bytes) = plot::draw(&all, format) else {
+    let Some(text) = plot::draw(&all) else {
         return Err(Failure::new(
             Exit::Usage,
             "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
         ));
     };
-    write_file(path, &bytes)
+    write_file(path, text.as_bytes())
 }
 
 impl LoadOptions {
@@ -403,24 +399,13 @@ impl LoadOptions {
 
 /// Writes what was measured, as asked.
 fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
-    let (mut shown, mut written) = (false, Ok(()));
-    for (path, text) in [(&options.json, Report::to_json as fn(&Report) -> String), (&options.csv, Report::to_csv)] {
-        let Some(path) = path else { continue };
-        let mut text = text(report);
-        if !text.ends_with('\n') {
-            text.push('\n');
-        }
-        if path.as_os_str() == "-" {
-            shown = true;
-            print(&text)?;
-        } else {
-            written = written.and(write_file(path, text.as_bytes()));
-        }
+    let Some(path) = &options.json else { return print(&report.to_text()) };
+    let text = report.to_json() + "\n";
+    if path.as_os_str() == "-" {
+        return print(&text);
     }
-    if !shown {
-        print(&report.to_text())?;
-    }
-    written
+    write_file(path, text.as_bytes())?;
+    print(&report.to_text())
 }
 
 fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {

@@ -186,56 +186,8 @@ impl Adapter {
         }
     }
 
-    /// Finds the adapter that fits a sweep: connections, and operations a second. It fits the pipeline's rate, the round
-    /// trip, how many connections are cached, and what a miss costs; `None` for fewer than three points.
-    pub fn fit(points: &[(u32, f64)]) -> Option<Self> {
-        let points: Vec<(u32, f64)> =
-            points.iter().copied().filter(|&(connections, rate)| connections > 0 && rate > 0.0).collect();
-        if points.len() < 3 {
-            return None;
-        }
-        let best = points.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
-        let &(least, rate) = points.iter().min_by_key(|&&(connections, _)| connections).expect("three");
-        let largest = points.iter().map(|&(connections, _)| connections).max().expect("three");
-        let mut fitted: Option<(f64, Self)> = None;
-        for service_part in [1.0, 0.97, 0.93, 0.87, 0.8, 0.7] {
-            let service_ns = 1e9 / best * service_part;
-            let round_trip_ns = (f64::from(least) * 1e9 / rate - service_ns).max(0.0);
-            for capacity in geometric(2.0, 2.0 * f64::from(largest), 48) {
-                for misses in std::iter::once(0.0).chain(geometric(0.05, 50.0, 40)) {
-                    let adapter = Self::fitted(service_ns, round_trip_ns, capacity, misses * service_ns);
-                    let error: f64 = points
-                        .iter()
-                        .map(|&(connections, rate)| {
-                            (adapter.mops(connections, Scheme::Plain) * 1e6 / rate).ln().powi(2)
-                        })
-                        .sum();
-                    if fitted.as_ref().is_none_or(|(least, _)| error < *least) {
-                        fitted = Some((error, adapter));
-                    }
-                }
-            }
-        }
-        fitted.map(|(_, adapter)| adapter)
-    }
-
-    fn fitted(service_ns: f64, round_trip_ns: f64, capacity: f64, miss_ns: f64) -> Self {
-        let known = Self::default();
-        let others = known.state_bytes + known.other_lines * LINE_BYTES;
-        let room = known.sram_bytes / capacity;
-        Self {
-            work_entries: ((room - others) / known.work_entry_bytes).max(0.0),
-            // Where connections take less than their state, the memory is larger than was thought.
-            sram_bytes: capacity * room.max(others),
-            service_ns,
-            round_trip_ns,
-            pcie_parallel: known.pcie_reads * known.pcie_ns / miss_ns.max(1e-6),
-            ..known
-        }
-    }
-
-    /// The curve and the constants, for a report. `fitted`: to a measured sweep.
-    pub fn report(&self, fitted: bool, clients: Option<u32>) -> report::Model {
+    /// The curve and the constants, for a report.
+    pub fn report(&self, clients: Option<u32>) -> report::Model {
         let (peak_connections, peak_mops) = self.peak();
         let curve = points()
             .into_iter()
@@ -244,21 +196,20 @@ impl Adapter {
                 (connections, mops(Scheme::Plain), mops(GROUPED), mops(Scheme::ClientState))
             })
             .collect();
-        let to_sweep = |text: &str| if fitted { "fitted to the sweep".to_owned() } else { text.to_owned() };
         let rounded = |value: f64| (value * 100.0).round() / 100.0;
         let constants = [
             ("SRAM, bytes", self.sram_bytes, "known: about 2 MB".to_owned()),
             ("connection state, bytes", self.state_bytes, "known".to_owned()),
-            ("work queue entries kept", self.work_entries, to_sweep("fitted: 450 connections fill the SRAM")),
+            ("work queue entries kept", self.work_entries, "fitted: 450 connections fill the SRAM".to_owned()),
             ("work queue entry, bytes", self.work_entry_bytes, "usual".to_owned()),
             ("MTT, MPT, CQ lines of 64 bytes", self.other_lines, "usual".to_owned()),
             ("bytes of one connection", self.connection_bytes(), "sum of these".to_owned()),
             ("connections that fit", self.capacity().floor(), "SRAM by that".to_owned()),
-            ("pipeline, ns", self.service_ns, to_sweep("assumed: scales the curve")),
-            ("round trip, ns", self.round_trip_ns, to_sweep("assumed: how steeply it rises")),
+            ("pipeline, ns", self.service_ns, "assumed: scales the curve".to_owned()),
+            ("round trip, ns", self.round_trip_ns, "assumed: how steeply it rises".to_owned()),
             ("PCIe read, ns", self.pcie_ns, "usual".to_owned()),
             ("PCIe reads of a miss", self.pcie_reads, "state, work queue, MTT, MPT".to_owned()),
-            ("PCIe reads side by side", self.pcie_parallel, to_sweep("fitted: share left at 3000")),
+            ("PCIe reads side by side", self.pcie_parallel, "fitted: share left at 3000".to_owned()),
         ];
         report::Model {
             constants: constants
@@ -396,20 +347,6 @@ mod tests {
         let expected = 1000.0 / (adapter.round_trip_ns + adapter.service_ns);
         assert!((adapter.mops(1, Scheme::Plain) - expected).abs() < 1e-9);
         assert!(adapter.mops(100_000, Scheme::ClientState) <= 1000.0 / adapter.service_ns);
-    }
-
-    #[test]
-    fn a_sweep_is_fitted() {
-        let truth = Adapter::fitted(25.0, 5000.0, 120.0, 60.0);
-        let sweep: Vec<(u32, f64)> =
-            (0..12).map(|power| 1 << power).map(|n| (n, truth.mops(n, Scheme::Plain) * 1e6)).collect();
-        let fitted = Adapter::fit(&sweep).expect("twelve points");
-        for &(connections, rate) in &sweep {
-            let ratio = fitted.mops(connections, Scheme::Plain) * 1e6 / rate;
-            assert!((0.93..1.07).contains(&ratio), "{connections}: {ratio}");
-        }
-        assert!((0.7..1.4).contains(&(fitted.capacity() / 120.0)), "{}", fitted.capacity());
-        assert_eq!(Adapter::fit(&sweep[..2]), None);
     }
 
     #[test]

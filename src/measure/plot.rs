@@ -1,11 +1,8 @@
-//! Numbers as drawings: SVG or PNG, by the name's ending. Several reports are drawn over each other.
+//! Numbers as drawings, in SVG. Several reports are drawn over each other.
 
-use std::path::Path;
-
-use plotters::backend::{BitMapBackend, SVGBackend};
+use plotters::backend::SVGBackend;
 use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::prelude::*;
-use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErrorKind};
 
 use super::report::{Bandwidth, Connections, Disk, Latency, Report, ending};
 
@@ -17,26 +14,6 @@ const HEIGHT: u32 = 420;
 const LINE: u32 = 22;
 const TITLE: u32 = 46;
 const BAR: u32 = 28;
-
-/// The format of a drawing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Lines and text that scale.
-    Svg,
-    /// Pixels.
-    Png,
-}
-
-impl Format {
-    /// As a file's name says.
-    pub fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-            "svg" => Some(Self::Svg),
-            "png" => Some(Self::Png),
-            _ => None,
-        }
-    }
-}
 
 /// A line of a chart.
 pub struct Series {
@@ -77,7 +54,7 @@ enum Part<'a> {
 }
 
 /// Draws the reports, each with its name. `None` if nothing in them can be drawn.
-pub fn draw(reports: &[(String, &Report)], format: Format) -> Option<Vec<u8>> {
+pub fn draw(reports: &[(String, &Report)]) -> Option<String> {
     let charts = charts(reports);
     let mut parts: Vec<Part<'_>> = charts.iter().map(part).collect();
     for (name, report) in reports {
@@ -96,13 +73,13 @@ pub fn draw(reports: &[(String, &Report)], format: Format) -> Option<Vec<u8>> {
         (!heading.is_empty()).then_some(named)
     });
     parts.insert(0, Part::Heading(heading.collect()));
-    Some(draw_parts(&parts, format))
+    Some(draw_parts(&parts))
 }
 
 /// Draws charts below each other. `None` if there are none.
-pub fn draw_charts(charts: &[Chart], format: Format) -> Option<Vec<u8>> {
+pub fn draw_charts(charts: &[Chart]) -> Option<String> {
     let parts: Vec<Part<'_>> = charts.iter().map(Part::Lines).collect();
-    (!parts.is_empty()).then(|| draw_parts(&parts, format))
+    (!parts.is_empty()).then(|| draw_parts(&parts))
 }
 
 /// Lines, but bars where there is one point across.
@@ -121,22 +98,11 @@ fn part(chart: &Chart) -> Part<'_> {
     Part::Bars(Bars { title, bars: bars.collect() })
 }
 
-fn draw_parts(parts: &[Part<'_>], format: Format) -> Vec<u8> {
+fn draw_parts(parts: &[Part<'_>]) -> String {
     let size = (WIDTH, parts.iter().map(Part::height).sum());
-    match format {
-        Format::Svg => {
-            let mut text = String::new();
-            draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), parts)
-                .expect("a string takes everything");
-            text.into_bytes()
-        }
-        Format::Png => {
-            let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
-            let backend = Lettered { pixels: BitMapBackend::with_buffer(&mut pixels, size) };
-            draw_all(&backend.into_drawing_area(), parts).expect("a buffer takes everything");
-            encode_png(&pixels, size)
-        }
-    }
+    let mut text = String::new();
+    draw_all(&SVGBackend::with_string(&mut text, size).into_drawing_area(), parts).expect("a string takes everything");
+    text
 }
 
 impl Part<'_> {
@@ -222,12 +188,8 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
             report.connections.iter().map(|row| (row.connections.into(), which(row))).collect()
         }
     };
-    let is_modelled = reports.iter().any(|(_, report)| report.model.is_some());
-    // A fitted model's chart has the measured points: they need no other.
-    if !is_modelled {
-        let operations = connections(|row| row.operations_s / 1e6);
-        charts.add("Round trips of 32 bytes", "connections", "million/s", false, &[Line("", &operations)]);
-    }
+    let operations = connections(|row| row.operations_s / 1e6);
+    charts.add("Round trips of 32 bytes", "connections", "million/s", false, &[Line("", &operations)]);
     let time = connections(|row| row.operation_us);
     charts.add("Median of these round trips", "connections", "µs", true, &[Line("", &time)]);
     let large = connections(|row| row.large_mib_s);
@@ -249,15 +211,10 @@ fn add_model(charts: &mut Charts<'_>) {
             model.map(|point| (point.0.into(), which(point))).collect()
         }
     };
-    let measured = |report: &Report| -> Vec<(f64, f64)> {
-        let measured = report.connections.iter().filter(|_| report.model.is_some());
-        measured.map(|row| (row.connections.into(), row.operations_s / 1e6)).collect()
-    };
     let lines = [
         Line("RC", &curve(|point| point.1)),
         Line("grouped (ScaleRPC)", &curve(|point| point.2)),
         Line("state at the client (StaR)", &curve(|point| point.3)),
-        Line("measured", &measured),
     ];
     charts.add("Model of the adapter's cache", "connections", "million/s", false, &lines);
 }
@@ -503,123 +460,6 @@ fn number_label(number: &f64) -> String {
         number => format!("{number:.3}"),
     };
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
-}
-
-fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, width, height);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    let mut writer = encoder.write_header().expect("a vector takes everything");
-    writer.write_image_data(pixels).expect("as many pixels as were said");
-    writer.finish().expect("a vector takes everything");
-    bytes
-}
-
-/// A bitmap whose text is made of 8 by 8 dots, so that no font has to be on the host.
-struct Lettered<'a> {
-    pixels: BitMapBackend<'a>,
-}
-
-const LETTER: i32 = 8;
-
-/// How many pixels wide and high a dot is.
-fn dot(size: f64) -> i32 {
-    if size >= 20.0 { 2 } else { 1 }
-}
-
-fn glyph(letter: char) -> [u8; 8] {
-    use font8x8::UnicodeFonts;
-    let known = font8x8::BASIC_FONTS.get(letter).or_else(|| font8x8::LATIN_FONTS.get(letter));
-    known.unwrap_or([0xff, 0x81, 0x81, 0x81, 0x81, 0x81, 0x81, 0xff])
-}
-
-impl DrawingBackend for Lettered<'_> {
-    type ErrorType = <BitMapBackend<'static> as DrawingBackend>::ErrorType;
-
-    fn get_size(&self) -> (u32, u32) {
-        self.pixels.get_size()
-    }
-
-    fn ensure_prepared(&mut self) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        self.pixels.ensure_prepared()
-    }
-
-    fn present(&mut self) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        self.pixels.present()
-    }
-
-    fn draw_pixel(&mut self, at: (i32, i32), color: BackendColor) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        self.pixels.draw_pixel(at, color)
-    }
-
-    fn draw_line<S: BackendStyle>(
-        &mut self,
-        from: (i32, i32),
-        to: (i32, i32),
-        style: &S,
-    ) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        self.pixels.draw_line(from, to, style)
-    }
-
-    fn draw_rect<S: BackendStyle>(
-        &mut self,
-        upper_left: (i32, i32),
-        lower_right: (i32, i32),
-        style: &S,
-        fill: bool,
-    ) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        self.pixels.draw_rect(upper_left, lower_right, style, fill)
-    }
-
-    fn estimate_text_size<S: BackendTextStyle>(
-        &self,
-        text: &str,
-        style: &S,
-    ) -> Result<(u32, u32), DrawingErrorKind<Self::ErrorType>> {
-        let letter = (LETTER * dot(style.size())) as u32;
-        Ok((letter * text.chars().count() as u32, letter))
-    }
-
-    fn draw_text<S: BackendTextStyle>(
-        &mut self,
-        text: &str,
-        style: &S,
-        at: (i32, i32),
-    ) -> Result<(), DrawingErrorKind<Self::ErrorType>> {
-        use plotters_backend::FontTransform;
-        use plotters_backend::text_anchor::{HPos, VPos};
-        let dot = dot(style.size());
-        let (width, height) = (LETTER * dot * text.chars().count() as i32, LETTER * dot);
-        let left = match style.anchor().h_pos {
-            HPos::Left => 0,
-            HPos::Center => -width / 2,
-            HPos::Right => -width,
-        };
-        let top = match style.anchor().v_pos {
-            VPos::Top => 0,
-            VPos::Center => -height / 2,
-            VPos::Bottom => -height,
-        };
-        for (number, letter) in text.chars().enumerate() {
-            for (line, dots) in glyph(letter).into_iter().enumerate() {
-                for column in (0..LETTER).filter(|column| dots >> column & 1 == 1) {
-                    for (x, y) in (0..dot).flat_map(|x| (0..dot).map(move |y| (x, y))) {
-                        let x = left + (number as i32 * LETTER + column) * dot + x;
-                        let y = top + line as i32 * dot + y;
-                        let (x, y) = match style.transform() {
-                            FontTransform::Rotate90 => (-y, x),
-                            FontTransform::Rotate180 => (-x, -y),
-                            FontTransform::Rotate270 => (y, -x),
-                            _ => (x, y),
-                        };
-                        self.pixels.draw_pixel((at.0 + x, at.1 + y), style.color())?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

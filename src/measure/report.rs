@@ -299,8 +299,7 @@ impl Report {
     /// Says where and when it was measured: now, on this host.
     pub fn sign(&mut self) {
         self.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        self.date = date(since.map_or(0, |since| since.as_secs()));
+        self.date = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     }
 
     /// What was measured where, by what, and when, on one line; empty if the report does not say.
@@ -332,59 +331,6 @@ impl Report {
             return Err(format!("has format {}, this program reads {FORMAT}", report.rdperf));
         }
         Ok(report)
-    }
-
-    /// Comma-separated values: a line of names and one for each row, table after table, with an empty line between.
-    pub fn to_csv(&self) -> String {
-        let mut tables = Vec::new();
-        let mut table = |names: &str, rows: Vec<String>| {
-            if !rows.is_empty() {
-                tables.push(format!("{names}\n{}\n", rows.join("\n")));
-            }
-        };
-        let pinged = self.ping.iter().map(|ping| ping.latency);
-        table(
-            "bytes,iterations,min_us,typical_us,average_us,deviation_us,p50_us,p99_us,p999_us,max_us",
-            self.latency.iter().copied().chain(pinged).map(|row| latency_cells(&row).join(",")).collect(),
-        );
-        table(
-            "bytes,iterations,peak_mib_s,average_mib_s,rate_mpps",
-            self.bandwidth.iter().map(|row| bandwidth_cells(row).join(",")).collect(),
-        );
-        let line = |row: &Connections| {
-            format!("{},{:.0},{:.2},{:.2}", row.connections, row.operations_s, row.operation_us, row.large_mib_s)
-        };
-        table("connections,operations_s,operation_us,large_mib_s", self.connections.iter().map(line).collect());
-        let line = |row: &Disk| {
-            format!(
-                "{},{},{},{},{},{},{:.0},{:.2},{:.2},{:.2}",
-                quoted(&row.path),
-                row.action,
-                row.direct,
-                row.random,
-                row.bytes,
-                row.depth,
-                row.iops,
-                row.mib_s,
-                row.p50_us,
-                row.p99_us
-            )
-        };
-        table("path,action,direct,random,bytes,depth,iops,mib_s,p50_us,p99_us", self.disk.iter().map(line).collect());
-        let line = |row: &Memory| format!("{},{:.2}", row.threads, row.mib_s);
-        table("threads,mib_s", self.memory.iter().map(line).collect());
-        let stages = self.limits.iter().flat_map(|limits| &limits.stages);
-        let line = |row: &Stage| {
-            let Stage { name, what, mib_s, operations_s, bytes, parallel } = row;
-            format!("{name},{},{mib_s:.2},{operations_s:.2},{bytes},{parallel}", quoted(what))
-        };
-        table("stage,what,mib_s,operations_s,bytes,parallel", stages.map(line).collect());
-        let curve = self.model.iter().flat_map(|model| &model.curve);
-        let line = |(connections, plain, grouped, state): &(u32, f64, f64, f64)| {
-            format!("{connections},{plain:.3},{grouped:.3},{state:.3}")
-        };
-        table("connections,rc_mops,grouped_mops,client_state_mops", curve.map(line).collect());
-        tables.join("\n")
     }
 
     /// Tables for a person.
@@ -503,12 +449,6 @@ fn times(row: &Latency) -> [f64; 8] {
     [row.min_us, row.typical_us, row.average_us, row.deviation_us, row.p50_us, row.p99_us, row.p999_us, row.max_us]
 }
 
-fn latency_cells(row: &Latency) -> Vec<String> {
-    let mut cells = vec![row.bytes.to_string(), row.iterations.to_string()];
-    cells.extend(times(row).map(|time| format!("{time:.2}")));
-    cells
-}
-
 fn bandwidth_cells(row: &Bandwidth) -> Vec<String> {
     vec![
         row.bytes.to_string(),
@@ -517,25 +457,6 @@ fn bandwidth_cells(row: &Bandwidth) -> Vec<String> {
         format!("{:.2}", row.average_mib_s),
         format!("{:.6}", row.rate_mpps),
     ]
-}
-
-/// Seconds since 1970 as a date and time of UTC.
-fn date(seconds: u64) -> String {
-    // Days are counted from 1 March of the year 0, so that a leap day is the last of its year.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = if month < 10 { (era * 400 + year, month + 3) } else { (era * 400 + year + 1, month - 9) };
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// A field of CSV.
-fn quoted(text: &str) -> String {
-    if text.contains([',', '"', '\n']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 
 /// The width of a terminal.
@@ -669,7 +590,7 @@ mod tests {
         let wire = Wire { route: "RDMA ".to_owned() + &"x".repeat(60), ..report().wire.expect("it") };
         let base = Report { wire: Some(wire), disk: vec![disk], bandwidth: vec![bandwidth], ..Report::new() };
         let limits = Limits { stages: vec![stage], ..Limits::default() };
-        let model = crate::measure::model::Adapter::with_left_at_3000(0.7).report(false, Some(64));
+        let model = crate::measure::model::Adapter::with_left_at_3000(0.7).report(Some(64));
         for report in [
             Report { latency: vec![latency], limits: Some(limits), ..base.clone() },
             Report { ping: Some(Ping { latency, damaged: 1 }), ..base.clone() },
@@ -683,20 +604,6 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, shown) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (951_868_800, "2000-03-01T00:00:00Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-            (4_107_542_400, "2100-03-01T00:00:00Z"),
-        ] {
-            assert_eq!(date(seconds), shown);
-        }
-    }
-
-    #[test]
     fn a_heading_says_what_was_measured_where_and_when() {
         let mut report = report();
         report.sign();
@@ -707,17 +614,6 @@ mod tests {
         let storage = Report { host: "h1".to_owned(), disk: vec![disk], ..Report::new() };
         assert_eq!(storage.heading(), "h1: /srv");
         assert_eq!(Report::new().heading(), "");
-    }
-
-    #[test]
-    fn csv_has_a_table_for_each_kind() {
-        assert_eq!(
-            report().to_csv(),
-            "bytes,iterations,min_us,typical_us,average_us,deviation_us,p50_us,p99_us,p999_us,max_us\n\
-             2,1000,1.25,1.50,1.60,0.25,1.50,2.00,3.00,10.00\n\n\
-             bytes,iterations,peak_mib_s,average_mib_s,rate_mpps\n65536,16000,1500.00,1000.00,0.016000\n"
-        );
-        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use super::PerfArguments;
-use crate::cmd::exit::{Exit, Failure, escaped};
+use crate::cmd::exit::{Exit, Failure};
 use crate::measure::disk::{self, Action, Settings};
 use crate::measure::mem;
 use crate::measure::model::Adapter;
@@ -47,26 +47,11 @@ pub(super) fn threads() -> u32 {
     (crate::processors() as u32).min(THREADS_MAX)
 }
 
-pub(super) fn model(arguments: &PerfArguments) -> Result<Report, Failure> {
+pub(super) fn model(arguments: &PerfArguments) -> Report {
     let options = &arguments.model;
     let mut adapter = Adapter::with_left_at_3000(options.left);
-    let mut report = Report::new();
-    if let Some(path) = &options.fit {
-        let measured = super::read_report(path)?;
-        let points: Vec<(u32, f64)> =
-            measured.connections.iter().map(|row| (row.connections, row.operations_s)).collect();
-        adapter = Adapter::fit(&points).ok_or_else(|| {
-            let name = escaped(path.as_os_str());
-            Failure::new(
-                Exit::Source,
-                format!("{name} has no sweep of connections; make one with rdperf HOST qps --json={name}"),
-            )
-        })?;
-        report.connections = measured.connections;
-    }
     if let Some(sram_bytes) = options.sram {
         adapter.sram_bytes = sram_bytes as f64;
     }
-    report.model = Some(adapter.report(options.fit.is_some(), options.clients));
-    Ok(report)
+    Report { model: Some(adapter.report(options.clients)), ..Report::new() }
 }

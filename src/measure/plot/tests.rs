@@ -1,5 +1,4 @@
 use super::*;
-use crate::measure::model::Adapter;
 use crate::measure::report::{Limits, Memory, Ping, Stage, Wire};
 
 fn report() -> Report {
@@ -41,7 +40,7 @@ fn svg_has_a_line_for_each_run() {
     let mut other = report();
     other.bandwidth.truncate(4);
     let both = [("new".to_owned(), &one), ("old <1>".to_owned(), &other)];
-    let text = String::from_utf8(draw(&both, Format::Svg).expect("something")).expect("text");
+    let text = draw(&both).expect("something");
     assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
     assert_eq!(text.matches("<svg").count(), 1);
     for part in ["Bandwidth", "Latency", "new: average", "old &lt;1&gt;: average", "8M", "MiB/s"] {
@@ -54,7 +53,7 @@ fn svg_has_a_line_for_each_run() {
 
 /// What a chart says of a single run.
 fn drawn(report: &Report) -> String {
-    String::from_utf8(draw(&[(String::new(), report)], Format::Svg).expect("something")).expect("text")
+    draw(&[(String::new(), report)]).expect("something")
 }
 
 #[test]
@@ -135,31 +134,11 @@ fn a_drawing_says_host_transport_and_date_and_has_a_mark_at_every_point() {
 }
 
 #[test]
-fn png_is_one_and_has_letters() {
-    let report = Report { model: Some(Adapter::default().report(false, None)), ..report() };
-    let bytes = draw(&[(String::new(), &report)], Format::Png).expect("something");
-    let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().expect("a PNG");
-    let mut pixels = vec![0; reader.output_buffer_size().expect("small")];
-    let frame = reader.next_frame(&mut pixels).expect("whole");
-    assert_eq!((frame.width, frame.height), (WIDTH, 6 * HEIGHT + 8));
-    let title = &pixels[..(WIDTH * 48 * 3) as usize];
-    assert!(title.chunks(3).filter(|pixel| pixel.iter().all(|byte| *byte < 40)).count() > 200, "a title in black");
-}
-
-#[test]
 fn nothing_makes_no_drawing_and_one_point_makes_one() {
-    assert!(draw(&[(String::new(), &Report::new())], Format::Svg).is_none());
+    assert!(draw(&[(String::new(), &Report::new())]).is_none());
     let point = Bandwidth { bytes: 65_536, average_mib_s: 5.0, ..Bandwidth::default() };
     let report = Report { bandwidth: vec![point], ..Report::new() };
-    assert!(draw(&[(String::new(), &report)], Format::Svg).is_some());
-    assert!(draw(&[(String::new(), &report)], Format::Png).is_some());
-}
-
-#[test]
-fn the_name_says_the_format() {
-    for (name, format) in [("a.svg", Some(Format::Svg)), ("b/c.PNG", Some(Format::Png)), ("d", None), ("e.gif", None)] {
-        assert_eq!(Format::of(Path::new(name)), format, "{name}");
-    }
+    assert!(draw(&[(String::new(), &report)]).is_some());
 }
 
 #[test]

@@ -133,11 +133,22 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
         ] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut completed(page.command.clone()), &name, &mut script);
-            files.push((format!("docs/completions/{file}"), script));
+            let script = without_hidden(String::from_utf8(script).expect("text"), &page.command);
+            files.push((format!("docs/completions/{file}"), script.into_bytes()));
         }
     }
     files.push(("docs/report.schema.json".to_owned(), rdma_pipe::cmd::json::schema().into_bytes()));
     files
+}
+
+/// A script without hidden options, which clap_complete offers like any other: a line each for zsh and fish, words for bash.
+fn without_hidden(script: String, command: &Command) -> String {
+    let hidden = command.get_arguments().filter(|argument| argument.is_hide_set());
+    hidden.filter_map(|argument| argument.get_long()).fold(script, |script, long| {
+        let is_its_own = |line: &&str| line.contains(&format!("'--{long}[")) || line.contains(&format!(" -l {long} "));
+        let rest: String = script.split_inclusive('\n').filter(|line| !is_its_own(line)).collect();
+        rest.replace(&format!(" --{long} "), " ")
+    })
 }
 
 /// The command as shells are to know it: its positional arguments have no names, and the last may be a file.

@@ -306,6 +306,18 @@ fn hosts_that_it_does_not_fit() {
     }
 }
 
+/// Hosts of different kinds may share a home.
+#[test]
+fn a_cached_one_of_another_kind_is_not_run() {
+    let far = Far::new();
+    far.sends();
+    far.program("bin/uname", "#!/bin/sh\ncase $1 in -m) echo aarch64;; *) echo Linux;; esac\n");
+    far.refuses(&["it runs Linux aarch64", "install"]);
+    far.copy(&["-n"]).expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
+    fs::remove_file(far.join("bin/uname")).expect("ours");
+    far.finds();
+}
+
 /// What a program that does not run there says is in the line, and it is not kept.
 #[test]
 fn one_that_does_not_run_there() {

@@ -132,6 +132,26 @@ fn a_tree_to_a_host_with_nothing_but_ssh() {
     let cached = fs::read_dir(network.path("home/.cache/rdma-pipe")).expect("a cache").count();
     assert_eq!(cached, 1);
     lab::none_marked(network.scratch.path(), GONE);
+    // Of one that is on its way when the caller is killed nothing stays.
+    let names = || -> Vec<String> {
+        let entries = fs::read_dir(network.path("home/.cache/rdma-pipe")).expect("a cache");
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+    };
+    fs::remove_file(network.path("home/.cache/rdma-pipe").join(&names()[0])).expect("ours");
+    let mut command = rdcp();
+    command
+        .arg("-F")
+        .arg(network.path("ssh_config"))
+        .args([network.path("ssh_config").into(), network.at("h2", "third")]);
+    let process = Process::spawn(on(1, &command).stdin(Stdio::null()).stdout(Stdio::null()));
+    let until = Instant::now() + PATIENCE;
+    while names().is_empty() {
+        assert!(Instant::now() < until, "nothing is sent: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    process.signal(Signal::KILL);
+    lab::none_marked(network.scratch.path(), GONE);
+    assert!(names().iter().all(|name| name.starts_with("rdma-pipe-agent-")), "{:?}", names());
 }
 
 #[test]

@@ -15,7 +15,6 @@ complete -c rddoctor -l via -d 'The address or interface, of either end, that th
 complete -c rddoctor -l json -d 'Print the findings as one JSON object'
 complete -c rddoctor -l fix-script -d 'Print the fixes as a shell script, to be read and then run as root on each host'
 complete -c rddoctor -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
-complete -c rddoctor -l bootstrap -d 'Copy the agent to hosts without one: what is done anyway, but for those where --agent names another'
 complete -c rddoctor -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rddoctor -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rddoctor -s V -l version -d 'Print version'

@@ -32,7 +32,6 @@ complete -c rdperf -l poll -d 'Look for messages all the time, at both ends, ins
 complete -c rdperf -s v -l verbose -d 'Print what happens as it does'
 complete -c rdperf -l once -d 'End after the first measurement'
 complete -c rdperf -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
-complete -c rdperf -l bootstrap -d 'Copy the agent to hosts without one: what is done anyway, but for those where --agent names another'
 complete -c rdperf -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdperf -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdperf -s V -l version -d 'Print version'

@@ -31,7 +31,6 @@ complete -c rdpipe -l json-fd -d 'The same, to the open file descriptor FD' -r
 complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
 complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
 complete -c rdpipe -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
-complete -c rdpipe -l bootstrap -d 'Copy the agent to hosts without one: what is done anyway, but for those where --agent names another'
 complete -c rdpipe -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdpipe -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
 complete -c rdpipe -s q -l quiet -d 'Print errors only'

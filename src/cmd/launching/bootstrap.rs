@@ -144,8 +144,8 @@ impl Request {
         Self { own, choice: choice.clone(), label: escaped(host) }
     }
 
-    /// The command. Only the hash and the length of the program vary in it. `past_installed`: the agent that is installed
-    /// is not wanted.
+    /// The command. Only the program's hash, its length and the kind of system that it is for vary in it.
+    /// `past_installed`: the agent that is installed is not wanted.
     ///
     /// Any login shell hands it to `sh` as it is: it is one line, and has none of what is special within single quotes in
     /// some shell: `'`, `\` (fish), `!` (csh).
@@ -153,7 +153,9 @@ impl Request {
         let Own { bytes, hash, .. } = self.own;
         let length = bytes.len();
         let installed = if past_installed { "" } else { "command -v $a >/dev/null 2>&1 && exec $a; " };
-        // A start of each session that finds its cache as it should be ends here, with `exec`.
+        // Hosts of different kinds may share a home.
+        let Hello { system, machine, .. } = Hello::ours();
+        // Where the cache is as it should be the script ends with this part, by `exec`.
         let cached = format!(
             "a={AGENT}; f=$a-{hash}; t=; \
              no() {{ trap \"\" HUP INT TERM PIPE; [ \"$t\" ] && rm -f $t; echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
@@ -165,7 +167,8 @@ impl Request {
              [ -d \"$d\" ] || {}; \
              cd \"$d\" 2>/dev/null || no enter \"$d\"; \
              set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$d\";; esac; \
-             [ -f $f ] && {{ [ -L $f ] || {{ [ -x $f ] && is_right $f && exec ./$f; }}; }}; ",
+             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -s) $(uname -m)\" = \"{system} {machine}\" ] && \
+             is_right $f && exec ./$f; }}; ",
             match self.choice.otherwise {
                 Otherwise::Send => "{ e=$( (umask 077; mkdir -p \"$d\") 2>&1) || no write \"$e\"; }",
                 Otherwise::Cached | Otherwise::Fail => "no none",
@@ -255,10 +258,10 @@ impl Request {
         self.failed(&match code {
             "none" => return self.choice.missing(&self.label, ""),
             "home" => format!("HOME is not set there; {CURE}"),
-            "link" => format!("{about} there is a symbolic link; remove it"),
+            "link" => format!("{about} there is a symbolic link; remove it and try again"),
             "enter" => format!("{about} there cannot be entered; {CURE}"),
             "open" => format!(
-                "{about} there must belong to the user that logs in and have mode 0700; remove it, and it is made anew"
+                "{about} there must belong to the user that logs in and have mode 0700; remove it and try again"
             ),
             "sum" => format!("there is no sha256sum (coreutils); {CURE}"),
             "noexec" => format!("{about} there is mounted noexec; {CURE}"),

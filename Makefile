@@ -17,7 +17,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
-.PHONY: all build install uninstall deps check-deps bench-deps check test test-long demo demo-rdma bench bench-quick bench-report clean
+.PHONY: all build install uninstall deps check-deps bench-deps check test test-long demo demo-rdma record bench bench-quick bench-report clean
 
 all: build
 
@@ -71,10 +71,14 @@ test-long: deps
 
 # The main job, on this machine. It installs for itself what is missing, so that a fresh machine needs only `make`.
 demo:
-	demo/run
+	@demo/run
 
 demo-rdma:
-	demo/run rdma
+	@demo/run rdma
+
+# docs/terminal.svg, which README shows, from a real copy. As root.
+record: build
+	demo/record
 
 bench-deps:
 	tests/testbed/deps bench

@@ -30,7 +30,8 @@ struct Page {
 
 const RDCP_RSH: (&str, &str) = ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.");
 
-const NO_COLOR: (&str, &str) = ("NO_COLOR", "Help is printed without colours if this is set.");
+const NO_COLOR: (&str, &str) =
+    ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it.");
 
 /// Where `rdcp -r` does something else than `cp -a`: each has its place in `tests/oracle/differences.rs`, which lets nothing
 /// else differ.
@@ -100,7 +101,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: DoctorArguments::command(),
             other: "rdcp",
-            environment: &[RDCP_RSH, ("NO_COLOR", "Nothing is printed with colours if this is set.")],
+            environment: &[RDCP_RSH, NO_COLOR],
             examples: examples::RDDOCTOR,
         },
         Page {

@@ -306,7 +306,7 @@ fn a_tree_that_was_cut_is_gone_on_with_under_the_same_name() {
                 let kept = partials(&lab.join("dst"));
                 assert_eq!(kept.len(), 1, "{kept:?}");
                 let kept = kept[0].0.file_name().expect("a name").to_str().expect("ASCII").to_owned();
-                ended.expect(130).one_line("rdcp", &["is kept in", &kept, "the same copy goes on"]);
+                ended.expect(130).one_line("rdcp", &["interrupted; ", "kept in ", &kept, ", run again to "]);
             }
             // At once: what was killed may still hold it.
             let report = lab.join("report");

@@ -29,6 +29,9 @@ complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 
 complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdcp -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
 complete -c rdcp -l json-fd -d 'The same, to the open file descriptor FD' -r
+complete -c rdcp -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'

@@ -23,7 +23,7 @@ _rddoctor() {
 
     case "${cmd}" in
         rddoctor)
-            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
+            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --ssh-port --agent --no-bootstrap --via --relay --color --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -75,6 +75,10 @@ _rddoctor() {
                     ;;
                 --via)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
                 *)

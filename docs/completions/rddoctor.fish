@@ -12,6 +12,9 @@ complete -c rddoctor -s F -d 'ssh\'s configuration' -r
 complete -c rddoctor -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
 complete -c rddoctor -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
 complete -c rddoctor -l via -d 'The address or interface, of either end, that the data is to go by' -r
+complete -c rddoctor -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rddoctor -l json -d 'Print the findings as one JSON object'
 complete -c rddoctor -l fix-script -d 'Print the fixes as a shell script, to be read and then run as root on each host'
 complete -c rddoctor -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'

@@ -23,7 +23,7 @@ _rdperf() {
 
     case "${cmd}" in
         rdperf)
-            opts="-a -s -n -D -q -t -b -v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
+            opts="-a -s -n -D -q -t -b -v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -83,6 +83,10 @@ _rdperf() {
                     ;;
                 --compare)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
                 --source)

@@ -10,6 +10,9 @@ tcp\t'TCP only'"
 complete -c rdperf -l json -d 'Write one JSON object, to FILE or else to standard output instead of the tables' -r -F
 complete -c rdperf -l plot -d 'Draw what was measured, as SVG' -r -F
 complete -c rdperf -l compare -d 'A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn' -r -F
+complete -c rdperf -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rdperf -l source -d 'What limits reads: a file, or a directory, in which it makes and removes one of its own' -r -F
 complete -c rdperf -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
 complete -c rdperf -l clients -d 'Say how many queue pairs each of N clients may use' -r

@@ -28,6 +28,9 @@ complete -c rdpipe -l reconnect -d 'Seconds to wait for a lost link to come back
 complete -c rdpipe -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdpipe -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
 complete -c rdpipe -l json-fd -d 'The same, to the open file descriptor FD' -r
+complete -c rdpipe -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rdpipe -s n -l dry-run -d 'Say what would be run where, and which connections be made, and start nothing'
 complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its lines are labelled where there is more than one host'
 complete -c rdpipe -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'

@@ -20,6 +20,9 @@ complete -c rdrecv -l reconnect -d 'Seconds to wait for a lost link to come back
 complete -c rdrecv -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdrecv -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
 complete -c rdrecv -l json-fd -d 'The same, to the open file descriptor FD' -r
+complete -c rdrecv -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rdrecv -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
 complete -c rdrecv -s q -l quiet -d 'Print errors only'
 complete -c rdrecv -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'

@@ -20,6 +20,9 @@ complete -c rdsend -l reconnect -d 'Seconds to wait for a lost link to come back
 complete -c rdsend -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
 complete -c rdsend -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
 complete -c rdsend -l json-fd -d 'The same, to the open file descriptor FD' -r
+complete -c rdsend -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
+always\t'Always'
+never\t'Never'"
 complete -c rdsend -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
 complete -c rdsend -s q -l quiet -d 'Print errors only'
 complete -c rdsend -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'

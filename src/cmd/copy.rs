@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, unbounded};
 use minicbor::bytes::ByteVec;
-use rd_proto::session::Counters;
 
 use super::end;
 use super::exit::{Exit, Failure, escaped};
@@ -19,17 +18,22 @@ use super::json::{self, Event};
 use super::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use super::place::{final_name, target};
 use super::plan::{Plan, Spec};
+use super::report::line::Copied;
 use super::report::{Reporter, Terminal};
 use super::stream::{Ended, forward_signals};
 use super::tree::SIEVE_BYTES_MAX;
-use crate::control::frames::{Begin, Fault, Found, Job, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report, Root};
+use crate::control::frames::{Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report, Root};
 use crate::engine::{Monitor, Summary, View};
+use crate::fs::progress::Amount;
 
 mod examine;
+mod interrupt;
 mod meet;
 mod placing;
+mod progress;
 mod side;
 
+use progress::Progress;
 use side::Side;
 pub(super) use side::told;
 
@@ -38,9 +42,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// How long the second end may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
-
-/// How long the ends may take to end after a signal.
-const INTERRUPT_MAX: Duration = Duration::from_millis(2500);
 
 /// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
 /// own: a directory, a host, settings.
@@ -53,9 +54,6 @@ fn message_bytes(found: &Found) -> usize {
 
 /// Messages of other sides that wait while one is asked something.
 const UNASKED_MAX: usize = 64;
-
-/// How often `--json` tells how far it has come.
-const EVENT_EVERY: Duration = Duration::from_secs(1);
 
 /// The side that this process itself is. It has the first number.
 const HERE: usize = 0;
@@ -86,7 +84,11 @@ pub(super) struct Copy<'a> {
     left_out: u64,
     /// Entries that have come to lie at the destination.
     arrived: u64,
+    copied: Copied,
     told: Instant,
+    progress: Progress,
+    /// What the receiver of the session at hand keeps, having given up.
+    kept: Option<Kept>,
 }
 
 impl<'a> Copy<'a> {
@@ -117,7 +119,11 @@ impl<'a> Copy<'a> {
             first_failed: None,
             left_out: 0,
             arrived: 0,
+            // Until something was not.
+            copied: Copied { is_verified: true, is_synced: true, is_read_back: true, ..Copied::default() },
             told: Instant::now(),
+            progress: Progress::new(),
+            kept: None,
         }
     }
 
@@ -136,15 +142,29 @@ impl<'a> Copy<'a> {
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
-            return Ok(Ended { summary: self.total, failure });
+            return Ok(Ended { summary: self.total, failure, last_line: None });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
-        self.watch(&sources, destination, known.then_some(size_bytes));
+        self.watch(&sources, destination);
+        let entries = found.len() as u64;
+        self.progress.expect(known.then_some(Amount { entries, directories: 0, bytes: size_bytes }));
         let failure = self.copy_all(&found, destination, placed.as_ref());
         self.terminal = None;
         let failure = failure.err().or_else(|| self.partial(&found));
-        Ok(Ended { summary: self.total, failure })
+        let last_line = self.last_line(failure.as_ref());
+        Ok(Ended { summary: self.total, failure, last_line })
+    }
+
+    /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
+    fn last_line(&self, failure: Option<&Failure>) -> Option<String> {
+        let report = self.plan.report;
+        let is_told = failure.is_none_or(|failure| failure.exit == Exit::Partial && self.arrived > 0);
+        if !is_told || self.plan.destination == Spec::Standard && !report.verbose {
+            return None;
+        }
+        let failed = self.failed.saturating_add(self.left_out);
+        Some(Copied { seconds: self.total.seconds, failed, ..self.copied }.line())
     }
 
     /// The side that a part of the command line is on, started if it is a new one.
@@ -235,15 +255,10 @@ impl<'a> Copy<'a> {
                 let line = if side == HERE { line } else { format!("{}: {line}", self.sides[side].label()) };
                 self.say(&line);
             }
-            Message::Progress { bytes, waits } if side == self.teller => {
-                let bytes = self.total.counters.bytes.saturating_add(bytes);
-                if let Some(terminal) = &mut self.terminal {
-                    let waits = self.total.waits.plus(end::waits(&waits));
-                    terminal.progress(&Counters { bytes, ..Counters::default() }, &waits);
-                }
-                if self.told.elapsed() >= EVENT_EVERY {
-                    self.told = Instant::now();
-                    self.reporter.event(&Event::Progress(json::Progress { bytes, ..json::Progress::default() }));
+            Message::Progress { bytes, waits, tree } => self.hear_progress(side, bytes, &waits, tree),
+            Message::Kept(kept) => {
+                if self.session.is_some_and(|(from, to)| side == to && from != to) {
+                    self.kept = Some(kept);
                 }
             }
             Message::Notice { code, index, generation, reason } if side == self.teller => {
@@ -253,24 +268,26 @@ impl<'a> Copy<'a> {
                     self.reporter.event(&Event::Notice(json::Notice::new(notice, reason.as_deref())));
                 }
             }
-            Message::Progress { .. } | Message::Notice { .. } => {}
+            Message::Notice { .. } => {}
             Message::EntriesFailed(faults) => self.tell_failures(side, &faults),
             other => return Some(other),
         }
         None
     }
 
-    fn say(&self, line: &str) {
-        if !self.plan.report.quiet {
-            self.say_always(line);
+    fn say(&mut self, line: &str) {
+        match &mut self.terminal {
+            _ if self.plan.report.quiet => {}
+            Some(terminal) => terminal.say(line),
+            None => super::say(&format!("rdcp: {line}")),
         }
     }
 
     /// Says an error, also with `--quiet`.
-    fn say_always(&self, line: &str) {
-        match &self.terminal {
-            Some(terminal) => terminal.say(line),
-            None => super::say(&format!("rdcp: {line}")),
+    fn complain(&mut self, line: &str) {
+        match &mut self.terminal {
+            Some(terminal) => terminal.complain(line),
+            None => super::complain("rdcp", line),
         }
     }
 
@@ -299,45 +316,6 @@ impl<'a> Copy<'a> {
 
     fn launcher_name(&self) -> String {
         escaped(self.plan.launcher.name())
-    }
-
-    fn suspend(&self) {
-        match &self.sides[HERE].voice {
-            // The session tells its other end before it stops this process. A copy within this host has none.
-            Voice::Here(end) if end.is_busy() && self.session != Some((HERE, HERE)) => end.stop(libc::SIGTSTP as u8),
-            _ => super::stop_here(),
-        }
-    }
-
-    /// Tells all ends that this signal ends the copy, and waits until they have ended.
-    fn interrupt(&mut self, number: u8) -> Failure {
-        self.stop_all(number);
-        Failure::silent(Exit::Signal(number))
-    }
-
-    fn stop_all(&mut self, number: u8) {
-        let Some((one, other)) = self.session else { return };
-        let mut waited: Vec<usize> = [one, other].into_iter().filter(|&side| !self.sides[side].gone).collect();
-        waited.dedup();
-        for &side in &waited {
-            self.send(side, Message::Signal(number));
-        }
-        let deadline = Instant::now() + INTERRUPT_MAX;
-        while !waited.is_empty() {
-            match self.news.recv_deadline(deadline) {
-                Ok((side, News::Gone | News::Broken(_) | News::Message(Message::Ended(_)))) => {
-                    waited.retain(|&other| other != side)
-                }
-                Ok((side, News::Message(said @ Message::Say(_)))) => drop(self.hear(side, said)),
-                // Asked twice: no more waiting.
-                Ok((_, News::Signal(again))) if again != libc::SIGTSTP => return,
-                Ok((side, News::Message(message))) if message.is_tunnel() => {
-                    self.send(if side == one { other } else { one }, message);
-                }
-                Ok(_) => {}
-                Err(_) => return,
-            }
-        }
     }
 
     /// The answer of one side to a question.
@@ -370,12 +348,12 @@ impl<'a> Copy<'a> {
         one == other || is_same_kernel(&self.sides[one].voice.kernel_id(), &self.sides[other].voice.kernel_id())
     }
 
-    fn watch(&mut self, sources: &[usize], destination: usize, size_bytes: Option<u64>) {
+    fn watch(&mut self, sources: &[usize], destination: usize) {
         let other = sources.iter().copied().find(|&side| side != HERE).unwrap_or(destination);
         let peer = self.sides[if destination == HERE { other } else { destination }].label();
         let reconnect = Duration::from_secs(u64::from(self.plan.transfer.reconnect));
         let may_draw = self.plan.destination != Spec::Standard;
-        self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, size_bytes, may_draw));
+        self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, None, may_draw));
     }
 
     /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message or
@@ -396,11 +374,16 @@ impl<'a> Copy<'a> {
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);
             rest = others;
+            self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             let ended = match placed {
                 Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed),
                 placed => self.copy_stream(*from, first, to, placed),
             };
+            if !matches!(ended, Ok((_, None))) {
+                self.tell_kept();
+            }
             self.session = None;
+            self.progress.end();
             let (summary, failure) = ended?;
             self.add(&summary);
             match failure {
@@ -409,7 +392,12 @@ impl<'a> Copy<'a> {
                     self.leave_out(&failure);
                 }
                 Some(failure) => return Err(failure),
-                None => self.arrived = self.arrived.saturating_add(is_stream.into()),
+                None if is_stream => {
+                    self.arrived = self.arrived.saturating_add(1);
+                    let amount = Amount { entries: 1, directories: 0, bytes: summary.counters.bytes };
+                    self.add_copied(Copied { amount, is_verified: true, ..Copied::default() });
+                }
+                None => {}
             }
         }
         Ok(())
@@ -495,7 +483,7 @@ impl<'a> Copy<'a> {
     fn tell_failed(&mut self, failure: &Failure) {
         self.first_failed.get_or_insert(failure.exit);
         self.reporter.event(&Event::Failed(json::Failed::new(failure)));
-        self.say_always(failure.message.as_deref().unwrap_or_default());
+        self.complain(failure.message.as_deref().unwrap_or_default());
     }
 
     /// Counts them all, and tells how many it has not named.
@@ -519,7 +507,7 @@ impl<'a> Copy<'a> {
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
         self.reporter.event(&Event::Failed(json::Failed::new(&Failure::new(exit, line.as_str()))));
-        self.say_always(&line);
+        self.complain(&line);
     }
 
     /// Tells what has become of a tree. Only the receiver knows what it has made of it, only the sender what it did not
@@ -539,11 +527,6 @@ impl<'a> Copy<'a> {
             failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
             level,
         }));
-        if self.plan.report.verbose {
-            let there = if kept > 0 { format!(", {kept} bytes were there already") } else { String::new() };
-            let count = entries(received.entries);
-            self.say(&format!("{}: {count}, {} bytes{there}", level.name(), received.data_bytes));
-        }
     }
 
     /// Runs one session between two sides.
@@ -632,6 +615,17 @@ impl<'a> Copy<'a> {
         let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let Some(received) = received {
             self.arrived = self.arrived.saturating_add(received.entries);
+            if received.entries > 0 {
+                let (entries, directories, bytes) = (received.entries, received.directories, received.data_bytes);
+                self.add_copied(Copied {
+                    amount: Amount { entries, directories, bytes },
+                    kept_bytes: sent.map_or(0, |(_, sent)| sent.kept_bytes),
+                    is_verified: from != to,
+                    is_synced: received.is_synced,
+                    is_read_back: received.is_read_back,
+                    ..Copied::default()
+                });
+            }
             summary.written = end::written(received);
             if sent.is_some_and(|(side, _)| *side == from) {
                 summary.waits = summary.waits.joined(end::waits(&received.waits));
@@ -652,6 +646,15 @@ impl<'a> Copy<'a> {
             (failure, _) => failure,
         };
         Ok((summary, failure))
+    }
+
+    fn add_copied(&mut self, some: Copied) {
+        let all = &mut self.copied;
+        all.amount = all.amount.plus(some.amount);
+        all.kept_bytes = all.kept_bytes.saturating_add(some.kept_bytes);
+        all.is_verified &= some.is_verified;
+        all.is_synced &= some.is_synced;
+        all.is_read_back &= some.is_read_back;
     }
 
     /// An end that has not met the other, which has failed, is told to stop.

@@ -1,7 +1,6 @@
 //! `rddoctor`: examines this host, another, and the way between them, and says what to do about what it finds.
 
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser};
 use rd_proto::frame::CHUNK_BYTES_MAX;
 
+use super::color::ColorOption;
 use super::copy::Copy;
 use super::exit::{Exit, Failure, escaped};
 use super::options::{
@@ -65,6 +65,8 @@ pub struct DoctorArguments {
     port_range: Option<RangeInclusive<u16>>,
     #[command(flatten)]
     hosts: HostOptions,
+    #[command(flatten)]
+    color: ColorOption,
 }
 
 /// The exit codes, for the help.
@@ -73,7 +75,7 @@ const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it wo
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rddoctor", || match DoctorArguments::try_parse_from(words) {
+    super::run("rddoctor", || match super::parse::<DoctorArguments>(words) {
         Ok(arguments) => diagnose(&arguments),
         Err(error) => super::parse_failure(&error),
     })
@@ -120,7 +122,14 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             reconnect: 0,
             bwlimit: None,
         };
-        let quiet = ReportOptions { verbose: false, quiet: true, progress: false, json: None, json_fd: None };
+        let quiet = ReportOptions {
+            verbose: false,
+            quiet: true,
+            progress: false,
+            json: None,
+            json_fd: None,
+            color: arguments.color,
+        };
         let plan = Plan {
             sources: Vec::new(),
             destination: Spec::There(host.clone(), OsString::new()),
@@ -247,10 +256,7 @@ impl Report {
         match (arguments.json, arguments.fix_script) {
             (true, _) => Self::Json,
             (false, true) => Self::Script,
-            (false, false) => {
-                let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-                Self::Text(std::io::stdout().is_terminal() && !plain)
-            }
+            (false, false) => Self::Text(console::colors_enabled()),
         }
     }
 

@@ -14,19 +14,18 @@ use flume::{Receiver, RecvTimeoutError, Sender, bounded};
 use minicbor::bytes::ByteVec;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::{Established, Key};
-use rd_proto::session::{Counters, Notice, Outcome};
+use rd_proto::session::Outcome;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::examiner::Examiner;
-use super::exit::{Exit, Failure, escaped, os};
+use super::exit::{Exit, escaped, os};
 use super::options::TransferOptions;
 use super::perf;
 use super::place;
-use super::report::{medium_from_name, medium_name};
 use super::send::{STANDARD_INPUT, standard_input};
-use super::stream::{Ended, FirstLane, NoWork, NotBegun, Session, Teller};
+use super::stream::{FirstLane, NoWork, NotBegun, Session};
 use super::tree;
 use crate::control::endpoints;
 use crate::control::frames::{
@@ -35,13 +34,17 @@ use crate::control::frames::{
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
-use crate::engine::{Event, Monitor, Read, Summary, Waits, Work, channel, reach};
-use crate::fs::direct::write::Written;
+use crate::engine::{Event, Work, channel, reach};
+use crate::fs::progress::Progress;
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
-use crate::transport::Medium;
 use crate::transport::relay::{RelayInput, RelayOutput};
+
+mod telling;
+
+use telling::{Messenger, plain, report};
+pub(super) use telling::{notice, summary, waits, written};
 
 /// The longest that trying all the endpoints of the other end may take.
 const DIAL_MAX: Duration = Duration::from_millis(3500);
@@ -78,6 +81,9 @@ struct Live {
     lost: Arc<AtomicBool>,
     /// It has met its other end.
     met: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+    /// What can be counted, until it is.
+    countable: Option<tree::Countable>,
     thread: JoinHandle<()>,
 }
 
@@ -137,6 +143,13 @@ impl End {
                 }
             }
             Message::Signal(number) => self.stop(number),
+            Message::Count => {
+                if let Some(live) = &mut self.live
+                    && let Some(countable) = live.countable.take()
+                {
+                    countable.count(&live.progress, Arc::clone(&live.ended));
+                }
+            }
             Message::OtherLost => self.post(Event::Orphaned),
             Message::Measure { key, ports, via } => {
                 let listening = perf::agent::listen(&key, ports, |port| self.reachable(port, &via));
@@ -220,6 +233,13 @@ impl End {
         let met = Arc::new(AtomicBool::new(false));
         let (go, goes) = bounded(1);
         let (key, ports) = (begin.key.clone(), options.port_range.clone());
+        let progress = Arc::default();
+        let countable = match &begin.job {
+            Job::SendTree { roots, settings } => {
+                Some(tree::Countable { roots: roots.clone(), settings: settings.clone(), is_here: false })
+            }
+            _ => None,
+        };
         let peer = Some(if begin.caller_is_peer { Peer::Caller } else { Peer::Another });
         let run = Run {
             emit: Arc::clone(&self.emit),
@@ -236,12 +256,28 @@ impl End {
             ended: Arc::clone(&ended),
             lost: Arc::clone(&lost),
             met: Arc::clone(&met),
+            progress: Arc::clone(&progress),
         };
         let spawned = std::thread::Builder::new().name("session".to_owned()).spawn(move || run.run());
         match spawned {
             Ok(thread) => {
                 let stop = Arc::new(AtomicBool::new(false));
-                self.live = Some(Live { post, go, key, ports, listener, dialed, stop, peer, ended, lost, met, thread });
+                self.live = Some(Live {
+                    post,
+                    go,
+                    key,
+                    ports,
+                    listener,
+                    dialed,
+                    stop,
+                    peer,
+                    ended,
+                    lost,
+                    met,
+                    progress,
+                    countable,
+                    thread,
+                });
             }
             Err(error) => self.say(ended_with(no_thread(&error))),
         }
@@ -253,8 +289,11 @@ impl End {
         let stopped = Arc::clone(&stop);
         let ended = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&ended);
+        let progress = Arc::<Progress>::default();
+        let told = Arc::clone(&progress);
+        let countable = tree::Countable { roots: roots.clone(), settings: settings.clone(), is_here: true };
         let run = move || {
-            let report = tree::copy_here(&roots, &directory, &names, &settings, &stopped, &emit);
+            let report = tree::copy_here(&roots, &directory, &names, &settings, &stopped, &emit, &told);
             over.store(true, Ordering::Relaxed);
             emit(Message::Ended(Box::new(report)));
         };
@@ -275,6 +314,8 @@ impl End {
                     ended,
                     lost,
                     met,
+                    progress,
+                    countable: Some(countable),
                     thread,
                 });
             }
@@ -407,6 +448,7 @@ struct Run {
     ended: Arc<AtomicBool>,
     lost: Arc<AtomicBool>,
     met: Arc<AtomicBool>,
+    progress: Arc<Progress>,
 }
 
 /// What one end of a pipeline's session moves.
@@ -458,7 +500,12 @@ impl Run {
             self.listener.lock().expect("no panic with it locked").as_ref().map(|it| Arc::clone(it.registry()));
         let listening = registry.filter(|_| !self.dialed.load(Ordering::Relaxed));
         let lanes = Arc::new(Mutex::new(Vec::new()));
-        let teller = Messenger { emit: Arc::clone(&self.emit), lanes: Arc::clone(&lanes) };
+        let is_tree = matches!(self.begin.job, Job::SendTree { .. } | Job::ReceiveTree { .. });
+        let teller = Messenger {
+            emit: Arc::clone(&self.emit),
+            lanes: Arc::clone(&lanes),
+            progress: is_tree.then(|| Arc::clone(&self.progress)),
+        };
         let session = Session {
             transfer: &self.options,
             post: self.post.clone(),
@@ -516,7 +563,7 @@ impl Run {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
-                let source = tree::source(&roots, &settings, chunk_bytes)?;
+                let source = tree::source(&roots, &settings, chunk_bytes, &self.progress)?;
                 Ok(Work::Send(Source::Tree(Box::new(source))))
             }
             Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
@@ -530,7 +577,7 @@ impl Run {
             }
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
-                let sink = tree::sink(&directory, &names, &settings, &self.post, &self.emit)?;
+                let sink = tree::sink(&directory, &names, &settings, &self.post, &self.emit, &self.progress)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
             }
             Prepared::Receive(target) => super::recv::open(target.as_ref()),
@@ -649,129 +696,4 @@ fn heed(event: &Event) -> Result<(), Fault> {
         _ => {}
     }
     Ok(())
-}
-
-/// Tells the caller what a session has to say.
-struct Messenger {
-    emit: Emit,
-    lanes: Arc<Mutex<Vec<(Medium, String)>>>,
-}
-
-impl Teller for Messenger {
-    fn say(&self, line: &str) {
-        (self.emit)(Message::Say(line.to_owned()));
-    }
-
-    fn monitor(&self, _peer: &str, _reconnect: Duration, _size_bytes: Option<u64>) -> Box<dyn Monitor> {
-        Box::new(Self { emit: Arc::clone(&self.emit), lanes: Arc::clone(&self.lanes) })
-    }
-}
-
-impl Monitor for Messenger {
-    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
-        let (code, lane) = match notice {
-            Notice::FellBack => (0, None),
-            Notice::BackOnRdma => (1, None),
-            Notice::LinkLost => (2, None),
-            Notice::LinkRestored => (3, None),
-            Notice::LaneLost(lane) => (4, Some(lane)),
-        };
-        let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
-        (self.emit)(Message::Notice { code, index, generation, reason: reason.map(str::to_owned) });
-    }
-
-    fn lane_up(&mut self, medium: Medium, description: &str) {
-        let mut lanes = self.lanes.lock().expect("no panic with it locked");
-        // One for each medium is all that is told.
-        if !lanes.iter().any(|(known, _)| *known == medium) {
-            lanes.push((medium, description.to_owned()));
-        }
-    }
-
-    fn progress(&mut self, counters: &Counters, waits: &Waits) {
-        (self.emit)(Message::Progress { bytes: counters.bytes, waits: as_micros(*waits) });
-    }
-}
-
-/// The notice that a message has; `None` for one that this version does not know.
-pub(super) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
-    Some(match code {
-        0 => Notice::FellBack,
-        1 => Notice::BackOnRdma,
-        2 => Notice::LinkLost,
-        3 => Notice::LinkRestored,
-        4 => Notice::LaneLost(rd_proto::handshake::LaneId { index, generation }),
-        _ => return None,
-    })
-}
-
-fn plain(failure: &Failure) -> Fault {
-    Fault::plain(failure.exit.code(), failure.message.clone().unwrap_or_default())
-}
-
-fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
-    let Ended { summary, failure } = ended;
-    let fault = failure.as_ref().map(|failure| match &summary.outcome {
-        Outcome::Aborted(Cause::Source(fact)) => read_fault(fact),
-        Outcome::Aborted(Cause::Sink(fact)) => write_fault(fact),
-        Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
-        _ => plain(failure),
-    });
-    let route = summary.media.first().and_then(|first| lanes.iter().find(|(medium, _)| medium == first));
-    let mut report = Report {
-        fault,
-        bytes: summary.counters.bytes,
-        micros: (summary.seconds * 1e6) as u64,
-        media: summary.media.iter().map(|&medium| medium_name(medium).to_owned()).collect(),
-        route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
-        lanes: summary.lanes as u32,
-        encrypted: summary.encrypted,
-        retries: summary.counters.retries,
-        replayed: summary.counters.replayed,
-        corrupt: summary.counters.corrupt,
-        waits: as_micros(summary.waits),
-        read_direct_bytes: summary.read.direct_bytes,
-        read_cached_bytes: summary.read.cached_bytes,
-        written_direct_bytes: summary.written.direct_bytes,
-        written_buffered_bytes: summary.written.buffered_bytes,
-        ..Report::default()
-    };
-    tree::add_to(&mut report, summary);
-    report
-}
-
-fn as_micros(waits: Waits) -> Vec<u64> {
-    waits.to_array().map(|seconds| (seconds * 1e6) as u64).to_vec()
-}
-
-/// Where the time went, as an end tells it; an older one may not know all of it.
-pub(super) fn waits(micros: &[u64]) -> Waits {
-    Waits::from_array(std::array::from_fn(|at| micros.get(at).map_or(0.0, |&micros| micros as f64 / 1e6)))
-}
-
-/// How an end has written files.
-pub(super) fn written(report: &Report) -> Written {
-    Written { direct_bytes: report.written_direct_bytes, buffered_bytes: report.written_buffered_bytes }
-}
-
-/// What an end has reported, as the summary of a session here.
-pub(super) fn summary(report: &Report) -> Summary {
-    Summary {
-        counters: Counters {
-            // Of a tree, what is in its files counts, not what tells about them.
-            bytes: if report.entries > 0 { report.data_bytes } else { report.bytes },
-            retries: report.retries,
-            replayed: report.replayed,
-            corrupt: report.corrupt,
-            ..Counters::default()
-        },
-        seconds: report.micros as f64 / 1e6,
-        waits: waits(&report.waits),
-        media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
-        lanes: report.lanes as usize,
-        encrypted: report.encrypted,
-        read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },
-        written: written(report),
-        ..Summary::default()
-    }
 }

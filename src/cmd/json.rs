@@ -181,7 +181,7 @@ pub struct PlannedHop {
 /// See [`Event::Progress`].
 #[derive(Default, Serialize, JsonSchema)]
 pub struct Progress {
-    /// Bytes of files that have been copied.
+    /// Bytes of files that stand at the destination, with those that were there already.
     pub bytes: u64,
     /// Bytes of all files that have been found so far; null where not known.
     pub bytes_total: Option<u64>,
@@ -194,7 +194,7 @@ pub struct Progress {
     /// The rate of the last seconds; null where not known.
     pub bytes_per_second: Option<f64>,
     /// Seconds that are left at this rate; null where not known.
-    pub seconds_left: Option<f64>,
+    pub seconds_left: Option<u64>,
 }
 
 /// See [`Event::Notice`].
@@ -638,7 +638,7 @@ mod tests {
             Event::WouldCopy(WouldCopy { from: at(), to: at(), kind: EntryKind::File, bytes: Some(1) }),
             Event::WouldRun(WouldRun { parts, agents: vec!["h".to_owned()] }),
             Event::Progress(Progress::default()),
-            Event::Progress(Progress { seconds_left: Some(0.5), entries: Some(1), ..Progress::default() }),
+            Event::Progress(Progress { seconds_left: Some(1), entries: Some(1), ..Progress::default() }),
             Event::Notice(Notice::new(SessionNotice::LaneLost(lane), Some("it broke"))),
             Event::Notice(Notice::new(SessionNotice::FellBack, None)),
             Event::Failed(Failed::new(&failure)),

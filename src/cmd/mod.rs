@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 pub mod agent;
 mod aside;
+pub mod color;
 mod copy;
 pub mod doctor;
 mod end;
@@ -51,8 +52,9 @@ pub fn main() -> ExitCode {
     if let Some(code) = helper() {
         return code;
     }
-    let command = |name: &OsStr| COMMANDS.iter().find(|(known, ..)| name == *known);
     let mut words: Vec<OsString> = std::env::args_os().collect();
+    color::set(&words);
+    let command = |name: &OsStr| COMMANDS.iter().find(|(known, ..)| name == *known);
     let called = words.first().and_then(|word| command(Path::new(word).file_name()?));
     if let Some((_, main, _)) = called {
         return main(words);
@@ -87,7 +89,7 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(message) = &failure.message {
-                say(&format!("{name}: {message}"));
+                complain(name, message);
             }
             ExitCode::from(failure.exit.code())
         }
@@ -105,6 +107,18 @@ fn say(line: &str) {
     use std::io::Write;
     // Where standard error is closed nobody is listening.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Writes one line of an error to standard error. `name`: the command's.
+fn complain(name: &str, line: &str) {
+    say(&format!("{} {line}", color::error(&format!("{name}:"))));
+}
+
+/// Parses the words of a command.
+fn parse<T: clap::CommandFactory + clap::FromArgMatches>(words: Vec<OsString>) -> Result<T, clap::Error> {
+    let mut command = T::command().color(color::of_help());
+    let matches = command.try_get_matches_from_mut(words)?;
+    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// Writes to standard output.

@@ -9,6 +9,7 @@ use rd_proto::control::{Encrypt, Policy};
 use rd_proto::frame::CHUNK_BYTES_MAX;
 use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
 
+use super::color::ColorOption;
 use crate::control::frames::Settings;
 use crate::engine::work::CompressMode;
 
@@ -114,6 +115,9 @@ pub struct ReportOptions {
     /// The same, to the open file descriptor FD
     #[arg(long, value_name = "FD", conflicts_with = "json", allow_negative_numbers = true)]
     pub json_fd: Option<i32>,
+    /// `--color`.
+    #[command(flatten)]
+    pub color: ColorOption,
 }
 
 /// Options that say where KEY comes from.

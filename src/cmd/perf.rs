@@ -131,6 +131,8 @@ struct OutputOptions {
     /// Print what happens as it does
     #[arg(short, long)]
     verbose: bool,
+    #[command(flatten)]
+    color: super::color::ColorOption,
 }
 
 /// Options of `rdperf model`.
@@ -199,7 +201,7 @@ enum Mode {
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdperf", || match PerfArguments::try_parse_from(words) {
+    super::run("rdperf", || match super::parse::<PerfArguments>(words) {
         Ok(arguments) => perf(&arguments),
         Err(error) => super::parse_failure(&error),
     })

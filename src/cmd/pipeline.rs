@@ -469,7 +469,7 @@ impl<'a> Pipeline<'a> {
                     self.send_end(at, Which::To, &Message::Go);
                 }
             }
-            Message::Progress { bytes, waits } => {
+            Message::Progress { bytes, waits, .. } => {
                 if which == Which::From {
                     self.hops[at].waits = end::waits(&waits);
                 }

@@ -145,7 +145,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
-        let command = CopyArguments::command();
+        let command = CopyArguments::command().color(super::color::of_help());
         let exists = |name: &OsStr| std::path::Path::new(name).symlink_metadata().is_ok();
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
         let done = done.map_err(|reason| super::usage(&command, &reason))?;

@@ -74,7 +74,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between 
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdpipe", || match PipeArguments::try_parse_from(words) {
+    super::run("rdpipe", || match super::parse::<PipeArguments>(words) {
         Ok(arguments) => pipe(arguments),
         Err(error) => super::parse_failure(&error),
     })

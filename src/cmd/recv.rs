@@ -58,7 +58,7 @@ pub struct RecvArguments {
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdrecv", || match RecvArguments::try_parse_from(words) {
+    super::run("rdrecv", || match super::parse::<RecvArguments>(words) {
         Ok(arguments) => recv(arguments),
         Err(error) => super::parse_failure(&error),
     })
@@ -179,7 +179,7 @@ fn transfer(
             Err(NotBegun::Here(failure)) => return Err(failure),
             Err(NotBegun::Peer(failure)) => {
                 // The next one may do better.
-                super::say(&format!("rdrecv: {}", failure.message.unwrap_or_default()));
+                super::complain("rdrecv", &failure.message.unwrap_or_default());
                 // A channel of its own: lanes of the session that did not begin may still report to theirs.
                 let old = events;
                 (post, events) = channel();

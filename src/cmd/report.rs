@@ -1,12 +1,14 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
+pub(super) mod line;
+mod screen;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use indicatif::{BinaryBytes, DecimalBytes, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::{Counters, Notice};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
@@ -15,6 +17,9 @@ use rustix::termios::tcgetpgrp;
 use super::exit::{Exit, Failure, escaped, os, words};
 use super::json;
 use super::options::ReportOptions;
+use line::{Shown, size_words};
+use screen::Screen;
+
 use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::standard;
@@ -29,6 +34,9 @@ const RATE_OVER: Duration = Duration::from_secs(3);
 /// Where progress is a line each: how often.
 pub(super) const LINE_EVERY: Duration = Duration::from_secs(5);
 
+/// The width of such a line.
+const LINE_COLUMNS: usize = 100;
+
 /// Redraws a second.
 pub(super) const BAR_HZ: u8 = 8;
 
@@ -41,7 +49,8 @@ pub struct Terminal {
     reconnect_s: u64,
     size_bytes: Option<u64>,
     began: Instant,
-    bar: Option<ProgressBar>,
+    screen: Screen,
+    drawn: Option<Instant>,
     progress: Progress,
     rate: Rate,
     logged: Instant,
@@ -61,7 +70,9 @@ pub(super) enum Progress {
 impl Progress {
     /// `may_draw`: nothing else writes to the terminal.
     pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
-        match (options.progress, std::io::stderr().is_terminal()) {
+        // What cannot take a line away shows it as others do that are no terminals.
+        let is_dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
+        match (options.progress, std::io::stderr().is_terminal() && !is_dumb) {
             (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
             (true, false) => Self::Lines,
             _ => Self::Off,
@@ -86,7 +97,8 @@ impl Rate {
     pub(super) fn bytes_per_second(&self) -> Option<f64> {
         match (self.0.front(), self.0.back()) {
             (Some((first, before, _)), Some((last, after, _))) if last > first => {
-                Some((after - before) as f64 / (*last - *first).as_secs_f64())
+                // Of another host's telling: it may also fall.
+                Some(after.saturating_sub(*before) as f64 / (*last - *first).as_secs_f64())
             }
             _ => None,
         }
@@ -119,7 +131,8 @@ impl Terminal {
             reconnect_s: reconnect.as_secs(),
             size_bytes,
             began: Instant::now(),
-            bar: None,
+            screen: Screen::new(),
+            drawn: None,
             progress: Progress::new(options, may_draw),
             rate: Rate::default(),
             logged: Instant::now(),
@@ -127,25 +140,41 @@ impl Terminal {
     }
 
     /// Prints a line, beside a bar if there is one.
-    pub(super) fn say(&self, line: &str) {
-        let print = || super::say(&format!("{}: {line}", self.name));
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
+    pub(super) fn say(&mut self, line: &str) {
+        self.screen.clear();
+        super::say(&format!("{}: {line}", self.name));
+    }
+
+    /// Prints the line of an error.
+    pub(super) fn complain(&mut self, line: &str) {
+        self.screen.clear();
+        super::complain(self.name, line);
+    }
+
+    /// Shows how far it has come, as the terminal's width allows.
+    pub(super) fn show(&mut self, shown: &Shown) {
+        let now = Instant::now();
+        match self.progress {
+            Progress::Off => {}
+            Progress::Lines if now - self.logged >= LINE_EVERY => {
+                self.logged = now;
+                self.say(&shown.line(LINE_COLUMNS));
+            }
+            Progress::Lines => {}
+            Progress::Bar => {
+                let is_due = now - self.began >= BAR_AFTER
+                    && self.drawn.is_none_or(|drawn| now - drawn >= Duration::from_secs(1) / u32::from(BAR_HZ));
+                if is_due && in_foreground() == Some(true) {
+                    self.drawn = Some(now);
+                    self.screen.draw(&shown.line(self.screen.columns()));
+                }
+            }
         }
     }
 
-    fn make_bar(&self) -> ProgressBar {
-        let target = ProgressDrawTarget::stderr_with_hz(BAR_HZ);
-        let (bar, template) = match self.size_bytes {
-            Some(size) => (
-                ProgressBar::with_draw_target(Some(size), target),
-                "{wide_bar} {percent:>3}% {decimal_bytes:>10} {msg}",
-            ),
-            None => (ProgressBar::with_draw_target(None, target), "{spinner} {decimal_bytes:>10} {msg} {elapsed:>5}"),
-        };
-        bar.set_style(ProgressStyle::with_template(template).expect("a fixed template"));
-        bar.with_elapsed(self.began.elapsed())
+    /// Somebody sees a bar.
+    pub(super) fn is_watched(&self) -> bool {
+        self.progress == Progress::Bar && in_foreground() == Some(true)
     }
 }
 
@@ -171,38 +200,23 @@ impl Monitor for Terminal {
         if self.progress == Progress::Off {
             return;
         }
-        let now = Instant::now();
-        self.rate.add(now, counters.bytes, *waits);
-        let rate = self.rate.bytes_per_second().unwrap_or(0.0);
-        let left = self.size_bytes.filter(|_| rate > 0.0).map(|size| {
-            let seconds = size.saturating_sub(counters.bytes) as f64 / rate;
-            format!(" {} left", HumanDuration(Duration::from_secs_f64(seconds.min(1e7))))
-        });
-        let limiter = limiter_now(self.rate.waits());
-        let message = format!("{}{limiter}{}", rate_words(rate), left.unwrap_or_default());
-        if self.progress == Progress::Lines {
-            if now - self.logged >= LINE_EVERY {
-                self.logged = now;
-                self.say(&format!("{} {message}", DecimalBytes(counters.bytes)));
-            }
-            return;
-        }
-        if now - self.began < BAR_AFTER || in_foreground() != Some(true) {
-            return;
-        }
-        if self.bar.is_none() {
-            self.bar = Some(self.make_bar());
-        }
-        if let Some(bar) = &self.bar {
-            bar.set_message(message);
-            bar.set_position(counters.bytes);
-        }
+        self.rate.add(Instant::now(), counters.bytes, *waits);
+        let shown = Shown {
+            bytes: counters.bytes,
+            bytes_total: self.size_bytes,
+            is_final: self.size_bytes.is_some(),
+            rate: self.rate.bytes_per_second(),
+            limiter: limiter_now(self.rate.waits()),
+            seconds: self.began.elapsed().as_secs(),
+            ..Shown::default()
+        };
+        self.show(&shown);
     }
 }
 
-/// What limits at present, to stand behind a rate.
+/// What limits at present, to stand behind a rate; empty where nothing does.
 pub(super) fn limiter_now(waits: Waits) -> String {
-    let words = |Limiter { what, share }: Limiter| format!(" ({} {:.0} %)", what.name(), share * 100.0);
+    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", what.name(), share * 100.0);
     waits.limiter().map(words).unwrap_or_default()
 }
 
@@ -230,14 +244,6 @@ pub(super) fn notice_line(
 /// standard error is no terminal of this session.
 pub(super) fn in_foreground() -> Option<bool> {
     tcgetpgrp(std::io::stderr()).ok().map(|owner| owner == getpgrp())
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 /// The average rate, in bytes a second.
@@ -339,12 +345,18 @@ impl<'a> Reporter<'a> {
         file.write_all(&line)
     }
 
-    /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began.
+    /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began. `last_line`:
+    /// what a person at a terminal is told in any case.
     ///
     /// # Errors
     ///
     /// Exit 6 if the report cannot be written.
-    pub fn finish(self, summary: Option<&Summary>, failure: Option<&Failure>) -> Result<(), Failure> {
+    pub fn finish(
+        self,
+        summary: Option<&Summary>,
+        failure: Option<&Failure>,
+        last_line: Option<&str>,
+    ) -> Result<(), Failure> {
         let nothing = Summary::default();
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
@@ -352,7 +364,14 @@ impl<'a> Reporter<'a> {
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
-            super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+        }
+        let is_seen = self.options.verbose || !self.options.quiet && std::io::stderr().is_terminal();
+        match last_line {
+            Some(line) if is_seen => super::say(line),
+            None if self.options.verbose && failure.is_none() => {
+                super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+            }
+            _ => {}
         }
         self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))))
     }
@@ -370,7 +389,7 @@ pub(super) fn written_line(written: &Written) -> Option<String> {
 
 fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
     let parts =
-        parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", BinaryBytes(*bytes)));
+        parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", size_words(*bytes)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     (!parts.is_empty()).then(|| format!("{what}: {parts}"))
 }

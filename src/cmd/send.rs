@@ -62,7 +62,7 @@ pub(super) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdsend", || match SendArguments::try_parse_from(words) {
+    super::run("rdsend", || match super::parse::<SendArguments>(words) {
         Ok(arguments) => send(arguments),
         Err(error) => super::parse_failure(&error),
     })

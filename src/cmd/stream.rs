@@ -119,6 +119,8 @@ impl From<IoFact> for NoWork {
 pub(super) struct Ended {
     pub(super) summary: Summary,
     pub(super) failure: Option<Failure>,
+    /// What it came to, for a person, where that is more than a bandwidth.
+    pub(super) last_line: Option<String>,
 }
 
 /// Runs a command's transfer and tells how it went, also where no session began. `carries_data`: standard output is where
@@ -129,11 +131,11 @@ pub(super) fn reported(
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(options, carries_data)?;
-    let (summary, failure) = match transfer(&reporter) {
-        Ok(Ended { summary, failure }) => (Some(summary), failure),
-        Err(failure) => (None, Some(failure)),
+    let (summary, failure, last_line) = match transfer(&reporter) {
+        Ok(Ended { summary, failure, last_line }) => (Some(summary), failure, last_line),
+        Err(failure) => (None, Some(failure), None),
     };
-    let told = reporter.finish(summary.as_ref(), failure.as_ref());
+    let told = reporter.finish(summary.as_ref(), failure.as_ref(), last_line.as_deref());
     // What went wrong with the transfer matters more than that it could not be reported.
     failure.map_or(told, Err)
 }
@@ -259,7 +261,7 @@ impl Session<'_> {
         let summary = run(transfer, work).map_err(|error| NotBegun::Here(without_thread(&error)))?;
         drop(rdma_listening);
         let failure = Failure::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
-        Ok(Ended { summary, failure })
+        Ok(Ended { summary, failure, last_line: None })
     }
 
     /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks

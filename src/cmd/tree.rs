@@ -3,24 +3,30 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use flume::Sender;
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
+use rustix::fs::FileType;
 
 use super::exit::{Exit, Failure, escaped};
-use crate::control::frames::{FAULTS_MAX, Fault, MESSAGE_BYTES_MAX, Message, Report, Root, Sieve, TreeSettings};
+use crate::control::frames::{
+    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, MESSAGE_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX, Report, Root,
+    Sieve, TreeProgress, TreeSettings,
+};
 use crate::control::tunnel::Emit;
 use crate::engine::tree::{Chunk, answer};
 use crate::engine::{Event, Summary};
 use crate::fs::copy;
+use crate::fs::count;
 use crate::fs::first::First;
 use crate::fs::metadata::Keep;
 use crate::fs::patterns::Patterns;
+use crate::fs::progress::Progress;
 use crate::fs::tree_sink::{self, TreeSink};
 use crate::fs::tree_source::TreeSource;
 use crate::fs::walk;
@@ -164,13 +170,16 @@ fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
 }
 
-/// The sending end of a tree.
-pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize) -> Result<TreeSource, IoFact> {
-    let patterns =
-        patterns(&settings.sieve).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
+/// How a tree is walked.
+///
+/// # Errors
+///
+/// As [`patterns`].
+fn walk_options(settings: &TreeSettings, progress: &Arc<Progress>) -> Result<walk::Options, String> {
+    let patterns = patterns(&settings.sieve)?;
     let filter = (!patterns.is_empty())
         .then(|| -> walk::Filter { Box::new(move |path, is_directory| !is_left_out(&patterns, path, is_directory)) });
-    let options = walk::Options {
+    Ok(walk::Options {
         xattrs: settings.xattrs,
         hard_links: settings.hard_links,
         symlinks: settings.symlinks,
@@ -179,12 +188,74 @@ pub(super) fn source(roots: &[Root], settings: &TreeSettings, chunk_bytes: usize
         recursive: settings.recursive,
         follow_roots: !settings.recursive,
         filter,
-    };
-    let roots = roots
-        .iter()
-        .map(|root| walk::Root { path: path_of(&root.path), name: OsString::from_vec(root.name.to_vec()) })
-        .collect();
-    TreeSource::new(roots, chunk_bytes, options)
+        progress: Arc::clone(progress),
+    })
+}
+
+fn walk_roots(roots: &[Root]) -> Vec<walk::Root> {
+    let root = |root: &Root| walk::Root { path: path_of(&root.path), name: OsString::from_vec(root.name.to_vec()) };
+    roots.iter().map(root).collect()
+}
+
+/// The sending end of a tree.
+pub(super) fn source(
+    roots: &[Root],
+    settings: &TreeSettings,
+    chunk_bytes: usize,
+    progress: &Arc<Progress>,
+) -> Result<TreeSource, IoFact> {
+    let options =
+        walk_options(settings, progress).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
+    TreeSource::new(walk_roots(roots), chunk_bytes, options)
+}
+
+/// What a copy may be asked to count ahead of itself.
+#[derive(Debug)]
+pub(super) struct Countable {
+    pub(super) roots: Vec<Root>,
+    pub(super) settings: TreeSettings,
+    /// It is copied on this host, holes and all.
+    pub(super) is_here: bool,
+}
+
+impl Countable {
+    /// Counts, in a thread of its own, until `is_over`.
+    pub(super) fn count(self, progress: &Arc<Progress>, is_over: Arc<AtomicBool>) {
+        let Ok(mut options) = walk_options(&self.settings, progress) else { return };
+        options.sparse &= !self.is_here;
+        let progress = Arc::clone(progress);
+        let count = move || {
+            count::count(&walk_roots(&self.roots), &options, &progress, &|| is_over.load(Ordering::Relaxed));
+        };
+        // Without one, nobody knows how much it is.
+        let _ = std::thread::Builder::new().name("count".to_owned()).stack_size(count::STACK_BYTES).spawn(count);
+    }
+}
+
+/// How far an end has come, as it is told.
+pub(super) fn told(progress: &Progress) -> TreeProgress {
+    let (done, (found, has_found_all)) = (progress.so_far(), progress.total());
+    TreeProgress {
+        entries: done.entries,
+        directories: done.directories,
+        bytes: done.bytes,
+        kept_bytes: progress.kept_bytes(),
+        found_entries: found.entries,
+        found_directories: found.directories,
+        found_bytes: found.bytes,
+        has_found_all,
+        name: end_of(progress.name(), PROGRESS_NAME_BYTES_MAX),
+    }
+}
+
+/// The end of a path that is too long.
+fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
+    if path.len() > bytes_max {
+        let dots = b"...";
+        path.drain(..path.len() - bytes_max + dots.len());
+        path.splice(..0, *dots);
+    }
+    path
 }
 
 /// The receiving end of a tree. `names`: what may appear in the directory; one name is given to the only root, whatever
@@ -195,6 +266,7 @@ pub(super) fn sink(
     settings: &TreeSettings,
     post: &Sender<Event>,
     emit: &Emit,
+    progress: &Arc<Progress>,
 ) -> Result<TreeSink<Chunk>, IoFact> {
     let keep = Keep {
         mode: settings.mode,
@@ -211,6 +283,7 @@ pub(super) fn sink(
         read_back: settings.read_back,
         in_place: settings.in_place,
         files_only: !settings.recursive,
+        progress: Arc::clone(progress),
         ..Default::default()
     };
     match <[OsString; 1]>::try_from(names) {
@@ -219,20 +292,20 @@ pub(super) fn sink(
     }
     let mut sink = TreeSink::new(&path_of(directory), options, answer(post.clone()))?;
     let emit = Emit::clone(emit);
-    sink.on_kept(Box::new(move |kept| emit(Message::Say(told_kept(kept)))));
+    sink.on_kept(Box::new(move |paths, bytes| {
+        if let [path, others @ ..] = paths {
+            let path = end_of(path.clone(), KEPT_PATH_BYTES_MAX);
+            emit(Message::Kept(Kept { path, others: others.len() as u64, bytes }));
+        }
+    }));
     Ok(sink)
-}
-
-fn told_kept(kept: &[Vec<u8>]) -> String {
-    let first = String::from_utf8_lossy(kept.first().map_or(&[], |path| path));
-    let others = if kept.len() > 1 { format!(" and {} more such files", kept.len() - 1) } else { String::new() };
-    format!("what has arrived is kept in {first}{others}; the same copy goes on with it")
 }
 
 /// Adds what became of a tree to an end's report.
 pub(super) fn add_to(report: &mut Report, summary: &Summary) {
     if let Some(sent) = &summary.sent_tree {
         report.entries = sent.counts.entries;
+        report.directories = sent.counts.directories;
         report.data_bytes = sent.counts.bytes;
         report.kept_bytes = sent.counts.kept_bytes;
         report.failed = sent.counts.failures;
@@ -240,6 +313,7 @@ pub(super) fn add_to(report: &mut Report, summary: &Summary) {
     }
     if let Some(received) = &summary.received_tree {
         report.entries = received.files + received.directories + received.others;
+        report.directories = received.directories;
         report.data_bytes = received.bytes;
         report.failed = received.failed;
         report.failed_there = received.unsent;
@@ -285,6 +359,7 @@ pub(super) fn copy_here(
     settings: &TreeSettings,
     stop: &AtomicBool,
     emit: &Emit,
+    progress: &Progress,
 ) -> Report {
     let start = Instant::now();
     let mut report = Report { media: vec!["local".to_owned()], is_synced: settings.fsync, ..Report::default() };
@@ -329,7 +404,8 @@ pub(super) fn copy_here(
     };
     let watch = Watch {
         emit,
-        bytes: AtomicU64::new(0),
+        progress,
+        root: if let [root] = roots { Some(path_of(&root.path)) } else { None },
         told: Mutex::new(start),
         lost: AtomicU64::new(0),
         fatal: AtomicU64::new(0),
@@ -340,6 +416,7 @@ pub(super) fn copy_here(
     report.bytes = copied.bytes;
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
+    report.directories = copied.directories;
     report.failed = copied.failed - watch.fatal.load(Ordering::Relaxed) + watch.lost.load(Ordering::Relaxed);
     tell(watch.faults.into_inner().expect("no panic with it locked").into_kept().into_iter(), emit);
     let leftovers = watch.leftovers.into_inner().expect("no panic with it locked").into_kept();
@@ -355,7 +432,9 @@ pub(super) fn copy_here(
 /// Passes on what a copy on this host tells.
 struct Watch<'a> {
     emit: &'a Emit,
-    bytes: AtomicU64,
+    progress: &'a Progress,
+    /// The only source.
+    root: Option<PathBuf>,
     told: Mutex<Instant>,
     /// Entries that were copied without what they should have.
     lost: AtomicU64,
@@ -370,18 +449,43 @@ impl Watch<'_> {
         let bytes = fault.path.len() + fault.what.len() + fault.detail.len();
         self.faults.lock().expect("no panic with it locked").keep(fault, bytes);
     }
-}
 
-impl copy::Events for Watch<'_> {
-    fn progress(&self, bytes: u64) {
-        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    fn tell(&self) {
         // One thread tells; the others have better things to do than to wait for it.
         if let Ok(mut told) = self.told.try_lock()
             && told.elapsed() >= PROGRESS_EVERY
         {
             *told = Instant::now();
-            (self.emit)(Message::Progress { bytes, waits: Vec::new() });
+            let tree = self::told(self.progress);
+            (self.emit)(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
         }
+    }
+
+    /// The path of an entry as it was given; of a single source, from what lies in that on.
+    fn name(&self, entry: &dyn copy::Paths) -> Vec<u8> {
+        let path = entry.source();
+        let below = self.root.as_ref().and_then(|root| path.strip_prefix(root).ok());
+        let below = below.filter(|below| !below.as_os_str().is_empty());
+        below.unwrap_or(&path).as_os_str().as_bytes().to_vec()
+    }
+}
+
+impl copy::Events for Watch<'_> {
+    fn progress(&self, bytes: u64) {
+        self.progress.wrote(bytes);
+    }
+
+    fn at(&self, entry: &dyn copy::Paths) {
+        self.progress.at(|| self.name(entry));
+        self.tell();
+    }
+
+    fn copied(&self, kind: FileType, entry: &dyn copy::Paths) {
+        self.progress.made(kind == FileType::Directory);
+        if kind != FileType::Directory {
+            self.progress.at(|| self.name(entry));
+        }
+        self.tell();
     }
 
     fn failed(&self, failure: &copy::Failure) {

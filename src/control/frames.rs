@@ -21,7 +21,10 @@ pub use measure::Storage;
 pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
 };
-pub use tree::{FOUND_MAX, Found, Kind, Place, Placed, Root, Sieve, TreeSettings};
+pub use tree::{
+    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, Root, Sieve,
+    TreeProgress, TreeSettings,
+};
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
@@ -416,6 +419,10 @@ pub struct Report {
     #[n(22)]
     #[cbor(default)]
     pub failed_there: u64,
+    /// Those of the entries that are directories.
+    #[n(23)]
+    #[cbor(default)]
+    pub directories: u64,
 }
 
 /// One message. The numbers are part of the format.
@@ -494,6 +501,9 @@ pub enum Message {
         #[n(1)]
         #[cbor(default)]
         waits: Vec<u64>,
+        /// Of files and trees.
+        #[n(2)]
+        tree: Option<TreeProgress>,
     },
     /// What became of the session's lanes: see `cmd::end`.
     #[n(16)]
@@ -672,6 +682,12 @@ pub enum Message {
     /// end, which does not know this, has its reconnect window.
     #[n(1000)]
     OtherLost,
+    /// Somebody watches: count all that this end has to send, or to copy on its host. PROGRESS tells what it comes to.
+    #[n(1001)]
+    Count,
+    /// What a tree that was given up has left for the same copy, run again, to resume.
+    #[n(1002)]
+    Kept(#[n(0)] Kept),
 }
 
 impl Message {

@@ -177,6 +177,11 @@ pub trait Events: Sync {
         let _ = bytes;
     }
 
+    /// This entry is being copied, and more of it has been written.
+    fn at(&self, entry: &dyn Paths) {
+        let _ = entry;
+    }
+
     /// An entry stands in the destination.
     fn copied(&self, kind: FileType, entry: &dyn Paths) {
         let _ = (kind, entry);

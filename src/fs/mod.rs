@@ -2,11 +2,13 @@
 
 mod close;
 pub mod copy;
+pub mod count;
 pub mod direct;
 pub mod first;
 pub mod metadata;
 mod partial;
 pub mod patterns;
+pub mod progress;
 pub mod sink;
 pub mod source;
 pub mod standard;

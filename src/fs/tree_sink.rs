@@ -41,6 +41,7 @@ use super::direct::write::{Writes, Written};
 use super::first::First;
 use super::metadata::{Applied, Keep, Setter};
 use super::partial::{self, Blocked};
+use super::progress::Progress;
 use super::{FIRST_NAME_FAILED, Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
 use directory::{OpenDirectory, find};
 use entry::{Large, Range};
@@ -85,6 +86,8 @@ pub struct Options {
     pub files_only: bool,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
+    /// What has been made and written is counted here as well.
+    pub progress: Arc<Progress>,
 }
 
 /// Why the transfer cannot go on.
@@ -121,8 +124,9 @@ impl Have {
 /// Takes what the sender is to be told, from any thread; must not block for long.
 pub type Answer = Box<dyn Fn(Have) + Send + Sync>;
 
-/// Takes the paths of what a transfer that was given up has left for the next one to go on with.
-pub type Kept = Box<dyn Fn(&[Vec<u8>]) + Send>;
+/// Takes the paths of what a transfer that was given up has left for the next one to resume, and how many bytes of it need
+/// not be sent again.
+pub type Kept = Box<dyn Fn(&[Vec<u8>], u64) + Send>;
 
 /// What became of a tree.
 #[derive(Clone, Debug, Default)]
@@ -221,6 +225,8 @@ struct Shared {
     failures: Mutex<Failures>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
+    /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
+    resumable_bytes: AtomicU64,
     /// Until when names that another transfer holds are waited for.
     held_until: Instant,
     pending: Mutex<usize>,
@@ -346,6 +352,7 @@ impl Shared {
         match linked {
             Ok(()) => {
                 self.others.fetch_add(1, Relaxed);
+                self.options.progress.made(false);
             }
             Err(error) => self.fail(directory.path(name), error),
         }
@@ -388,6 +395,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             without_xattrs: AtomicU64::new(0),
             failures: Mutex::default(),
             kept: Mutex::default(),
+            resumable_bytes: AtomicU64::new(0),
             held_until: Instant::now() + HELD_MAX,
             pending: Mutex::default(),
             drained: Condvar::new(),
@@ -510,7 +518,10 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                         Record::Directory { name, metadata } => {
                             let name = directory.final_name(name);
                             let entered = OpenDirectory::enter(&directory, name, &metadata, was_left);
-                            self.directories += u64::from(entered.is_ok());
+                            if entered.is_ok() {
+                                self.directories += 1;
+                                self.shared.options.progress.made(true);
+                            }
                             self.levels.push(
                                 entered
                                     .map(Arc::new)
@@ -698,7 +709,7 @@ impl<C> TreeSink<C> {
         if let Some(tell) = &self.tell_kept
             && !kept.is_empty()
         {
-            tell(&kept);
+            tell(&kept, self.shared.resumable_bytes.load(Relaxed));
         }
     }
 

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use super::direct::{Cold, Tally};
 use super::first::First;
 use super::hash_range;
+use super::progress::{Amount, Progress};
 use super::source::{Part, check_unchanged};
 use super::walk::{Counts, Finished, LargeFile, Options, Root, Standing, Walk};
 
@@ -45,6 +46,7 @@ pub struct TreeSource {
     changed: Condvar,
     cancelled: AtomicBool,
     part_bytes: usize,
+    progress: Arc<Progress>,
 }
 
 struct Shared {
@@ -140,6 +142,7 @@ impl TreeSource {
     /// Those of [`Walk::new`].
     pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
         super::raise_open_files();
+        let progress = Arc::clone(&options.progress);
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
             standing: Standing::Going,
@@ -154,7 +157,8 @@ impl TreeSource {
             leftovers: First::default(),
             arrived: 0,
         };
-        Ok(Self { shared: Mutex::new(shared), changed: Condvar::new(), cancelled: AtomicBool::new(false), part_bytes })
+        let (changed, cancelled) = (Condvar::new(), AtomicBool::new(false));
+        Ok(Self { shared: Mutex::new(shared), changed, cancelled, part_bytes, progress })
     }
 
     /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
@@ -288,7 +292,12 @@ impl TreeSource {
         let mut shared = self.shared();
         shared.walk = Some(walk);
         shared.standing = filled.standing;
+        let large_bytes = filled.opened.iter().map(data_bytes).sum::<u64>();
+        let Counts { entries, directories, bytes, .. } = filled.counts;
+        let is_all = matches!(filled.standing, Standing::Over | Standing::Ended);
+        self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
         shared.counts.entries += filled.counts.entries;
+        shared.counts.directories += filled.counts.directories;
         shared.counts.bytes += filled.counts.bytes;
         shared.counts.failures += filled.counts.failures;
         filled.facts.into_kept().into_iter().for_each(|fact| shared.facts.keep_fact(fact));
@@ -352,6 +361,7 @@ impl TreeSource {
         reading.in_flight -= 1;
         if is_same {
             shared.counts.kept_bytes += range.end - range.start;
+            self.progress.set_kept(shared.counts.kept_bytes);
         } else {
             reading.again.push(range);
             if !shared.ready.contains(&file.item) {
@@ -475,6 +485,12 @@ impl Reading {
         self.next += length;
         Some(Piece::Send { position, length: length as usize })
     }
+}
+
+/// The data in a file, holes left out, roughly.
+fn data_bytes(file: &LargeFile) -> u64 {
+    let (size, blocks) = (file.stat.st_size as u64, file.stat.st_blocks as u64);
+    if file.is_sparse { size.min(blocks.saturating_mul(512)) } else { size }
 }
 
 /// The first range of data from an offset on, within a file's size. A file system that does not tell has data only.

@@ -16,6 +16,7 @@ use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,7 @@ use self::place::{Entry, Level, Names, Place};
 use super::direct::Bypass;
 use super::first::First;
 use super::metadata::{ACCESS_ACL_NAME, without_acl};
+use super::progress::Progress;
 use super::source::{SHRANK, change};
 use super::{Fault, IS_LEFTOVER, Identity, identity, io_fact, is_temporary_name, plain_fact};
 
@@ -95,6 +97,8 @@ pub struct Options {
     pub follow_roots: bool,
     /// Everything, if none.
     pub filter: Option<Filter>,
+    /// What has been met is counted here as well.
+    pub progress: Arc<Progress>,
 }
 
 /// A large file that has been announced and is to be read.
@@ -130,6 +134,8 @@ pub struct Finished {
 pub struct Counts {
     /// Entries with a record: directories, files, links.
     pub entries: u64,
+    /// Those of them that are directories.
+    pub directories: u64,
     /// Data of files, in bytes.
     pub bytes: u64,
     /// Data that was not sent since the receiver had it, in bytes.
@@ -408,6 +414,7 @@ impl Recorder {
         };
         if let Step::Wrote(_) = step {
             self.counts.entries += 1;
+            self.counts.directories += u64::from(kind == FileType::Directory);
         }
         Ok(step)
     }
@@ -720,7 +727,7 @@ fn metadata<'a>(stat: &Stat, xattrs: &'a [u8]) -> Metadata<'a> {
 /// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
 /// stay small, and of a large one what has arrived is to be kept where the transfer is cut. The file is read from its
 /// beginning afterwards.
-fn is_sparse(file: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
+pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
     let size = stat.st_size as u64;
     if size <= BLOCK_BYTES || stat.st_blocks as u64 >= size.div_ceil(512) {
         return Ok(false);

@@ -5,6 +5,7 @@
 mod rig;
 
 mod cold;
+mod copies;
 mod ends;
 mod files;
 mod forms;

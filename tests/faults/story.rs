@@ -10,7 +10,7 @@ use crate::rig::{Ended, Process, Random};
 
 /// What is told of the lanes while a session goes on, or of what is left, which is not how it ended.
 const NOTICES: [&str; 5] =
-    ["; trying for ", " again; going on", "waiting on port ", " data goes through ", "what has arrived is kept in "];
+    ["; trying for ", " again; going on", "waiting on port ", " data goes through ", "interrupted; "];
 
 /// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
 const NOBODY_CAME: &str = "no sender came";

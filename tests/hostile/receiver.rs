@@ -116,7 +116,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
                     let report = serve(&name, &post, &events, &claim);
                     // Nobody is let in again.
                     *listener.lock().expect("no panic") = None;
-                    to_caller.send(Message::Progress { bytes: report.bytes, waits: Vec::new() });
+                    to_caller.send(Message::Progress { bytes: report.bytes, waits: Vec::new(), tree: None });
                     claim(report);
                 });
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 
+use console::Style;
 use serde_json::json;
 
 use super::{Fix, Line, Section};
@@ -37,8 +38,16 @@ fn several(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-fn paint(colour: bool, code: &str, text: &str) -> String {
-    if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+fn paint(colour: bool, style: &Style, text: &str) -> String {
+    style.clone().force_styling(colour).apply_to(text).to_string()
+}
+
+fn failure() -> Style {
+    Style::new().red().bold()
+}
+
+fn warning() -> Style {
+    Style::new().yellow()
 }
 
 /// The width of a terminal. Commands to be copied are longer where they must be.
@@ -64,31 +73,32 @@ fn wrapped(text: &str, taken: usize, indent: usize) -> String {
 
 /// For a person: a line for each check, or more of a long one, and two for what is wrong.
 pub(super) fn text(sections: &[Section], colour: bool) -> String {
-    let paint = |code: &str, text: &str| paint(colour, code, text);
+    let paint = |style: &Style, text: &str| paint(colour, style, text);
+    let (bold, dim) = (Style::new().bold(), Style::new().dim());
     let mut out = String::new();
     for section in sections {
-        let _ = writeln!(out, "{}", paint("1", &escaped(OsStr::new(&section.title))));
+        let _ = writeln!(out, "{}", paint(&bold, &escaped(OsStr::new(&section.title))));
         for line in &section.lines {
-            let (code, mark) = match line.level {
-                Level::Ok => ("32", "ok  "),
-                Level::Warning => ("33", "warn"),
-                Level::Failure => ("1;31", "FAIL"),
+            let (style, mark) = match line.level {
+                Level::Ok => (Style::new().cyan(), "ok  "),
+                Level::Warning => (warning(), "warn"),
+                Level::Failure => (failure(), "FAIL"),
             };
             let found = escaped(OsStr::new(&line.words.found));
             let name = name(line);
             let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
             let found = wrapped(&found, taken, FOUND);
-            let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", paint(code, mark));
+            let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", paint(&style, mark));
             if !line.words.why.is_empty() {
-                let _ = writeln!(out, "        {} {}", paint("2", "why"), wrapped(&line.words.why, 12, 12));
+                let _ = writeln!(out, "        {} {}", paint(&dim, "why"), wrapped(&line.words.why, 12, 12));
             }
             match &line.words.fix {
                 Some(Fix::Run(command)) => {
-                    let _ = writeln!(out, "        {} {}", paint("2", "fix"), paint("1", command));
+                    let _ = writeln!(out, "        {} {}", paint(&dim, "fix"), paint(&bold, command));
                 }
                 Some(Fix::Do(advice)) => {
                     let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
-                    let _ = writeln!(out, "        {} {advice}", paint("2", "fix"));
+                    let _ = writeln!(out, "        {} {advice}", paint(&dim, "fix"));
                 }
                 None => {}
             }
@@ -107,10 +117,10 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
     }
     let mut parts = Vec::new();
     if failures > 0 {
-        parts.push(paint(colour, "1;31", &several(failures, "failure")));
+        parts.push(paint(colour, &failure(), &several(failures, "failure")));
     }
     if warnings > 0 {
-        parts.push(paint(colour, "33", &several(warnings, "warning")));
+        parts.push(paint(colour, &warning(), &several(warnings, "warning")));
     }
     let host = host.map_or(String::new(), |host| format!(" {}", escaped(host)));
     format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))

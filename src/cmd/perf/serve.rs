@@ -55,7 +55,7 @@ pub(super) fn serve(arguments: &PerfArguments, port: u16) -> Result<(), Failure>
                 let outcome = session(&events, stream, *established, ports.as_ref());
                 if let Err(error) = &outcome {
                     let failure = failure(error, &peer);
-                    crate::cmd::say(&format!("rdperf: {}", failure.message.unwrap_or_default()));
+                    crate::cmd::complain("rdperf", &failure.message.unwrap_or_default());
                 }
                 if arguments.serve.once {
                     return outcome.map_err(|error| Failure::silent(failure(&error, &peer).exit));

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Stage;
 use super::hop::Hop;
@@ -12,6 +12,7 @@ use crate::cmd::end;
 use crate::cmd::exit::{Failure, escaped};
 use crate::cmd::json;
 use crate::cmd::options::ReportOptions;
+use crate::cmd::report::line::size_words;
 use crate::cmd::report::{
     BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Rate, in_foreground, limiter_now, rate, rate_words, read_line, rounded,
     written_line,
@@ -76,7 +77,7 @@ impl Screen {
     /// Says a line, unless `--quiet`.
     pub(super) fn say(&self, line: &str) {
         if !self.quiet {
-            self.say_always(line);
+            self.beside_bars(|| crate::cmd::say(&format!("rdpipe: {line}")));
         }
     }
 
@@ -97,7 +98,7 @@ impl Screen {
 
     /// Says an error.
     pub(super) fn say_always(&self, line: &str) {
-        self.beside_bars(|| crate::cmd::say(&format!("rdpipe: {line}")));
+        self.beside_bars(|| crate::cmd::complain("rdpipe", line));
     }
 
     /// Writes what a stage has written to its standard error.
@@ -129,8 +130,9 @@ impl Screen {
         let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
         let lines: Vec<String> = moving
             .map(|(at, hop)| {
-                let bytes = DecimalBytes(hop.bytes);
-                format!("{}: {bytes} {}{}", hop.label(), rate_words(rate_of(at)), limiter(at))
+                let bytes = size_words(hop.bytes);
+                let line = format!("{}: {bytes}  {} {}", hop.label(), rate_words(rate_of(at)), limiter(at));
+                line.trim_end().to_owned()
             })
             .collect();
         if self.progress == Progress::Lines {
@@ -237,7 +239,7 @@ pub(super) fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
     Some(format!(
         "{}: {}, {}, {}{ways}",
         hop.label(),
-        DecimalBytes(report.bytes),
+        size_words(report.bytes),
         rate_words(rate(report.bytes, seconds)),
         crate::cmd::copy::route(report, through)
     ))

@@ -1,7 +1,7 @@
 //! Lists in what agents say have few members. A member may take one byte of a message and a hundred of memory, so that the
 //! bound on a message's length alone bounds little.
 
-use super::{FAULTS_MAX, FOUND_MAX, Message};
+use super::{FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX};
 
 /// Endpoints of one end.
 const ENDPOINTS_MAX: usize = 64;
@@ -16,7 +16,11 @@ impl Message {
             Self::Found(found) => found.len() <= FOUND_MAX,
             Self::EntriesFailed(faults) => faults.len() <= FAULTS_MAX,
             Self::Listening(endpoints) | Self::Dial { endpoints, .. } => endpoints.len() <= ENDPOINTS_MAX,
-            Self::Progress { waits, .. } => waits.len() <= REPORTED_MAX,
+            Self::Progress { waits, tree, .. } => {
+                waits.len() <= REPORTED_MAX
+                    && tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
+            }
+            Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,
             Self::Ended(report) => report.waits.len() <= REPORTED_MAX && report.media.len() <= REPORTED_MAX,
             _ => true,
         }

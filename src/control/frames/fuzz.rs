@@ -96,6 +96,17 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         output: Output::Dropped,
         shell: vec![b"sh".to_vec().into()],
     };
+    let progress = TreeProgress {
+        entries: 812,
+        directories: 3,
+        bytes: 53 << 20,
+        kept_bytes: 1 << 20,
+        found_entries: 3003,
+        found_directories: 4,
+        found_bytes: 107 << 20,
+        has_found_all: true,
+        name: b"sub/file-812.dat\xff".to_vec(),
+    };
     let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
     vec![
@@ -116,7 +127,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("dialed", Message::Dialed),
         ("dial-failed", Message::DialFailed("refused".to_owned())),
         ("say", Message::Say("a line".to_owned())),
-        ("progress", Message::Progress { bytes: 1 << 40, waits: vec![1, 2, 3, 4, 5, 6] }),
+        ("progress", Message::Progress { bytes: 1 << 40, waits: vec![1, 2, 3, 4, 5, 6], tree: None }),
+        ("progress-tree", Message::Progress { bytes: 1 << 40, waits: Vec::new(), tree: Some(progress) }),
         ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
         ("ended", Message::Ended(Box::new(report))),
         ("signal", Message::Signal(2)),
@@ -148,5 +160,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("measure-storage", Message::MeasureStorage { path: b"/srv".to_vec(), writes: true, micros: 1_000_000 }),
         ("storage", Message::Storage(Storage { micro_iops: 1_234_500_000, bytes: 1 << 20, depth: 8, direct: true })),
         ("other-lost", Message::OtherLost),
+        ("count", Message::Count),
+        ("kept", Message::Kept(Kept { path: b"/srv/.x.rd-part".to_vec(), others: 2, bytes: 50 << 20 })),
     ]
 }

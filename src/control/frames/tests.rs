@@ -41,7 +41,7 @@ fn messages_come_out_as_they_went_in() {
 #[test]
 fn progress_of_an_end_that_tells_less_is_understood() {
     // PROGRESS with its first field alone: 9 bytes.
-    let progress = Message::Progress { bytes: 9, waits: Vec::new() };
+    let progress = Message::Progress { bytes: 9, waits: Vec::new(), tree: None };
     assert_eq!(Message::decode(&[0x82, 0x0f, 0x81, 0x09]), Ok(Some(progress)));
 }
 
@@ -105,7 +105,12 @@ fn lists_have_few_members() {
         (FOUND_MAX, &(|count| Message::Found(vec![found.clone(); count])) as &dyn Fn(usize) -> Message),
         (FAULTS_MAX, &|count| Message::EntriesFailed(vec![fault.clone(); count])),
         (64, &|count| Message::Listening(vec![endpoint.clone(); count])),
-        (64, &|count| Message::Progress { bytes: 0, waits: vec![0; count] }),
+        (64, &|count| Message::Progress { bytes: 0, waits: vec![0; count], tree: None }),
+        (PROGRESS_NAME_BYTES_MAX, &|count| {
+            let tree = Some(TreeProgress { name: vec![b'n'; count], ..TreeProgress::default() });
+            Message::Progress { bytes: 0, waits: Vec::new(), tree }
+        }),
+        (KEPT_PATH_BYTES_MAX, &|count| Message::Kept(Kept { path: vec![b'p'; count], ..Kept::default() })),
         (64, &|count| Message::Ended(Box::new(report(count)))),
     ] {
         let decoded = |count| {
@@ -138,4 +143,12 @@ fn golden_bytes() {
     let mut bytes = Vec::new();
     Message::Signal(2).encode(&mut bytes).expect("short");
     assert_eq!(bytes, b"\x04\0\0\0\x82\x12\x81\x02");
+    bytes.clear();
+    let tree = TreeProgress { entries: 2, bytes: 5, found_entries: 3, name: b"a".to_vec(), ..TreeProgress::default() };
+    Message::Progress { bytes: 9, waits: Vec::new(), tree: Some(tree) }.encode(&mut bytes).expect("short");
+    assert_eq!(bytes, b"\x10\0\0\0\x82\x0f\x83\x09\x80\x89\x02\0\x05\0\x03\0\0\xf4\x41a");
+    bytes.clear();
+    Message::Count.encode(&mut bytes).expect("short");
+    Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7 }).encode(&mut bytes).expect("short");
+    assert_eq!(bytes, b"\x05\0\0\0\x82\x19\x03\xe9\x80\x0b\0\0\0\x82\x19\x03\xea\x81\x83\x42/p\x01\x07");
 }

@@ -149,3 +149,55 @@ pub struct TreeSettings {
     #[n(12)]
     pub symlinks: bool,
 }
+
+/// The most bytes of a name in [`TreeProgress`].
+pub const PROGRESS_NAME_BYTES_MAX: usize = 256;
+
+/// How far an end of a tree's session, or a copy on one host, has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TreeProgress {
+    /// Entries that stand at the destination, as far as this end makes them.
+    #[n(0)]
+    pub entries: u64,
+    /// Those of them that are directories.
+    #[n(1)]
+    pub directories: u64,
+    /// Data that has been written.
+    #[n(2)]
+    pub bytes: u64,
+    /// Data that was not sent, since an earlier copy had left it at the destination.
+    #[n(3)]
+    pub kept_bytes: u64,
+    /// Entries that there are to copy, as far as this end has seen them.
+    #[n(4)]
+    pub found_entries: u64,
+    /// Those of them that are directories.
+    #[n(5)]
+    pub found_directories: u64,
+    /// The data in them.
+    #[n(6)]
+    pub found_bytes: u64,
+    /// It has seen all of them.
+    #[n(7)]
+    pub has_found_all: bool,
+    /// The end of the path of an entry that it is at; empty where it has none.
+    #[cbor(n(8), with = "minicbor::bytes")]
+    pub name: Vec<u8>,
+}
+
+/// The most bytes of a path in [`Kept`].
+pub const KEPT_PATH_BYTES_MAX: usize = 4096;
+
+/// What is left of a copy that was given up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Kept {
+    /// The first of the paths.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub path: Vec<u8>,
+    /// How many more there are.
+    #[n(1)]
+    pub others: u64,
+    /// Data that need not be sent again.
+    #[n(2)]
+    pub bytes: u64,
+}

@@ -300,6 +300,7 @@ impl<'e> Large<'e> {
             drop(transfer);
             if copied.is_ok() {
                 engine.count(length);
+                engine.events.at(&self.directory.node.paths(&self.entry));
             }
             let mut ranges = self.lock();
             ranges.busy -= 1;

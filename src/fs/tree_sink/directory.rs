@@ -216,6 +216,20 @@ impl OpenDirectory {
         path
     }
 
+    /// The path of an entry in it from the destination on; of a single root, from what lies in that on.
+    pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
+        let mut names = vec![name];
+        let mut place = &self.place;
+        while let Some(above) = &place.parent {
+            names.push(&place.name);
+            place = above;
+        }
+        let is_below_root = names.len() > 1 && self.shared.rename_root.as_ref().is_some_and(|root| root != b".");
+        names.truncate(names.len() - usize::from(is_below_root));
+        names.reverse();
+        names.join(&b'/')
+    }
+
     fn own_path(&self) -> Vec<u8> {
         let mut names = Vec::new();
         let mut place = Some(&self.place);
@@ -383,7 +397,10 @@ mod tests {
         for is_cut in [true, true, false] {
             let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
             let (tell, told) = mpsc::channel();
-            sink.on_kept(Box::new(move |paths| tell.send(paths.to_vec()).expect("it is heard")));
+            sink.on_kept(Box::new(move |paths, bytes| {
+                assert_eq!(bytes, 0, "small files are sent again");
+                tell.send(paths.to_vec()).expect("it is heard");
+            }));
             let begun = [directory(b"new"), directory(b"sub"), file(b"file"), Record::Leave, file(b"there")];
             sink.push(0, 0, chunk(&begun)).expect("taken");
             // A link to what is in the tree, and one to what is not.

@@ -83,7 +83,10 @@ fn make_file(
     let partial = Partial::create(shared, directory, name)?;
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
-        .inspect(|()| shared.writes.note_buffered(data.len()))
+        .inspect(|()| {
+            shared.writes.note_buffered(data.len());
+            shared.options.progress.wrote(data.len() as u64);
+        })
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
@@ -163,6 +166,7 @@ fn make_other(
         }
         renameat(&directory.fd, &beside, &directory.fd, name)?;
         shared.others.fetch_add(1, Relaxed);
+        shared.options.progress.made(false);
         shared.note(applied, directory, name);
         Ok(())
     };
@@ -350,6 +354,8 @@ impl Partial {
             Way::InPlace(_) => {}
         }
         shared.files.fetch_add(1, Relaxed);
+        shared.options.progress.made(false);
+        shared.options.progress.at(|| directory.tree_path(name));
         shared.note(applied, directory, name);
         Ok(())
     }
@@ -493,6 +499,8 @@ impl Large {
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
+                self.shared.options.progress.wrote(data.len() as u64);
+                self.shared.options.progress.at(|| self.directory.tree_path(&self.name));
             }
             Err(error) => {
                 if !self.has_failed.swap(true, Relaxed) {
@@ -570,6 +578,9 @@ impl Large {
         match settled.and_then(|()| sync()).and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
+                if self.is_lasting && self.directory.is_unseen {
+                    self.shared.resumable_bytes.fetch_add(self.size, Relaxed);
+                }
                 true
             }
             Err(error) => {
@@ -616,10 +627,13 @@ impl Drop for Large {
         let is_given_up =
             self.is_lasting && self.shared.is_stopped.load(Acquire) && self.shared.is_trusted.load(Relaxed);
         let is_kept = !is_published && is_given_up && !self.has_filled_up.load(Relaxed);
-        if let (true, Way::Named(beside)) = (is_kept, &self.partial.way)
-            && !self.directory.is_unseen
-        {
-            self.shared.keep(self.directory.path(beside.as_bytes()));
+        if let (true, Way::Named(beside)) = (is_kept, &self.partial.way) {
+            // Also what earlier transfers have left in it.
+            let held = fstat(&self.partial.file).map_or(0, |stat| stat.st_blocks as u64 * 512);
+            self.shared.resumable_bytes.fetch_add(held.min(self.size), Relaxed);
+            if !self.directory.is_unseen {
+                self.shared.keep(self.directory.path(beside.as_bytes()));
+            }
         }
         if !is_published && !is_kept {
             self.partial.remove(&self.directory);

@@ -1,0 +1,52 @@
+//! One line of a terminal that is drawn again and again.
+//!
+//! The cursor waits at the line's beginning. A terminal that becomes narrower breaks the line up and keeps the cursor
+//! where it was: at the beginning of what there is to be cleared.
+
+use console::Term;
+use rustix::termios::tcgetwinsize;
+
+/// The columns of a terminal that does not tell.
+const COLUMNS: u16 = 80;
+
+/// The line below all others on standard error.
+pub(super) struct Screen {
+    term: Term,
+    is_drawn: bool,
+}
+
+impl Screen {
+    pub(super) fn new() -> Self {
+        Self { term: Term::buffered_stderr(), is_drawn: false }
+    }
+
+    /// Columns of the terminal, at this moment.
+    pub(super) fn columns(&self) -> usize {
+        let columns = tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
+        if columns == 0 { COLUMNS.into() } else { columns.into() }
+    }
+
+    /// Draws the line in place of the one before it. In one write: other processes may be writing there too.
+    pub(super) fn draw(&mut self, line: &str) {
+        self.is_drawn = true;
+        // Where standard error is closed nobody is looking.
+        let _ = self.term.clear_to_end_of_screen();
+        let _ = self.term.write_str(line);
+        let _ = self.term.write_str("\r");
+        let _ = self.term.flush();
+    }
+
+    /// Takes the line away.
+    pub(super) fn clear(&mut self) {
+        if std::mem::take(&mut self.is_drawn) {
+            let _ = self.term.clear_to_end_of_screen();
+            let _ = self.term.flush();
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

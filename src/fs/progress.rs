@@ -1,0 +1,217 @@
+//! How far a copy of files has come: counted by the threads that make it, read by one that shows it.
+//!
+//! The threads add to counters and never wait. The name of an entry costs them a look at a flag, and is made only after
+//! it was asked for, some times a second.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// Entries, and the data in their files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Files, directories, links and others.
+    pub entries: u64,
+    /// Those of them that are directories.
+    pub directories: u64,
+    /// Bytes of data.
+    pub bytes: u64,
+}
+
+impl Amount {
+    /// Entries that are no directories.
+    pub fn files(&self) -> u64 {
+        self.entries.saturating_sub(self.directories)
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            entries: self.entries.saturating_add(other.entries),
+            directories: self.directories.saturating_add(other.directories),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    /// The larger of both, in each respect.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            entries: self.entries.max(other.entries),
+            directories: self.directories.max(other.directories),
+            bytes: self.bytes.max(other.bytes),
+        }
+    }
+}
+
+/// An [`Amount`] that several threads add to.
+#[derive(Debug, Default)]
+struct Counters {
+    entries: AtomicU64,
+    directories: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, amount: Amount) {
+        for (counter, part) in
+            [(&self.entries, amount.entries), (&self.directories, amount.directories), (&self.bytes, amount.bytes)]
+        {
+            if part > 0 {
+                counter.fetch_add(part, Relaxed);
+            }
+        }
+    }
+
+    fn get(&self) -> Amount {
+        Amount {
+            entries: self.entries.load(Relaxed),
+            directories: self.directories.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+        }
+    }
+}
+
+/// How far a copy has come.
+#[derive(Debug, Default)]
+pub struct Progress {
+    done: Counters,
+    kept_bytes: AtomicU64,
+    walked: Counters,
+    has_walked_all: AtomicBool,
+    counted: Counters,
+    has_counted_all: AtomicBool,
+    wants_name: AtomicBool,
+    name: Mutex<Vec<u8>>,
+}
+
+impl Progress {
+    /// Entries stand at the destination, or data of them has been written.
+    pub fn done(&self, amount: Amount) {
+        self.done.add(amount);
+    }
+
+    /// One entry stands at the destination.
+    pub fn made(&self, is_directory: bool) {
+        self.done.entries.fetch_add(1, Relaxed);
+        if is_directory {
+            self.done.directories.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Data has been written.
+    pub fn wrote(&self, bytes: u64) {
+        self.done.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// So much data in all was not sent, since it was there.
+    pub fn set_kept(&self, bytes: u64) {
+        self.kept_bytes.store(bytes, Relaxed);
+    }
+
+    /// The walk that the copy makes has met these. `is_all`: there are no more.
+    pub fn walked(&self, amount: Amount, is_all: bool) {
+        self.walked.add(amount);
+        if is_all {
+            self.has_walked_all.store(true, Relaxed);
+        }
+    }
+
+    /// What counts ahead of the copy has met these.
+    pub fn counted(&self, amount: Amount) {
+        self.counted.add(amount);
+    }
+
+    /// It has met all.
+    pub fn counted_all(&self) {
+        self.has_counted_all.store(true, Relaxed);
+    }
+
+    /// An entry is being copied; its path is made only if it was asked for.
+    pub fn at(&self, path: impl FnOnce() -> Vec<u8>) {
+        if self.wants_name.load(Relaxed) && self.wants_name.swap(false, Relaxed) {
+            *self.name.lock().expect("no panics under it") = path();
+        }
+    }
+
+    /// What stands at the destination.
+    pub fn so_far(&self) -> Amount {
+        self.done.get()
+    }
+
+    /// Data that was not sent, since it was there.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes.load(Relaxed)
+    }
+
+    /// What there is to copy as far as it is known, and whether that is all.
+    pub fn total(&self) -> (Amount, bool) {
+        // Before the counters, which only grow.
+        let (has_walked_all, has_counted_all) = (self.has_walked_all.load(Relaxed), self.has_counted_all.load(Relaxed));
+        let (walked, counted) = (self.walked.get(), self.counted.get());
+        match has_walked_all {
+            true => (walked, true),
+            false => (walked.max(counted), has_counted_all),
+        }
+    }
+
+    /// The entry that a thread was at after the last call, which asks for the next one.
+    pub fn name(&self) -> Vec<u8> {
+        let name = std::mem::take(&mut *self.name.lock().expect("no panics under it"));
+        self.wants_name.store(true, Relaxed);
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn amount(entries: u64, directories: u64, bytes: u64) -> Amount {
+        Amount { entries, directories, bytes }
+    }
+
+    #[test]
+    fn the_total_grows_until_a_walk_has_met_all() {
+        let progress = Progress::default();
+        assert_eq!(progress.total(), (amount(0, 0, 0), false));
+        progress.walked(amount(3, 1, 10), false);
+        progress.counted(amount(2, 2, 20));
+        assert_eq!(progress.total(), (amount(3, 2, 20), false));
+        progress.counted(amount(5, 0, 30));
+        progress.counted_all();
+        assert_eq!(progress.total(), (amount(7, 2, 50), true));
+        // What the copy itself has met is what it copies.
+        progress.walked(amount(3, 0, 10), true);
+        assert_eq!(progress.total(), (amount(6, 1, 20), true));
+    }
+
+    #[test]
+    fn a_name_is_made_once_for_each_time_that_it_is_asked_for() {
+        let progress = Progress::default();
+        progress.at(|| unreachable!("nobody has asked"));
+        assert_eq!(progress.name(), b"");
+        progress.at(|| b"a".to_vec());
+        progress.at(|| unreachable!("it has been told"));
+        assert_eq!(progress.name(), b"a");
+        progress.at(|| b"b".to_vec());
+        assert_eq!(progress.name(), b"b");
+    }
+
+    #[test]
+    fn files_are_what_is_no_directory() {
+        progress_adds_up();
+        assert_eq!(amount(5, 2, 0).files(), 3);
+        assert_eq!(amount(1, u64::MAX, 0).files(), 0, "as another host tells it");
+    }
+
+    fn progress_adds_up() {
+        let progress = Progress::default();
+        progress.made(true);
+        progress.made(false);
+        progress.wrote(7);
+        progress.done(amount(1, 0, 3));
+        assert_eq!(progress.so_far(), amount(3, 1, 10));
+    }
+}

@@ -191,6 +191,23 @@ fn command_lines_of_the_pages_are_taken() {
     assert!(count > 25, "the lines are found: {count}");
 }
 
+/// README's recording: seen at once, by itself, and of the command that README has first.
+#[test]
+fn readme_begins_with_a_recorded_terminal() {
+    let page = document("README.md");
+    let first_screen: Vec<&str> = page.lines().take(24).collect();
+    let file = "docs/terminal.svg";
+    assert!(first_screen.iter().any(|line| line.starts_with("![") && line.ends_with(&format!("]({file})"))), "{file}");
+    let drawing = document(file);
+    assert!(drawing.len() < 100 << 10, "{} bytes", drawing.len());
+    for outside in ["<script", "href", "url(", "@import", "<image", "<foreignObject", "<!ENTITY"] {
+        assert!(!drawing.contains(outside), "{outside} in {file}");
+    }
+    let typed = page.lines().find(|line| line.starts_with("rdcp -r ")).expect("a tree is copied");
+    let typed = typed.split(" #").next().expect("one").trim_end();
+    assert!(drawing.contains(&format!(">$ {typed}</text>")), "{file} shows {typed}; make it anew: make record");
+}
+
 #[test]
 fn links_between_the_pages_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

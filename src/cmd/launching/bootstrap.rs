@@ -68,7 +68,9 @@ impl AgentChoice {
                 format!("{label} has no {program}; install rdma-pipe there, or name an agent with --agent")
             }
             Otherwise::Fail => {
-                format!("{label} has no {program}; name another with --agent, or none, to have one copied there")
+                format!(
+                    "{label} has no {program}; name another with --agent, or leave --agent out and one is copied there"
+                )
             }
             Otherwise::Cached => format!("{label} has no {program}; without -n it would be copied there"),
             Otherwise::Send => format!("{label} has no {program}, and it cannot be copied there{because}; {CURE}"),

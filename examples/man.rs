@@ -37,6 +37,11 @@ const NO_COLOR: (&str, &str) =
 /// else differ.
 const DIFFERENCES: &[(&str, &str)] = &[
     (
+        "Missing directories",
+        "The last directory of DST is made where it is missing and sources are to come into it: of several sources, with -t, and \
+         of one that is no directory where DST ends in a slash. rsync does so, too; cp fails.",
+    ),
+    (
         "What is replaced",
         "What is there already is replaced by the new entry when that is whole, as with cp -a --remove-destination: within a \
          directory nothing is written through links, into FIFOs, or into a file that has other names. What cannot be \
@@ -74,6 +79,11 @@ const DIFFERENCES: &[(&str, &str)] = &[
     (
         "Two sources of one name",
         "Where two sources would become the same entry, nothing is copied; cp takes the first, or merges directories.",
+    ),
+    (
+        "A source onto itself",
+        "A source that is its own destination by way of another host's name is left as it is, and has not failed, as with scp. \
+         Within a host it fails, as with cp.",
     ),
     ("A directory into itself", "Nothing of it is copied; cp begins, and fails when it meets its own copy."),
     (

@@ -469,7 +469,7 @@ fn every_command_that_starts_agents_sends_it() {
     };
     let (ended, output) = run(rdpipe(), &["far:echo 1"]);
     assert_eq!((ended.code, &*ended.stderr, &*output), (0, &*far.line("rdpipe", "far"), &b"1\n"[..]));
-    let (ended, _) = run(rdperf(), &["-D", "0.05", "far"]);
+    let (ended, _) = run(rdperf(), &["--duration", "0.05", "far"]);
     assert!(ended.expect(0).stderr.contains(&far.line("rdperf", "far")), "{}", ended.stderr);
     let mut doctor = Command::new(PROGRAM);
     doctor.arg("rddoctor");

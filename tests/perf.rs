@@ -91,7 +91,7 @@ fn latency_and_bandwidth_in_perftests_columns() {
     assert_eq!((bandwidth.len(), bandwidth[0]), (5, 65_536.0));
     assert!(bandwidth[2] >= bandwidth[3] && bandwidth[3] > 10.0, "{bandwidth:?}");
     // A server goes on.
-    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+    server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_sweep_of_all_lengths_as_json_and_drawings() {
     let svg = scratch.join("sweep.svg");
     let json = scratch.join("sweep.json");
     let options = [format!("--plot={}", svg.display()), format!("--json={}", json.display())];
-    let mut arguments = vec!["--all", "-n", "12"];
+    let mut arguments = vec!["--all", "--iterations", "12"];
     arguments.extend(options.iter().map(String::as_str));
     server.measure(&arguments).ended.expect(0);
     let report: Value = serde_json::from_slice(&fs::read(&json).expect("written")).expect("JSON");
@@ -137,22 +137,23 @@ fn a_sweep_of_all_lengths_as_json_and_drawings() {
 #[test]
 fn both_directions_several_connections_the_other_way_and_polling() {
     let server = Server::start();
-    let both = server.measure(&["bw", "-b", "-q", "3", "-n", "300", "-s", "4K", "--json"]).json();
+    let both =
+        server.measure(&["bw", "--bidirectional", "--qp", "3", "--iterations", "300", "--size", "4K", "--json"]).json();
     assert_eq!(
         (&both["bandwidth"][0]["iterations"], &both["bandwidth"][0]["bidirectional"]),
         (&600.into(), &true.into())
     );
     assert_eq!(both["wire"]["connections"], 3);
-    let back = server.measure(&["bw", "--reverse", "-n", "100", "--json"]).json();
+    let back = server.measure(&["bw", "--reverse", "--iterations", "100", "--json"]).json();
     assert_eq!(back["bandwidth"][0]["iterations"], 100);
-    let poll = server.measure(&["lat", "--poll", "-n", "50", "--json"]).json();
+    let poll = server.measure(&["lat", "--poll", "--iterations", "50", "--json"]).json();
     assert_eq!((&poll["wire"]["wait"], &poll["latency"][0]["iterations"]), (&"polling".into(), &50.into()));
 }
 
 #[test]
 fn throughput_against_the_number_of_connections() {
     let server = Server::start();
-    let report = server.measure(&["qps", "-q", "6", "--duration", "0.05", "--json"]).json();
+    let report = server.measure(&["qps", "--qp", "6", "--duration", "0.05", "--json"]).json();
     let rows = report["connections"].as_array().expect("rows");
     let counts: Vec<u64> = rows.iter().map(|row| row["connections"].as_u64().expect("a number")).collect();
     assert_eq!(counts, [1, 2, 4, 6]);
@@ -166,7 +167,7 @@ fn throughput_against_the_number_of_connections() {
 #[test]
 fn ping_compares_what_comes_back() {
     let server = Server::start();
-    let measured = server.measure(&["ping", "-n", "20", "-s", "10000"]);
+    let measured = server.measure(&["ping", "--iterations", "20", "--size", "10000"]);
     measured.ended.expect(0);
     assert!(measured.text.contains("20 of 20 messages came back as they were sent"), "{}", measured.text);
 }
@@ -178,7 +179,7 @@ fn a_damaged_echo_is_caught() {
     for way in [Way::Up, Way::Down] {
         let spot = Spot { way, connection: Some(1), offset: 150_000 };
         let proxy = Proxy::start(server.port, Plan { damage: vec![(spot, Damage::Flip(3))], ..Plan::default() });
-        let measured = measure_at(proxy.port(), &["ping", "-n", "4", "-s", "64K"]);
+        let measured = measure_at(proxy.port(), &["ping", "--iterations", "4", "--size", "64K"]);
         measured.ended.expect(7).one_line("rdperf", &["1 messages came back", "other contents"]);
         assert!(measured.text.contains("3 of 4 messages came back as they were sent"), "{way:?}: {}", measured.text);
     }
@@ -204,7 +205,7 @@ fn a_wrong_key_no_server_and_another_program() {
     let receiver = Process::spawn(receiver.args(["0", KEY]).stdin(Stdio::null()).stdout(Stdio::null()));
     measure_at(receiver.port(), &["lat"]).ended.expect(9).one_line("rdperf", &["does not measure"]);
     // And the server still serves.
-    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+    server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
 }
 
 #[test]
@@ -212,10 +213,10 @@ fn a_server_serves_one_at_a_time_and_once() {
     let mut server = Server::with(&["--once", "--verbose"]);
     let mut first = rdperf();
     let address = format!("127.0.0.1:{}", server.port);
-    first.args([&address, "bw", "-D", "30"]).env("RD_KEY", KEY).stdin(Stdio::null()).stdout(Stdio::null());
+    first.args([&address, "bw", "--duration", "30"]).env("RD_KEY", KEY).stdin(Stdio::null()).stdout(Stdio::null());
     let mut first = Process::spawn(&mut first);
     server.process.line_with("127.0.0.1 measures");
-    let second = run(rdperf().args([&address, "lat", "-n", "1"]).env("RD_KEY", KEY));
+    let second = run(rdperf().args([&address, "lat", "--iterations", "1"]).env("RD_KEY", KEY));
     second.ended.expect(3).one_line("rdperf", &["busy"]);
     // Killed, it leaves a server that notices.
     first.signal(rustix::process::Signal::KILL);
@@ -234,7 +235,7 @@ fn connections_of_an_earlier_measurement_are_not_taken_for_the_next() {
     drop(earlier);
     server.process.line_with("lost the link");
     // Their ends are open: what was sent to them would be waited for.
-    server.measure(&["lat", "-n", "5"]).ended.expect(0);
+    server.measure(&["lat", "--iterations", "5"]).ended.expect(0);
     drop(further);
 }
 
@@ -243,7 +244,7 @@ fn a_lost_link_ends_it() {
     let server = Server::start();
     let proxy = Proxy::start(server.port, Plan::default());
     let mut command = rdperf();
-    command.args([&format!("127.0.0.1:{}", proxy.port()), "bw", "-D", "60"]).env("RD_KEY", KEY);
+    command.args([&format!("127.0.0.1:{}", proxy.port()), "bw", "--duration", "60"]).env("RD_KEY", KEY);
     let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
     let until = std::time::Instant::now() + PATIENCE;
     while proxy.forwarded(Way::Up) < 1 << 20 {
@@ -267,7 +268,8 @@ fn the_other_end_is_started_by_the_launcher() {
     let scratch = Scratch::new();
     let options = launcher(&scratch);
     let home = scratch.join("home");
-    let report = run(rdperf().arg("h1").args(&options).args(["--json", "-D", "0.05"]).env("HOME", &home)).json();
+    let report =
+        run(rdperf().arg("h1").args(&options).args(["--json", "--duration", "0.05"]).env("HOME", &home)).json();
     assert_eq!((&report["wire"]["to"], &report["wire"]["medium"]), (&"h1".into(), &"tcp".into()));
     assert!(report["bandwidth"][0]["average_mib_s"].as_f64().is_some_and(|rate| rate > 10.0), "{report}");
     let missing = run(rdperf().args(["h1", "--rsh", "sh -c 'exit 127' x"]));
@@ -282,7 +284,7 @@ fn what_limits_a_copy() {
     fs::create_dir(home.join("sink")).expect("a directory");
     let source = scratch.file("source", &noise(8 << 20));
     options.extend(["--source".to_owned(), source.display().to_string()]);
-    options.extend(["-D", "0.2"].map(str::to_owned));
+    options.extend(["--duration", "0.2"].map(str::to_owned));
     let limits =
         |target: &str| run(rdperf().args([target, "limits"]).args(&options).arg("--json").env("HOME", &home)).json();
     let report = limits("h1:sink");
@@ -319,13 +321,14 @@ fn what_limits_a_copy() {
 fn storage_of_this_host() {
     let scratch = Scratch::new();
     let file = scratch.file("data", &noise(4 << 20));
-    let report = run(rdperf().arg("disk").arg(&file).args(["-D", "0.02", "--json"])).json();
+    let report = run(rdperf().arg("disk").arg(&file).args(["--duration", "0.02", "--json"])).json();
     let rows = report["disk"].as_array().expect("rows");
     assert_eq!(rows.len(), 9, "three sizes at three depths");
     assert!(rows.iter().all(|row| row["action"] == "read" && row["iops"].as_f64().is_some_and(|iops| iops > 0.0)));
     assert!(fs::read(&file).expect("there") == noise(4 << 20));
     let directory = scratch.path().display().to_string();
-    let report = run(rdperf().args(["disk", &directory, "-D", "0.02", "-s", "4K", "-t", "4", "--json"])).json();
+    let report =
+        run(rdperf().args(["disk", &directory, "--duration", "0.02", "--size", "4K", "--depth", "4", "--json"])).json();
     let actions: Vec<&str> =
         report["disk"].as_array().expect("rows").iter().map(|row| row["action"].as_str().expect("text")).collect();
     assert_eq!(actions, ["write", "read"]);
@@ -335,7 +338,7 @@ fn storage_of_this_host() {
 
 #[test]
 fn memory_and_the_model() {
-    let memory = run(rdperf().args(["mem", "-D", "0.02", "--json"])).json();
+    let memory = run(rdperf().args(["mem", "--duration", "0.02", "--json"])).json();
     assert!(memory["memory"][0]["mib_s"].as_f64().is_some_and(|rate| rate > 100.0), "{memory}");
     let scratch = Scratch::new();
     let svg = scratch.join("model.svg");
@@ -362,13 +365,13 @@ fn every_kind_of_measurement_can_be_drawn() {
     for (words, parts) in [
         (vec![&address[..]], &["99.9 %", "average", "peak"][..]),
         (vec![&address, "ping"], &["shortest", "longest"]),
-        (vec![&address, "qps", "-q", "2"], &["Round trips of 32 bytes", "Messages of 64 KiB"]),
+        (vec![&address, "qps", "--qp", "2"], &["Round trips of 32 bytes", "Messages of 64 KiB"]),
         (vec![&address, "limits"], &["source: ", "memory: ", "wire: "]),
         (vec!["disk", &directory], &["write 1M, in order", "read 4K, random"]),
         (vec!["mem"], &["MiB/s"]),
     ] {
         let file = scratch.join("it.svg");
-        let arguments = ["-D", "0.02", "--plot"];
+        let arguments = ["--duration", "0.02", "--plot"];
         let measured =
             run(rdperf().args(&words).args(arguments).arg(&file).current_dir(scratch.path()).env("RD_KEY", KEY));
         measured.ended.expect(0);
@@ -389,9 +392,9 @@ fn command_lines_that_make_no_sense() {
         &["disk"],
         &["h:0"],
         &["fd00::1"],
-        &["h", "-s", "9M"],
-        &["h", "-a", "-s", "2"],
-        &["h", "-D", "0"],
+        &["h", "--size", "9M"],
+        &["h", "--all", "--size", "2"],
+        &["h", "--duration", "0"],
         &["model", "--plot", "x.gif"],
         &["--compare", "x.json"],
         &["h", "--relay"],

@@ -49,7 +49,7 @@ fn is_positive(row: &Value, names: &[&str]) {
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn every_length_by_events() {
     let (_server, port) = server();
-    let report = measure(port, &["--transport", "rdma", "-a", "-n", "6"]);
+    let report = measure(port, &["--transport", "rdma", "--all", "--iterations", "6"]);
     assert_eq!(report["wire"]["medium"], "rdma-software");
     for (table, names) in
         [("latency", &["min_us", "p50_us", "p99_us", "max_us"][..]), ("bandwidth", &["average_mib_s", "rate_mpps"])]
@@ -69,19 +69,24 @@ fn both_ways_backwards_and_polling_with_several_queue_pairs() {
     let (_server, port) = server();
     // A credit has another length where messages have its own.
     for size in ["8", "4", "4096"] {
-        let row =
-            &measure(port, &["bw", "--transport", "rdma", "-b", "-q", "4", "-n", "500", "-s", size])["bandwidth"][0];
+        let row = &measure(
+            port,
+            &["bw", "--transport", "rdma", "--bidirectional", "--qp", "4", "--iterations", "500", "--size", size],
+        )["bandwidth"][0];
         assert_eq!((&row["iterations"], &row["bidirectional"]), (&1000.into(), &true.into()), "{size}");
         is_positive(row, &["average_mib_s"]);
     }
-    let back = measure(port, &["bw", "--transport", "rdma", "--reverse", "-n", "300", "-s", "1000"]);
+    let back = measure(port, &["bw", "--transport", "rdma", "--reverse", "--iterations", "300", "--size", "1000"]);
     assert_eq!(back["bandwidth"][0]["iterations"], 300);
     for mode in ["bw", "lat"] {
-        let poll = measure(port, &[mode, "--transport", "rdma", "--poll", "-n", "300", "-t", "1"]);
+        let poll = measure(port, &[mode, "--transport", "rdma", "--poll", "--iterations", "300", "--depth", "1"]);
         assert_eq!(poll["wire"]["wait"], "polling");
     }
     // By time: nobody knows which message is the last until it is over.
-    let timed = measure(port, &["bw", "--transport", "rdma", "-q", "3", "-b", "-D", "0.5", "-s", "64"]);
+    let timed = measure(
+        port,
+        &["bw", "--transport", "rdma", "--qp", "3", "--bidirectional", "--duration", "0.5", "--size", "64"],
+    );
     is_positive(&timed["bandwidth"][0], &["average_mib_s", "peak_mib_s"]);
 }
 
@@ -89,7 +94,7 @@ fn both_ways_backwards_and_polling_with_several_queue_pairs() {
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn many_queue_pairs() {
     let (_server, port) = server();
-    let report = measure(port, &["qps", "--transport", "rdma", "-q", "40", "-D", "0.2"]);
+    let report = measure(port, &["qps", "--transport", "rdma", "--qp", "40", "--duration", "0.2"]);
     let rows = report["connections"].as_array().expect("rows");
     let counts: Vec<u64> = rows.iter().map(|row| row["connections"].as_u64().expect("a number")).collect();
     assert_eq!(counts, [1, 2, 4, 8, 16, 32, 40]);
@@ -108,7 +113,7 @@ fn siw_many_queue_pairs_where_ports_are_taken() {
     let taken = || std::net::TcpListener::bind((HOST, 0)).expect("a port");
     let _taken: Vec<_> = (0..TAKEN).map(|_| taken()).collect();
     let (_server, port) = server();
-    let report = measure(port, &["bw", "--transport", "rdma", "-q", "40", "-n", "4", "-s", "64"]);
+    let report = measure(port, &["bw", "--transport", "rdma", "--qp", "40", "--iterations", "4", "--size", "64"]);
     assert_eq!(report["wire"]["connections"], 40);
 }
 
@@ -117,7 +122,7 @@ fn siw_many_queue_pairs_where_ports_are_taken() {
 fn pings_come_back_as_they_were_sent() {
     let (_server, port) = server();
     for size in ["1", "64", "100000"] {
-        let report = measure(port, &["ping", "--transport", "rdma", "-n", "20", "-s", size]);
+        let report = measure(port, &["ping", "--transport", "rdma", "--iterations", "20", "--size", size]);
         assert_eq!((&report["ping"]["damaged"], &report["ping"]["latency"]["iterations"]), (&0.into(), &20.into()));
     }
 }
@@ -126,7 +131,10 @@ fn pings_come_back_as_they_were_sent() {
 #[ignore = "needs an RDMA device; tests/run has guests with one"]
 fn software_devices_count_where_they_are_asked_for() {
     let (_server, port) = server();
-    assert_eq!(measure(port, &["lat", "-n", "20"])["wire"]["medium"], "tcp");
-    assert_eq!(measure(port, &["lat", "-n", "20", "--transport", "prefer-rdma"])["wire"]["medium"], "rdma-software");
-    assert_eq!(measure(port, &["lat", "-n", "20", "--transport", "tcp"])["wire"]["medium"], "tcp");
+    assert_eq!(measure(port, &["lat", "--iterations", "20"])["wire"]["medium"], "tcp");
+    assert_eq!(
+        measure(port, &["lat", "--iterations", "20", "--transport", "prefer-rdma"])["wire"]["medium"],
+        "rdma-software"
+    );
+    assert_eq!(measure(port, &["lat", "--iterations", "20", "--transport", "tcp"])["wire"]["medium"], "tcp");
 }

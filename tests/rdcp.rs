@@ -249,7 +249,7 @@ fn contents_of_directories_are_merged_beside_other_sources() {
         let line = planned.expect(0).stderr.trim_end();
         assert!(line.ends_with(if to.is_empty() { " to /" } else { ":/" }), "{line}");
     }
-    lab.rdcp(&["-r".into(), "a/.".into(), "file".into(), lab.there("h", "none")]).expect(6);
+    lab.rdcp(&["-r".into(), "a/.".into(), "file".into(), lab.there("h", "none/new")]).expect(6);
     lab.all_gone(SOON);
 }
 
@@ -447,23 +447,32 @@ fn bad_input_changes_nothing() {
         (vec![path("none"), there("x")], 5, vec!["none", "errno 2"]),
         (vec![there("source/x"), path("x")], 5, vec!["h1:", "errno 20"]),
         (vec![path("source"), there("none/x")], 6, vec!["h1:", "none", "errno 2"]),
-        (vec![path("source"), path("none/x")], 6, vec!["none", "errno 2"]),
-        (vec![there("source"), there_too("source/x")], 6, vec!["h2:", "errno 20"]),
+        (vec![path("source"), path("none/x")], 6, vec!["none", "errno 2", "mkdir -p"]),
+        (vec![there("source"), there_too("source/x")], 6, vec!["h2:", "errno 20", "source is not one"]),
+        (vec![path("source"), path("noted"), there("source")], 6, vec!["h1:", "errno 20", "several sources need"]),
+        (vec!["-T".into(), path("source"), there("x/")], 6, vec!["h1:", "errno 20", "the slash behind it"]),
+        (vec![path("source"), "h1::module/x".into()], 1, vec!["rsync daemon", "h1:PATH"]),
         (vec![path("dir"), there("x")], 1, vec!["dir", "is a directory", "-r"]),
         (vec![there("dir"), path("x")], 1, vec!["h1:", "dir", "is a directory", "-r"]),
         (vec![path("source"), path("source")], 1, vec!["same file"]),
-        (vec![path("source"), there("source")], 1, vec!["same file"]),
-        (vec![there("source"), there_too("dir/../source")], 1, vec!["same file"]),
+        (vec![there("source"), there("source")], 1, vec!["same file"]),
+        (vec![path("source"), there("source")], 0, vec!["same file", "left as it is"]),
+        (vec![there("source"), path("source")], 0, vec!["same file", "left as it is"]),
+        (vec![there("source"), there_too("dir/../source")], 0, vec!["same file", "left as it is"]),
+        (vec!["-r".into(), path("dir"), there("")], 0, vec!["same file", "left as it is"]),
         (vec!["-r".into(), there("dir"), there("dir/below")], 1, vec!["into itself"]),
         (vec![path("source"), there("source"), there("dir")], 1, vec!["two sources"]),
-        (vec![path("source"), path("noted"), there("x")], 6, vec!["h1:", "errno 2"]),
+        (vec![path("source"), path("noted"), there("none/x")], 6, vec!["h1:", "errno 2", "on h1, mkdir -p"]),
         (vec![path("source"), ":x".into()], 1, vec!["no host"]),
         (vec![path("source"), "-oProxyCommand=x:y".into()], 1, vec!["-o"]),
     ];
     fs::write(lab.join("noted"), "").expect("a file");
     for (arguments, code, parts) in cases {
-        let arguments: Vec<OsString> =
-            if arguments.iter().any(|it| it == "-r") { arguments } else { [vec!["--".into()], arguments].concat() };
+        let arguments: Vec<OsString> = if arguments.iter().any(|it| it == "-r" || it == "-T") {
+            arguments
+        } else {
+            [vec!["--".into()], arguments].concat()
+        };
         let ended = lab.rdcp(&arguments);
         assert_eq!(ended.code, code, "{arguments:?}: {}", ended.stderr);
         ended.one_line("rdcp", &parts).within(SOON);
@@ -590,15 +599,6 @@ fn through_the_channel_when_asked() {
         holds(&lab.join(name), &bytes);
     }
     lab.all_gone(SOON);
-}
-
-#[test]
-fn by_an_address_that_is_named() {
-    let lab = Lab::new();
-    lab.0.file("source", b"1");
-    let ended = lab.rdcp(&["--via".into(), "no-such-interface".into(), "source".into(), lab.there("h", "x")]);
-    ended.expect(3).one_line("rdcp", &["--via", "neither end has"]).within(GONE);
-    assert!(!lab.join("x").exists());
 }
 
 /// A copy that takes long, from or to these sides, some of which has arrived.

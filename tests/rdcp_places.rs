@@ -211,13 +211,13 @@ fn one_bad_source_does_not_keep_the_others() {
         holds(&lab.join("dst/a"), b"1");
         holds(&lab.join("dst/b"), b"2");
         // Of a pattern that stands for nothing and a file, the file is still one of several.
-        copy(&["a", "nope"], lab.at(to, "new")).expect(6);
-        assert!(!lab.join("new").exists());
+        copy(&["a", "nope"], lab.at(to, "new")).expect(8);
+        holds(&lab.join("new/a"), b"1");
         // Nothing is left to copy.
         let ended = copy(&["nope", "none"], lab.at(to, "dst"));
         assert_eq!(ended.expect(5).stderr.lines().count(), 2, "{}", ended.stderr);
         // What is wrong with DST is said once.
-        copy(&["a", "b"], lab.at(to, "missing")).expect(6).one_line("rdcp", &["missing", "errno 2"]);
+        copy(&["a", "b"], lab.at(to, "missing/x")).expect(6).one_line("rdcp", &["missing", "errno 2", "mkdir -p"]);
         copy(&["a", "b"], lab.at(to, "clash")).expect(6).one_line("rdcp", &["clash", "errno 20"]);
     }
     // A stream among them.
@@ -227,6 +227,91 @@ fn one_bad_source_does_not_keep_the_others() {
     let ended = lab.rdcp(&["/proc/self/mem".into(), "a".into(), lab.at("h", "dst")]);
     assert!(ended.expect(8).stderr.contains("/proc/self/mem"), "{}", ended.stderr);
     holds(&lab.join("dst/a"), b"1");
+}
+
+#[test]
+fn by_an_address_that_is_named() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    let ended = lab.rdcp(&["--via".into(), "no-such-interface".into(), "source".into(), lab.there("h", "x")]);
+    ended.expect(3).one_line("rdcp", &["--via", "neither end has", "; the other end has "]).within(GONE);
+    assert!(!lab.join("x").exists());
+}
+
+/// As with rsync: several sources, and files to a name with a slash behind it, come into a directory that is made if it is
+/// missing. A single directory becomes it, as with cp.
+#[test]
+fn the_last_directory_is_made() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("d/below")).expect("a directory");
+        for name in ["a", "b", "d/x"] {
+            lab.0.file(name, name.as_bytes());
+        }
+        let copy = |options: &[&str], sources: &[&str], to: OsString| {
+            let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
+            arguments.extend(sources.iter().map(|name| lab.at(from, name)));
+            arguments.push(to);
+            lab.rdcp(&arguments)
+        };
+        copy(&[], &["a", "b"], lab.at(to, "several")).expect(0);
+        copy(&[], &["a"], lab.at(to, "slash/")).expect(0);
+        copy(&["-r"], &["d", "a"], lab.at(to, "mixed//")).expect(0);
+        copy(&["-r"], &["d"], lab.at(to, "copy/")).expect(0);
+        for (name, text) in [
+            ("several/a", "a"),
+            ("several/b", "b"),
+            ("slash/a", "a"),
+            ("mixed/d/x", "d/x"),
+            ("mixed/a", "a"),
+            ("copy/x", "d/x"),
+        ] {
+            holds(&lab.join(name), text.as_bytes());
+        }
+        // Only the last, and neither by a dry run nor for what cannot be read.
+        copy(&[], &["a", "b"], lab.at(to, "none/new")).expect(6).one_line("rdcp", &["none", "errno 2", "mkdir -p"]);
+        copy(&["-n"], &["a", "b"], lab.at(to, "none")).expect(0);
+        copy(&[], &["nope"], lab.at(to, "none/")).expect(5);
+        assert!(!lab.join("none").exists());
+        no_temporaries(lab.0.path());
+    }
+    // A FIFO is read, and becomes a file in it.
+    let lab = Lab::new();
+    lab.0.fifo("p");
+    let mut copy = lab.start(&["p".into(), lab.at("h", "new/")]);
+    fs::write(lab.join("p"), b"through it").expect("a reader");
+    copy.wait().expect(0);
+    holds(&lab.join("new/p"), b"through it");
+}
+
+/// A directory that was made for a copy into which nothing has come is removed with it.
+#[test]
+fn a_directory_made_for_nothing_is_removed() {
+    for to in ["", "h"] {
+        let lab = Lab::new();
+        lab.0.file("a", &noise(20 * CHUNK));
+        lab.0.fifo("p");
+        // Within a host files are copied too fast to be interrupted; a FIFO that nobody writes is not.
+        let mut arguments: Vec<OsString> = vec!["a".into(), "-l".into(), "800".into(), "p".into()];
+        if to.is_empty() {
+            arguments = vec!["p".into()];
+        }
+        arguments.push(lab.at(to, "new/"));
+        let mut copy = lab.start(&arguments);
+        let until = Instant::now() + PATIENCE;
+        while !lab.join("new").exists() {
+            assert!(Instant::now() < until && copy.is_running(), "{}", copy.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        copy.signal(Signal::INT);
+        copy.wait().expect(130).within(GONE);
+        let until = Instant::now() + GONE;
+        while lab.join("new").exists() {
+            assert!(Instant::now() < until, "{:?}", listed(&lab.join("new")));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 /// Bytes of the large file of a tree: one that is gone on with.

@@ -11,7 +11,7 @@ use crate::streams::{Ends, KEY, unwatched};
 const BYTES: u64 = 300 << 20;
 const MIB: f64 = 1_048_576.0;
 
-/// perftest's way of connecting, with as many messages on their way and waiting as `rdperf -t 16` has.
+/// perftest's way of connecting, with as many messages on their way and waiting as `rdperf --depth 16` has.
 const CONNECTED: [&str; 5] = ["-R", "-t", "16", "-r", "32"];
 
 /// Runs the rest of the command line with the contestants' programs in memory. The guest's file system is that of its
@@ -213,7 +213,7 @@ fn rdperf<'a>(ends: &'a Ends<'a>, mode: &'static str, bytes: &'static str, event
     let wait: &[&str] = if events { &[] } else { &["--poll"] };
     let count = iterations(bytes);
     let command = format!(
-        "rdperf serve --once {{port}} · rdperf {{address}}:{{port}} {mode} --transport rdma -s {bytes} -n {count} -t 16 {}",
+        "rdperf serve --once {{port}} · rdperf {{address}}:{{port}} {mode} --transport rdma --size {bytes} --iterations {count} --depth 16 {}",
         wait.join(" ")
     );
     let name = format!("rdperf {mode}, {bytes} B{}", if events { "" } else { " --poll" });
@@ -225,7 +225,7 @@ fn rdperf<'a>(ends: &'a Ends<'a>, mode: &'static str, bytes: &'static str, event
         ends.wait_listening(port)?;
         let mut client = ends.on(ends.sender_host, &program);
         client.env("RD_KEY", KEY).args([&format!("{}:{port}", ends.address), mode, "--transport", "rdma", "--json"]);
-        client.args(["-s", bytes, "-n", &count, "-t", "16"]).args(wait);
+        client.args(["--size", bytes, "--iterations", &count, "--depth", "16"]).args(wait);
         let said = Running::start_saying(&mut client)?.success()?;
         server.success()?;
         let line = said.lines().find(|line| line.starts_with('{')).unwrap_or("");

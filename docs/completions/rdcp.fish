@@ -48,7 +48,7 @@ complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable stor
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdcp -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
-complete -c rdcp -s q -l quiet -d 'Print errors only'
+complete -c rdcp -s q -l quiet -d 'Print errors only, also with -v and --progress'
 complete -c rdcp -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdcp -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdcp -s V -l version -d 'Print version'

@@ -23,7 +23,7 @@ _rdperf() {
 
     case "${cmd}" in
         rdperf)
-            opts="-a -s -n -D -q -t -b -v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
+            opts="-v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -33,15 +33,7 @@ _rdperf() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                -s)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --iterations)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -n)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -49,23 +41,11 @@ _rdperf() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                -D)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --qp)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                -q)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --depth)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -t)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -1,8 +1,8 @@
-complete -c rdperf -s s -l size -d 'Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping; with disk 4K, 64K and 1M]' -r
-complete -c rdperf -s n -l iterations -d 'Messages of each length, instead of a time [default of ping: 10]' -r
-complete -c rdperf -s D -l duration -d 'Seconds for each length, and for each number of connections, block size or depth' -r
-complete -c rdperf -s q -l qp -d 'Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps what the devices allow, at most 4096, TCP 1024]' -r
-complete -c rdperf -s t -l depth -d 'Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk 1, 8 and 32]' -r
+complete -c rdperf -l size -d 'Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for ping; with disk 4K, 64K and 1M]' -r
+complete -c rdperf -l iterations -d 'Messages of each length, instead of a time [default of ping: 10]' -r
+complete -c rdperf -l duration -d 'Seconds for each length, and for each number of connections, block size or depth' -r
+complete -c rdperf -l qp -d 'Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps what the devices allow, at most 4096, TCP 1024]' -r
+complete -c rdperf -l depth -d 'Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk 1, 8 and 32]' -r
 complete -c rdperf -l transport -d 'Which transport carries the messages' -r -f -a "auto\t'RDMA where both ends have an adapter that reaches the other, else TCP'
 rdma\t'RDMA only; fail where there is none'
 prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
@@ -28,8 +28,8 @@ complete -c rdperf -s F -d 'ssh\'s configuration' -r
 complete -c rdperf -s o -d 'An option of ssh\'s, such as Compression=no; may be repeated' -r
 complete -c rdperf -l agent -d 'The agent\'s program on other hosts [default: rdma-pipe-agent]' -r
 complete -c rdperf -l via -d 'The address or interface, of either end, that the data is to go by' -r
-complete -c rdperf -s a -l all -d 'Every length from 2 bytes to 8 MiB'
-complete -c rdperf -s b -l bidirectional -d 'Both ends send at once; the sums are told'
+complete -c rdperf -l all -d 'Every length from 2 bytes to 8 MiB'
+complete -c rdperf -l bidirectional -d 'Both ends send at once; the sums are told'
 complete -c rdperf -l reverse -d 'The other end sends'
 complete -c rdperf -l poll -d 'Look for messages all the time, at both ends, instead of sleeping until one comes'
 complete -c rdperf -s v -l verbose -d 'Print what happens as it does'

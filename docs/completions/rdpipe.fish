@@ -36,7 +36,7 @@ complete -c rdpipe -l no-label -d 'Leave standard error as it comes; else its li
 complete -c rdpipe -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdpipe -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdpipe -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
-complete -c rdpipe -s q -l quiet -d 'Print errors only'
+complete -c rdpipe -s q -l quiet -d 'Print errors only, also with -v and --progress'
 complete -c rdpipe -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdpipe -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdpipe -s V -l version -d 'Print version'

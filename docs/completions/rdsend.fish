@@ -24,7 +24,7 @@ complete -c rdsend -l color -d 'When to use colours' -r -f -a "auto\t'On a termi
 always\t'Always'
 never\t'Never'"
 complete -c rdsend -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
-complete -c rdsend -s q -l quiet -d 'Print errors only'
+complete -c rdsend -s q -l quiet -d 'Print errors only, also with -v and --progress'
 complete -c rdsend -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
 complete -c rdsend -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdsend -s V -l version -d 'Print version'

@@ -413,10 +413,7 @@ impl<'a> Copy<'a> {
     ) -> Result<Outcomes, Failure> {
         if found.kind == Kind::Directory {
             let name = self.sides[from].name(&found.path);
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("{name} is a directory, and what it is to become is no file"),
-            ));
+            return Err(Failure::new(Exit::Usage, format!("{name} is a directory, which only a directory can take")));
         }
         let to = if from == to { self.second(from)? } else { to };
         let send =

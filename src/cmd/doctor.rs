@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use rd_proto::frame::CHUNK_BYTES_MAX;
 
 use super::color::ColorOption;
@@ -154,7 +154,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
 
 /// A host, as the launcher takes it.
 fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
-    let usage = |message: String| super::usage(&DoctorArguments::command(), &message);
+    let usage = |message: String| Failure::new(Exit::Usage, message);
     // As rdcp takes it, with its colon or without.
     let with_colon =
         if text.as_bytes().ends_with(b":") { text.to_owned() } else { [text, OsStr::new(":")].concat_os() };
@@ -162,7 +162,7 @@ fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
         Ok(Spec::There(host, path)) if path.is_empty() => Ok(host),
         // An IPv6 address without its brackets.
         _ if text.to_str().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()) => Ok(text.to_owned()),
-        _ => Err(usage(format!("HOST is a name or an address, not {:?}", escaped(text)))),
+        _ => Err(usage(format!("HOST is a name or an address, not {:?}; see --help", escaped(text)))),
     }
 }
 

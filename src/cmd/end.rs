@@ -257,6 +257,7 @@ impl End {
             lost: Arc::clone(&lost),
             met: Arc::clone(&met),
             progress: Arc::clone(&progress),
+            made: Mutex::new(None),
         };
         let spawned = std::thread::Builder::new().name("session".to_owned()).spawn(move || run.run());
         match spawned {
@@ -449,6 +450,8 @@ struct Run {
     lost: Arc<AtomicBool>,
     met: Arc<AtomicBool>,
     progress: Arc<Progress>,
+    /// A directory that was made to copy into.
+    made: Mutex<Option<Vec<u8>>>,
 }
 
 /// What one end of a pipeline's session moves.
@@ -483,6 +486,9 @@ impl Run {
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
         drop(self.listener.lock().expect("no panic with it locked").take());
+        if let Some(directory) = self.made.lock().expect("no panic with it locked").take() {
+            place::unmake(&directory);
+        }
         let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
         self.lost.store(is_lost, Ordering::Relaxed);
         self.ended.store(true, Ordering::Release);
@@ -577,11 +583,20 @@ impl Run {
             }
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
+                self.make(&directory)?;
                 let sink = tree::sink(&directory, &names, &settings, &self.post, &self.emit, &self.progress)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
             }
             Prepared::Receive(target) => super::recv::open(target.as_ref()),
         }
+    }
+
+    /// Makes the directory to copy into where it is missing.
+    fn make(&self, directory: &[u8]) -> Result<(), IoFact> {
+        if place::make(directory)? {
+            *self.made.lock().expect("no panic with it locked") = Some(directory.to_vec());
+        }
+        Ok(())
     }
 
     fn prepare(&self) -> Result<Prepared, Fault> {
@@ -596,7 +611,11 @@ impl Run {
                 Self::sized(input, STANDARD_INPUT.into())
             }
             Job::ReceiveFile { path } => {
-                let target = Sink::prepare(&path_of(path.clone())).map_err(|fact| write_fault(&fact))?;
+                let path = path_of(path.clone());
+                if let Some(directory) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
+                    self.make(directory.as_os_str().as_bytes()).map_err(|fact| write_fault(&fact))?;
+                }
+                let target = Sink::prepare(&path).map_err(|fact| write_fault(&fact))?;
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),

@@ -43,8 +43,8 @@ pub const RDPIPE: &[Example] = &[
 pub const RDPERF: &[Example] = &[
     ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),
     ("rdperf serve", "Takes a free port and prints the line to run at the other host."),
-    ("rdperf -a --plot sweep.svg gpu2", "All message lengths, drawn."),
-    ("rdperf --poll -q 8 -b gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
+    ("rdperf --all --plot sweep.svg gpu2", "All message lengths, drawn."),
+    ("rdperf --poll --qp 8 --bidirectional gpu2 bw", "Eight queue pairs, both ways, without sleeping."),
     ("rdperf qps gpu2 --json=qps.json", "Throughput against the number of queue pairs."),
     ("rdperf model --clients 64", "How many queue pairs 64 clients may use."),
     ("rdperf --plot both.svg --compare monday.json --compare friday.json", "Two reports of --json over each other."),

@@ -328,7 +328,7 @@ impl Failure {
 
 /// `PATH: what went wrong (error N)`.
 pub(super) fn io_sentence(fact: &IoFact) -> String {
-    let mut sentence = escaped(OsStr::from_bytes(&fact.path));
+    let mut sentence = shown_path(&fact.path);
     if fact.errno != 0 {
         let _ = write!(sentence, ": {}", os_number(fact.errno));
     }
@@ -355,6 +355,13 @@ pub fn os(error: Errno) -> String {
 /// A library's words as they may be printed.
 pub(super) fn words(reason: &str) -> String {
     escaped(OsStr::new(reason)).replace("(os error ", "(errno ")
+}
+
+/// A path as it may be printed: as [`escaped`], with single slashes.
+pub fn shown_path(path: &[u8]) -> String {
+    let mut text = path.to_vec();
+    text.dedup_by(|next, before| (*next, *before) == (b'/', b'/'));
+    escaped(OsStr::from_bytes(&text))
 }
 
 /// A name as it may be printed on a terminal: control characters and bytes that are no UTF-8 are escaped.

@@ -6,6 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
 
 use clap::{Command, ValueEnum};
 
@@ -25,6 +26,8 @@ pub enum Here {
     Means(&'static [&'static str]),
     /// A number behind it makes it scp's, else it is rsync's: kept.
     Number(Number),
+    /// Such a word behind it makes it scp's, else it is rsync's: kept.
+    Word(Behind),
     /// Refused, since it would do something else: what to do instead.
     Refused(&'static str),
 }
@@ -38,6 +41,17 @@ pub enum Number {
     OldPort,
     /// scp's limit, in Kbit/s.
     Limit,
+}
+
+/// What else behind a letter makes it scp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// ssh's cipher: a word as ssh has them.
+    Cipher,
+    /// A program in ssh's place: one that can be run.
+    Program,
+    /// An option for SFTP, which is none of ours: `nrequests=`, `buffer=`.
+    Sftp,
 }
 
 /// A letter of scp or rsync: what it is there, and here.
@@ -63,6 +77,9 @@ impl Letter {
             Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
             Here::Number(Number::OldPort) => "accepted; with a number ssh's port, which is now -P".to_owned(),
             Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
+            Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else accepted".to_owned(),
+            Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
+            Here::Word(Behind::Sftp) => "accepted: done anyway, or of no use here".to_owned(),
             Here::Refused(instead) => format!("refused: {instead}"),
         }
     }
@@ -99,15 +116,15 @@ pub const LETTERS: &[Letter] = &[
     letter('O', "the old protocol", "--omit-dir-times", Here::Refused("there is no older protocol to choose: leave it out; --no-times leaves times out")),
     letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
     letter('R', "directly between hosts", "--relative", Here::Own),
-    letter('S', "program for ssh", "--sparse", Here::Refused("holes are kept without it; a program for ssh is --rsh COMMAND")),
+    letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
     letter('T', "no checks of names", "--temp-dir", Here::Own),
     letter('U', "", "--atimes", Here::Kept),
     letter('V', "", "--version", Here::Own),
     letter('W', "", "--whole-file", Here::Kept),
-    letter('X', "an option for SFTP", "--xattrs", Here::Kept),
+    letter('X', "an option for SFTP", "--xattrs", Here::Word(Behind::Sftp)),
     letter('a', "", "--archive", Here::Means(&["--recursive"])),
     letter('b', "", "--backup", Here::Refused("rdcp keeps no old files; rsync -b does")),
-    letter('c', "cipher", "--checksum", Here::Refused("every copy is proven by a digest without it; ssh's cipher is -o Ciphers=")),
+    letter('c', "cipher", "--checksum", Here::Word(Behind::Cipher)),
     letter('d', "", "--dirs", Here::Refused("rdcp copies directories with what is in them (-r) or not at all")),
     letter('e', "", "--rsh", Here::Means(&["--rsh"])),
     letter('f', "", "--filter", Here::Refused("use --exclude and --include")),
@@ -158,7 +175,35 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-D", Here::Means(&["--no-specials"])),
     ("--stats", Here::Means(&["--verbose"])),
     ("--info=progress2", Here::Means(&["--progress"])),
-    ("--checksum", Here::Refused("every copy is proven by a digest without it")),
+    ("--checksum", Here::Kept),
+    ("--numeric-ids", Here::Kept),
+    ("--append-verify", Here::Kept),
+    ("--no-whole-file", Here::Kept),
+    ("--delay-updates", Here::Kept),
+    ("--safe-links", Here::Refused("links are copied as they are; --no-symlinks leaves all of them out")),
+    ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
+    ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
+    ("--no-group", Here::Refused("--no-owner leaves both owner and group out")),
+    ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
+    ("--ignore-existing", Here::Refused("rdcp replaces what is there; rsync --ignore-existing spares it")),
+    ("--existing", Here::Refused("rdcp makes what is missing; rsync --existing does not")),
+    ("--size-only", Here::Refused("rdcp copies all that it is given; rsync --size-only compares")),
+    ("--remove-source-files", Here::Refused("rdcp deletes nothing; use && rm, which exit code 0 allows")),
+    ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
+    ("--one-file-system", Here::Refused("use --exclude for what is mounted below; rsync -x stays on one file system")),
+    ("--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
+    ("--exclude-from=", Here::Refused("give each line of it with --exclude")),
+    ("--include-from=", Here::Refused("give each line of it with --include")),
+    ("--chmod=", Here::Refused("chmod afterwards; --no-mode gives copies the mode of new files")),
+    ("--chown=", Here::Refused("chown afterwards; --no-owner gives copies to whoever makes them")),
+    ("--timeout=", Here::Refused("--reconnect SECONDS is how long a lost link is waited for")),
+    ("--compress-level=", Here::Refused("use --compress zstd or --compress lz4")),
+    ("--partial-dir=", Here::Refused("what has arrived is kept beside its place, and the same copy goes on with it")),
+    ("--temp-dir=", Here::Refused("files are made beside their place, so that they can be renamed")),
+    ("--out-format=", Here::Refused("--json tells programs what happens")),
+    ("--log-file=", Here::Refused("--json=FILE tells programs what happens")),
+    ("--max-size=", Here::Refused("find -size with xargs gives it names")),
+    ("--min-size=", Here::Refused("find -size with xargs gives it names")),
     ("--copy-links", Here::Refused("without -r symbolic links are followed; in a tree, rsync --copy-links does it")),
     ("--relative", Here::Refused("name the last directory in DST; rsync --relative makes those before it")),
     ("--update", Here::Refused("rdcp replaces what is there; rsync --update spares what is newer")),
@@ -168,6 +213,10 @@ const WORDS: &[(&str, Here)] = &[
         Here::Refused("--json tells of each file that failed, -v of the copy; rsync --itemize-changes lists"),
     ),
     ("--delete", Here::Refused(DELETES_NOTHING)),
+    ("--del", Here::Refused(DELETES_NOTHING)),
+    ("--delete-before", Here::Refused(DELETES_NOTHING)),
+    ("--delete-during", Here::Refused(DELETES_NOTHING)),
+    ("--delete-delay", Here::Refused(DELETES_NOTHING)),
     ("--delete-after", Here::Refused(DELETES_NOTHING)),
     ("--delete-excluded", Here::Refused(DELETES_NOTHING)),
     ("--files-from=", Here::Refused("xargs gives it names")),
@@ -183,6 +232,8 @@ pub struct Translated {
     pub words: Vec<OsString>,
     /// What should be said about it, at most once each.
     pub notes: Vec<String>,
+    /// What `-i` takes.
+    pub key: Option<OsString>,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
     pub is_relative: bool,
 }
@@ -285,6 +336,11 @@ fn cluster(
                 return Ok(());
             }
             Some(Here::Own) if byte == b'R' => done.is_relative = true,
+            Some(Here::Own) if byte == b'h' && letters.len() > 1 => {
+                let letters = String::from_utf8_lossy(letters);
+                let instead = "-h is help; rsync's is --human-readable, which rdcp does anyway: leave it out";
+                return Err(format!("-{letters}: {instead}"));
+            }
             Some(Here::Own) => done.words.push(short),
             Some(Here::Kept) => {}
             Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
@@ -299,8 +355,33 @@ fn cluster(
                 if is_flag {
                     continue;
                 }
+                // Behind other letters it is more likely rsync's, and would swallow a source.
+                if byte == b'i' && at > 0 && !attached && value.is_some_and(|value| !is_key(value)) {
+                    let letters = String::from_utf8_lossy(letters);
+                    return Err(format!("-{letters}: {NO_KEY}"));
+                }
+                if byte == b'i' {
+                    done.key = value.map(OsStr::to_owned);
+                }
                 done.words.push(if byte == b'e' { "--rsh".into() } else { short });
                 done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
+                return Ok(());
+            }
+            Some(Here::Word(behind)) => {
+                if !value.is_some_and(|value| behind.is_meant(value, attached, exists)) {
+                    continue;
+                }
+                let value = if attached { Some(rest.to_owned()) } else { words.next() };
+                let value = value.unwrap_or_default();
+                match behind {
+                    Behind::Cipher => {
+                        let mut option = OsString::from("Ciphers=");
+                        option.push(value);
+                        done.words.extend(["-o".into(), option]);
+                    }
+                    Behind::Program => done.words.extend(["--rsh".into(), value]),
+                    Behind::Sftp => {}
+                }
                 return Ok(());
             }
             Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
@@ -332,6 +413,43 @@ fn cluster(
         }
     }
     Ok(())
+}
+
+impl Behind {
+    /// Whether a word is what scp's letter takes. `attached`: to its letter, where rsync's letters may follow as well.
+    fn is_meant(self, word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
+        let text = word.to_string_lossy();
+        match self {
+            Self::Cipher => {
+                let kinds = ["-ctr", "-cbc", "-gcm@openssh.com", "-poly1305@openssh.com"];
+                text.split(',').all(|cipher| kinds.iter().any(|kind| cipher.ends_with(kind))) && !exists(word)
+            }
+            // With a slash, as nobody copies it.
+            Self::Program => !attached && is_program(word),
+            Self::Sftp => text.starts_with("nrequests=") || text.starts_with("buffer="),
+        }
+    }
+}
+
+/// What `-i` is, and is not.
+pub const NO_KEY: &str = "-i takes ssh's key; rsync's is --itemize-changes: --json tells of each file that failed";
+
+/// Whether a word is the path of a key of ssh's.
+fn is_key(word: &OsStr) -> bool {
+    let mut public = word.to_owned();
+    public.push(".pub");
+    let begins = |path: &OsStr| {
+        let mut start = [0; 11];
+        std::fs::File::open(path).is_ok_and(|mut file| std::io::Read::read_exact(&mut file, &mut start).is_ok())
+            && start == *b"-----BEGIN "
+    };
+    std::path::Path::new(&public).exists() || begins(word)
+}
+
+/// Whether a word is the path of a program, named with a slash.
+fn is_program(word: &OsStr) -> bool {
+    let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
+    word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
 }
 
 fn is_number(word: &OsStr) -> bool {
@@ -417,7 +535,20 @@ mod tests {
             ("-rlptgoD a h:", "-r a h:"),
             ("-rtgz a b", "-r -t gz a b"),
             ("-rt./x a", "-r -t ./x a"),
-            ("-aHAXS", "!"),
+            ("-aHAXS a h:", "--recursive a h:"),
+            ("-S /bin/sh a h:", "--rsh /bin/sh a h:"),
+            ("-S a h:", "a h:"),
+            ("-c aes128-ctr a h:", "-o Ciphers=aes128-ctr a h:"),
+            ("-caes128-gcm@openssh.com a h:", "-o Ciphers=aes128-gcm@openssh.com a h:"),
+            ("-rc a h:", "-r a h:"),
+            ("-X nrequests=8 a h:", "a h:"),
+            ("-avh a h:", "!"),
+            ("-h", "-h"),
+            ("-avi a h:", "!"),
+            ("-ikey a h:", "-i key a h:"),
+            ("-aX a h:", "--recursive a h:"),
+            ("-vvvq a h:", "-v -v -v -q a h:"),
+            ("-4 a h:", "-o AddressFamily=inet a h:"),
             ("-t dir a", "-t dir a"),
             ("-P 2222 a h:", "-P 2222 a h:"),
             ("-P2222 a h:", "-P 2222 a h:"),

@@ -14,6 +14,7 @@ mod examiner;
 pub mod examples;
 pub mod exit;
 pub mod habits;
+mod hosts;
 pub mod json;
 pub mod key;
 mod launching;
@@ -30,6 +31,7 @@ pub mod send;
 mod station;
 mod stream;
 pub mod tree;
+mod wrong;
 
 use exit::{Exit, Failure};
 
@@ -68,7 +70,12 @@ pub fn main() -> ExitCode {
             print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
         }
         Some(word) if word == "--help" || word == "-h" => print(&overview()),
-        _ => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
+        Some(word) => {
+            let names = COMMANDS.map(|(name, ..)| name).join(", ");
+            let message = format!("no command {}; the commands are {names}", exit::escaped(word));
+            Err(Failure::new(Exit::Usage, message))
+        }
+        None => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
     })
 }
 
@@ -156,7 +163,7 @@ fn stop_here() {
 /// A wrong command line: one sentence, and how it is meant.
 fn usage(command: &clap::Command, message: &str) -> Failure {
     let usage = command.clone().render_usage();
-    Failure::new(exit::Exit::Usage, format!("{message}\n{usage}"))
+    Failure::new(exit::Exit::Usage, format!("{message}; see --help\n{usage}"))
 }
 
 /// What clap made of a command line that it could not take, or of `--help` and `--version`.
@@ -168,8 +175,5 @@ fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
             crate::fs::standard::output().and_then(|_| error.print()).and_then(|()| std::io::stdout().flush());
         return printed(written);
     }
-    // As all our failures begin: with the command's name, not with clap's "error:".
-    let text = error.render().to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    Err(Failure::new(exit::Exit::Usage, text))
+    Err(Failure::new(exit::Exit::Usage, wrong::line(error)))
 }

@@ -103,11 +103,11 @@ pub struct ReportOptions {
     /// Print which way the data goes, how files were read and written, what limited, and the bandwidth
     #[arg(short, long, overrides_with = "verbose")]
     pub verbose: bool,
-    /// Print errors only
-    #[arg(short, long, conflicts_with = "verbose", overrides_with = "quiet")]
+    /// Print errors only, also with -v and --progress
+    #[arg(short, long, overrides_with = "quiet")]
     pub quiet: bool,
     /// Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds
-    #[arg(long, conflicts_with = "quiet")]
+    #[arg(long, overrides_with = "progress")]
     pub progress: bool,
     /// Report as JSON, an object a line, to FILE or else to standard output where that carries no data
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
@@ -136,6 +136,13 @@ impl KeyOptions {
     /// KEY is none of the positional arguments.
     pub fn is_elsewhere(&self) -> bool {
         self.key_file.is_some() || self.key_fd.is_some()
+    }
+}
+
+impl ReportOptions {
+    /// The same, where `-q` counts wherever it stands, as with scp and rsync.
+    pub fn settled(self) -> Self {
+        Self { verbose: self.verbose && !self.quiet, progress: self.progress && !self.quiet, ..self }
     }
 }
 
@@ -276,7 +283,73 @@ const _: () = assert!(BUFFER_BYTES_DEFAULT < 64 << 20, "the default pool stays u
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::cmd::habits::{Here, LETTERS, Number};
+
+    /// What a letter or word may mean in one command that it does not in the others.
+    const EXCEPTIONS: &[(&str, &str, &str)] = &[
+        ("rdpipe", "-p", "rdpipe's own from the beginning: the port that it listens on"),
+        ("rdpipe", "-H", "rdpipe's own from the beginning: what the hosts next to this one call it"),
+        ("rddoctor", "--json", "no data and nothing else goes to its standard output, so it takes no FILE"),
+    ];
+
+    fn commands() -> [clap::Command; 6] {
+        [
+            crate::cmd::rdcp::CopyArguments::command(),
+            crate::cmd::send::SendArguments::command(),
+            crate::cmd::recv::RecvArguments::command(),
+            crate::cmd::rdpipe::PipeArguments::command(),
+            crate::cmd::perf::PerfArguments::command(),
+            crate::cmd::doctor::DoctorArguments::command(),
+        ]
+    }
+
+    /// A letter stands for one word, a word has one letter and one kind of value, and rdcp takes no letter of another
+    /// command for something of scp's or rsync's.
+    #[test]
+    fn a_letter_or_word_means_the_same_in_all_commands() {
+        let mut meanings: BTreeMap<String, (String, String)> = BTreeMap::new();
+        let mut used = Vec::new();
+        for command in commands() {
+            let name = command.get_name();
+            for option in command.get_arguments().filter(|option| !option.is_positional()) {
+                let letter = option.get_short().map(|letter| format!("-{letter}"));
+                let word = option.get_long().map(|word| format!("--{word}"));
+                let takes = if option.get_action().takes_values() { option.get_value_names() } else { None };
+                let meaning = format!("{letter:?} {word:?} {takes:?}");
+                for form in letter.iter().chain(&word) {
+                    if let Some(known) = EXCEPTIONS.iter().position(|(of, what, _)| (*of, *what) == (name, form)) {
+                        used.push(known);
+                        continue;
+                    }
+                    let (first, known) =
+                        meanings.entry(form.clone()).or_insert_with(|| (name.to_owned(), meaning.clone()));
+                    assert_eq!(*known, meaning, "{form} in {first} and in {name}");
+                }
+                let Some(letter) = option.get_short() else { continue };
+                let known = LETTERS.iter().find(|known| known.letter == letter).map(|known| known.here);
+                let is_own = matches!(known, Some(Here::Own | Here::OwnValue | Here::Number(Number::Port)));
+                let is_exception = EXCEPTIONS.iter().any(|(of, what, _)| (*of, *what) == (name, &format!("-{letter}")));
+                assert!(is_own || is_exception, "-{letter} of {name} is {known:?} in rdcp");
+            }
+        }
+        used.sort_unstable();
+        assert_eq!(used, (0..EXCEPTIONS.len()).collect::<Vec<_>>(), "each exception is one");
+    }
+
+    #[test]
+    fn quiet_counts_wherever_it_stands() {
+        use clap::Parser;
+        for line in ["rdcp -q -v --progress a b", "rdcp -v -v -v -q a b", "rdcp --progress -q a b"] {
+            let arguments = crate::cmd::rdcp::CopyArguments::try_parse_from(line.split(' ')).expect(line);
+            let report = arguments.report.settled();
+            assert_eq!((report.quiet, report.verbose, report.progress), (true, false, false), "{line}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

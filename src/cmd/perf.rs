@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use rd_proto::control::Policy;
 use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
@@ -81,28 +82,28 @@ pub struct PerfArguments {
 #[command(next_help_heading = "Load")]
 struct LoadOptions {
     /// Every length from 2 bytes to 8 MiB
-    #[arg(short, long, conflicts_with = "size")]
+    #[arg(long, conflicts_with = "size")]
     all: bool,
     /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for
     /// ping; with disk 4K, 64K and 1M]
-    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u32>,
     /// Messages of each length, instead of a time [default of ping: 10]
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
     iterations: Option<u64>,
     /// Seconds for each length, and for each number of connections, block size or depth
-    #[arg(short = 'D', long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     duration: Duration,
     /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps
     /// what the devices allow, at most 4096, TCP 1024]
-    #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     qp: Option<u32>,
     /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk
     /// 1, 8 and 32]
-    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
     depth: Option<u16>,
     /// Both ends send at once; the sums are told
-    #[arg(short, long)]
+    #[arg(long)]
     bidirectional: bool,
     /// The other end sends
     #[arg(long, conflicts_with = "bidirectional")]
@@ -203,8 +204,27 @@ enum Mode {
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdperf", || match super::parse::<PerfArguments>(words) {
         Ok(arguments) => perf(&arguments),
-        Err(error) => super::parse_failure(&error),
+        Err(error) => renamed(&error).map_or_else(|| super::parse_failure(&error), Err),
     })
+}
+
+/// Letters of perftest's, which older releases took and which mean something else in the other commands.
+const RENAMED: &[(&str, &str)] = &[
+    ("-a", "--all"),
+    ("-b", "--bidirectional"),
+    ("-D", "--duration"),
+    ("-n", "--iterations"),
+    ("-q", "--qp"),
+    ("-s", "--size"),
+    ("-t", "--depth"),
+];
+
+/// What to write instead of such a letter, if that is what is wrong.
+fn renamed(error: &clap::Error) -> Option<Failure> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
+    let (letter, word) =
+        RENAMED.iter().find(|(letter, _)| error.kind() == ErrorKind::UnknownArgument && given == letter)?;
+    Some(Failure::new(Exit::Usage, format!("{letter} is now written {word}; see --help")))
 }
 
 fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
@@ -251,7 +271,7 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
             Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
         }
         (["disk", _], [_, path]) => Ok(Task::Storage(path.clone())),
-        (["disk"], _) => wrong("disk needs a PATH"),
+        (["disk"], _) => Err(Failure::new(Exit::Usage, "disk needs a PATH: rdperf disk PATH")),
         (["mem"], _) => Ok(Task::Memory),
         (["model"], _) => Ok(Task::Model),
         ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
@@ -262,7 +282,10 @@ fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
             _ => match (mode(first), mode(second)) {
                 (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
                 (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
-                (None, None) => wrong(&format!("there is no mode {:?}", escaped(other))),
+                (None, None) => {
+                    let message = format!("no mode {}; the modes are bw, lat, ping, qps and limits", escaped(other));
+                    Err(Failure::new(Exit::Usage, message))
+                }
             },
         },
         _ => wrong("too many arguments"),
@@ -465,7 +488,7 @@ mod tests {
 
     #[test]
     fn all_lengths_are_perftests() {
-        let arguments = PerfArguments::try_parse_from(["rdperf", "-a", "h"]).expect("right");
+        let arguments = PerfArguments::try_parse_from(["rdperf", "--all", "h"]).expect("right");
         let sizes = arguments.load.sizes(2);
         assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
     }

@@ -17,6 +17,9 @@ use crate::fs::{io_fact, plain_fact, std_fact};
 /// The name by which a directory is merged into the one that it comes to lie in.
 const ITSELF: &[u8] = b".";
 
+/// The error number with which a source is refused that is its own destination; no other refusal has it.
+pub(super) const SAME_FILE: i32 = libc::EEXIST;
+
 /// What the paths and patterns stand for, and why some of them stand for nothing. `links`: symbolic links are copied, not
 /// followed. `expand`: `~` and patterns stand for names.
 pub(super) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
@@ -64,7 +67,7 @@ fn kind(metadata: &Metadata) -> Kind {
 
 /// Where what was asked about will come to lie.
 ///
-/// The rules are those of `cp -a`. Sources come into DST if that is a directory and not `exact`; several need one, and keep
+/// The rules are those of `cp -a`, but that a directory to copy into may be missing, as with rsync: see [`make`]. Sources come into DST if that is a directory and not `exact`; several need one, and keep
 /// their names. A single one becomes DST itself: a file replaces what a link of that name leads to, anything else the
 /// link. Only a file is written to a device or FIFO.
 ///
@@ -74,15 +77,11 @@ fn kind(metadata: &Metadata) -> Kind {
 pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     let path = if expand { names::home_expanded(&asked.path) } else { PathBuf::from(OsStr::from_bytes(&asked.path)) };
     let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
-    let refused =
-        |path: &Path, error| Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), error));
-    let from_error =
-        |path: &Path, error: &std::io::Error| refused(path, Errno::from_io_error(error).unwrap_or(Errno::IO));
     let are_files = asked.sources.iter().all(|source| source.kind == Kind::File);
     let is_link = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
     let placed = match std::fs::metadata(&path) {
         Ok(metadata) if metadata.is_dir() && !asked.exact => merged(&path, asked),
-        Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(refused(&path, Errno::NOTDIR)),
+        Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(no_directory(&path, &path)),
         _ if is_link && !are_files && !asked.directory => named(&path),
         Ok(metadata) => {
             let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
@@ -90,31 +89,83 @@ pub(super) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
             Placed { is_special, ..named(if is_special { &path } else { &real }) }
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && is_link && !asked.directory => {
-            let fact =
-                plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
-            return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked.directory => {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let plain = bare(&path);
+            let is_dangling = std::fs::symlink_metadata(plain).is_ok_and(|found| found.is_symlink());
+            if is_dangling && (asked.directory || is_link) {
+                let fact =
+                    plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
+                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+            }
             let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
-            if bytes(&path).ends_with(b"/") && !is_directory {
-                return Err(refused(&path, Errno::NOTDIR));
+            if !asked.directory && path.as_os_str().as_bytes().ends_with(b"/") && !is_directory {
+                let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(path.as_os_str(), NO_NAME) };
+                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
             }
             let placed = named(&path);
             let parent = Path::new(OsStr::from_bytes(&placed.directory));
             match std::fs::metadata(parent) {
-                Ok(metadata) if metadata.is_dir() => placed,
-                Ok(_) => return Err(refused(parent, Errno::NOTDIR)),
-                Err(error) => return Err(from_error(parent, &error)),
+                Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, parent)),
+                Err(error) => return Err(unwritable(bare(parent), &error)),
+                Ok(_) if asked.directory => merged(&path, asked),
+                Ok(_) => placed,
             }
         }
-        Err(error) => return Err(from_error(&path, &error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+            let is_other = |above: &&Path| std::fs::metadata(above).is_ok_and(|found| !found.is_dir());
+            let other = path.ancestors().find(is_other).unwrap_or(&path);
+            return Err(no_directory(&path, other));
+        }
+        Err(error) => return Err(unwritable(&path, &error)),
     };
     check_targets(asked, &placed)?;
     Ok(placed)
 }
 
-/// Sources that come to lie in a directory that is there; the contents of `dir/.` become contents of it.
+/// Why a name with a slash behind it is none for a file.
+const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), errno))
+}
+
+/// `other`: what is no directory, be it the path itself or above it.
+fn no_directory(path: &Path, other: &Path) -> Fault {
+    let other = bare(other);
+    let detail = if other == bare(path) { String::new() } else { format!("{} is not one", escaped(other.as_os_str())) };
+    let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(bare(path).as_os_str(), &detail) };
+    Fault::io(Exit::Destination.code(), "cannot write", &fact)
+}
+
+/// A path without the slashes behind it.
+fn bare(path: &Path) -> &Path {
+    let text = path.as_os_str().as_bytes();
+    let end = text.iter().rposition(|&byte| byte != b'/').map_or(text.len().min(1), |last| last + 1);
+    Path::new(OsStr::from_bytes(&text[..end]))
+}
+
+/// Makes the last directory of a destination that [`place`] has found missing; whether it did. Nothing is made above it.
+///
+/// # Errors
+///
+/// It is not there, and cannot be made.
+pub(super) fn make(directory: &[u8]) -> Result<bool, IoFact> {
+    let path = Path::new(OsStr::from_bytes(directory));
+    match std::fs::create_dir(path) {
+        Ok(()) => Ok(true),
+        Err(_) if path.is_dir() => Ok(false),
+        Err(error) => Err(std_fact(path.as_os_str(), &error)),
+    }
+}
+
+/// Removes a directory that [`make`] has made and into which nothing has come.
+pub(super) fn unmake(directory: &[u8]) {
+    // Whatever is in it by now stays.
+    let _ = std::fs::remove_dir(Path::new(OsStr::from_bytes(directory)));
+}
+
+/// Sources that come to lie in a directory; the contents of `dir/.` become contents of it.
 fn merged(path: &Path, asked: &Place) -> Placed {
     let is_contents = |source: &Found| source.name.is_empty();
     // The way by which it was named would hide that a directory is to come into itself.
@@ -168,14 +219,15 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
         let Ok(there) = looked(&target) else { continue };
         if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
             let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
-            return Err(usage(format!("{from} and {to} are the same file")));
+            return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
         }
-        let clash = match (source.kind == Kind::Directory, there.is_dir()) {
-            (true, false) => Errno::NOTDIR,
-            (false, true) => Errno::ISDIR,
+        let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
+            (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
+            (false, true) => (Errno::ISDIR, "a file does not replace it"),
             _ => continue,
         };
-        return Err(Fault::io(Exit::Destination.code(), "cannot write", &io_fact(target.as_os_str(), clash)));
+        let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
+        return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
     }
     Ok(())
 }
@@ -264,7 +316,10 @@ mod tests {
         assert_eq!(placed(&["file"], "new/", false, false), Err((6, notdir)));
         assert_eq!(placed(&["file"], "none/new", false, false), Err((6, noent)));
         assert_eq!(placed(&["file"], "other/new", false, false), Err((6, notdir)));
-        assert_eq!(placed(&["file", "other"], "new", true, false), Err((6, noent)));
+        assert_eq!(placed(&["file", "other"], "new", true, false), Ok("new/file".into()), "as with rsync");
+        assert_eq!(placed(&["file"], "new/", true, false), Ok("new/file".into()), "as with rsync");
+        assert_eq!(placed(&["file", "other"], "none/new", true, false), Err((6, noent)));
+        assert_eq!(placed(&["file", "other"], "other/new/", true, false), Err((6, notdir)));
         assert_eq!(placed(&["file", "other"], "file", true, false), Err((6, notdir)));
         assert_eq!(placed(&["dir"], "file", false, false), Err((6, notdir)));
         assert_eq!(placed(&["file"], "dir", false, true), Err((6, isdir)));
@@ -304,7 +359,7 @@ mod tests {
             |sources: &[&str], path: &Path| place(&asked(sources, &bytes(path), false), false).map_err(|it| it.exit);
         assert_eq!(refused(&["dir/."], &real.join("link")), Err(1), "into itself");
         assert_eq!(refused(&["file", "dir/."], &real.join("dir")), Err(1), "onto itself");
-        assert_eq!(refused(&["dir/.", "file"], &real.join("new")), Err(6));
+        assert_eq!(refused(&["dir/.", "file"], &real.join("none/new")), Err(6));
     }
 
     /// What is copied as what it is replaces a link of that name; a file replaces what the link leads to.
@@ -329,7 +384,7 @@ mod tests {
             assert_eq!(placed(source, "to-dir", false), Ok(format!("to-dir/{source}")));
             assert_eq!(placed(source, "to-dir", true), Ok("to-dir".into()));
         }
-        assert_eq!(placed("to-file", "to-file", false), Err((1, 0)), "the same link");
+        assert_eq!(placed("to-file", "to-file", false), Err((1, SAME_FILE)), "the same link");
         let (notdir, isdir, r#loop) = (20, 21, 40);
         for (source, to, exact, answer) in [
             ("dir/below", "to-file", false, notdir),
@@ -339,8 +394,16 @@ mod tests {
             ("to-file", "to-dir/", true, isdir),
             ("other", "dangling", false, 0),
             ("other", "itself", false, r#loop),
+            ("other", "dangling/", false, notdir),
         ] {
             assert_eq!(placed(source, to, exact), Err((6, answer)), "{source} {to}");
+        }
+        for to in ["dangling", "dangling/"] {
+            assert_eq!(
+                scratch.place(&["other", "file"], to, true, false),
+                Err((6, 0)),
+                "{to}: nothing is made through it"
+            );
         }
         // With a slash behind it, a link is what it leads to.
         let real = std::fs::canonicalize(&scratch.0).expect("it").join("dir");
@@ -355,17 +418,34 @@ mod tests {
     }
 
     #[test]
+    fn one_directory_is_made_and_removed_again() {
+        let scratch = Scratch::new("make");
+        let at = |name: &str| bytes(&scratch.0.join(name));
+        assert_eq!(make(&at("new/")), Ok(true));
+        assert_eq!(make(&at("new")), Ok(false), "it is there");
+        assert_eq!(make(b"."), Ok(false));
+        assert_eq!(make(&at("none/new")).map_err(|fact| fact.errno), Err(2));
+        assert_eq!(make(&at("file")).map_err(|fact| fact.errno), Err(17));
+        std::fs::write(scratch.0.join("new/arrived"), b"").expect("a file");
+        unmake(&at("new"));
+        assert!(scratch.0.join("new/arrived").exists(), "what has arrived stays");
+        std::fs::remove_file(scratch.0.join("new/arrived")).expect("ours");
+        unmake(&at("new"));
+        assert!(!scratch.0.join("new").exists());
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         let scratch = Scratch::new("nonsense");
-        for (sources, to) in [
-            (&["file"][..], "file"),
-            (&["file"], "dir/../file"),
-            (&["file"], ""),
-            (&["dir"], "dir/below"),
-            (&["dir"], "dir/new"),
-            (&["dir"], "dir"),
+        for (sources, to, errno) in [
+            (&["file"][..], "file", SAME_FILE),
+            (&["file"], "dir/../file", SAME_FILE),
+            (&["file"], "", SAME_FILE),
+            (&["dir"], "dir/below", 0),
+            (&["dir"], "dir/new", 0),
+            (&["dir"], "dir", 0),
         ] {
-            assert_eq!(scratch.place(sources, to, false, false), Err((1, 0)), "{sources:?} {to:?}");
+            assert_eq!(scratch.place(sources, to, false, false), Err((1, errno)), "{sources:?} {to:?}");
         }
     }
 }

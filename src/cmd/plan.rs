@@ -14,6 +14,20 @@ use crate::control::launch::Launcher;
 /// Bytes of a host's name with a user's.
 const HOST_BYTES_MAX: usize = 1024;
 
+/// What URLs begin with that are no hosts.
+const SCHEMES: &[&str] = &["ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
+
+/// What to say to an IPv6 address in front of a path that lacks its brackets: `fe80::1:/path`.
+fn unbracketed(text: &OsStr) -> Option<String> {
+    let text = text.to_str().filter(|text| !text.contains('['))?;
+    let (user, rest) = text.split_once('@').map_or(("", text), |(user, rest)| (&text[..=user.len()], rest));
+    let is_address = |end: &usize| rest[..*end].parse::<std::net::Ipv6Addr>().is_ok();
+    let end = rest.rmatch_indices(':').map(|(at, _)| at).find(is_address)?;
+    let (address, path) = (&rest[..end], &rest[end + 1..]);
+    let words = [user, "[", address, "]:", path].concat();
+    Some(format!("an address is written in brackets: {}", escaped(OsStr::new(&words))))
+}
+
 /// One side of a command line: `path`, `host:path`, `-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Spec {
@@ -37,7 +51,12 @@ impl Spec {
             return Ok(Self::Standard);
         }
         if bytes.is_empty() {
-            return Err("an empty path".to_owned());
+            return Err("an empty path; HOST: is the home on HOST, . this directory".to_owned());
+        }
+        if let Some(rest) = bytes.strip_prefix(b"rsync://") {
+            let host = rest.split(|&byte| b":/".contains(&byte)).next().unwrap_or_default();
+            let (text, host) = (escaped(text), escaped(OsStr::from_bytes(host)));
+            return Err(format!("{text} is an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"));
         }
         let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
         let (host, path) = if bytes[at..].starts_with(b"[") {
@@ -51,8 +70,24 @@ impl Spec {
             let Some(colon) = colon.filter(|&at| bytes[at] == b':') else { return Ok(Self::Here(text.to_owned())) };
             (bytes[..colon].to_vec(), &bytes[colon + 1..])
         };
-        if host.is_empty() || host.ends_with(b"@") {
-            return Err(format!("no host in {}; a local name with a colon is written ./NAME", escaped(text)));
+        if let Some(address) = unbracketed(text) {
+            return Err(address);
+        }
+        if path.starts_with(b"//") && SCHEMES.iter().any(|scheme| host == scheme.as_bytes()) {
+            let text = escaped(text);
+            return Err(format!("{text} is a URL that rdcp does not take; write HOST:PATH, or scp://HOST/PATH"));
+        }
+        if path.starts_with(b":") {
+            let (text, host) = (escaped(text), escaped(OsStr::from_bytes(&host)));
+            return Err(format!(
+                "{text} names a module of an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"
+            ));
+        }
+        if host.is_empty() || host.ends_with(b"@") || host.starts_with(b"@") {
+            return Err(format!(
+                "no host, or no user, in {}; a local name with a colon is written ./NAME",
+                escaped(text)
+            ));
         }
         // It would be an option of the launcher's.
         if host.starts_with(b"-") {
@@ -126,9 +161,24 @@ mod tests {
         ] {
             assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
         }
+        for (text, right) in [("fe80::1:/x", "[fe80::1]:/x"), ("u@::1:x", "u@[::1]:x"), ("fd00::2:", "[fd00::2]:")] {
+            assert!(Spec::parse(OsStr::new(text)).is_err_and(|line| line.ends_with(right)), "{text}");
+        }
         let long = |length| "x".repeat(length);
-        for text in ["", ":x", "u@:x", "-oProxyCommand=x:y", &format!("h:{}", long(4096)), &format!("{}:", long(1025))]
-        {
+        for text in [
+            "",
+            "ssh://h/x",
+            "http://h/x",
+            "@h:x",
+            "h::module/x",
+            "u@h::",
+            "rsync://h/module",
+            ":x",
+            "u@:x",
+            "-oProxyCommand=x:y",
+            &format!("h:{}", long(4096)),
+            &format!("{}:", long(1025)),
+        ] {
             assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
         }
         assert!(Spec::parse(OsStr::new(&format!("{}:{}", long(1024), long(4095)))).is_ok());

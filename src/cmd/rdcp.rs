@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use super::copy::Copy;
-use super::exit::{Exit, Failure};
-use super::habits;
+use super::exit::{Exit, Failure, escaped};
+use super::habits::{self, NO_KEY, Translated};
+use super::hosts;
 use super::launching::{AgentChoice, Otherwise};
 use super::options::{ReportOptions, TransferOptions};
 use super::plan::{Plan, Spec};
@@ -21,7 +22,8 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// Copy files between hosts
 ///
 /// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on another, which is reached
-/// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp; several SRC need a directory.
+/// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp. Several SRC come into
+/// a directory, as do files into a DST that ends in a slash; if it is missing, it is made, but none above it.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
 /// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
@@ -37,7 +39,7 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 )]
 pub struct CopyArguments {
     /// What is copied, and where to
-    #[arg(value_name = "SRC... DST", required = true)]
+    #[arg(value_name = "SRC... DST")]
     paths: Vec<OsString>,
     /// Copy directories with everything in them
     #[arg(short, long, overrides_with = "recursive")]
@@ -58,7 +60,7 @@ pub struct CopyArguments {
     #[command(flatten)]
     transfer: TransferOptions,
     #[command(flatten)]
-    report: ReportOptions,
+    pub(super) report: ReportOptions,
 }
 
 /// Options of how hosts are reached.
@@ -146,34 +148,56 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
         let command = CopyArguments::command().color(super::color::of_help());
-        let exists = |name: &OsStr| std::path::Path::new(name).symlink_metadata().is_ok();
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
-        let done = done.map_err(|reason| super::usage(&command, &reason))?;
-        let words = std::iter::once(OsString::from("rdcp")).chain(done.words);
+        let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
+        let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
         let parsed = command.try_get_matches_from(words);
         match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
             Ok((arguments, matches)) => {
                 if !arguments.report.quiet {
                     done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
                 }
-                copy(arguments, &matches, done.is_relative)
+                copy(arguments, &matches, &done)
             }
             Err(error) => super::parse_failure(&error),
         }
     })
 }
 
-/// `is_relative`: `-R` was given.
-fn copy(arguments: CopyArguments, matches: &ArgMatches, is_relative: bool) -> Result<(), Failure> {
-    let usage = |message: &str| super::usage(&CopyArguments::command(), message);
+/// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.
+fn note_hosts(sources: &[Spec], destination: &Spec) {
+    let host = |spec: &Spec| match spec {
+        Spec::Here(path) if path.to_str().is_some_and(hosts::is_known) && !exists(path) => Some(escaped(path)),
+        _ => None,
+    };
+    for host in sources.iter().filter_map(host) {
+        super::say(&format!("rdcp: no file here is called {host}; did you mean {host}:PATH?"));
+    }
+    if let Some(host) = host(destination) {
+        super::say(&format!("rdcp: copying to a file {host} on this host; did you mean {host}:?"));
+    }
+}
+
+fn exists(name: &OsStr) -> bool {
+    std::path::Path::new(name).symlink_metadata().is_ok()
+}
+
+/// `typed`: the command line, with what it has beside the arguments.
+fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) -> Result<(), Failure> {
+    let usage = |message: &str| Failure::new(Exit::Usage, message);
+    let missing = || match &typed.key {
+        Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
+        None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
+    };
+    arguments.report = arguments.report.settled();
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
     let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
-        None => sources.pop().expect("clap asks for one"),
+        None => sources.pop().ok_or_else(missing)?,
     };
     if sources.is_empty() {
-        return Err(usage("SRC and DST are needed"));
+        return Err(missing());
     }
     if sources.len() > 1 && arguments.no_target_directory {
         return Err(usage("-T takes one SRC"));
@@ -183,10 +207,13 @@ fn copy(arguments: CopyArguments, matches: &ArgMatches, is_relative: bool) -> Re
     }
     // scp's -R asks for what is done anyway between two other hosts; rsync's is something else.
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
-    if is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
+    if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
     let sieve = arguments.tree.sieve(matches)?;
+    if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
+        note_hosts(&sources, &destination);
+    }
     let plan = Plan {
         sources,
         destination,

@@ -2,11 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use super::exit::{Exit, Failure, escaped};
+use super::hosts;
 use super::json;
 use super::options::{ReportOptions, TransferOptions};
 use super::pipeline::grammar::{Spec, lay_out};
@@ -41,7 +43,7 @@ const PORTS: u16 = 64;
 )]
 pub struct PipeArguments {
     /// What is run, and where
-    #[arg(value_name = "[HOST:]COMMAND", required = true)]
+    #[arg(value_name = "[HOST:]COMMAND")]
     stages: Vec<OsString>,
     /// Say what would be run where, and which connections be made, and start nothing
     #[arg(short = 'n', long)]
@@ -80,8 +82,12 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
     })
 }
 
-fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
+fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
+    arguments.report = arguments.report.settled();
+    if arguments.stages.is_empty() {
+        return Err(super::usage(&PipeArguments::command(), "COMMAND is needed"));
+    }
     let specs: Vec<Spec> =
         arguments.stages.iter().map(|stage| Spec::parse(stage)).collect::<Result<_, _>>().map_err(usage)?;
     if specs.len() > STAGES_MAX {
@@ -89,7 +95,12 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
     }
     let shell = shell_words::split(&arguments.shell).unwrap_or_default();
     if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
-        return Err(usage(format!("--shell: not a command: {}", escaped(OsStr::new(&arguments.shell)))));
+        return Err(usage(format!("--shell '{}' is not a command", escaped(OsStr::new(&arguments.shell)))));
+    }
+    if shell == [SHELL]
+        && let Some(line) = unquoted(&arguments.stages, &specs, is_command)
+    {
+        return Err(usage(line));
     }
     let shell_bytes: usize = shell.iter().map(String::len).sum();
     if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
@@ -138,6 +149,48 @@ fn pipe(arguments: PipeArguments) -> Result<(), Failure> {
     Pipeline::new(&plan)?.run(&reporter)
 }
 
+/// What was meant by a stage that is a single word and no command of this host, beside another: a host without its colon,
+/// or the rest of a command that lacks its quotes. `None` where all stages can be what they say.
+fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> bool) -> Option<String> {
+    let is_bare = |number: usize| specs[number].host.is_empty() && !words[number].as_bytes().starts_with(b":");
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-@/".contains(byte);
+    let is_none = |number: &usize| {
+        is_bare(*number) && words[*number].as_bytes().iter().all(is_word) && !is_command(&words[*number])
+    };
+    let number = (0..words.len()).find(is_none)?;
+    let rest: Vec<&OsStr> = (number..words.len()).take_while(|&at| is_bare(at)).map(|at| &*words[at]).collect();
+    let joined = |words: &[&OsStr]| words.iter().map(|word| escaped(word)).collect::<Vec<_>>().join(" ");
+    let word = escaped(&words[number]);
+    let host = specs[..number].last().filter(|before| !before.host.is_empty() && before.is_run());
+    match (host, &rest[1..]) {
+        (Some(before), _) => {
+            let command = format!("{} {}", escaped(OsStr::from_bytes(&before.text)), joined(&rest));
+            Some(format!("no command {word} here; did you mean {}:{}?", before.label(), quoted(&command)))
+        }
+        (None, []) if hosts::is_known(&word) => {
+            Some(format!("no command {word} here, but a host; {word}:COMMAND runs on it"))
+        }
+        (None, [_, ..]) if number == 0 => {
+            Some(format!("no command {word} here; did you mean {word}:{}?", quoted(&joined(&rest[1..]))))
+        }
+        _ => None,
+    }
+}
+
+/// A command in quotes, as a shell takes it.
+fn quoted(command: &str) -> String {
+    format!("'{}'", command.replace('\'', "'\\''"))
+}
+
+/// Whether the shell would find a command of that name, be it a program or its own.
+fn is_command(name: &OsStr) -> bool {
+    let mut shell = std::process::Command::new(SHELL);
+    shell.args(["-c", "command -v -- \"$1\"", SHELL]).arg(name);
+    let null = std::process::Stdio::null;
+    // One that cannot be asked will say so itself.
+    shell.stdin(null()).stdout(null()).stderr(null()).status().map_or(true, |status| status.success())
+}
+
 /// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is
 /// one that cannot be read.
 fn has_input() -> bool {
@@ -148,4 +201,31 @@ fn has_input() -> bool {
             || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
     };
     standard_input().is_err() || !stdin.is_terminal() && !is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_no_commands_have_lost_a_colon_or_quotes() {
+        let line = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let specs: Vec<Spec> = words.iter().map(|word| Spec::parse(word).expect("a stage")).collect();
+            unquoted(&words, &specs, |word| ["cat", "wc", "sort"].iter().any(|known| word == *known))
+        };
+        let meant = |words: &[&str]| {
+            line(words)
+                .map(|line| line.rsplit_once("did you mean ").expect("advice").1.trim_end_matches('?').to_owned())
+        };
+        assert_eq!(meant(&["h1", "cat"]).as_deref(), Some("h1:'cat'"));
+        assert_eq!(meant(&["me@h1", "wc", "-c"]).as_deref(), Some("me@h1:'wc -c'"));
+        assert_eq!(meant(&["h1:zfs", "send", "x@y", "h2:cat"]).as_deref(), Some("h1:'zfs send x@y'"));
+        assert_eq!(meant(&["h1:grep", "it's"]), None, "not a bare word");
+        assert_eq!(meant(&["cat", "h1:cat", "sort"]), None);
+        assert_eq!(meant(&["nothing"]), None, "the shell says it");
+        assert_eq!(meant(&[":nothing", "cat"]), None, "this host is named");
+        assert_eq!(meant(&["h1:cat", "> f", "nothing"]), None);
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
 }

@@ -14,7 +14,7 @@ use rd_proto::control::{IoFact, Role};
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
 
-use super::exit::{Exit, Failure, os};
+use super::exit::{Exit, Failure, os, shown_path};
 use super::key;
 use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
 use super::send::EXIT_CODES;
@@ -65,6 +65,7 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 }
 
 fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
+    arguments.report = arguments.report.settled();
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let port = positionals.next();
     let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
@@ -102,7 +103,7 @@ fn transfer(
 ) -> Result<Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
     let target = match file {
-        Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| Failure::destination(&fact))?),
+        Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
         None => {
             standard_output().map_err(|fact| Failure::destination(&fact))?;
             None
@@ -189,6 +190,15 @@ fn transfer(
             }
         }
     }
+}
+
+/// A destination that cannot be written: most often, its directory is missing.
+fn unwritable(fact: &IoFact) -> Failure {
+    let mut failure = Failure::destination(fact);
+    if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
+        *line += &format!("; mkdir -p {} makes it", shell_words::quote(&shown_path(&fact.path)));
+    }
+    failure
 }
 
 /// `None` if none has come by the deadline. Counts the `strangers`, who had another key.

@@ -69,6 +69,7 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
+    arguments.report = arguments.report.settled();
     let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let (host, port) = (positionals.next(), positionals.next());
@@ -83,6 +84,14 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
             &SendArguments::command(),
             "too many arguments: KEY comes from an option, so it is none of them",
         ));
+    }
+    if let Some((name, number)) = host.to_str().and_then(|host| host.rsplit_once(':'))
+        && number.parse::<u16>().is_ok()
+        && name.parse::<std::net::Ipv6Addr>().is_err()
+        && host.to_str().is_none_or(|host| host.parse::<std::net::Ipv6Addr>().is_err())
+    {
+        let name = escaped(name.as_ref());
+        return Err(Failure::new(Exit::Usage, format!("HOST and PORT are two words: rdsend {name} {number}")));
     }
     let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
     if port == 0 {

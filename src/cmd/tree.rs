@@ -14,6 +14,7 @@ use rd_proto::control::IoFact;
 use rustix::fs::FileType;
 
 use super::exit::{Exit, Failure, escaped};
+use super::place;
 use crate::control::frames::{
     FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, MESSAGE_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX, Report, Root,
     Sieve, TreeProgress, TreeSettings,
@@ -412,7 +413,17 @@ pub(super) fn copy_here(
         faults: Mutex::default(),
         leftovers: Mutex::default(),
     };
+    let made = match place::make(directory) {
+        Ok(made) => made,
+        Err(fact) => {
+            report.fault = Some(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+            return report;
+        }
+    };
     let copied = copy::copy(&items, &options, &watch);
+    if made {
+        place::unmake(directory);
+    }
     report.bytes = copied.bytes;
     report.data_bytes = copied.bytes;
     report.entries = copied.files + copied.directories + copied.others + copied.hard_links;

@@ -9,6 +9,9 @@ use crate::transport::rdma::{InterfaceAddress, interface_addresses};
 /// Endpoints that an end tells, and tries, at most.
 pub const ENDPOINTS_MAX: usize = 32;
 
+/// Interfaces, or addresses, that a message lists at most.
+const LISTED_MAX: usize = 8;
+
 impl Endpoint {
     /// Its address, if the bytes are one.
     pub fn socket_address(&self) -> Option<SocketAddr> {
@@ -90,18 +93,47 @@ pub fn offered(mut told: Vec<Endpoint>, via: &[u8], is_one_kernel: bool) -> (Vec
 pub fn ranked(offered: &[Endpoint], via: &[u8]) -> Result<Vec<SocketAddr>, String> {
     let here = interface_addresses().unwrap_or_default();
     let ranked = rank(offered, &here, via, rate_mbps);
-    if ranked.is_empty() { Err(why_none(&here, via)) } else { Ok(ranked) }
+    if ranked.is_empty() { Err(why_none(offered, &here, via)) } else { Ok(ranked) }
 }
 
-fn why_none(here: &[InterfaceAddress], via: &[u8]) -> String {
+fn why_none(offered: &[Endpoint], here: &[InterfaceAddress], via: &[u8]) -> String {
     let name = String::from_utf8_lossy(via);
     if via.is_empty() {
         "the other end has no address".to_owned()
     } else if here.iter().any(|own| names(via, own)) {
         format!("no address of the other end is on a network of {name}")
     } else {
-        format!("neither end has an interface or an address {name}")
+        let addresses = offered.iter().filter_map(|endpoint| Some(endpoint.socket_address()?.ip().to_string()));
+        let there = sample(addresses.collect());
+        let here = format!("{} has {}", own_name(), listed(here));
+        format!("neither end has an interface or an address {name}; {here}; the other end has {there}")
     }
+}
+
+/// What this host calls itself.
+fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Interfaces with their addresses, for a person: `e0 (10.9.0.1, fd00:9::1), e1 (10.8.0.1)`.
+fn listed(here: &[InterfaceAddress]) -> String {
+    let mut interfaces: Vec<(&str, Vec<String>)> = Vec::new();
+    for known in here {
+        let address = known.address.to_string();
+        match interfaces.iter_mut().find(|(name, _)| *name == known.interface) {
+            Some((_, addresses)) => addresses.push(address),
+            None => interfaces.push((&known.interface, vec![address])),
+        }
+    }
+    sample(interfaces.into_iter().map(|(name, addresses)| format!("{name} ({})", addresses.join(", "))).collect())
+}
+
+/// The first few of a list, and how many more there are.
+fn sample(mut list: Vec<String>) -> String {
+    let more = list.len().saturating_sub(LISTED_MAX);
+    list.truncate(LISTED_MAX);
+    list.extend((more > 0).then(|| format!("{more} more")));
+    if list.is_empty() { "none".to_owned() } else { list.join(", ") }
 }
 
 fn rank(
@@ -177,10 +209,20 @@ mod tests {
     #[test]
     fn what_leaves_nothing_to_try_is_told() {
         let ours = [here("eth0", "10.1.0.1", 16)];
-        assert_eq!(why_none(&ours, b""), "the other end has no address");
-        assert_eq!(why_none(&ours, b"10.1.0.1"), "no address of the other end is on a network of 10.1.0.1");
-        assert_eq!(why_none(&ours, b"eth9"), "neither end has an interface or an address eth9");
-        assert_eq!(ranked(&[], b"no-such-interface").err(), Some(why_none(&ours, b"no-such-interface")));
+        assert_eq!(why_none(&[], &ours, b""), "the other end has no address");
+        assert_eq!(why_none(&[], &ours, b"10.1.0.1"), "no address of the other end is on a network of 10.1.0.1");
+        let ours = [here("eth0", "10.1.0.1", 16), here("ib0", "10.2.0.1", 16), here("eth0", "fd00::1", 64)];
+        let theirs = [offered("10.1.2.2", 16, 1)];
+        let expected = format!(
+            "neither end has an interface or an address eth9; {} has eth0 (10.1.0.1, fd00::1), ib0 (10.2.0.1); the other end \
+             has 10.1.2.2",
+            own_name()
+        );
+        assert_eq!(why_none(&theirs, &ours, b"eth9"), expected);
+        assert!(why_none(&[], &[], b"eth9").contains("has none; the other end has none"));
+        let many: Vec<_> = (0..20).map(|number| here(&format!("e{number}"), "10.1.0.1", 16)).collect();
+        assert!(listed(&many).ends_with("e7 (10.1.0.1), 12 more"));
+        assert!(ranked(&[], b"no-such-interface").is_err_and(|why| why.starts_with("neither end has")));
     }
 
     #[test]

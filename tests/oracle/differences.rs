@@ -1,5 +1,6 @@
 //! Where rdcp is meant to differ from cp: all of it, each entry under the heading that it has in the manual page.
 
+use crate::copies::Way;
 use crate::snapshot::{Entry, Finding, Snapshot};
 
 /// What a command line does instead of what cp -a does.
@@ -9,6 +10,8 @@ pub enum Instead {
     Refused,
     /// What `cp -a --remove-destination` does.
     Replaced,
+    /// What cp does where this directory is there.
+    Made(&'static str),
     /// What cp does, but for what it makes below this path.
     Without(&'static str),
 }
@@ -25,6 +28,38 @@ pub const LINES: &[Lines] = &[
         heading: "Two sources of one name",
         patterns: &["*d d > *", "*f f > *", "*f deep/f > *", "*d deep/d > *"],
         instead: Instead::Refused,
+    },
+    Lines {
+        heading: "Missing directories",
+        patterns: &[
+            "*f g > into/new*",
+            "*f missing > into/new*",
+            "*missing f > into/new*",
+            "*d e > into/new*",
+            "*d/. e/. > into/new*",
+            "*d/ e > into/new*",
+            "*f d/. > into/new*",
+            "*d/. f > into/new*",
+            "*lf ld > into/new*",
+            "*d missing > into/new*",
+            "f > into/new/",
+            "lf > into/new/",
+            "lx > into/new/",
+            "p > into/new/",
+            "no -r: f > into/new/",
+            "no -r: lf > into/new/",
+            "-t f > into/new*",
+            "-t d > into/new*",
+            "-t d/ > into/new*",
+            "-t d/. > into/new*",
+            "-t lf > into/new*",
+            "-t ld > into/new*",
+            "-t ld/ > into/new*",
+            "-t ld/. > into/new*",
+            "-t lx > into/new*",
+            "-t p > into/new*",
+        ],
+        instead: Instead::Made("into/new"),
     },
     Lines { heading: "A directory into itself", patterns: &["*ld/ > from/*d"], instead: Instead::Without("from/d/ld") },
     Lines {
@@ -43,6 +78,15 @@ pub const LINES: &[Lines] = &[
         instead: Instead::Replaced,
     },
 ];
+
+/// The heading of sources that are their own destination.
+pub const ITSELF: &str = "A source onto itself";
+
+/// Whether all that cp has against a command line is that sources are their own destination. By way of another host's name
+/// they are left as they are.
+pub fn is_itself(way: Way, said: &str) -> bool {
+    way != Way::Within && !said.is_empty() && said.lines().all(|line| line.ends_with("are the same file"))
+}
 
 /// What an entry of a random tree may be other than with `cp -a --remove-destination`.
 pub struct Entries {

@@ -271,9 +271,10 @@ fn what_is_no_pipeline() {
         &["--transport", "pigeon", "h:cat"],
         &["--lanes", "0", "h:cat"],
         &["--bwlimit", "much", "h:cat"],
-        &["-q", "-v", "h:cat"],
         &["--relay", "--via", "lo", "h:cat"],
         &["h:"],
+        &["no-such-command", "cat"],
+        &["h:grep", "word"],
         &[""],
         &[":"],
         &["h:cat", "  "],
@@ -294,6 +295,25 @@ fn what_is_no_pipeline() {
     }
     assert!(lab.launches().is_empty(), "{:?}", lab.launches());
     assert!(lab.made(&[]).is_empty());
+}
+
+/// Nothing is started by what cannot have been meant: a host without its colon, a command without its quotes.
+#[test]
+fn a_slip_is_told_with_what_was_meant() {
+    let lab = Lab::new();
+    for (arguments, meant) in [
+        (&["h", "cat"][..], "did you mean h:'cat'?"),
+        (&["h:zfs", "send", "pool/x"], "did you mean h:'zfs send pool/x'?"),
+        (&["me@h", "cat"], "did you mean me@h:'cat'?"),
+        (&["me@h", "h2:cat"], "me@h:COMMAND runs on it"),
+        (&["h:", "cat"], "write h:'COMMAND'"),
+    ] {
+        lab.pipe(arguments).ended.expect(1).one_line("rdpipe", &[meant]).within(SOON);
+    }
+    assert!(lab.launches().is_empty(), "{:?}", lab.launches());
+    // The shell's own commands are some; what is named as this host's is left to its shell.
+    lab.pipe(&["true", "echo"]).ended.expect(0);
+    lab.pipe(&[":no-such-command", "cat"]).ended.expect(127);
 }
 
 #[test]

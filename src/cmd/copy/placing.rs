@@ -10,13 +10,20 @@ use rd_proto::tree::PATH_BYTES_MAX;
 use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
 use crate::cmd::exit::{Exit, Failure, escaped};
 use crate::cmd::json::{self, At, Event};
-use crate::cmd::place::target;
+use crate::cmd::place::{SAME_FILE, target};
 use crate::cmd::plan::Spec;
-use crate::control::frames::{Found, Kind, Message, Place, Placed};
+use crate::control::frames::{Fault, Found, Kind, Message, Place, Placed};
 use crate::control::names;
 
 /// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
 const FOUND_BYTES_MAX: usize = 64 << 20;
+
+/// What a destination has against sources.
+struct Objection {
+    failure: Failure,
+    /// The only one is its own destination.
+    is_itself: bool,
+}
 
 impl Copy<'_> {
     /// All sources that are there, each with its side, in the order of the command line. The others are named.
@@ -177,12 +184,17 @@ impl Copy<'_> {
                 *placed = Some(answer);
                 return Ok(());
             }
-            Err(failure) if !several => return Err(failure),
-            Err(failure) => failure,
+            Err(Objection { failure, is_itself: true }) if matches!(some, [(from, _)] if *from != side) => {
+                // As scp has it: the data is where it is to be.
+                self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
+                return Ok(());
+            }
+            Err(objection) if !several => return Err(objection.failure),
+            Err(objection) => objection.failure,
         };
         // It may be about DST, and not about them.
         if placed.is_none() {
-            *placed = Some(self.ask_place(side, &[], several)??);
+            *placed = Some(self.ask_place(side, &[], several)?.map_err(|objection| objection.failure)?);
         }
         match some {
             [_] => self.leave_out(&failure),
@@ -201,17 +213,21 @@ impl Copy<'_> {
         side: usize,
         some: &[(usize, Found)],
         several: bool,
-    ) -> Result<Result<Placed, Failure>, Failure> {
+    ) -> Result<Result<Placed, Objection>, Failure> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         // What is read becomes a file, whatever it was.
         let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || self.is_read(found) {
             true => Found { kind: Kind::File, ..found.clone() },
             false => found.clone(),
         };
+        let exact = self.plan.exact || standard;
+        let path = self.plan.destination.path().as_bytes();
+        // A single directory becomes `new/`, as with cp; anything else comes into it.
+        let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
         let asked = Place {
-            path: self.plan.destination.path().as_bytes().to_vec(),
-            directory: self.plan.directory || several,
-            exact: self.plan.exact || standard,
+            path: path.to_vec(),
+            directory: self.plan.directory || several || (names_directory && !exact),
+            exact,
             sources: some.iter().map(becomes).collect(),
             same_kernel: !standard && some.first().is_some_and(|(from, _)| self.same_kernel(*from, side)),
         };
@@ -220,9 +236,32 @@ impl Copy<'_> {
             Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => return Err(self.unexpected(side)),
             // Only a single source gets another name than its own, however many are asked about at once.
             Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
-            Message::Failed(fault) => Err(self.sides[side].failure(&fault)),
+            Message::Failed(fault) => Err(Objection {
+                failure: self.unplaceable(side, several, standard, &fault),
+                is_itself: fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+            }),
             _ => return Err(self.unexpected(side)),
         })
+    }
+
+    /// What the destination has against a copy, and what to do about it.
+    fn unplaceable(&self, side: usize, several: bool, standard: bool, fault: &Fault) -> Failure {
+        let mut failure = self.sides[side].failure(fault);
+        let advice = match fault.errno {
+            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
+            libc::EISDIR if standard => "standard input has no name of its own: let DST name a file".to_owned(),
+            libc::ENOENT => {
+                let path = escaped(OsStr::from_bytes(&fault.path));
+                let host = if side == HERE { String::new() } else { format!("on {}, ", self.sides[side].label()) };
+                format!("{host}mkdir -p {} makes it", shell_words::quote(&path))
+            }
+            libc::ENOTDIR if fault.detail.is_empty() && several => "several sources need a directory".to_owned(),
+            _ => return failure,
+        };
+        if let Some(line) = &mut failure.message {
+            *line += &format!("; {advice}");
+        }
+        failure
     }
 
     /// Whether a source is standard input.

@@ -1,11 +1,10 @@
 //! The hosts of a copy, as the caller knows them.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::cmd::end::End;
-use crate::cmd::exit::{Exit, Failure, escaped, os_number};
+use crate::cmd::exit::{Exit, Failure, escaped, os_number, shown_path};
 use crate::cmd::launching::{News, Post, Voice};
 use crate::control::frames::Fault;
 
@@ -48,8 +47,12 @@ impl Side {
 }
 
 fn name_at(host: &OsStr, path: &[u8]) -> String {
-    let path = escaped(OsStr::from_bytes(path));
-    if host.is_empty() { path } else { format!("{}:{path}", escaped(host)) }
+    let path = shown_path(path);
+    match (host.is_empty(), path.strip_prefix("./")) {
+        (true, _) => path,
+        (false, Some(below)) => format!("{}:{below}", escaped(host)),
+        (false, None) => format!("{}:{path}", escaped(host)),
+    }
 }
 
 /// What went wrong on a host, for a person; the host is empty where it is this one.

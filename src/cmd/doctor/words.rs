@@ -87,7 +87,7 @@ pub(super) fn no_way(found: String, code: &str, host: &OsStr) -> Words {
         "agent-lost" => ("the agent or the way to it ended in the middle", format!("run rddoctor {host} again")),
         _ => (
             "rddoctor and rdcp reach another host through ssh; the data's own way is found afterwards",
-            format!("make `ssh {host} true` work without a question; -p, -i, -J, -F and -o are handed to ssh"),
+            format!("make `ssh {host} true` work without a question; -P, -i, -J, -F and -o are handed to ssh"),
         ),
     };
     advise(found, why, fix)

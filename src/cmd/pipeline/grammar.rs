@@ -39,7 +39,11 @@ impl Spec {
         let operator = spec.text.trim_ascii().iter().take_while(|byte| b"<>|".contains(byte)).count();
         if spec.text.trim_ascii().len() == operator {
             return Err(match operator {
-                0 => format!("no command in {:?}", escaped(argument)),
+                0 if spec.host.is_empty() => "an empty command".to_owned(),
+                0 => {
+                    let host = spec.label();
+                    format!("no command behind {host}: in the same word; write {host}:'COMMAND'")
+                }
                 _ => format!("no file behind the operator in {}", escaped(argument)),
             });
         }
@@ -52,6 +56,11 @@ impl Spec {
             Some(b'>') => Kind::Write,
             _ => Kind::Run,
         }
+    }
+
+    /// A command.
+    pub(in crate::cmd) fn is_run(&self) -> bool {
+        self.kind() == Kind::Run
     }
 
     /// `< FILE`.

@@ -176,7 +176,7 @@ mod tests {
                 "the value of --verify is written behind an equals sign: --verify=WHERE; see --help",
             ),
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
-            ("rdperf h --csv --json", "--csv cannot be used with --json; see --help"),
+            ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
             ("rdperf h --compare x", "missing: --plot FILE; see --help"),
             ("rdcp a b --shell", "no option --shell; see --help"),
         ] {

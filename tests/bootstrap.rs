@@ -515,17 +515,21 @@ fn a_signal_ends_it() {
     assert!(far.copy(&[]).expect(0).stderr.contains("copied"));
 }
 
-/// A file beside the program that is called is all that it takes, and a line says so where it is not there.
+/// The agent beside the program is read when a host asks for it; where it is not there a line says so.
 #[test]
 fn a_program_without_its_agent() {
     let far = Far::new();
     let alone = far.join("alone");
     fs::copy(PROGRAM, &alone).expect("a program");
-    let mut command = Command::new(&alone);
-    let mut target = OsString::from("far:");
-    target.push(far.join("copy"));
-    command.arg("rdcp").arg("--rsh").arg(far.join("ssh")).arg("source").arg(target).current_dir(far.0.path());
-    let ended = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait();
+    let copy = || {
+        let mut command = Command::new(&alone);
+        let mut target = OsString::from("far:");
+        target.push(far.join("copy"));
+        command.arg("rdcp").arg("--rsh").arg(far.join("ssh")).arg("source").arg(target).current_dir(far.0.path());
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
+    };
     let path = far.join("rdma-pipe-agent").display().to_string();
-    ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent", &path, "errno 2", "install", "--agent"]);
+    copy().expect(3).one_line("rdcp", &["far has no rdma-pipe-agent", &path, "errno 2", "install", "--agent"]);
+    symlink(AGENT, far.join("bin/rdma-pipe-agent")).expect("a link");
+    assert_eq!(copy().expect(0).stderr, "");
 }

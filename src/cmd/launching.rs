@@ -418,7 +418,7 @@ fn begin(
     // Only ssh is known to hand what it is given to a shell. Any other launcher gets the agent's name at first.
     let is_sought = past_installed || launcher.is_ssh() && choice.program == AGENT;
     let request = match choice.otherwise {
-        Otherwise::Cached | Otherwise::Send if is_sought => Own::read().ok().map(|own| Request::new(own, choice, host)),
+        Otherwise::Cached | Otherwise::Send if is_sought => Some(Request::new(choice, host)),
         _ => None,
     };
     let command = request.as_ref().map(|request| request.script(past_installed));

@@ -1,9 +1,9 @@
 //! The agent for a host that has none: one from the host's own cache, or the caller's, which is sent there.
 //!
 //! One command does all of it in one connection, so that a password is asked for once. It runs the agent that is
-//! installed. Where there is none it runs the cached one if its hash is right. Else it says so with a line that begins
-//! with [`MARK`], takes the program from its standard input, checks and keeps it, and runs it. What it cannot do it says
-//! in such a line as well.
+//! installed. Where there is none it asks the caller, with a line that begins with [`MARK`], for the hash of the right one,
+//! and runs the cached one if it has that. Else it asks for the program itself, checks and keeps it, and runs it. What it
+//! cannot do it says in such a line as well.
 //!
 //! # Who can change what is run
 //!
@@ -136,40 +136,39 @@ fn version(text: &str) -> Option<Version> {
 
 /// A command that finds an agent, and what it may ask for.
 pub(super) struct Request {
-    own: &'static Own,
+    /// Reads what is sent, when it is asked for: its hash takes some milliseconds.
+    own: fn() -> Result<&'static Own, &'static str>,
     choice: AgentChoice,
     label: String,
 }
 
 impl Request {
-    pub(super) fn new(own: &'static Own, choice: &AgentChoice, host: &OsStr) -> Self {
-        Self { own, choice: choice.clone(), label: escaped(host) }
+    pub(super) fn new(choice: &AgentChoice, host: &OsStr) -> Self {
+        Self { own: Own::read, choice: choice.clone(), label: escaped(host) }
     }
 
-    /// The command. Only the program's hash, its length and the kind of system that it is for vary in it.
-    /// `past_installed`: the agent that is installed is not wanted.
+    /// The command. Nothing in it varies from one host or program to another. `past_installed`: the agent that is installed
+    /// is not wanted.
     ///
     /// Any login shell hands it to `sh` as it is: it is one line, and has none of what is special within single quotes in
     /// some shell: `'`, `\` (fish), `!` (csh).
     pub(super) fn script(&self, past_installed: bool) -> OsString {
-        let Own { bytes, hash, .. } = self.own;
-        let length = bytes.len();
         let installed = if past_installed { "" } else { "command -v $a >/dev/null 2>&1 && exec $a; " };
-        // Hosts of different kinds may share a home.
-        let Hello { system, machine, .. } = Hello::ours();
-        // Where the cache is as it should be the script ends with this part, by `exec`.
+        // $h, $n, $k: the program's hash, its length, and the kind of system that it is for; several kinds may share a
+        // home. Where the cache is as it should be the script ends with this part, by `exec`.
         let cached = format!(
-            "a={AGENT}; f=$a-{hash}; t=; \
+            "a={AGENT}; t=; \
              no() {{ trap \"\" HUP INT TERM PIPE; [ \"$t\" ] && rm -f $t; echo \"{MARK}no $*\" 2>/dev/null; exit 127; }}; \
-             is_right() {{ s=$(sha256sum <$1 2>/dev/null); [ \"${{s%% *}}\" = {hash} ]; }}; \
+             is_right() {{ s=$(sha256sum <$1 2>/dev/null); [ \"${{s%% *}}\" = $h ]; }}; \
              {installed}\
+             echo \"{MARK}ask\"; read -r h n k || exit 127; f=$a-$h; \
              case \"$XDG_CACHE_HOME\" in /*) d=$XDG_CACHE_HOME;; *) d=${{HOME:+$HOME/.cache}};; esac; \
              [ \"$d\" ] || no home; d=$d/rdma-pipe; \
              [ -L \"$d\" ] && no link \"$d\"; \
              [ -d \"$d\" ] || {}; \
              cd \"$d\" 2>/dev/null || no enter \"$d\"; \
              set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$d\";; esac; \
-             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -s) $(uname -m)\" = \"{system} {machine}\" ] && \
+             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -s) $(uname -m)\" = \"$k\" ] && \
              is_right $f && exec ./$f; }}; ",
             match self.choice.otherwise {
                 Otherwise::Send => "{ e=$( (umask 077; mkdir -p \"$d\") 2>&1) || no write \"$e\"; }",
@@ -190,7 +189,7 @@ impl Request {
              $t 2>/dev/null </dev/null || {{ m=$(df -P . 2>/dev/null | tail -n 1); m=/${{m##* /}}; \
              grep -q \" $m [^ ]* [^ ]*noexec\" /proc/mounts && no noexec \"$m\"; no exec \"$d\"; }}; \
              echo \"{MARK}want $(uname -s) $(uname -m) $(getconf GNU_LIBC_VERSION 2>/dev/null)\"; \
-             e=$( (head -c {length} >$t) 2>&1) || no write \"$e\"; \
+             e=$( (head -c $n >$t) 2>&1) || no write \"$e\"; \
              is_right $t || no cut; \
              e=$($t --version 2>&1 >/dev/null </dev/null) || no run \"$e\"; \
              [ -L $f ] && rm -f $f; \
@@ -227,9 +226,16 @@ impl Request {
             let Some((_, answer)) = line.trim_end().split_once(MARK) else { continue };
             let (what, about) = answer.split_once(' ').unwrap_or((answer, ""));
             match what {
+                "ask" => {
+                    let own = self.own()?;
+                    let Hello { system, machine, .. } = Hello::ours();
+                    // A host that is gone says no more, which is noticed next.
+                    let _ =
+                        stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
+                }
                 "want" => self.send(about, &mut stdin, heard)?,
                 "sent" if !self.choice.quiet => {
-                    let (command, size) = (self.choice.command, megabytes(self.own.bytes.len()));
+                    let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
                     crate::cmd::say(&format!("{command}: copied {AGENT} ({size}) to {}", self.label));
                 }
                 "no" => return Err(self.refused(about)),
@@ -238,12 +244,17 @@ impl Request {
         }
     }
 
+    fn own(&self) -> Result<&'static Own, Failure> {
+        (self.own)().map_err(|reason| self.choice.missing(&self.label, &format!(": {reason}")))
+    }
+
     /// Sends the program to a host that fits it. Whether it came through is in what the host says next.
     fn send(&self, host: &str, stdin: &mut File, heard: &Mutex<Instant>) -> Result<(), Failure> {
-        if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(&self.own.bytes)) {
+        let bytes = &self.own()?.bytes;
+        if let Some(reason) = misfit(host, &Hello::ours(), glibc_needed(bytes)) {
             return Err(self.failed(&reason));
         }
-        for piece in self.own.bytes.chunks(PIECE_BYTES) {
+        for piece in bytes.chunks(PIECE_BYTES) {
             if stdin.write_all(piece).is_err() {
                 break;
             }
@@ -318,8 +329,11 @@ mod tests {
     }
 
     fn request(otherwise: Otherwise) -> Request {
-        let own = Own { bytes: vec![7; 200_000], hash: hash(&[7; 200_000]) };
-        Request::new(Box::leak(Box::new(own)), &choice(otherwise), OsStr::new("h"))
+        let own = || {
+            static OWN: OnceLock<Own> = OnceLock::new();
+            Ok(OWN.get_or_init(|| Own { bytes: vec![7; 200_000], hash: hash(&[7; 200_000]) }))
+        };
+        Request { own, ..Request::new(&choice(otherwise), OsStr::new("h")) }
     }
 
     #[test]
@@ -382,6 +396,9 @@ mod tests {
     fn a_host_gets_what_it_asks_for() {
         let ours = Hello::ours();
         let want = format!("welcome{MARK}want {} {} \n", ours.system, ours.machine);
+        let (sent, outcome) = served(b"rdma-pipe-bootstrap ask\nbye\n");
+        let answer = format!("{} 200000 {} {}\n", hash(&[7; 200_000]), ours.system, ours.machine);
+        assert!(sent == answer.len() && matches!(outcome, Ok(Err(ChannelError::Closed))), "{sent} {outcome:?}");
         let (sent, outcome) = served(&[want.as_bytes(), b"noise\n", MAGIC].concat());
         assert!(sent == 200_000 && matches!(outcome, Ok(Ok(()))), "{sent} {outcome:?}");
         let (sent, outcome) = served(&[b"no newline", MAGIC].concat());

@@ -163,7 +163,7 @@ chmod 1777 tmp
 rm -rf data var/zfs built usr/local/bin/rd*
 mkdir -p run/sshd data var/zfs built/release root/.ssh ".$project"
 mount --bind "$project" ".$project"
-cp "$built/rdma-pipe" "$built/rdma-pipe-agent" built/release/
+mount --bind "$built" built/release
 cp "$files"/etc_hosts etc/hosts
 cp "$files"/host_key "$files"/sshd_config run/
 cp "$files"/user_key "$files"/ssh_config root/.ssh/

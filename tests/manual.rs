@@ -206,6 +206,8 @@ fn readme_begins_with_a_recorded_terminal() {
     let typed = page.lines().find(|line| line.starts_with("rdcp -r ")).expect("a tree is copied");
     let typed = typed.split(" #").next().expect("one").trim_end();
     assert!(drawing.contains(&format!(">$ {typed}</text>")), "{file} shows {typed}; make it anew: make record");
+    // The bar at some time, and the last line.
+    assert!(drawing.contains(" % ") && drawing.contains(" files  ") && drawing.contains(", verified</text>"), "{file}");
 }
 
 #[test]

@@ -360,6 +360,15 @@ fn cluster(
                     let letters = String::from_utf8_lossy(letters);
                     return Err(format!("-{letters}: {NO_KEY}"));
                 }
+                // cp's -rt DIR is kept; with rsync's -rt the copy would go the other way.
+                if byte == b't'
+                    && at > 0
+                    && !attached
+                    && let Some(directory) = value
+                {
+                    let note = "-t takes it as the directory to copy into; rsync's -t is done without it";
+                    done.notes.push(format!("{}: {note}", escaped(directory)));
+                }
                 if byte == b'i' {
                     done.key = value.map(OsStr::to_owned);
                 }
@@ -550,6 +559,7 @@ mod tests {
             ("-vvvq a h:", "-v -v -v -q a h:"),
             ("-4 a h:", "-o AddressFamily=inet a h:"),
             ("-t dir a", "-t dir a"),
+            ("-rt dir h:a", "-r -t dir h:a (note)"),
             ("-P 2222 a h:", "-P 2222 a h:"),
             ("-P2222 a h:", "-P 2222 a h:"),
             ("-P 80 h:", "--progress 80 h:"),

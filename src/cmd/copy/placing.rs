@@ -231,6 +231,8 @@ impl Copy<'_> {
             sources: some.iter().map(becomes).collect(),
             same_kernel: !standard && some.first().is_some_and(|(from, _)| self.same_kernel(*from, side)),
         };
+        // Only then can it be known.
+        let may_be_itself = asked.same_kernel;
         self.send(side, Message::Place(asked));
         Ok(match self.answer(side, ANSWER_MAX)? {
             Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => return Err(self.unexpected(side)),
@@ -238,7 +240,7 @@ impl Copy<'_> {
             Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
             Message::Failed(fault) => Err(Objection {
                 failure: self.unplaceable(side, several, standard, &fault),
-                is_itself: fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+                is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
             }),
             _ => return Err(self.unexpected(side)),
         })

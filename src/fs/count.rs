@@ -1,7 +1,7 @@
 //! Counts what a copy will come to, beside the copy, for somebody who watches it.
 //!
-//! It runs at the lowest priority, so that it takes no time from a copy that is short of processors, and opens nothing
-//! but directories and files that may have holes. It need not be exact: what cannot be read is left out, and what
+//! It takes a fiftieth of one processor, at the lowest priority, and opens nothing but directories and files that may have
+//! holes. It need not be exact: what cannot be read is left out, and what
 //! changes meanwhile too. The copy's own walk corrects it in the end.
 
 use std::collections::HashSet;
@@ -9,8 +9,10 @@ use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, openat, statat};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::progress::{Amount, Progress};
 use super::walk::{Options, Root, is_sparse};
@@ -22,8 +24,12 @@ const DEPTH_MAX: usize = 512;
 /// Files with several names that are remembered, so that each counts once.
 const LINKED_MAX: usize = 1 << 18;
 
-/// Entries between two reports of what was met.
+/// Entries between two reports of what was met, and between two pauses.
 const REPORT_EVERY: u64 = 256;
+
+/// It pauses for so many times as long as it has worked: on tmpfs it meets some 25,000 entries a second.
+const PAUSE_TIMES: u32 = 49;
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Directory entries are asked for in blocks of so many bytes.
 const LISTING_BYTES: usize = 32 << 10;
@@ -43,6 +49,7 @@ pub fn count(roots: &[Root], options: &Options, progress: &Progress, is_over: &d
         linked: HashSet::new(),
         path: PathBuf::new(),
         listing: Vec::with_capacity(LISTING_BYTES),
+        worked: worked(),
     };
     let is_whole = roots.iter().all(|root| counting.root(root));
     progress.counted(counting.met);
@@ -61,6 +68,14 @@ struct Counting<'a> {
     /// Of the entry at hand, as filters take it.
     path: PathBuf,
     listing: Vec<u8>,
+    /// Until the last pause.
+    worked: Duration,
+}
+
+/// Processor time that this thread has taken.
+fn worked() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 impl Counting<'_> {
@@ -95,6 +110,8 @@ impl Counting<'_> {
         self.met = self.met.plus(Amount { entries: 1, directories: is_directory.into(), bytes });
         if self.met.entries >= REPORT_EVERY {
             self.progress.counted(std::mem::take(&mut self.met));
+            std::thread::sleep((worked().saturating_sub(self.worked) * PAUSE_TIMES).min(PAUSE_MAX));
+            self.worked = worked();
             if (self.is_over)() {
                 return false;
             }

@@ -140,7 +140,11 @@ impl Progress {
         match self.known {
             Some(known) => (done, Some(known), true),
             None if !self.is_tree || self.found.entries == 0 => (done, None, false),
-            None => (done, Some(self.before.plus(self.found)), self.has_found_all && !self.has_more),
+            None => {
+                let (found, is_final) = (self.before.plus(self.found), self.has_found_all && !self.has_more);
+                // Who counts may be behind those who copy.
+                (done, Some(found).filter(|_| is_final || found.entries > done.entries), is_final)
+            }
         }
     }
 

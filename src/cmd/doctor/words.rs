@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use rd_proto::control::ERRNO_MAX;
 
 use crate::cmd::exit::{escaped, os_number};
+use crate::cmd::report::rate_words;
 use crate::measure::finding::Outcome;
 use crate::measure::{Facts, Speed, What};
 
@@ -659,10 +660,10 @@ fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
 }
 
 fn bandwidth(speed: &Speed, ceiling: u64) -> String {
-    let rate_gbs = speed.bytes as f64 / speed.micros.max(1) as f64 / 1000.0;
+    let rate = rate_words(speed.bytes as f64 / speed.micros.max(1) as f64 * 1e6);
     let of = if ceiling > 0 {
         let share = speed.mbps() * 100 / ceiling.max(1);
-        format!("{share} % of the {:.2} GB/s that the link carries", ceiling as f64 / 8000.0)
+        format!("{share} % of the {} that the link carries", rate_words(ceiling as f64 * 1e6 / 8.0))
     } else {
         String::new()
     };
@@ -681,5 +682,5 @@ fn bandwidth(speed: &Speed, ceiling: u64) -> String {
         _ => "",
     };
     let through = if speed.is_tunneled { "through ssh" } else { "" };
-    joined([format!("{rate_gbs:.2} GB/s"), medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
+    joined([rate, medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
 }

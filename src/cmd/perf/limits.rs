@@ -9,6 +9,7 @@ use rd_proto::control::measure::{Load, Run};
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
 use crate::cmd::exit::Failure;
+use crate::cmd::report::rate_words;
 use crate::engine::perf::Asked;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
@@ -44,7 +45,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
     let mut stages = Vec::new();
     let mut add = |stage: Stage| {
         if arguments.output.verbose {
-            crate::cmd::say(&format!("rdperf: {}: {:.0} MB/s", stage.name, stage.mib_s));
+            crate::cmd::say(&format!("rdperf: {}: {}", stage.name, rate_of(&stage)));
         }
         stages.push(stage);
     };
@@ -115,15 +116,15 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
     let mut sentence = String::new();
     if let Some(slowest) = by_rate.first() {
         sentence = format!(
-            "The {} limits: {:.1} operations/s x {} x {} at a time = {:.0} MB/s.",
+            "The {} limits: {:.1} operations/s x {} x {} at a time = {}.",
             slowest.name,
             slowest.operations_s,
             size(slowest.bytes),
             slowest.parallel,
-            slowest.mib_s
+            rate_of(slowest)
         );
         if let Some(next) = by_rate.get(1) {
-            sentence += &format!(" Next is the {}, {:.0} MB/s.", next.name, next.mib_s);
+            sentence += &format!(" Next is the {}, {}.", next.name, rate_of(next));
         }
     }
     if !has_sink {
@@ -131,6 +132,10 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
     }
     let limit = by_rate.first().map(|stage| stage.name.clone()).unwrap_or_default();
     Limits { stages, limit, sentence }
+}
+
+fn rate_of(stage: &Stage) -> String {
+    rate_words(stage.mib_s * 1_048_576.0)
 }
 
 fn size(bytes: u64) -> String {
@@ -156,7 +161,7 @@ mod tests {
         assert_eq!(limits.limit, "sink");
         assert_eq!(
             limits.sentence,
-            "The sink limits: 100.0 operations/s x 1 MiB x 8 at a time = 800 MB/s. Next is the wire, 2000 MB/s."
+            "The sink limits: 100.0 operations/s x 1 MiB x 8 at a time = 839 MB/s. Next is the wire, 2.10 GB/s."
         );
         assert!(judge(Vec::new(), false).sentence.contains("sink was not measured"));
     }

@@ -95,7 +95,14 @@ fn a_build_that_fails_is_shown() {
 #[test]
 fn an_interrupted_one_leaves_nothing() {
     let built = Built::by("true");
-    let mut command = built.command("demo/run", "512");
+    // A sender that would take as long as the demo waits.
+    let program = built.0.join("release/rdma-pipe");
+    fs::remove_file(&program).expect("a link");
+    let slow =
+        format!("#!/bin/sh\nname=${{0##*/}}\n[ $name != rdsend ] || exec sleep 300\nexec {PROGRAM} $name \"$@\"\n");
+    fs::write(&program, slow).expect("a script");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("ours");
+    let mut command = built.command("demo/run", "8");
     let mut process = Process::spawn(command.process_group(0));
     let output = process.stdout();
     let said = std::sync::Arc::new(std::sync::Mutex::new(String::new()));

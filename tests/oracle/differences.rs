@@ -45,6 +45,7 @@ pub const LINES: &[Lines] = &[
             "f > into/new/",
             "lf > into/new/",
             "lx > into/new/",
+            "ld > into/new/",
             "p > into/new/",
             "no -r: f > into/new/",
             "no -r: lf > into/new/",

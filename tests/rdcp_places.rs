@@ -238,6 +238,21 @@ fn by_an_address_that_is_named() {
     assert!(!lab.join("x").exists());
 }
 
+/// The copy is made as cp makes it, and a name that can only be a host's is noticed.
+#[test]
+fn a_host_without_its_colon_is_noticed() {
+    let lab = Lab::new();
+    lab.0.file("a", b"1");
+    lab.rdcp(&["a", "me@h"]).expect(0).one_line("rdcp", &["file me@h on this host", "did you mean me@h:?"]);
+    holds(&lab.join("me@h"), b"1");
+    // It is a file now.
+    assert_eq!(lab.rdcp(&["a", "me@h"]).expect(0).stderr, "");
+    assert_eq!(lab.rdcp(&["-q", "a", "10.0.0.1"]).expect(0).stderr, "");
+    let ended = lab.rdcp(&["10.0.0.2", "b"]);
+    assert!(ended.expect(5).stderr.contains("did you mean 10.0.0.2:PATH?"), "{}", ended.stderr);
+    assert!(!lab.join("b").exists() && lab.launches().is_empty());
+}
+
 /// As with rsync: several sources, and files to a name with a slash behind it, come into a directory that is made if it is
 /// missing. A single directory becomes it, as with cp.
 #[test]

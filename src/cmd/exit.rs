@@ -432,6 +432,12 @@ mod tests {
     }
 
     #[test]
+    fn paths_are_printed_with_single_slashes() {
+        assert_eq!(shown_path(b"//a///b//"), "/a/b/");
+        assert_eq!(shown_path(b"a/./b\n"), "a/./b\\n");
+    }
+
+    #[test]
     fn names_are_printed_without_their_escapes() {
         assert_eq!(escaped(OsStr::from_bytes(b"a\x1b[31mb\n\xff\xc3\xa9")), "a\\u{1b}[31mb\\n\\xff\u{e9}");
     }

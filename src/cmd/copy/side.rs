@@ -82,3 +82,21 @@ pub(in crate::cmd) fn told(host: &OsStr, fault: &Fault) -> Failure {
     }
     Failure::new(exit, line).about(host, &fault.path, fault.errno)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_named_as_they_would_be_typed() {
+        for (host, path, name) in [
+            ("", "./x", "./x"),
+            ("", "a//b", "a/b"),
+            ("h", "./x", "h:x"),
+            ("h", "/tmp//new//x", "h:/tmp/new/x"),
+            ("u@h", ".", "u@h:."),
+        ] {
+            assert_eq!(name_at(OsStr::new(host), path.as_bytes()), name);
+        }
+    }
+}

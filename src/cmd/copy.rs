@@ -119,8 +119,7 @@ impl<'a> Copy<'a> {
             first_failed: None,
             left_out: 0,
             arrived: 0,
-            // Until something was not.
-            copied: Copied { is_verified: true, is_synced: true, is_read_back: true, ..Copied::default() },
+            copied: Copied::default(),
             told: Instant::now(),
             progress: Progress::new(),
             kept: None,
@@ -647,6 +646,10 @@ impl<'a> Copy<'a> {
 
     fn add_copied(&mut self, some: Copied) {
         let all = &mut self.copied;
+        if all.amount.entries == 0 {
+            *all = some;
+            return;
+        }
         all.amount = all.amount.plus(some.amount);
         all.kept_bytes = all.kept_bytes.saturating_add(some.kept_bytes);
         all.is_verified &= some.is_verified;

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use clap::{Command, ValueEnum};
 
 use super::exit::escaped;
-use super::options::Compress;
+use super::options::{Compress, parse_bytes};
 
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,6 +395,12 @@ fn cluster(
             }
             Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
             Some(Here::Number(number)) => {
+                if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {
+                    let rate = escaped(rate);
+                    return Err(format!(
+                        "-l {rate}: it takes Kbit/s without a unit; --bwlimit {rate} takes bytes a second"
+                    ));
+                }
                 let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
                 match (number, value) {
                     (Number::Port, None) => done.words.push("--progress".into()),
@@ -459,6 +465,12 @@ fn is_key(word: &OsStr) -> bool {
 fn is_program(word: &OsStr) -> bool {
     let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
     word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
+}
+
+/// Whether a word is a number with a unit.
+fn is_rate(word: &OsStr) -> bool {
+    word.to_str().is_some_and(|text| text.starts_with(|c: char| c.is_ascii_digit()) && parse_bytes(text).is_ok())
+        && !is_number(word)
 }
 
 fn is_number(word: &OsStr) -> bool {
@@ -567,6 +579,7 @@ mod tests {
             ("-p a h:", "a h:"),
             ("-rp a h:", "-r a h:"),
             ("-l 8000 a h:", "--bwlimit=1024000 a h:"),
+            ("-l 10m a h:", "!"),
             ("-rl a h:", "-r a h:"),
             ("-e ssh a h:", "--rsh ssh a h:"),
             ("-avze ssh a h:", "--recursive -v --compress=auto --rsh ssh a h:"),

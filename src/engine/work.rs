@@ -522,7 +522,7 @@ pub fn start_writer(
             let buffer = match queue.recv_timeout(LOOK_EVERY) {
                 Ok(SinkJob::Take(buffer)) => buffer,
                 Ok(SinkJob::Commit) => {
-                    let settled = sink.as_ref().map_err(IoFact::clone).and_then(StreamSink::settle);
+                    let settled = sink.as_mut().map_err(|fact| fact.clone()).and_then(StreamSink::settle);
                     let _ = events.send(Event::Committed(settled.map(|()| None).map_err(Refused::Io)));
                     continue;
                 }

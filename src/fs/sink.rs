@@ -314,7 +314,14 @@ impl StreamSink {
     /// # Errors
     ///
     /// The name and the error number.
-    pub fn settle(&self) -> Result<(), IoFact> {
+    pub fn settle(&mut self) -> Result<(), IoFact> {
+        if let Some(text) = &mut self.text {
+            let (shown, is_text) = text.end();
+            self.write_file(&shown)?;
+            if !is_text {
+                return Err(plain_fact(&self.name, NO_TEXT));
+            }
+        }
         match (&self.file, &self.failed) {
             (_, Some(failed)) => Err(failed.clone()),
             (Some(file), None) => close::settle(file).map_err(|error| io_fact(&self.name, error)),

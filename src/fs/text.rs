@@ -23,6 +23,16 @@ impl Text {
         (shown, is_text)
     }
 
+    /// What is left to show when nothing more comes, and whether it may be shown.
+    pub fn end(&mut self) -> (Vec<u8>, bool) {
+        // Behind a byte that ends any character, what has begun is no character.
+        let (mut shown, is_text) = self.take(b"\n");
+        if is_text {
+            shown.pop();
+        }
+        (shown, is_text)
+    }
+
     fn split(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
@@ -64,7 +74,8 @@ mod tests {
                 return (all, false);
             }
         }
-        (all, true)
+        let (rest, is_text) = text.end();
+        (if is_text { [all, rest].concat() } else { all }, is_text)
     }
 
     #[test]
@@ -73,14 +84,12 @@ mod tests {
             assert_eq!(shown(&[text.as_bytes()]), (text.as_bytes().to_vec(), true));
         }
         assert_eq!(shown(&[b"caf\xe9\n"]), (b"caf\xe9\n".to_vec(), true), "of another encoding");
-        let commands: [&[u8]; 6] = [b"\0", b"\x1b[2J", b"\x07", b"\x7f", b"\x9b2J", "\u{9b}2J".as_bytes()];
+        assert_eq!(shown(&[b"caf\xe9"]), (b"caf\xe9".to_vec(), true), "and at the end");
+        let commands: [&[u8]; 7] = [b"\0", b"\x1b[2J", b"\x07", b"\x7f", b"\x9b2J", "\u{9b}2J".as_bytes(), b"\xe9\x9b"];
         for bytes in commands {
             assert_eq!(shown(&[b"ab\n", bytes]), (b"ab\n".to_vec(), false), "{bytes:?}");
             assert_eq!(shown(&[&[b"ab\n", bytes, b"z"].concat()]), (b"ab\n".to_vec(), false), "{bytes:?}");
         }
-        // The begin of a character, until what follows is none of it.
-        assert_eq!(shown(&[b"ab\n\xe9\x9b"]), (b"ab\n".to_vec(), true));
-        assert_eq!(shown(&[b"ab\n\xe9\x9b", b"z"]), (b"ab\n".to_vec(), false));
     }
 
     #[test]

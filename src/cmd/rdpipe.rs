@@ -187,8 +187,9 @@ fn is_command(name: &OsStr) -> bool {
     let mut shell = std::process::Command::new(SHELL);
     shell.args(["-c", "command -v -- \"$1\"", SHELL]).arg(name);
     let null = std::process::Stdio::null;
-    // One that cannot be asked will say so itself.
-    shell.stdin(null()).stdout(null()).stderr(null()).status().map_or(true, |status| status.success())
+    // 1 of bash, 127 of dash. One that cannot be asked, or is killed meanwhile, does not know.
+    let asked = shell.stdin(null()).stdout(null()).stderr(null()).status();
+    !asked.is_ok_and(|status| matches!(status.code(), Some(1 | 127)))
 }
 
 /// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is

@@ -9,8 +9,14 @@ use crate::rig::lab::{Lab, Marked, marked};
 use crate::rig::{Ended, Process, Random};
 
 /// What is told of the lanes while a session goes on, or of what is left, which is not how it ended.
-const NOTICES: [&str; 5] =
-    ["; trying for ", " again; going on", "waiting on port ", " data goes through ", "interrupted; "];
+const NOTICES: [&str; 6] = [
+    "; trying for ",
+    " again; going on",
+    "waiting on port ",
+    " data goes through ",
+    "interrupted; ",
+    " more lines like that",
+];
 
 /// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
 const NOBODY_CAME: &str = "no sender came";

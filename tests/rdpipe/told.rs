@@ -79,7 +79,7 @@ fn each_hop_is_told_of() {
         assert_eq!(lines.len(), 1, "{hop}{told}");
         assert!(lines[0].contains("B/s, tcp"), "{}", lines[0]);
     }
-    assert!(told.contains("fs2 -> fs1: 1.00 MB, "), "{told}");
+    assert!(told.contains("fs2 -> fs1: 977 KiB, "), "{told}");
     assert!(told.lines().all(|line| line.starts_with("rdpipe: ")), "{told}");
     // Held back by one of them, which is named.
     let slow = lab.pipe_with(&["-v", "fs1:cat", "fs2:sleep 2; cat", "fs3:cat"], &bytes);

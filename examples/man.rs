@@ -74,7 +74,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
     (
         "Hard links to what cannot be made",
-        "Between hosts, where the first name of a file cannot be made, its other names fail as well: its data is sent once.",
+        "Where the first name of a file cannot be made, its other names fail as well: its data is copied once.",
     ),
     (
         "Two sources of one name",

@@ -236,7 +236,7 @@ impl End {
         let progress = Arc::default();
         let countable = match &begin.job {
             Job::SendTree { roots, settings } => {
-                Some(tree::Countable { roots: roots.clone(), settings: settings.clone(), is_here: false })
+                Some(tree::Countable { roots: roots.clone(), settings: settings.clone() })
             }
             _ => None,
         };
@@ -292,9 +292,10 @@ impl End {
         let over = Arc::clone(&ended);
         let progress = Arc::<Progress>::default();
         let told = Arc::clone(&progress);
-        let countable = tree::Countable { roots: roots.clone(), settings: settings.clone(), is_here: true };
+        let countable = tree::Countable { roots: roots.clone(), settings: settings.clone() };
+        let here = tree::Here { roots, directory, names, settings, stop: stopped, progress: told, made: false.into() };
         let run = move || {
-            let report = tree::copy_here(&roots, &directory, &names, &settings, &stopped, &emit, &told);
+            let report = here.copy(&emit);
             over.store(true, Ordering::Relaxed);
             emit(Message::Ended(Box::new(report)));
         };

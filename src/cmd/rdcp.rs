@@ -28,7 +28,7 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
 /// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
 /// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
-/// beside its place; run again, the copy goes on with it (within one host: begins anew).
+/// beside its place; run again, the copy goes on with it.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdcp",

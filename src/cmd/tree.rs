@@ -3,15 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use flume::Sender;
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
-use rustix::fs::FileType;
 
 use super::exit::{Exit, Failure, escaped};
 use super::place;
@@ -21,10 +20,9 @@ use crate::control::frames::{
 };
 use crate::control::tunnel::Emit;
 use crate::engine::tree::{Chunk, answer};
-use crate::engine::{Event, Summary};
-use crate::fs::copy;
+use crate::engine::{Event, SentTree, Summary};
 use crate::fs::count;
-use crate::fs::first::First;
+use crate::fs::local;
 use crate::fs::metadata::Keep;
 use crate::fs::patterns::Patterns;
 use crate::fs::progress::Progress;
@@ -215,15 +213,12 @@ pub(super) fn source(
 pub(super) struct Countable {
     pub(super) roots: Vec<Root>,
     pub(super) settings: TreeSettings,
-    /// It is copied on this host, holes and all.
-    pub(super) is_here: bool,
 }
 
 impl Countable {
     /// Counts, in a thread of its own, until `is_over`.
     pub(super) fn count(self, progress: &Arc<Progress>, is_over: Arc<AtomicBool>) {
-        let Ok(mut options) = walk_options(&self.settings, progress) else { return };
-        options.sparse &= !self.is_here;
+        let Ok(options) = walk_options(&self.settings, progress) else { return };
         let progress = Arc::clone(progress);
         let count = move || {
             count::count(&walk_roots(&self.roots), &options, &progress, &|| is_over.load(Ordering::Relaxed));
@@ -259,16 +254,9 @@ fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
     path
 }
 
-/// The receiving end of a tree. `names`: what may appear in the directory; one name is given to the only root, whatever
-/// the sender calls it.
-pub(super) fn sink(
-    directory: &[u8],
-    names: &[ByteVec],
-    settings: &TreeSettings,
-    post: &Sender<Event>,
-    emit: &Emit,
-    progress: &Arc<Progress>,
-) -> Result<TreeSink<Chunk>, IoFact> {
+/// How a tree is written. `names`: what may appear in the directory; one name is given to the only root, whatever the
+/// sender calls it.
+fn sink_options(names: &[ByteVec], settings: &TreeSettings, progress: &Arc<Progress>) -> tree_sink::Options {
     let keep = Keep {
         mode: settings.mode,
         owner: settings.owner,
@@ -291,7 +279,25 @@ pub(super) fn sink(
         Ok([name]) => options.rename_root = Some(name),
         Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),
     }
+    options
+}
+
+/// The receiving end of a tree. `names`: see [`sink_options`].
+pub(super) fn sink(
+    directory: &[u8],
+    names: &[ByteVec],
+    settings: &TreeSettings,
+    post: &Sender<Event>,
+    emit: &Emit,
+    progress: &Arc<Progress>,
+) -> Result<TreeSink<Chunk>, IoFact> {
+    let options = sink_options(names, settings, progress);
     let mut sink = TreeSink::new(&path_of(directory), options, answer(post.clone()))?;
+    tell_kept(&mut sink, emit);
+    Ok(sink)
+}
+
+fn tell_kept<C: AsRef<[u8]> + Send + Sync + 'static>(sink: &mut TreeSink<C>, emit: &Emit) {
     let emit = Emit::clone(emit);
     sink.on_kept(Box::new(move |paths, bytes| {
         if let [path, others @ ..] = paths {
@@ -299,7 +305,6 @@ pub(super) fn sink(
             emit(Message::Kept(Kept { path, others: others.len() as u64, bytes }));
         }
     }));
-    Ok(sink)
 }
 
 /// Adds what became of a tree to an end's report.
@@ -352,193 +357,71 @@ pub(super) fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
     }
 }
 
-/// Copies on this host. `stop`: set by somebody else, it ends the copy.
-pub(super) fn copy_here(
-    roots: &[Root],
-    directory: &[u8],
-    names: &[ByteVec],
-    settings: &TreeSettings,
-    stop: &AtomicBool,
-    emit: &Emit,
-    progress: &Progress,
-) -> Report {
-    let start = Instant::now();
-    let mut report = Report { media: vec!["local".to_owned()], is_synced: settings.fsync, ..Report::default() };
-    let leave_out = match patterns(&settings.sieve) {
-        Ok(patterns) => patterns,
-        Err(detail) => {
-            report.fault = Some(Fault::plain(Exit::Usage.code(), detail));
-            return report;
+/// A copy on this host.
+pub(super) struct Here {
+    pub(super) roots: Vec<Root>,
+    pub(super) directory: Vec<u8>,
+    pub(super) names: Vec<ByteVec>,
+    pub(super) settings: TreeSettings,
+    /// Set by another thread, it ends the copy.
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) progress: Arc<Progress>,
+    /// The directory has been made for it.
+    pub(super) made: AtomicBool,
+}
+
+impl Here {
+    /// Makes the copy, and tells `emit` how far it is, and which entries could not be copied.
+    pub(super) fn copy(&self, emit: &Emit) -> Report {
+        let start = Instant::now();
+        let mut summary = Summary::default();
+        let fault = self.join(emit, &mut summary).err();
+        if self.made.load(Ordering::Relaxed) {
+            place::unmake(&self.directory);
         }
-    };
-    let preserve = copy::metadata::Preserve {
-        mode: settings.mode,
-        times: settings.times,
-        owner: settings.owner,
-        xattrs: settings.xattrs,
-        acls: settings.xattrs && settings.mode,
-        symlinks: settings.symlinks,
-        hard_links: settings.hard_links,
-        sparse: settings.sparse,
-        specials: settings.specials,
-    };
-    let items: Vec<copy::Item> = roots
-        .iter()
-        .zip(names)
-        .map(|(root, name)| {
-            let mut source = path_of(&root.path);
-            if !settings.recursive {
-                // A link is followed, as cp does.
-                source = std::fs::canonicalize(&source).unwrap_or(source);
+        tell_failed(&summary, emit);
+        let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
+        add_to(&mut report, &summary);
+        // Both ends are this one.
+        let unsent = summary.sent_tree.map_or(0, |sent| sent.counts.failures);
+        report.failed = unsent + summary.received_tree.map_or(0, |received| received.failed);
+        report.failed_there = 0;
+        report.bytes = report.data_bytes;
+        report.fault = fault;
+        report.micros = start.elapsed().as_micros() as u64;
+        report
+    }
+
+    fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
+        let Self { roots, directory, names, settings, stop, progress, made } = self;
+        let unreadable = |fact: IoFact| Fault::io(Exit::Source.code(), "cannot read", &fact);
+        let unwritable = |fact: IoFact| Fault::io(Exit::Destination.code(), "cannot write", &fact);
+        let source = Arc::new(source(roots, settings, local::CHUNK_BYTES, progress).map_err(unreadable)?);
+        made.store(place::make(directory).map_err(unwritable)?, Ordering::Relaxed);
+        let options = tree_sink::Options { is_local: true, ..sink_options(names, settings, progress) };
+        let mut sink = TreeSink::new(&path_of(directory), options, local::answer(&source)).map_err(unwritable)?;
+        tell_kept(&mut sink, emit);
+        let mut last = Instant::now();
+        let tick = || {
+            if last.elapsed() >= PROGRESS_EVERY {
+                last = Instant::now();
+                let tree = told(progress);
+                emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
             }
-            copy::Item { source, directory: path_of(directory), name: OsString::from_vec(name.to_vec()) }
-        })
-        .collect();
-    let options = copy::Options {
-        recursive: settings.recursive,
-        preserve,
-        in_place: settings.in_place,
-        fsync: settings.fsync,
-        leave_out,
-        cancel: stop,
-        threads: None,
-    };
-    let watch = Watch {
-        emit,
-        progress,
-        root: if let [root] = roots { Some(path_of(&root.path)) } else { None },
-        told: Mutex::new(start),
-        lost: AtomicU64::new(0),
-        fatal: AtomicU64::new(0),
-        faults: Mutex::default(),
-        leftovers: Mutex::default(),
-    };
-    let made = match place::make(directory) {
-        Ok(made) => made,
-        Err(fact) => {
-            report.fault = Some(Fault::io(Exit::Destination.code(), "cannot write", &fact));
-            return report;
+        };
+        let copied = local::copy(&source, &mut sink, stop, tick);
+        let (failures, leftovers) = (source.take_failures(), source.take_leftovers());
+        summary.sent_tree = Some(SentTree { counts: source.counts(), failures, leftovers });
+        match copied {
+            Ok(received) => summary.received_tree = Some(received),
+            Err(_) if stop.load(Ordering::Relaxed) => {
+                return Err(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
+            }
+            Err(tree_sink::Refused::Io(fact)) => return Err(unwritable(fact)),
+            Err(refused) => return Err(Fault::plain(Exit::Protocol.code(), refused.to_string())),
         }
-    };
-    let copied = copy::copy(&items, &options, &watch);
-    if made {
-        place::unmake(directory);
+        Ok(())
     }
-    report.bytes = copied.bytes;
-    report.data_bytes = copied.bytes;
-    report.entries = copied.files + copied.directories + copied.others + copied.hard_links;
-    report.directories = copied.directories;
-    report.failed = copied.failed - watch.fatal.load(Ordering::Relaxed) + watch.lost.load(Ordering::Relaxed);
-    tell(watch.faults.into_inner().expect("no panic with it locked").into_kept().into_iter(), emit);
-    let leftovers = watch.leftovers.into_inner().expect("no panic with it locked").into_kept();
-    tell_leftovers(leftovers.iter().map(PathBuf::as_path), emit);
-    report.fault = copied.stopped.map(|stop| match stop {
-        copy::Stop::Cancelled => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
-        copy::Stop::Fatal(failure) => fault(&failure),
-    });
-    report.micros = start.elapsed().as_micros() as u64;
-    report
-}
-
-/// Passes on what a copy on this host tells.
-struct Watch<'a> {
-    emit: &'a Emit,
-    progress: &'a Progress,
-    /// The only source.
-    root: Option<PathBuf>,
-    told: Mutex<Instant>,
-    /// Entries that were copied without what they should have.
-    lost: AtomicU64,
-    /// Entries that stopped all of it: what the whole ends with.
-    fatal: AtomicU64,
-    faults: Mutex<First<Fault>>,
-    leftovers: Mutex<First<PathBuf>>,
-}
-
-impl Watch<'_> {
-    fn keep(&self, fault: Fault) {
-        let bytes = fault.path.len() + fault.what.len() + fault.detail.len();
-        self.faults.lock().expect("no panic with it locked").keep(fault, bytes);
-    }
-
-    fn tell(&self) {
-        // One thread tells; the others have better things to do than to wait for it.
-        if let Ok(mut told) = self.told.try_lock()
-            && told.elapsed() >= PROGRESS_EVERY
-        {
-            *told = Instant::now();
-            let tree = self::told(self.progress);
-            (self.emit)(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
-        }
-    }
-
-    /// The path of an entry as it was given; of a single source, from what lies in that on.
-    fn name(&self, entry: &dyn copy::Paths) -> Vec<u8> {
-        let path = entry.source();
-        let below = self.root.as_ref().and_then(|root| path.strip_prefix(root).ok());
-        let below = below.filter(|below| !below.as_os_str().is_empty());
-        below.unwrap_or(&path).as_os_str().as_bytes().to_vec()
-    }
-}
-
-impl copy::Events for Watch<'_> {
-    fn progress(&self, bytes: u64) {
-        self.progress.wrote(bytes);
-    }
-
-    fn at(&self, entry: &dyn copy::Paths) {
-        self.progress.at(|| self.name(entry));
-        self.tell();
-    }
-
-    fn copied(&self, kind: FileType, entry: &dyn copy::Paths) {
-        self.progress.made(kind == FileType::Directory);
-        if kind != FileType::Directory {
-            self.progress.at(|| self.name(entry));
-        }
-        self.tell();
-    }
-
-    fn failed(&self, failure: &copy::Failure) {
-        if failure.is_fatal() {
-            self.fatal.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.keep(fault(failure));
-        }
-    }
-
-    fn note(&self, note: copy::Note<'_>, entry: &dyn copy::Paths) {
-        if note == copy::Note::Leftover {
-            let path = entry.source();
-            let bytes = path.as_os_str().len();
-            self.leftovers.lock().expect("no panic with it locked").keep(path, bytes);
-        }
-        // As from another host, and as cp -a tells it. Of attributes that a file system does not take, neither does.
-        if let copy::Note::Lost(what, error) = note
-            && [copy::metadata::OWNER, copy::metadata::MODE_AND_TIMES, copy::metadata::STALE].contains(&what)
-        {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-            let fact = crate::fs::io_fact(entry.destination().as_os_str(), error);
-            self.keep(Fault::io(
-                Exit::Destination.code(),
-                &format!("cannot keep the {} of", what.to_string_lossy()),
-                &fact,
-            ));
-        }
-    }
-}
-
-fn fault(failure: &copy::Failure) -> Fault {
-    let (exit, what) = match failure.side {
-        copy::Side::Source => (Exit::Source, "cannot read"),
-        copy::Side::Destination => (Exit::Destination, "cannot write"),
-    };
-    let path = failure.path.as_os_str();
-    let fact = match failure.problem {
-        copy::Problem::Os(error) => crate::fs::io_fact(path, error),
-        other => crate::fs::plain_fact(path, &other.to_string()),
-    };
-    Fault::io(exit.code(), what, &fact)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rd_proto::tree::{Metadata, Time, Xattrs};
 use rustix::fs::{
@@ -95,11 +95,6 @@ pub enum Object<'a> {
 }
 
 impl Object<'_> {
-    /// Opens an entry of a directory without following it or waking what is behind it, for [`Object::Path`].
-    pub(super) fn open_path(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
-        openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-    }
-
     pub(super) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => flistxattr(fd, names),
@@ -280,12 +275,14 @@ pub struct Setter {
     /// What is asked for.
     pub keep: Keep,
     is_root: bool,
+    /// Who says what is to be set has read it as this user.
+    is_local: bool,
 }
 
 impl Setter {
-    /// One for this process, whose rights are asked for once.
-    pub fn new(keep: Keep) -> Self {
-        Self { keep, is_root: rustix::process::geteuid().is_root() }
+    /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
+    pub fn new(keep: Keep, is_local: bool) -> Self {
+        Self { keep, is_root: rustix::process::geteuid().is_root(), is_local }
     }
 
     /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
@@ -306,7 +303,7 @@ impl Setter {
     /// setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
     /// be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
-        let Self { keep, is_root } = self;
+        let Self { keep, is_root, is_local } = self;
         let mut applied = Applied::default();
         let mut owner = (current.uid, current.gid);
         if keep.owner && is_root && owner != (metadata.uid, metadata.gid) {
@@ -335,7 +332,7 @@ impl Setter {
         }
         if let Some(mut mode) = mode {
             if keep.mode {
-                mode &= match (may_lend, is_root, current.is_directory) {
+                mode &= match (may_lend, is_root || is_local, current.is_directory) {
                     (true, true, _) => !0,
                     (true, false, true) => !(SET_IDS & !SET_GID),
                     _ => !SET_IDS,

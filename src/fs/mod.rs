@@ -1,10 +1,10 @@
 //! Files: where the bytes of a stream come from and go to.
 
 mod close;
-pub mod copy;
 pub mod count;
 pub mod direct;
 pub mod first;
+pub mod local;
 pub mod metadata;
 mod partial;
 pub mod patterns;

@@ -15,6 +15,7 @@
 
 mod directory;
 mod entry;
+mod jobs;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +32,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, Sender, bounded};
+use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
 use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::fs::FileType;
@@ -44,18 +45,15 @@ use super::partial::{self, Blocked};
 use super::progress::Progress;
 use super::{FIRST_NAME_FAILED, Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
 use directory::{OpenDirectory, find};
-use entry::{Large, Range};
+use entry::Large;
+pub use jobs::Origin;
+use jobs::{Batch, Job, work};
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
 
 /// Jobs that wait for each thread.
 const JOBS_PER_THREAD: usize = 4;
-
-/// Entries that one job makes, the bytes of their records, and the directories that they are in.
-const BATCH_ENTRIES_MAX: usize = 64;
-const BATCH_BYTES_MAX: usize = 256 << 10;
-const BATCH_DIRECTORIES_MAX: usize = 8;
 
 /// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
 const SLOTS_MAX: usize = 256;
@@ -88,6 +86,9 @@ pub struct Options {
     pub threads: usize,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
+    /// The sender is this process, and reads as this user: what it says of owners is so, and large files are not resumed,
+    /// as comparing them takes longer than copying.
+    pub is_local: bool,
 }
 
 /// Why the transfer cannot go on.
@@ -185,23 +186,6 @@ struct Slot {
     data_bytes_max: u64,
     is_closed: bool,
     links: usize,
-}
-
-/// Entries to be made: where in the chunk their records begin, and how many of them each directory gets.
-#[derive(Default)]
-struct Batch {
-    offsets: Vec<usize>,
-    runs: Vec<(Arc<OpenDirectory>, usize)>,
-    bytes: usize,
-}
-
-enum Job<C> {
-    Make(Arc<C>, Batch),
-    Write(Range, Arc<Large>, u64),
-    /// Tell the sender what there is of a large file already.
-    Look(Arc<Large>, u32),
-    /// Let go of it here, since publishing may take long.
-    Settle(Arc<Large>),
 }
 
 /// What the threads share.
@@ -381,7 +365,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let threads = if options.threads == 0 { crate::processors().max(2) } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
-            setter: Setter::new(options.keep),
+            setter: Setter::new(options.keep, options.is_local),
             umask: if options.keep.mode { 0 } else { super::umask() },
             writes: Writes::new(None),
             options,
@@ -442,6 +426,15 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             let is_kept_to = matches!(refused, Refused::Io(_));
             self.shared.is_trusted.fetch_and(is_kept_to, Relaxed);
         })
+    }
+
+    /// Whether it can go on.
+    ///
+    /// # Errors
+    ///
+    /// What has stopped everything.
+    pub fn check(&self) -> Result<(), Refused> {
+        self.shared.check()
     }
 
     /// Waits until all is written, finishes directories, and syncs if asked to.
@@ -533,14 +526,15 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
                             let name = directory.final_name(name);
                             let path = directory.path(name);
                             let awaits_have = Record::awaits_have(size, is_sparse);
-                            let large = Large::create(&self.shared, &directory, name, &metadata, size, awaits_have)
+                            let may_resume = awaits_have && !self.shared.options.is_local;
+                            let large = Large::create(&self.shared, &directory, name, &metadata, size, may_resume)
                                 .map(Arc::new)
                                 .map_err(|failed| self.shared.fail(path.clone(), failed))
                                 .ok();
                             if awaits_have {
                                 match &large {
-                                    Some(large) => self.hand_on(Job::Look(Arc::clone(large), item)),
-                                    None => (self.shared.answer)(Have::nothing(item)),
+                                    Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
+                                    _ => (self.shared.answer)(Have::nothing(item)),
                                 }
                             }
                             self.add_slot(item, size, large, path)?;
@@ -598,14 +592,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     }
 
     fn take_range(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
-        let slot = self.slots.get_mut(&item).ok_or(Refused::Data("data of a file that is not open"))?;
-        let length = (*chunk).as_ref().len() as u64;
-        slot.received_bytes += length;
-        // The sum cannot overflow: it is checked each time, and a chunk is small.
-        let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
-        if !is_within || slot.received_bytes > slot.data_bytes_max {
-            return Err(Refused::Data("more data of a file than announced"));
-        }
+        let slot = self.account(item, position, (*chunk).as_ref().len() as u64)?;
         if let Some(large) = slot.large.clone()
             && let Some(range) = large.leave(chunk, position)
         {
@@ -615,10 +602,43 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         Ok(())
     }
 
+    /// Takes a range of a large file whose record has come before, from this host itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`TreeSink::push`].
+    pub fn copy(&mut self, item: u32, origin: Box<dyn Origin>) -> Result<(), Refused> {
+        self.shared.check()?;
+        let (position, length) = origin.extent();
+        let slot = self.account(item, position, length)?;
+        match slot.large.clone() {
+            Some(large) => self.hand_on(Job::Copy(origin, large)),
+            None => origin.done(Ok(())),
+        }
+        Ok(())
+    }
+
+    /// Takes note of a range that has come.
+    fn account(&mut self, item: u32, position: u64, length: u64) -> Result<&mut Slot, Refused> {
+        let slot = self.slots.get_mut(&item).ok_or(Refused::Data("data of a file that is not open"))?;
+        slot.received_bytes += length;
+        // The sum cannot overflow: it is checked each time, and a chunk is small.
+        let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
+        if !is_within || slot.received_bytes > slot.data_bytes_max {
+            return Err(Refused::Data("more data of a file than announced"));
+        }
+        Ok(slot)
+    }
+
     fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) -> Result<(), Refused> {
         let slot = self.slots.get_mut(&item).ok_or(Refused::Tree(TreeError::Item))?;
-        if data_bytes > slot.data_bytes_max || data_bytes < slot.received_bytes {
+        let is_less = data_bytes < slot.received_bytes && !self.shared.options.is_local;
+        if data_bytes > slot.data_bytes_max || is_less {
             return Err(Refused::Data("more data of a file than announced"));
+        }
+        if self.shared.options.is_local {
+            // Ranges are told of before they are copied; by now all have been, or could not be read.
+            slot.received_bytes = data_bytes;
         }
         (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);
         if !is_intact {
@@ -730,53 +750,5 @@ impl<C> TreeSink<C> {
 impl<C> Drop for TreeSink<C> {
     fn drop(&mut self) {
         self.discard();
-    }
-}
-
-impl Batch {
-    /// Adds an entry; whether the batch is full.
-    fn add(&mut self, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
-        match self.runs.last_mut() {
-            Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
-            _ => self.runs.push((Arc::clone(directory), 1)),
-        }
-        self.offsets.push(offset);
-        self.bytes += bytes;
-        self.offsets.len() == BATCH_ENTRIES_MAX
-            || self.bytes >= BATCH_BYTES_MAX
-            || self.runs.len() == BATCH_DIRECTORIES_MAX
-    }
-
-    fn make(self, shared: &Shared, chunk: &[u8]) {
-        let mut offsets = self.offsets.into_iter();
-        for (directory, count) in self.runs {
-            for offset in offsets.by_ref().take(count) {
-                if shared.is_stopped.load(Acquire) {
-                    return;
-                }
-                let record = Record::decode(&mut &chunk[offset..]);
-                entry::make(shared, &directory, &record.ok().flatten().expect("decoded before"));
-            }
-        }
-    }
-}
-
-fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
-    while let Ok(job) = queue.recv() {
-        match job {
-            Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
-            Job::Write(range, large, position) => large.take(range, position),
-            Job::Look(large, item) => {
-                let (granule_bytes, hashes) = large.look();
-                (shared.answer)(Have { item, granule_bytes, hashes });
-            }
-            Job::Settle(large) => drop(large),
-        }
-        // Now, since all that the job held has been let go.
-        let mut pending = shared.pending.lock().expect("no panics under it");
-        *pending -= 1;
-        if *pending == 0 {
-            shared.drained.notify_all();
-        }
     }
 }

@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{OPEN_MAX, Record};
@@ -109,6 +110,8 @@ enum Task {
     Finish(Reading),
     /// To settle what has arrived.
     Settle,
+    /// To ask again: there was nothing to do for as long as was to be waited.
+    Wait,
     Nothing,
 }
 
@@ -123,6 +126,35 @@ pub enum Next {
     Later,
     /// Nothing more.
     Ended,
+}
+
+/// What a copy within this host is to do next.
+#[derive(Debug)]
+pub enum LocalNext {
+    /// Records, which are in the target.
+    Records {
+        /// Where they begin among all records.
+        position: u64,
+        /// Their bytes.
+        length: usize,
+    },
+    /// A range of a large file, which is to be copied and then told of by [`TreeSource::copied`].
+    Range(LocalRange),
+    /// Nothing yet: ranges are being copied.
+    Waited,
+    /// Nothing more.
+    Ended,
+}
+
+/// A range of a large file that is copied within this host.
+#[derive(Debug)]
+pub struct LocalRange {
+    /// The file.
+    pub file: Arc<LargeFile>,
+    /// Where the range begins in it, and at the destination.
+    pub position: u64,
+    /// Bytes in it, all of them data.
+    pub length: usize,
 }
 
 /// A range of a large file that is being read elsewhere.
@@ -169,8 +201,8 @@ impl TreeSource {
     /// [`TreeSource::cancel`].
     pub fn next(&self, target: &mut [u8], bytes: usize, tally: &Tally) -> Next {
         loop {
-            match self.task(bytes) {
-                Task::Nothing => return Next::Ended,
+            match self.task(self.part_bytes.min(bytes), None) {
+                Task::Nothing | Task::Wait => return Next::Ended,
                 Task::Settle => return Next::Later,
                 Task::Walk(walk, finished) => {
                     if let Some(part) = self.walk(walk, finished, target, bytes) {
@@ -194,6 +226,34 @@ impl TreeSource {
                 Task::Finish(reading) => self.finish(reading),
             }
         }
+    }
+
+    /// Like [`TreeSource::next`], for a copy within this host: large files are not read, but given out in ranges of up to
+    /// `range_bytes`. For one thread, which waits no longer than `patience` while ranges are being copied.
+    pub fn next_local(&self, target: &mut [u8], bytes: usize, range_bytes: usize, patience: Duration) -> LocalNext {
+        loop {
+            match self.task(range_bytes, Some(patience)) {
+                Task::Nothing => return LocalNext::Ended,
+                Task::Settle | Task::Wait => return LocalNext::Waited,
+                Task::Walk(walk, finished) => {
+                    if let Some(Part { position, length, .. }) = self.walk(walk, finished, target, bytes) {
+                        return LocalNext::Records { position, length };
+                    }
+                }
+                // The receiver has nothing to compare with.
+                Task::Read(file, Piece::Compare { range, .. }) => self.compared(&file, range, false),
+                Task::Read(file, Piece::Send { position, length }) => {
+                    return LocalNext::Range(LocalRange { file, position, length });
+                }
+                Task::Finish(reading) => self.finish(reading),
+            }
+        }
+    }
+
+    /// A range has been copied, or `outcome` is why it could not be read.
+    pub fn copied(&self, range: &LocalRange, outcome: Result<(), IoFact>) {
+        self.account(&range.file, range.position, range.length, outcome);
+        self.changed.notify_all();
     }
 
     /// A range has been read elsewhere, and somebody is about to be asked to settle it.
@@ -263,8 +323,9 @@ impl TreeSource {
         self.shared.lock().expect("no panic with it locked")
     }
 
-    /// Finds something to do, or waits until there is something. The walk goes first, as it makes work for others.
-    fn task(&self, bytes: usize) -> Task {
+    /// Finds something to do, or waits until there is something, for so long. The walk goes first, as it makes work for
+    /// others. `bytes`: the most of a range.
+    fn task(&self, bytes: usize, patience: Option<Duration>) -> Task {
         let mut shared = self.shared();
         loop {
             if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
@@ -276,13 +337,21 @@ impl TreeSource {
                 shared.finished_bytes = 0;
                 return Task::Walk(walk, std::mem::take(&mut shared.finished));
             }
-            if let Some(task) = shared.next_read(self.part_bytes.min(bytes)) {
+            if let Some(task) = shared.next_read(bytes) {
                 return task;
             }
             if shared.arrived > 0 {
                 return Task::Settle;
             }
-            shared = self.changed.wait(shared).expect("no panic with it locked");
+            let Some(patience) = patience else {
+                shared = self.changed.wait(shared).expect("no panic with it locked");
+                continue;
+            };
+            let waited = self.changed.wait_timeout(shared, patience).expect("no panic with it locked");
+            if waited.1.timed_out() {
+                return Task::Wait;
+            }
+            shared = waited.0;
         }
     }
 

@@ -171,8 +171,8 @@ fn one(story: &mut Story, trees: &[Tree]) {
     let left = tree::temporaries(&directory);
     let is_kept = |path: &PathBuf| {
         let stat = fs::symlink_metadata(path).expect("nobody is there to remove it");
-        // A new tree goes on where it was cut, but within a host; so does a large file in one that was there.
-        let is_tree = stat.is_dir() && !had_old && from != to;
+        // A new tree goes on where it was cut; so does a large file in one that was there, but within a host.
+        let is_tree = stat.is_dir() && !had_old;
         is_tree || stat.is_file() && which == 1 && stat.len() == LARGE_BYTES
     };
     story.ensure(maker_was_killed || left.iter().all(is_kept) && left.len() < 2, || format!("left: {left:?}"));

@@ -189,7 +189,7 @@ pub const ENTRIES: &[Entries] = &[
             let failed = seen.source.iter().any(|(path, entry)| {
                 entry.first_name.as_ref() == source && seen.reference.get(path).map(|it| it.kind) != Some(entry.kind)
             });
-            !seen.is_within && source.is_some() && is_kept && failed
+            source.is_some() && is_kept && failed
         },
     },
     Entries {

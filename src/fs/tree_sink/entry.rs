@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rd_proto::control::GRANULES_MAX;
+use rd_proto::control::{GRANULES_MAX, IoFact};
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, copy_file_range, fadvise, fchown,
@@ -21,10 +21,11 @@ use rustix::fs::{
 use rustix::io::{Errno, pread};
 
 use super::directory::{OpenDirectory, OwnedMetadata};
-use super::{Failed, Shared};
+use super::{Failed, Origin, Shared};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
+use crate::fs::source::SHRANK;
 use crate::fs::{
     FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, is_serial, leads_to,
     name_beside, write_at,
@@ -39,6 +40,12 @@ const GRANULE_ALIGN: u64 = 1 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
+
+/// Bytes that the kernel copies at once, between two looks whether it is to go on.
+const COPY_BYTES: usize = 8 << 20;
+
+/// Bytes copied at once where the kernel does not copy from file to file.
+const SCRATCH_BYTES: usize = 256 << 10;
 
 fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -508,6 +515,59 @@ impl Large {
                 }
             }
         }
+    }
+
+    /// Copies a range of a file of this host: by the kernel as far as it does that, which shares the blocks where the file
+    /// system can.
+    pub fn copy(&self, origin: &dyn Origin) {
+        let outcome = if self.has_failed.load(Relaxed) { Ok(()) } else { self.copy_all(origin) };
+        origin.done(outcome);
+    }
+
+    /// An error of writing is this file's own affair.
+    fn copy_all(&self, origin: &dyn Origin) -> Result<(), IoFact> {
+        let (start, length) = origin.extent();
+        let (end, file) = (start + length, &self.partial.file);
+        let mut at = start;
+        let mut scratch = Vec::new();
+        while at < end && !origin.is_stopped() && !self.shared.is_stopped.load(Relaxed) {
+            let left = ((end - at) as usize).min(COPY_BYTES);
+            let (mut read, mut written) = (at, at);
+            let by_kernel = if scratch.is_empty() {
+                copy_file_range(origin.file(), Some(&mut read), file, Some(&mut written), left)
+            } else {
+                Err(Errno::OPNOTSUPP)
+            };
+            let count = match by_kernel {
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                // Of other errors it is not known which file they are about; or this cannot be done for these two.
+                Err(_) => {
+                    scratch.resize(SCRATCH_BYTES, 0);
+                    let part = &mut scratch[..left.min(SCRATCH_BYTES)];
+                    let count = match pread(origin.file(), &mut *part, at) {
+                        Err(Errno::INTR) => continue,
+                        read => read.map_err(|error| origin.fact(error))?,
+                    };
+                    if let Err(error) = write_at(file, &part[..count], at) {
+                        if !self.has_failed.swap(true, Relaxed) {
+                            self.fail(error);
+                        }
+                        return Ok(());
+                    }
+                    count
+                }
+            };
+            if count == 0 {
+                return Err(IoFact { detail: SHRANK.into(), errno: 0, ..origin.fact(Errno::IO) });
+            }
+            at += count as u64;
+            self.written_bytes.fetch_add(count as u64, Relaxed);
+            self.shared.writes.note_buffered(count);
+            self.shared.options.progress.wrote(count as u64);
+            self.shared.options.progress.at(|| self.directory.tree_path(&self.name));
+        }
+        Ok(())
     }
 
     fn fail(&self, error: Errno) {

@@ -1,0 +1,283 @@
+//! Trees within one host: the walk of a tree and the sink of one, joined in this process.
+//!
+//! The thread that copies walks. It reads small files into chunks of records, as for another host, and the sink's threads
+//! make the entries. Large files do not pass through this process: the sink's threads have the kernel copy them, range by
+//! range, which shares the blocks where a file system can (`copy_file_range`).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use flume::{Receiver, Sender, bounded};
+use rd_proto::control::IoFact;
+
+use super::tree_sink::{Have, Origin, Refused, Report, TreeSink};
+use super::tree_source::{LocalNext, LocalRange, TreeSource};
+
+/// Bytes of a chunk: what the walk needs to take files of 128 KiB into their records.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// A chunk is handed on when it has so many bytes, so that the sink is not long without work.
+const DUE_BYTES: usize = 128 << 10;
+
+/// Chunks at work.
+const CHUNKS: usize = 8;
+
+/// Bytes of a large file that are copied as one piece of work.
+const RANGE_BYTES: usize = 32 << 20;
+
+/// How often progress is shown, and a stop heeded, while all threads are busy with large files.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Records; given back for more of them when their entries have been made.
+pub struct Chunk {
+    bytes: Vec<u8>,
+    length: usize,
+    free: Sender<Vec<u8>>,
+}
+
+impl AsRef<[u8]> for Chunk {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let _ = self.free.send(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// A range of a large file for the sink.
+struct Range {
+    source: Arc<TreeSource>,
+    range: LocalRange,
+    stop: Arc<AtomicBool>,
+}
+
+impl Origin for Range {
+    fn file(&self) -> BorrowedFd<'_> {
+        self.range.file.file.as_fd()
+    }
+
+    fn extent(&self) -> (u64, u64) {
+        (self.range.position, self.range.length as u64)
+    }
+
+    fn fact(&self, error: rustix::io::Errno) -> IoFact {
+        super::io_fact(&self.range.file.path, error)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn done(&self, outcome: std::result::Result<(), IoFact>) {
+        self.source.copied(&self.range, outcome);
+    }
+}
+
+/// Copies all of `source` into the sink that `make_sink` makes, which is given what tells the source of files that are
+/// there. Ends early when `stop` is set. `tick` is called some times a second.
+///
+/// # Errors
+///
+/// [`Refused`]: what stopped all of it. What has been published stays.
+pub fn copy(
+    source: &Arc<TreeSource>,
+    sink: &mut TreeSink<Chunk>,
+    stop: &Arc<AtomicBool>,
+    mut tick: impl FnMut(),
+) -> Result<Report, Refused> {
+    let (free, chunks) = bounded(CHUNKS);
+    for _ in 0..CHUNKS {
+        let _ = free.send(Vec::new());
+    }
+    let done = give(source, sink, stop, &mut tick, (&free, &chunks));
+    if done.is_err() {
+        source.cancel();
+        sink.discard();
+    }
+    done?;
+    sink.finish()
+}
+
+fn give(
+    source: &Arc<TreeSource>,
+    sink: &mut TreeSink<Chunk>,
+    stop: &Arc<AtomicBool>,
+    tick: &mut impl FnMut(),
+    (free, chunks): (&Sender<Vec<u8>>, &Receiver<Vec<u8>>),
+) -> Result<(), Refused> {
+    let mut target = chunks.recv().expect("we hold a sender ourselves");
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Refused::Data("the tree was given up"));
+        }
+        tick();
+        target.resize(CHUNK_BYTES, 0);
+        match source.next_local(&mut target, DUE_BYTES, RANGE_BYTES, TICK) {
+            LocalNext::Records { position, length } => {
+                let bytes = std::mem::take(&mut target);
+                sink.push(0, position, Arc::new(Chunk { bytes, length, free: free.clone() }))?;
+                target = chunks.recv().expect("we hold a sender ourselves");
+            }
+            LocalNext::Range(range) => {
+                let (source, stop) = (Arc::clone(source), Arc::clone(stop));
+                sink.copy(range.file.item, Box::new(Range { source, range, stop }))?;
+            }
+            LocalNext::Waited => sink.check()?,
+            LocalNext::Ended => return Ok(()),
+        }
+    }
+}
+
+/// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
+pub fn answer(source: &Arc<TreeSource>) -> super::tree_sink::Answer {
+    let source = Arc::clone(source);
+    Box::new(move |Have { item, granule_bytes, hashes }| source.handle_have(item, granule_bytes, hashes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::fs;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::path::Path;
+    use std::time::Instant;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::fs::metadata::Keep;
+    use crate::fs::tree_sink;
+    use crate::fs::walk::{self, Root};
+
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 88_172_645_463_325_252_u64;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        std::iter::repeat_with(next).take(bytes).collect()
+    }
+
+    /// Copies `from` to the name `copy` in `to`; `tick` is given what stops it.
+    fn copied(from: &Path, to: &Path, mut tick: impl FnMut(&AtomicBool)) -> Result<Report, Refused> {
+        let roots = vec![Root { path: from.to_owned(), name: OsString::from("copy") }];
+        let options = walk::Options { recursive: true, sparse: true, hard_links: true, ..walk::Options::default() };
+        let source = Arc::new(TreeSource::new(roots, CHUNK_BYTES, options).expect("a source"));
+        let options = tree_sink::Options {
+            keep: Keep::default(),
+            rename_root: Some(OsString::from("copy")),
+            is_local: true,
+            ..tree_sink::Options::default()
+        };
+        let mut sink = TreeSink::new(to, options, answer(&source)).expect("a sink");
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        copy(&source, &mut sink, &stop, move || tick(&told))
+    }
+
+    /// Files of lengths around those at which they are treated in another way.
+    fn tree(directory: &Path) -> Vec<(String, Vec<u8>)> {
+        let lengths = [0, 1, 4096, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, CHUNK_BYTES, RANGE_BYTES + 5];
+        let files: Vec<(String, Vec<u8>)> = lengths.iter().map(|&bytes| (format!("f{bytes}"), noise(bytes))).collect();
+        fs::create_dir_all(directory.join("sub")).expect("a directory");
+        for (name, bytes) in &files {
+            fs::write(directory.join(name), bytes).expect("a file");
+            fs::write(directory.join("sub").join(name), bytes).expect("a file");
+        }
+        files
+    }
+
+    fn directories() -> (TempDir, TempDir) {
+        // Of two kinds of file systems the kernel copies nothing from one to the other: what is read is written.
+        (TempDir::new().expect("a directory"), TempDir::new_in("/dev/shm").expect("a directory"))
+    }
+
+    #[test]
+    fn files_of_all_lengths_within_a_file_system_and_across() {
+        let (disk, memory) = directories();
+        for (from, to) in [(disk.path(), disk.path()), (disk.path(), memory.path()), (memory.path(), memory.path())] {
+            let files = tree(&from.join("tree"));
+            let report = copied(&from.join("tree"), to, |_| {}).expect("a copy");
+            assert_eq!((report.files, report.directories, report.failed), (2 * files.len() as u64, 2, 0));
+            assert_eq!(report.bytes, 2 * files.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>());
+            for (name, bytes) in &files {
+                for path in [to.join("copy").join(name), to.join("copy/sub").join(name)] {
+                    assert!(&fs::read(&path).expect("a copy") == bytes, "{}", path.display());
+                }
+            }
+            fs::remove_dir_all(to.join("copy")).expect("it is there");
+        }
+    }
+
+    #[test]
+    fn holes_stay_holes() {
+        let (disk, memory) = directories();
+        for directory in [disk.path(), memory.path()] {
+            let path = directory.join("sparse");
+            let file = fs::File::create(&path).expect("a file");
+            file.set_len(200 << 20).expect("a length");
+            file.write_all_at(&noise(10_000), 100 << 20).expect("data");
+            let report = copied(&path, directory, |_| {}).expect("a copy");
+            let (copy, source) = (fs::metadata(directory.join("copy")).expect("a copy"), file.metadata().expect("it"));
+            assert_eq!(copy.len(), source.len());
+            assert!(copy.blocks() <= source.blocks() + 8, "{} of {} blocks", copy.blocks(), source.blocks());
+            assert!(report.bytes < 1 << 20, "{} bytes", report.bytes);
+            let mut data = vec![0; 10_000];
+            let copy = fs::File::open(directory.join("copy")).expect("a copy");
+            copy.read_exact_at(&mut data, 100 << 20).expect("data");
+            assert!(data == noise(10_000));
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_stopped_gives_nothing_its_name() {
+        let (disk, _) = directories();
+        tree(&disk.path().join("tree"));
+        let mut ticks = 0;
+        let start = Instant::now();
+        let stopped = copied(&disk.path().join("tree"), disk.path(), |stop| {
+            ticks += 1;
+            stop.store(ticks == 2, Ordering::Relaxed);
+        });
+        assert!(stopped.is_err() && start.elapsed() < Duration::from_secs(10));
+        assert!(!disk.path().join("copy").exists());
+        copied(&disk.path().join("tree"), disk.path(), |_| {}).expect("run again, it goes on");
+        let names: Vec<_> =
+            fs::read_dir(disk.path()).expect("it").map(|entry| entry.expect("one").file_name()).collect();
+        assert_eq!(names.len(), 2, "nothing is left: {names:?}");
+    }
+
+    #[test]
+    fn a_file_that_shrinks_is_named_and_the_others_are_copied() {
+        let (disk, memory) = directories();
+        let tree_path = disk.path().join("tree");
+        tree(&tree_path);
+        let large = tree_path.join(format!("f{}", RANGE_BYTES + 5));
+        let roots = vec![Root { path: tree_path, name: OsString::from("copy") }];
+        let options = walk::Options { recursive: true, ..walk::Options::default() };
+        let source = Arc::new(TreeSource::new(roots, CHUNK_BYTES, options).expect("a source"));
+        let options = tree_sink::Options { is_local: true, ..tree_sink::Options::default() };
+        let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
+        let stop = Arc::default();
+        let mut is_shrunk = false;
+        let report = copy(&source, &mut sink, &stop, || {
+            // When it has been announced, as the eighth entry, and none of it been read.
+            if !is_shrunk && source.counts().entries >= 8 {
+                is_shrunk = true;
+                fs::File::options().write(true).open(&large).expect("it").set_len(10).expect("shorter");
+            }
+        });
+        let report = report.expect("the others");
+        let failures = source.take_failures();
+        assert!(is_shrunk && failures.len() == 1, "{failures:?}");
+        assert_eq!(report.unsent, 1, "{report:?}");
+        assert!(!memory.path().join("copy").join(large.file_name().expect("a name")).exists());
+    }
+}

@@ -1,0 +1,100 @@
+//! What the sink's threads are given to do.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+
+use flume::Receiver;
+use rd_proto::control::IoFact;
+use rd_proto::tree::Record;
+use rustix::io::Errno;
+
+use super::directory::OpenDirectory;
+use super::entry::{self, Large, Range};
+use super::{Have, Shared};
+
+/// Entries that one job makes, the bytes of their records, and the directories that they are in.
+const BATCH_ENTRIES_MAX: usize = 64;
+const BATCH_BYTES_MAX: usize = 256 << 10;
+const BATCH_DIRECTORIES_MAX: usize = 8;
+
+/// A range of a file of this host, which the kernel can copy.
+pub trait Origin: Send {
+    /// The file, open to read.
+    fn file(&self) -> BorrowedFd<'_>;
+    /// Where the range begins, in the file and in its copy, and its bytes.
+    fn extent(&self) -> (u64, u64);
+    /// An error of reading it.
+    fn fact(&self, error: Errno) -> IoFact;
+    /// The copy is to end.
+    fn is_stopped(&self) -> bool;
+    /// It has been copied, or could not be read. Called once.
+    fn done(&self, outcome: Result<(), IoFact>);
+}
+
+/// Entries to be made: where in the chunk their records begin, and how many of them each directory gets.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) offsets: Vec<usize>,
+    runs: Vec<(Arc<OpenDirectory>, usize)>,
+    bytes: usize,
+}
+
+pub(super) enum Job<C> {
+    Make(Arc<C>, Batch),
+    Write(Range, Arc<Large>, u64),
+    Copy(Box<dyn Origin>, Arc<Large>),
+    /// Tell the sender what there is of a large file already.
+    Look(Arc<Large>, u32),
+    /// Let go of it here, since publishing may take long.
+    Settle(Arc<Large>),
+}
+
+impl Batch {
+    /// Adds an entry; whether the batch is full.
+    pub(super) fn add(&mut self, directory: &Arc<OpenDirectory>, offset: usize, bytes: usize) -> bool {
+        match self.runs.last_mut() {
+            Some((last, count)) if Arc::ptr_eq(last, directory) => *count += 1,
+            _ => self.runs.push((Arc::clone(directory), 1)),
+        }
+        self.offsets.push(offset);
+        self.bytes += bytes;
+        self.offsets.len() == BATCH_ENTRIES_MAX
+            || self.bytes >= BATCH_BYTES_MAX
+            || self.runs.len() == BATCH_DIRECTORIES_MAX
+    }
+
+    fn make(self, shared: &Shared, chunk: &[u8]) {
+        let mut offsets = self.offsets.into_iter();
+        for (directory, count) in self.runs {
+            for offset in offsets.by_ref().take(count) {
+                if shared.is_stopped.load(Acquire) {
+                    return;
+                }
+                let record = Record::decode(&mut &chunk[offset..]);
+                entry::make(shared, &directory, &record.ok().flatten().expect("decoded before"));
+            }
+        }
+    }
+}
+
+pub(super) fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
+    while let Ok(job) = queue.recv() {
+        match job {
+            Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
+            Job::Write(range, large, position) => large.take(range, position),
+            Job::Copy(origin, large) => large.copy(&*origin),
+            Job::Look(large, item) => {
+                let (granule_bytes, hashes) = large.look();
+                (shared.answer)(Have { item, granule_bytes, hashes });
+            }
+            Job::Settle(large) => drop(large),
+        }
+        // Now, since all that the job held has been let go.
+        let mut pending = shared.pending.lock().expect("no panics under it");
+        *pending -= 1;
+        if *pending == 0 {
+            shared.drained.notify_all();
+        }
+    }
+}

@@ -409,7 +409,7 @@ impl Here {
                 emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
             }
         };
-        let copied = local::copy(&source, &mut sink, stop, tick);
+        let copied = local::copy(&source, &mut sink, settings.sparse, stop, tick);
         let (failures, leftovers) = (source.take_failures(), source.take_leftovers());
         summary.sent_tree = Some(SentTree { counts: source.counts(), failures, leftovers });
         match copied {

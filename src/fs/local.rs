@@ -1,8 +1,8 @@
 //! Trees within one host: the walk of a tree and the sink of one, joined in this process.
 //!
 //! The thread that copies walks. It reads small files into chunks of records, as for another host, and the sink's threads
-//! make the entries. Large files do not pass through this process: the sink's threads have the kernel copy them, range by
-//! range, which shares the blocks where a file system can (`copy_file_range`).
+//! make the entries. Large files are copied by the sink's threads, range by range; where a file system can, they share
+//! their blocks with the source, or are copied by the server that has both.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -53,6 +53,7 @@ impl Drop for Chunk {
 struct Range {
     source: Arc<TreeSource>,
     range: LocalRange,
+    may_share: bool,
     stop: Arc<AtomicBool>,
 }
 
@@ -69,6 +70,10 @@ impl Origin for Range {
         super::io_fact(&self.range.file.path, error)
     }
 
+    fn may_share(&self) -> bool {
+        self.may_share
+    }
+
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -78,8 +83,8 @@ impl Origin for Range {
     }
 }
 
-/// Copies all of `source` into the sink that `make_sink` makes, which is given what tells the source of files that are
-/// there. Ends early when `stop` is set. `tick` is called some times a second.
+/// Copies all of `source`. `may_share`: large files may share their blocks with the source, holes and all. Ends early when
+/// `stop` is set. `tick` is called some times a second.
 ///
 /// # Errors
 ///
@@ -87,6 +92,7 @@ impl Origin for Range {
 pub fn copy(
     source: &Arc<TreeSource>,
     sink: &mut TreeSink<Chunk>,
+    may_share: bool,
     stop: &Arc<AtomicBool>,
     mut tick: impl FnMut(),
 ) -> Result<Report, Refused> {
@@ -94,7 +100,7 @@ pub fn copy(
     for _ in 0..CHUNKS {
         let _ = free.send(Vec::new());
     }
-    let done = give(source, sink, stop, &mut tick, (&free, &chunks));
+    let done = give(source, sink, may_share, stop, &mut tick, (&free, &chunks));
     if done.is_err() {
         source.cancel();
         sink.discard();
@@ -106,6 +112,7 @@ pub fn copy(
 fn give(
     source: &Arc<TreeSource>,
     sink: &mut TreeSink<Chunk>,
+    may_share: bool,
     stop: &Arc<AtomicBool>,
     tick: &mut impl FnMut(),
     (free, chunks): (&Sender<Vec<u8>>, &Receiver<Vec<u8>>),
@@ -125,7 +132,7 @@ fn give(
             }
             LocalNext::Range(range) => {
                 let (source, stop) = (Arc::clone(source), Arc::clone(stop));
-                sink.copy(range.file.item, Box::new(Range { source, range, stop }))?;
+                sink.copy(range.file.item, Box::new(Range { source, range, may_share, stop }))?;
             }
             LocalNext::Waited => sink.check()?,
             LocalNext::Ended => return Ok(()),
@@ -179,7 +186,7 @@ mod tests {
         let mut sink = TreeSink::new(to, options, answer(&source)).expect("a sink");
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
-        copy(&source, &mut sink, &stop, move || tick(&told))
+        copy(&source, &mut sink, true, &stop, move || tick(&told))
     }
 
     /// Files of lengths around those at which they are treated in another way.
@@ -267,7 +274,7 @@ mod tests {
         let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
         let stop = Arc::default();
         let mut is_shrunk = false;
-        let report = copy(&source, &mut sink, &stop, || {
+        let report = copy(&source, &mut sink, true, &stop, || {
             // When it has been announced, as the eighth entry, and none of it been read.
             if !is_shrunk && source.counts().entries >= 8 {
                 is_shrunk = true;

@@ -26,6 +26,8 @@ pub trait Origin: Send {
     fn extent(&self) -> (u64, u64);
     /// An error of reading it.
     fn fact(&self, error: Errno) -> IoFact;
+    /// Its blocks may be shared, holes and all.
+    fn may_share(&self) -> bool;
     /// The copy is to end.
     fn is_stopped(&self) -> bool;
     /// It has been copied, or could not be read. Called once.

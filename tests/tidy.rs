@@ -74,6 +74,7 @@ const UNSAFE: &[&str] = &[
     "src/transport/rdma/lane.rs",  // posting buffers: that they outlive the work is proved there
     "src/cmd/key.rs",              // overwriting KEY in argv; taking --key-fd
     "src/measure/disk.rs",         // requests of io_uring: that buffers outlive them is proved there
+    "src/control/launch.rs",       // signals between fork and exec
     "src/control/names.rs",        // the C library's user database and patterns
 ];
 

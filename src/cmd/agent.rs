@@ -100,7 +100,7 @@ fn serve() -> Result<(), Failure> {
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
     let signals = post.clone();
-    forward_signals(move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
+    forward_signals(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
         let mut stdin = BufReader::new(stdin);
         let last = loop {

@@ -95,7 +95,7 @@ impl<'a> Copy<'a> {
     pub(super) fn new(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>) -> Result<Self, Failure> {
         let (post, news) = unbounded();
         let signals = post.clone();
-        forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
+        forward_signals(false, move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
         Ok(Self::heedless(plan, reporter, post, news))
     }

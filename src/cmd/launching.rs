@@ -383,7 +383,10 @@ impl Drop for Remote {
     fn drop(&mut self) {
         // The agent ends as its standard input does, and the launcher with it.
         self.outbox.close();
-        self.process.wait(EXIT_MAX);
+        // But one that asks the user for something would ask on.
+        if self.hello.is_some() || !self.released {
+            self.process.wait(EXIT_MAX);
+        }
     }
 }
 

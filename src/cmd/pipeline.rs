@@ -136,7 +136,7 @@ impl<'a> Pipeline<'a> {
     pub(super) fn new(plan: &'a Plan<'a>) -> Result<Self, Failure> {
         let (post, news) = unbounded();
         let signals = post.clone();
-        forward_signals(move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
+        forward_signals(false, move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
         let said = post.clone();
         let say: Emit = Arc::new(move |message| drop(said.send((HERE, News::Message(message)))));

@@ -192,7 +192,7 @@ impl Session<'_> {
         // From here on there is something to clean up and a peer to tell, and no session of this process comes after this one.
         if self.heeds_signals {
             let post = self.post.clone();
-            forward_signals(move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
+            forward_signals(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
                 let failure =
                     Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
                 give_up(&mut first, role, failure)
@@ -402,9 +402,10 @@ impl Dialer for Dialing {
     }
 }
 
-/// Hands the signals that end or stop a process to `heed`, from now on, until that answers false.
-pub(super) fn forward_signals(heed: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
-    let ignored = ignored_signals();
+/// Hands the signals that end or stop a process to `heed`, from now on, until that answers false. `is_launched`: whoever
+/// has started this process ignores SIGINT.
+pub(super) fn forward_signals(is_launched: bool, heed: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
+    let ignored = ignored_signals() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
     let heeded = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
     let heeded = heeded.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);

@@ -10,10 +10,12 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The program that is run on the other host where nobody names another.
 pub const AGENT: &str = "rdma-pipe-agent";
@@ -23,6 +25,9 @@ const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAlive
 
 /// How long the launcher's standard error is held back: a banner, or a reason to fail, which the failure's line has.
 pub const HOLD_MAX: Duration = Duration::from_millis(700);
+
+/// How long it may take to end after SIGTERM.
+const TERM_MAX: Duration = Duration::from_millis(200);
 
 /// Bytes of it that are held back at most.
 const HELD_BYTES_MAX: usize = 16 << 10;
@@ -83,7 +88,8 @@ impl Launcher {
         // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
         // Behind the user's own, which win.
         let alive: &[&str] = if self.is_ssh() { &SSH_ALIVE } else { &[] };
-        let mut child = Command::new(&self.words[0])
+        let mut command_line = Command::new(&self.words[0]);
+        command_line
             .args(&self.words[1..])
             .args(&self.options)
             .args(alive)
@@ -91,8 +97,17 @@ impl Launcher {
             .arg(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+            .stderr(Stdio::piped());
+        // The interrupt key is for this process, which has the agents end what they do and tell what is left of it; ssh
+        // would be gone by then.
+        // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and is all that is.
+        unsafe {
+            command_line.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_IGN) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            })
+        };
+        let mut child = command_line.spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
         Ok(Launched { stdin, stdout, process: Process { child, complaints: Complaints::collect(stderr)? } })
@@ -172,6 +187,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // One that asks for a password has to give the terminal its echo back.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            self.wait(TERM_MAX);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

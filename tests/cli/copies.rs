@@ -128,11 +128,13 @@ fn what_failed_is_in_the_last_line() {
 #[test]
 fn what_an_interrupted_copy_keeps_is_said_and_resumed() {
     let lab = Lab::new();
+    // Like ssh: the interrupt key reaches what carries the channel, and not the agent.
+    lab.script("carrier", "cat | setsid sh -c \"exec $2\" | cat");
     fs::write(lab.join("file"), noise(80 * CHUNK)).expect("a file");
     fs::write(lab.join("small"), noise(40 * CHUNK)).expect("a file");
     let interrupted = |name: &str| {
         let arguments = format!("--bwlimit 30M {} {}", at(&lab, "", name), at(&lab, "h1", "copy"));
-        let mut session = Session::start(&line(&lab, "", &arguments));
+        let mut session = Session::start(&line(&lab, "", &arguments).replace("/rsh'", "/carrier'"));
         session.until("/s ");
         std::thread::sleep(std::time::Duration::from_millis(700));
         session.type_in("\u{3}");

@@ -27,7 +27,7 @@ impl Copy<'_> {
         if self.session.is_some() && self.plan.destination != Spec::Standard && !self.tell_kept() {
             self.say(match have_ended {
                 true => "interrupted; nothing kept to resume",
-                false => "interrupted; it is not known what is kept, as not all ends have answered; run again",
+                false => "interrupted; not all ends have answered: run again to resume what they have kept",
             });
         }
         Failure::silent(Exit::Signal(number))
@@ -46,7 +46,7 @@ impl Copy<'_> {
         true
     }
 
-    /// Whether all have ended.
+    /// Whether all have said how they ended.
     pub(super) fn stop_all(&mut self, number: u8) -> bool {
         let Some((one, other)) = self.session else { return true };
         let mut waited: Vec<usize> = [one, other].into_iter().filter(|&side| !self.sides[side].gone).collect();
@@ -55,10 +55,13 @@ impl Copy<'_> {
             self.send(side, Message::Signal(number));
         }
         let deadline = Instant::now() + INTERRUPT_MAX;
+        let mut have_ended = waited.len() == if one == other { 1 } else { 2 };
         while !waited.is_empty() {
             match self.news.recv_deadline(deadline) {
-                Ok((side, News::Gone | News::Broken(_) | News::Message(Message::Ended(_)))) => {
-                    waited.retain(|&other| other != side)
+                Ok((side, News::Message(Message::Ended(_)))) => waited.retain(|&other| other != side),
+                Ok((side, News::Gone | News::Broken(_))) => {
+                    waited.retain(|&other| other != side);
+                    have_ended = false;
                 }
                 Ok((side, News::Message(said @ (Message::Say(_) | Message::Kept(_))))) => drop(self.hear(side, said)),
                 // Asked twice: no more waiting.
@@ -70,6 +73,6 @@ impl Copy<'_> {
                 Err(_) => return false,
             }
         }
-        true
+        have_ended
     }
 }

@@ -19,7 +19,7 @@ const NOTICES: [&str; 6] = [
 ];
 
 /// A receiver says of a sender that failed before a transfer began what was wrong, and waits for another.
-const NOBODY_CAME: &str = "no sender came";
+const NOBODY_CAME: &str = "rdrecv: no sender ";
 
 /// What the shell of a stage says of a command that was killed.
 const SHELLS_WORDS: [&str; 2] = ["Terminated", "Killed"];

@@ -589,6 +589,27 @@ fn a_full_disk_is_not_kept_full() {
     drop(small);
 }
 
+/// As between hosts: what is left of a tree is named, and the next run makes the tree with it.
+#[test]
+fn an_interrupted_copy_within_a_host_says_what_it_leaves() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    for number in 0..20_000 {
+        fs::write(lab.join(&format!("tree/f{number}")), b"x").expect("a file");
+    }
+    fs::create_dir(lab.join("into")).expect("a directory");
+    let left = || fs::read_dir(lab.join("into")).expect("it").map(|entry| entry.expect("one").path());
+    let mut process = Process::spawn(lab.command(rdcp(), "rsh", AGENT).args(["-r", "tree", "into/new"]));
+    let until = Instant::now() + PATIENCE;
+    while left().next().is_none() && Instant::now() < until {}
+    process.signal(Signal::INT);
+    process.wait().expect(130).one_line("rdcp", &["interrupted; nothing of use kept in into/.", ".rd-part, run again"]);
+    assert!(!lab.join("into/new").exists() && left().count() == 1);
+    lab.rdcp(&["-r", "tree", "into/new"]).expect(0);
+    assert_eq!(left().collect::<Vec<_>>(), [lab.join("into/new")], "nothing else is left");
+    assert_eq!(fs::read_dir(lab.join("into/new")).expect("it").count(), 20_000);
+}
+
 // --- the report ------------------------------------------------------------------------------------------------------
 
 #[test]

@@ -256,7 +256,7 @@ impl<'a> Copy<'a> {
             }
             Message::Progress { bytes, waits, tree } => self.hear_progress(side, bytes, &waits, tree),
             Message::Kept(kept) => {
-                if self.session.is_some_and(|(from, to)| side == to && from != to) {
+                if self.session.is_some_and(|(_, to)| side == to) {
                     self.kept = Some(kept);
                 }
             }

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use flume::Receiver;
-use rd_proto::control::{IoFact, Role};
+use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::Established;
+use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
 use super::exit::{Exit, Failure, os, shown_path};
@@ -22,7 +23,7 @@ use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fs::sink::{FileSink, NO_TEXT, Sink, StreamSink, Target};
-use crate::fs::{plain_fact, standard, std_fact};
+use crate::fs::{standard, std_fact};
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
 
@@ -81,13 +82,13 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
-    reported(&arguments.report, file.is_none(), |_| transfer(&arguments, port, key, file.as_ref(), text_only)).map_err(
-        |failure| match failure.message == Failure::destination(&plain_fact(STANDARD_OUTPUT.as_ref(), NO_TEXT)).message
-        {
-            true => Failure::new(Exit::Usage, BINARY),
-            false => failure,
-        },
-    )
+    reported(&arguments.report, file.is_none(), |_| {
+        let mut ended = transfer(&arguments, port, key, file.as_ref(), text_only)?;
+        if matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes()) {
+            ended.failure = Some(Failure::new(Exit::Usage, BINARY));
+        }
+        Ok(ended)
+    })
 }
 
 /// Said where what comes is not for a terminal.

@@ -199,6 +199,14 @@ fn text_is_shown_at_a_receiver_and_nothing_else() {
         ended.expect(1);
         sender.expect(6).one_line("rdsend", &["cannot write standard output", "terminal"]);
     }
+    // The report says what the exit code does.
+    let scratch = Scratch::new();
+    let report = scratch.join("report");
+    let (_, ended, _) = shown_at_a_receiver(&format!("--json={}", report.display()), b"\0");
+    ended.expect(1);
+    let told: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
+    assert_eq!((told["exit"].as_u64(), told["failure"]["code"].as_str()), (Some(1), Some("usage")), "{told}");
     let bytes = b"plain\x07\x7f\x00all the same";
     let (shown, ended, sender) = shown_at_a_receiver("-", bytes);
     assert_eq!(shown.as_bytes(), bytes);

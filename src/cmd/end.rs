@@ -293,7 +293,7 @@ impl End {
         let progress = Arc::<Progress>::default();
         let told = Arc::clone(&progress);
         let countable = tree::Countable { roots: roots.clone(), settings: settings.clone() };
-        let here = tree::Here { roots, directory, names, settings, stop: stopped, progress: told, made: false.into() };
+        let here = tree::Here { roots, directory, names, settings, stop: stopped, progress: told };
         let run = move || {
             let report = here.copy(&emit);
             over.store(true, Ordering::Relaxed);
@@ -452,7 +452,7 @@ struct Run {
     met: Arc<AtomicBool>,
     progress: Arc<Progress>,
     /// A directory that was made to copy into.
-    made: Mutex<Option<Vec<u8>>>,
+    made: Mutex<Option<place::Made>>,
 }
 
 /// What one end of a pipeline's session moves.
@@ -487,9 +487,7 @@ impl Run {
             Err(fault) => Report { fault: Some(fault), ..Report::default() },
         };
         drop(self.listener.lock().expect("no panic with it locked").take());
-        if let Some(directory) = self.made.lock().expect("no panic with it locked").take() {
-            place::unmake(&directory);
-        }
+        drop(self.made.lock().expect("no panic with it locked").take());
         let is_lost = report.fault.as_ref().is_some_and(|fault| fault.exit == Exit::LinkLost.code());
         self.lost.store(is_lost, Ordering::Relaxed);
         self.ended.store(true, Ordering::Release);
@@ -594,9 +592,8 @@ impl Run {
 
     /// Makes the directory to copy into where it is missing.
     fn make(&self, directory: &[u8]) -> Result<(), IoFact> {
-        if place::make(directory)? {
-            *self.made.lock().expect("no panic with it locked") = Some(directory.to_vec());
-        }
+        let made = place::make(directory)?;
+        *self.made.lock().expect("no panic with it locked") = made;
         Ok(())
     }
 

@@ -145,24 +145,29 @@ fn bare(path: &Path) -> &Path {
     Path::new(OsStr::from_bytes(&text[..end]))
 }
 
-/// Makes the last directory of a destination that [`place`] has found missing; whether it did. Nothing is made above it.
+/// A directory that was made to copy into. Dropping it removes the directory if nothing has come into it.
+pub(super) struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // Whatever is in it by now stays.
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there. Nothing is made above
+/// it.
 ///
 /// # Errors
 ///
 /// It is not there, and cannot be made.
-pub(super) fn make(directory: &[u8]) -> Result<bool, IoFact> {
+pub(super) fn make(directory: &[u8]) -> Result<Option<Made>, IoFact> {
     let path = Path::new(OsStr::from_bytes(directory));
     match std::fs::create_dir(path) {
-        Ok(()) => Ok(true),
-        Err(_) if path.is_dir() => Ok(false),
+        Ok(()) => Ok(Some(Made(path.to_owned()))),
+        Err(_) if path.is_dir() => Ok(None),
         Err(error) => Err(std_fact(path.as_os_str(), &error)),
     }
-}
-
-/// Removes a directory that [`make`] has made and into which nothing has come.
-pub(super) fn unmake(directory: &[u8]) {
-    // Whatever is in it by now stays.
-    let _ = std::fs::remove_dir(Path::new(OsStr::from_bytes(directory)));
 }
 
 /// Sources that come to lie in a directory; the contents of `dir/.` become contents of it.
@@ -421,17 +426,17 @@ mod tests {
     fn one_directory_is_made_and_removed_again() {
         let scratch = Scratch::new("make");
         let at = |name: &str| bytes(&scratch.0.join(name));
-        assert_eq!(make(&at("new/")), Ok(true));
-        assert_eq!(make(&at("new")), Ok(false), "it is there");
-        assert_eq!(make(b"."), Ok(false));
-        assert_eq!(make(&at("none/new")).map_err(|fact| fact.errno), Err(2));
-        assert_eq!(make(&at("file")).map_err(|fact| fact.errno), Err(17));
+        let made = |path: &[u8]| make(path).map(|made| made.is_some()).map_err(|fact| fact.errno);
+        let new = make(&at("new/")).expect("can be made").expect("was not there");
+        assert_eq!(made(&at("new")), Ok(false), "it is there");
+        assert_eq!(made(b"."), Ok(false));
+        assert_eq!(made(&at("none/new")), Err(2));
+        assert_eq!(made(&at("file")), Err(17));
         std::fs::write(scratch.0.join("new/arrived"), b"").expect("a file");
-        unmake(&at("new"));
+        drop(new);
         assert!(scratch.0.join("new/arrived").exists(), "what has arrived stays");
-        std::fs::remove_file(scratch.0.join("new/arrived")).expect("ours");
-        unmake(&at("new"));
-        assert!(!scratch.0.join("new").exists());
+        assert_eq!(made(&at("other-new")), Ok(true));
+        assert!(!scratch.0.join("other-new").exists(), "nothing has come into it");
     }
 
     #[test]

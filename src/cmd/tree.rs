@@ -366,8 +366,6 @@ pub(super) struct Here {
     /// Set by another thread, it ends the copy.
     pub(super) stop: Arc<AtomicBool>,
     pub(super) progress: Arc<Progress>,
-    /// The directory has been made for it.
-    pub(super) made: AtomicBool,
 }
 
 impl Here {
@@ -376,9 +374,6 @@ impl Here {
         let start = Instant::now();
         let mut summary = Summary::default();
         let fault = self.join(emit, &mut summary).err();
-        if self.made.load(Ordering::Relaxed) {
-            place::unmake(&self.directory);
-        }
         tell_failed(&summary, emit);
         let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
         add_to(&mut report, &summary);
@@ -393,12 +388,17 @@ impl Here {
     }
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
-        let Self { roots, directory, names, settings, stop, progress, made } = self;
+        let Self { roots, directory, names, settings, stop, progress } = self;
         let unreadable = |fact: IoFact| Fault::io(Exit::Source.code(), "cannot read", &fact);
         let unwritable = |fact: IoFact| Fault::io(Exit::Destination.code(), "cannot write", &fact);
         let source = Arc::new(source(roots, settings, local::CHUNK_BYTES, progress).map_err(unreadable)?);
-        made.store(place::make(directory).map_err(unwritable)?, Ordering::Relaxed);
-        let options = tree_sink::Options { is_local: true, ..sink_options(names, settings, progress) };
+        // Before the sink, which must have removed what it has not published when this is dropped.
+        let _made = place::make(directory).map_err(unwritable)?;
+        let options = tree_sink::Options {
+            is_local: true,
+            may_share: settings.sparse,
+            ..sink_options(names, settings, progress)
+        };
         let mut sink = TreeSink::new(&path_of(directory), options, local::answer(&source)).map_err(unwritable)?;
         tell_kept(&mut sink, emit);
         let mut last = Instant::now();
@@ -409,7 +409,7 @@ impl Here {
                 emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
             }
         };
-        let copied = local::copy(&source, &mut sink, settings.sparse, stop, tick);
+        let copied = local::copy(&source, &mut sink, stop, tick);
         let (failures, leftovers) = (source.take_failures(), source.take_leftovers());
         summary.sent_tree = Some(SentTree { counts: source.counts(), failures, leftovers });
         match copied {

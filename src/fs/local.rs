@@ -4,16 +4,14 @@
 //! make the entries. Large files are copied by the sink's threads, range by range; where a file system can, they share
 //! their blocks with the source, or are copied by the server that has both.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flume::{Receiver, Sender, bounded};
-use rd_proto::control::IoFact;
 
-use super::tree_sink::{Have, Origin, Refused, Report, TreeSink};
-use super::tree_source::{LocalNext, LocalRange, TreeSource};
+use super::tree_sink::{Have, Local, Refused, Report, TreeSink};
+use super::tree_source::{LocalNext, TreeSource};
 
 /// Bytes of a chunk: what the walk needs to take files of 128 KiB into their records.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -49,42 +47,7 @@ impl Drop for Chunk {
     }
 }
 
-/// A range of a large file for the sink.
-struct Range {
-    source: Arc<TreeSource>,
-    range: LocalRange,
-    may_share: bool,
-    stop: Arc<AtomicBool>,
-}
-
-impl Origin for Range {
-    fn file(&self) -> BorrowedFd<'_> {
-        self.range.file.file.as_fd()
-    }
-
-    fn extent(&self) -> (u64, u64) {
-        (self.range.position, self.range.length as u64)
-    }
-
-    fn fact(&self, error: rustix::io::Errno) -> IoFact {
-        super::io_fact(&self.range.file.path, error)
-    }
-
-    fn may_share(&self) -> bool {
-        self.may_share
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    fn done(&self, outcome: std::result::Result<(), IoFact>) {
-        self.source.copied(&self.range, outcome);
-    }
-}
-
-/// Copies all of `source`. `may_share`: large files may share their blocks with the source, holes and all. Ends early when
-/// `stop` is set. `tick` is called some times a second.
+/// Copies all of `source`. Ends early when `stop` is set. `tick` is called some times a second.
 ///
 /// # Errors
 ///
@@ -92,7 +55,6 @@ impl Origin for Range {
 pub fn copy(
     source: &Arc<TreeSource>,
     sink: &mut TreeSink<Chunk>,
-    may_share: bool,
     stop: &Arc<AtomicBool>,
     mut tick: impl FnMut(),
 ) -> Result<Report, Refused> {
@@ -100,7 +62,7 @@ pub fn copy(
     for _ in 0..CHUNKS {
         let _ = free.send(Vec::new());
     }
-    let done = give(source, sink, may_share, stop, &mut tick, (&free, &chunks));
+    let done = give(source, sink, stop, &mut tick, (&free, &chunks));
     if done.is_err() {
         source.cancel();
         sink.discard();
@@ -112,7 +74,6 @@ pub fn copy(
 fn give(
     source: &Arc<TreeSource>,
     sink: &mut TreeSink<Chunk>,
-    may_share: bool,
     stop: &Arc<AtomicBool>,
     tick: &mut impl FnMut(),
     (free, chunks): (&Sender<Vec<u8>>, &Receiver<Vec<u8>>),
@@ -131,8 +92,7 @@ fn give(
                 target = chunks.recv().expect("we hold a sender ourselves");
             }
             LocalNext::Range(range) => {
-                let (source, stop) = (Arc::clone(source), Arc::clone(stop));
-                sink.copy(range.file.item, Box::new(Range { source, range, may_share, stop }))?;
+                sink.copy(Local { range, stop: Arc::clone(stop), source: Arc::clone(source) })?;
             }
             LocalNext::Waited => sink.check()?,
             LocalNext::Ended => return Ok(()),
@@ -143,7 +103,7 @@ fn give(
 /// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
 pub fn answer(source: &Arc<TreeSource>) -> super::tree_sink::Answer {
     let source = Arc::clone(source);
-    Box::new(move |Have { item, granule_bytes, hashes }| source.handle_have(item, granule_bytes, hashes))
+    Box::new(move |Have { item, .. }| source.handle_have(item, 1, Vec::new()))
 }
 
 #[cfg(test)]
@@ -181,12 +141,13 @@ mod tests {
             keep: Keep::default(),
             rename_root: Some(OsString::from("copy")),
             is_local: true,
+            may_share: true,
             ..tree_sink::Options::default()
         };
         let mut sink = TreeSink::new(to, options, answer(&source)).expect("a sink");
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
-        copy(&source, &mut sink, true, &stop, move || tick(&told))
+        copy(&source, &mut sink, &stop, move || tick(&told))
     }
 
     /// Files of lengths around those at which they are treated in another way.
@@ -274,7 +235,7 @@ mod tests {
         let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
         let stop = Arc::default();
         let mut is_shrunk = false;
-        let report = copy(&source, &mut sink, true, &stop, || {
+        let report = copy(&source, &mut sink, &stop, || {
             // When it has been announced, as the eighth entry, and none of it been read.
             if !is_shrunk && source.counts().entries >= 8 {
                 is_shrunk = true;

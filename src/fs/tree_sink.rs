@@ -46,7 +46,7 @@ use super::progress::Progress;
 use super::{FIRST_NAME_FAILED, Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
 use directory::{OpenDirectory, find};
 use entry::Large;
-pub use jobs::Origin;
+pub use jobs::Local;
 use jobs::{Batch, Job, work};
 
 /// Threads that write. More than this many only wait for each other in the file system.
@@ -89,6 +89,8 @@ pub struct Options {
     /// The sender is this process, and reads as this user: what it says of owners is so, and large files are not resumed,
     /// as comparing them takes longer than copying.
     pub is_local: bool,
+    /// Such a large file may share its blocks with its source, holes and all.
+    pub may_share: bool,
 }
 
 /// Why the transfer cannot go on.
@@ -607,13 +609,13 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     /// # Errors
     ///
     /// As [`TreeSink::push`].
-    pub fn copy(&mut self, item: u32, origin: Box<dyn Origin>) -> Result<(), Refused> {
+    pub fn copy(&mut self, local: Local) -> Result<(), Refused> {
         self.shared.check()?;
-        let (position, length) = origin.extent();
-        let slot = self.account(item, position, length)?;
+        let range = &local.range;
+        let slot = self.account(range.file.item, range.position, range.length as u64)?;
         match slot.large.clone() {
-            Some(large) => self.hand_on(Job::Copy(origin, large)),
-            None => origin.done(Ok(())),
+            Some(large) => self.hand_on(Job::Copy(local, large)),
+            None => local.source.copied(&local.range, Ok(())),
         }
         Ok(())
     }

@@ -201,8 +201,9 @@ impl TreeSource {
     /// [`TreeSource::cancel`].
     pub fn next(&self, target: &mut [u8], bytes: usize, tally: &Tally) -> Next {
         loop {
-            match self.task(self.part_bytes.min(bytes), None) {
-                Task::Nothing | Task::Wait => return Next::Ended,
+            match self.task(self.part_bytes.min(bytes), Duration::MAX) {
+                Task::Nothing => return Next::Ended,
+                Task::Wait => {}
                 Task::Settle => return Next::Later,
                 Task::Walk(walk, finished) => {
                     if let Some(part) = self.walk(walk, finished, target, bytes) {
@@ -232,7 +233,7 @@ impl TreeSource {
     /// `range_bytes`. For one thread, which waits no longer than `patience` while ranges are being copied.
     pub fn next_local(&self, target: &mut [u8], bytes: usize, range_bytes: usize, patience: Duration) -> LocalNext {
         loop {
-            match self.task(range_bytes, Some(patience)) {
+            match self.task(range_bytes, patience) {
                 Task::Nothing => return LocalNext::Ended,
                 Task::Settle | Task::Wait => return LocalNext::Waited,
                 Task::Walk(walk, finished) => {
@@ -325,7 +326,7 @@ impl TreeSource {
 
     /// Finds something to do, or waits until there is something, for so long. The walk goes first, as it makes work for
     /// others. `bytes`: the most of a range.
-    fn task(&self, bytes: usize, patience: Option<Duration>) -> Task {
+    fn task(&self, bytes: usize, patience: Duration) -> Task {
         let mut shared = self.shared();
         loop {
             if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
@@ -343,15 +344,11 @@ impl TreeSource {
             if shared.arrived > 0 {
                 return Task::Settle;
             }
-            let Some(patience) = patience else {
-                shared = self.changed.wait(shared).expect("no panic with it locked");
-                continue;
-            };
-            let waited = self.changed.wait_timeout(shared, patience).expect("no panic with it locked");
-            if waited.1.timed_out() {
+            let (woken, waited) = self.changed.wait_timeout(shared, patience).expect("no panic with it locked");
+            if waited.timed_out() {
                 return Task::Wait;
             }
-            shared = waited.0;
+            shared = woken;
         }
     }
 

@@ -22,14 +22,14 @@ use rustix::fs::{
 use rustix::io::{Errno, pread};
 
 use super::directory::{OpenDirectory, OwnedMetadata};
-use super::{Failed, Origin, Shared};
+use super::{Failed, Local, Shared};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, is_serial, leads_to,
-    name_beside, write_at,
+    FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial,
+    leads_to, name_beside, plain_fact, write_at,
 };
 
 /// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
@@ -49,7 +49,7 @@ const COPY_BYTES: usize = 8 << 20;
 const SCRATCH_BYTES: usize = 128 << 10;
 
 /// File systems whose server or driver may copy from file to file where the data is: NFS, CIFS and SMB, Ceph, FUSE. For
-/// others the kernel moves page after page, which takes longer than to read and write (measured on tmpfs and ext4).
+/// others the kernel moves page after page, which takes longer than to read and write (measured on tmpfs).
 const COPYING_MAGICS: [u32; 5] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x00c3_6400, 0x6573_5546];
 
 fn may_be_copied_elsewhere(file: impl AsFd) -> bool {
@@ -542,29 +542,31 @@ impl Large {
         }
     }
 
-    /// Copies a range of a file of this host: by the kernel as far as it does that, which shares the blocks where the file
-    /// system can.
-    pub fn copy(&self, origin: &dyn Origin) {
-        let outcome = if self.has_failed.load(Relaxed) { Ok(()) } else { self.copy_all(origin) };
-        origin.done(outcome);
-    }
-
-    /// An error of writing is this file's own affair.
-    fn copy_all(&self, origin: &dyn Origin) -> Result<(), IoFact> {
-        let (start, length) = origin.extent();
-        let (end, file) = (start + length, &self.partial.file);
-        // The whole file at once: who comes second waits.
-        if *self.is_shared.get_or_init(|| origin.may_share() && ioctl_ficlone(file, origin.file()).is_ok()) {
-            self.note_copied(length as usize);
+    /// Copies a range of a file of this host. It shares the blocks where the file system can, and has a server copy that
+    /// has both files.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read. An error of writing is this file's own affair.
+    pub fn copy(&self, Local { range, stop, .. }: &Local) -> Result<(), IoFact> {
+        if self.has_failed.load(Relaxed) {
             return Ok(());
         }
-        let mut at = start;
+        let (source, file) = (&range.file.file, &self.partial.file);
+        let (mut at, end) = (range.position, range.position + range.length as u64);
+        let unreadable = |error| io_fact(&range.file.path, error);
+        // The whole file at once: who comes second waits.
+        let may_share = self.shared.options.may_share;
+        if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
+            self.note_copied(range.length);
+            return Ok(());
+        }
         let mut scratch = if may_be_copied_elsewhere(file) { Vec::new() } else { vec![0; SCRATCH_BYTES] };
-        while at < end && !origin.is_stopped() && !self.shared.is_stopped.load(Relaxed) {
+        while at < end && !stop.load(Relaxed) && !self.shared.is_stopped.load(Relaxed) {
             let left = ((end - at) as usize).min(COPY_BYTES);
             let (mut read, mut written) = (at, at);
             let by_kernel = if scratch.is_empty() {
-                copy_file_range(origin.file(), Some(&mut read), file, Some(&mut written), left)
+                copy_file_range(source, Some(&mut read), file, Some(&mut written), left)
             } else {
                 Err(Errno::OPNOTSUPP)
             };
@@ -575,9 +577,9 @@ impl Large {
                 Err(_) => {
                     scratch.resize(SCRATCH_BYTES, 0);
                     let part = &mut scratch[..left.min(SCRATCH_BYTES)];
-                    let count = match pread(origin.file(), &mut *part, at) {
+                    let count = match pread(source, &mut *part, at) {
                         Err(Errno::INTR) => continue,
-                        read => read.map_err(|error| origin.fact(error))?,
+                        read => read.map_err(unreadable)?,
                     };
                     if let Err(error) = write_at(file, &part[..count], at) {
                         if !self.has_failed.swap(true, Relaxed) {
@@ -589,7 +591,7 @@ impl Large {
                 }
             };
             if count == 0 {
-                return Err(IoFact { detail: SHRANK.into(), errno: 0, ..origin.fact(Errno::IO) });
+                return Err(plain_fact(&range.file.path, SHRANK));
             }
             at += count as u64;
             self.note_copied(count);

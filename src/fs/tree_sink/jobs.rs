@@ -1,37 +1,30 @@
 //! What the sink's threads are given to do.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 
 use flume::Receiver;
-use rd_proto::control::IoFact;
 use rd_proto::tree::Record;
-use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large, Range};
 use super::{Have, Shared};
+use crate::fs::tree_source::{LocalRange, TreeSource};
 
 /// Entries that one job makes, the bytes of their records, and the directories that they are in.
 const BATCH_ENTRIES_MAX: usize = 64;
 const BATCH_BYTES_MAX: usize = 256 << 10;
 const BATCH_DIRECTORIES_MAX: usize = 8;
 
-/// A range of a file of this host, which the kernel can copy.
-pub trait Origin: Send {
-    /// The file, open to read.
-    fn file(&self) -> BorrowedFd<'_>;
-    /// Where the range begins, in the file and in its copy, and its bytes.
-    fn extent(&self) -> (u64, u64);
-    /// An error of reading it.
-    fn fact(&self, error: Errno) -> IoFact;
-    /// Its blocks may be shared, holes and all.
-    fn may_share(&self) -> bool;
-    /// The copy is to end.
-    fn is_stopped(&self) -> bool;
-    /// It has been copied, or could not be read. Called once.
-    fn done(&self, outcome: Result<(), IoFact>);
+/// A range of a large file of this host, to be copied from there.
+pub struct Local {
+    /// Where it is in the file and in its copy.
+    pub range: LocalRange,
+    /// Set, it ends the copy.
+    pub stop: Arc<AtomicBool>,
+    /// Is told when it has been copied, or why it could not be read.
+    pub source: Arc<TreeSource>,
 }
 
 /// Entries to be made: where in the chunk their records begin, and how many of them each directory gets.
@@ -45,7 +38,7 @@ pub(super) struct Batch {
 pub(super) enum Job<C> {
     Make(Arc<C>, Batch),
     Write(Range, Arc<Large>, u64),
-    Copy(Box<dyn Origin>, Arc<Large>),
+    Copy(Local, Arc<Large>),
     /// Tell the sender what there is of a large file already.
     Look(Arc<Large>, u32),
     /// Let go of it here, since publishing may take long.
@@ -85,7 +78,10 @@ pub(super) fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
         match job {
             Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),
             Job::Write(range, large, position) => large.take(range, position),
-            Job::Copy(origin, large) => large.copy(&*origin),
+            Job::Copy(local, large) => {
+                let outcome = large.copy(&local);
+                local.source.copied(&local.range, outcome);
+            }
             Job::Look(large, item) => {
                 let (granule_bytes, hashes) = large.look();
                 (shared.answer)(Have { item, granule_bytes, hashes });

@@ -8,14 +8,9 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
 use rdma_pipe::cmd::agent::AgentArguments;
-use rdma_pipe::cmd::doctor::DoctorArguments;
+use rdma_pipe::cmd::definitions;
 use rdma_pipe::cmd::examples;
 use rdma_pipe::cmd::habits;
-use rdma_pipe::cmd::perf::PerfArguments;
-use rdma_pipe::cmd::rdcp::CopyArguments;
-use rdma_pipe::cmd::rdpipe::PipeArguments;
-use rdma_pipe::cmd::recv::RecvArguments;
-use rdma_pipe::cmd::send::SendArguments;
 
 #[path = "../examples/man.rs"]
 mod man;
@@ -33,16 +28,8 @@ fn manual_pages_and_completions_are_those_of_the_definitions() {
     }
 }
 
-fn commands() -> Vec<Command> {
-    vec![
-        SendArguments::command(),
-        RecvArguments::command(),
-        CopyArguments::command(),
-        PipeArguments::command(),
-        DoctorArguments::command(),
-        PerfArguments::command(),
-        AgentArguments::command(),
-    ]
+fn commands() -> impl Iterator<Item = Command> {
+    definitions().into_iter().chain([AgentArguments::command()])
 }
 
 fn examples_of(name: &str) -> &'static [examples::Example] {

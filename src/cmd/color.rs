@@ -47,7 +47,7 @@ pub(super) fn set(words: &[OsString]) {
     }
     CHOSEN.store(when as u8, Ordering::Relaxed);
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let is_plain = is_set("NO_COLOR") || std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
+    let is_plain = is_set("NO_COLOR") || is_dumb();
     let is_coloured = |is_terminal: bool| match when {
         When::Auto => is_terminal && !is_plain,
         When::Always => true,
@@ -55,6 +55,11 @@ pub(super) fn set(words: &[OsString]) {
     };
     console::set_colors_enabled(is_coloured(std::io::stdout().is_terminal()));
     console::set_colors_enabled_stderr(is_coloured(std::io::stderr().is_terminal()));
+}
+
+/// The terminal takes neither colours nor a line that is drawn again.
+pub(super) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|kind| kind == "dumb")
 }
 
 /// What clap is to do in help.

@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 use super::exit::{Exit, Failure, escaped, os};
 use super::options::KeyOptions;
 use crate::engine::link::rng;
+use crate::fs::standard;
 
 /// The environment's variable for KEY; used where KEY is `-` or missing.
 const KEY_VARIABLE: &str = "RD_KEY";
@@ -82,15 +83,11 @@ pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Optio
         let line = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(first_line);
         line.map_err(|error| usage(format!("cannot read --key-file {name}: {}", os(error))))?
     } else if let Some(number) = options.key_fd {
-        // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail, and whose it is is what is
-        // being asked: this process opens its own to be closed on execution, so one that is not was handed to it.
-        let fd = unsafe {
-            let flags = libc::fcntl(number, libc::F_GETFD);
-            if flags == -1 || flags & libc::FD_CLOEXEC != 0 {
-                return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
-            }
-            ManuallyDrop::new(OwnedFd::from_raw_fd(number))
-        };
+        if !standard::is_given(number) {
+            return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
+        }
+        // SAFETY: it is open, and was handed to this process: nothing else here owns it.
+        let fd = unsafe { ManuallyDrop::new(OwnedFd::from_raw_fd(number)) };
         let line = first_line(&*fd).map_err(|error| usage(format!("cannot read --key-fd {number}: {}", os(error))))?;
         // A standard stream stays open: behind the key may come what is to be sent.
         if number > 2 {

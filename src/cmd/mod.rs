@@ -47,6 +47,19 @@ const COMMANDS: [Entry; 6] = [
     ("rddoctor", doctor::main, "find out why RDMA does not work or is slow"),
 ];
 
+/// How the command lines of all commands are parsed.
+pub fn definitions() -> [clap::Command; COMMANDS.len()] {
+    use clap::CommandFactory;
+    [
+        rdcp::CopyArguments::command(),
+        send::SendArguments::command(),
+        recv::RecvArguments::command(),
+        rdpipe::PipeArguments::command(),
+        perf::PerfArguments::command(),
+        doctor::DoctorArguments::command(),
+    ]
+}
+
 /// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
 pub fn main() -> ExitCode {
     // Also a helper holds what a command is given.

@@ -285,9 +285,8 @@ const _: () = assert!(BUFFER_BYTES_DEFAULT < 64 << 20, "the default pool stays u
 mod tests {
     use std::collections::BTreeMap;
 
-    use clap::CommandFactory;
-
     use super::*;
+    use crate::cmd::definitions;
     use crate::cmd::habits::{Here, LETTERS, Number};
 
     /// What a letter or word may mean in one command that it does not in the others.
@@ -297,24 +296,13 @@ mod tests {
         ("rddoctor", "--json", "no data and nothing else goes to its standard output, so it takes no FILE"),
     ];
 
-    fn commands() -> [clap::Command; 6] {
-        [
-            crate::cmd::rdcp::CopyArguments::command(),
-            crate::cmd::send::SendArguments::command(),
-            crate::cmd::recv::RecvArguments::command(),
-            crate::cmd::rdpipe::PipeArguments::command(),
-            crate::cmd::perf::PerfArguments::command(),
-            crate::cmd::doctor::DoctorArguments::command(),
-        ]
-    }
-
     /// A letter stands for one word, a word has one letter and one kind of value, and rdcp takes no letter of another
     /// command for something of scp's or rsync's.
     #[test]
     fn a_letter_or_word_means_the_same_in_all_commands() {
         let mut meanings: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut used = Vec::new();
-        for command in commands() {
+        for command in definitions() {
             let name = command.get_name();
             for option in command.get_arguments().filter(|option| !option.is_positional()) {
                 let letter = option.get_short().map(|letter| format!("-{letter}"));

@@ -15,8 +15,8 @@ use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
 
 use super::exit::{Exit, Failure, escaped, os, words};
-use super::json;
 use super::options::ReportOptions;
+use super::{color, json};
 use line::{Shown, size_words};
 use screen::Screen;
 
@@ -71,8 +71,7 @@ impl Progress {
     /// `may_draw`: nothing else writes to the terminal.
     pub(super) fn new(options: &ReportOptions, may_draw: bool) -> Self {
         // What cannot take a line away shows it as others do that are no terminals.
-        let is_dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
-        match (options.progress, std::io::stderr().is_terminal() && !is_dumb) {
+        match (options.progress, std::io::stderr().is_terminal() && !color::is_dumb()) {
             (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
             (true, false) => Self::Lines,
             _ => Self::Off,
@@ -294,14 +293,13 @@ impl<'a> Reporter<'a> {
     ///
     /// Exit 1 if it cannot be opened, or is standard output and carries data.
     pub fn open(options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
-        let standard = || ("standard output".to_owned(), standard::output());
         let (name, opened) = match (&options.json, options.json_fd) {
             (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
             (None, Some(1)) | (Some(_), _) if carries_data => {
                 let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
                 return Err(Failure::new(Exit::Usage, line));
             }
-            (Some(_), _) | (None, Some(1)) => standard(),
+            (Some(_), _) | (None, Some(1)) => ("standard output".to_owned(), standard::output()),
             (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
             (None, None) => return Ok(Self { options, sink: None }),
         };
@@ -339,10 +337,10 @@ impl<'a> Reporter<'a> {
 
     /// In one piece: a reader sees whole lines.
     fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
-        let Some((mut file, _)) = self.sink.as_ref().map(|(file, name)| (file, name)) else { return Ok(()) };
+        let Some((file, _)) = &self.sink else { return Ok(()) };
         let mut line = serde_json::to_vec(&json::Line::new(event))?;
         line.push(b'\n');
-        file.write_all(&line)
+        (&*file).write_all(&line)
     }
 
     /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began. `last_line`:

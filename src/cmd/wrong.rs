@@ -114,44 +114,13 @@ fn is_slip(typed: &str, meant: &str) -> bool {
     let [typed, meant] = [typed, meant].map(|word| word.trim_start_matches('-'));
     let least = typed.len().min(meant.len());
     let is_cut = least >= 3 && (typed.starts_with(meant) || meant.starts_with(typed));
-    is_cut || least >= 3 && distance(typed.as_bytes(), meant.as_bytes()) <= if least >= 8 { 2 } else { 1 }
-}
-
-/// Number of letters to insert, remove, replace or swap with the next to make one word into the other.
-fn distance(one: &[u8], other: &[u8]) -> usize {
-    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
-    for i in 1..=one.len() {
-        let mut row = vec![i];
-        for j in 1..=other.len() {
-            let differs = usize::from(one[i - 1] != other[j - 1]);
-            let mut least = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + differs);
-            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[one.len()][other.len()]
+    is_cut || least >= 3 && strsim::osa_distance(typed, meant) <= if least >= 8 { 2 } else { 1 }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::{Command, CommandFactory};
-
     use super::*;
-
-    /// Of every command.
-    fn commands() -> [Command; 6] {
-        [
-            crate::cmd::rdcp::CopyArguments::command(),
-            crate::cmd::send::SendArguments::command(),
-            crate::cmd::recv::RecvArguments::command(),
-            crate::cmd::rdpipe::PipeArguments::command(),
-            crate::cmd::perf::PerfArguments::command(),
-            crate::cmd::doctor::DoctorArguments::command(),
-        ]
-    }
+    use crate::cmd::definitions;
 
     #[test]
     fn one_line_says_what_is_wrong() {
@@ -181,7 +150,8 @@ mod tests {
             ("rdcp a b --shell", "no option --shell; see --help"),
         ] {
             let words: Vec<&str> = typed.split(' ').collect();
-            let command = commands().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
+            let command =
+                definitions().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
             let error = command.try_get_matches_from(&words).expect_err(typed);
             assert_eq!(line(&error), expected, "{typed}");
         }

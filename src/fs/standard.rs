@@ -57,15 +57,19 @@ pub fn output() -> Result<File> {
 ///
 /// EBADF where it is none, or one that this process opened itself; and as [`input`].
 pub fn given(number: RawFd) -> Result<File> {
-    // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail.
-    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
-    // Those of this process are closed on execution; a standard stream may be a stand-in for one that was closed.
-    let is_closed = (0..=1).contains(&number) && CLOSED.load(Ordering::Relaxed) & 1 << number != 0;
-    if flags == -1 || flags & libc::FD_CLOEXEC != 0 || is_closed {
+    if !is_given(number) {
         return Err(Errno::BADF.into());
     }
     // SAFETY: it is open, as has been seen, and was handed to this process, which closes none of those.
-    Ok(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?.into())
+    duplicate(number, unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+/// Whether a number is that of an open descriptor which this process did not open itself.
+pub fn is_given(number: RawFd) -> bool {
+    // SAFETY: asking for the flags of a number that is no descriptor does nothing but fail.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    // Those of this process are closed on execution.
+    flags != -1 && flags & libc::FD_CLOEXEC == 0
 }
 
 /// Device and number of what [`take`] has taken.
@@ -97,7 +101,7 @@ pub fn is_taken(file: impl AsFd) -> bool {
 }
 
 fn duplicate(number: RawFd, descriptor: BorrowedFd<'_>) -> Result<File> {
-    if CLOSED.load(Ordering::Relaxed) & 1 << number != 0 {
+    if number <= 1 && CLOSED.load(Ordering::Relaxed) & 1 << number != 0 {
         return Err(Errno::BADF.into());
     }
     Ok(descriptor.try_clone_to_owned()?.into())

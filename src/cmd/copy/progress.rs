@@ -18,9 +18,9 @@ const COUNT_AFTER: Duration = Duration::from_secs(1);
 /// How often `--json` tells how far it has come.
 const EVENT_EVERY: Duration = Duration::from_secs(1);
 
-/// Which end of a session tells.
+/// Which end of a session reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Teller {
+pub(super) enum ReportingEnd {
     Sender,
     Receiver,
     /// A copy on one host has one.
@@ -92,14 +92,14 @@ impl Progress {
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
     }
 
-    /// What one end tells of trees.
-    pub(super) fn hear(&mut self, teller: Teller, tree: TreeProgress) {
-        if teller != Teller::Receiver {
+    /// What one end reports of trees.
+    pub(super) fn hear(&mut self, end: ReportingEnd, tree: TreeProgress) {
+        if end != ReportingEnd::Receiver {
             self.found =
                 Amount { entries: tree.found_entries, directories: tree.found_directories, bytes: tree.found_bytes };
             (self.has_found_all, self.kept_bytes) = (tree.has_found_all, tree.kept_bytes);
         }
-        if teller != Teller::Sender {
+        if end != ReportingEnd::Sender {
             self.done = Amount { entries: tree.entries, directories: tree.directories, bytes: tree.bytes };
             if !tree.name.is_empty() {
                 self.name = tree.name;
@@ -182,16 +182,16 @@ impl Progress {
 }
 
 impl Copy<'_> {
-    /// Takes what one end tells, and shows it to whoever watches.
+    /// Takes what one end reports, and shows it where progress is shown.
     pub(super) fn hear_progress(&mut self, side: usize, bytes: u64, waits: &[u64], tree: Option<TreeProgress>) {
-        let teller = match self.session {
-            Some((from, to)) if from == to => Teller::Both,
-            Some((from, _)) if side == from => Teller::Sender,
-            Some((_, to)) if side == to => Teller::Receiver,
+        let end = match self.session {
+            Some((from, to)) if from == to => ReportingEnd::Both,
+            Some((from, _)) if side == from => ReportingEnd::Sender,
+            Some((_, to)) if side == to => ReportingEnd::Receiver,
             _ => return,
         };
         if let Some(tree) = tree {
-            self.progress.hear(teller, tree);
+            self.progress.hear(end, tree);
         }
         if side != self.teller {
             return;
@@ -236,11 +236,11 @@ mod tests {
         let mut progress = Progress::new();
         progress.begin(true, false, Waits::default());
         assert_eq!(progress.all(), (amount(0, 0, 0), None, false));
-        progress.hear(Teller::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
-        progress.hear(Teller::Receiver, TreeProgress { found_entries: 99, ..done(4, 30) });
+        progress.hear(ReportingEnd::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
+        progress.hear(ReportingEnd::Receiver, TreeProgress { found_entries: 99, ..done(4, 30) });
         assert_eq!(progress.all(), (amount(4, 1, 35), Some(amount(11, 1, 100)), false));
         assert_eq!((progress.shown().files, progress.shown().name.as_str()), (Some(3), "n"));
-        progress.hear(Teller::Sender, found(12, 200, true));
+        progress.hear(ReportingEnd::Sender, found(12, 200, true));
         assert!(progress.all().2);
     }
 
@@ -248,11 +248,11 @@ mod tests {
     fn sessions_add_up_and_what_is_left_for_others_is_not_known() {
         let mut progress = Progress::new();
         progress.begin(true, true, Waits::default());
-        progress.hear(Teller::Both, TreeProgress { entries: 3, bytes: 10, ..found(3, 10, true) });
+        progress.hear(ReportingEnd::Both, TreeProgress { entries: 3, bytes: 10, ..found(3, 10, true) });
         assert!(!progress.all().2, "there are more sources");
         progress.end();
         progress.begin(true, false, Waits::default());
-        progress.hear(Teller::Both, found(2, 7, true));
+        progress.hear(ReportingEnd::Both, found(2, 7, true));
         assert_eq!(progress.all(), (amount(3, 0, 10), Some(amount(5, 1, 17)), true));
     }
 
@@ -261,7 +261,7 @@ mod tests {
         let mut progress = Progress::new();
         progress.expect(Some(amount(1, 0, 100)));
         progress.begin(true, false, Waits::default());
-        progress.hear(Teller::Receiver, done(0, 50));
+        progress.hear(ReportingEnd::Receiver, done(0, 50));
         assert!(!progress.is_count_due());
         let event = progress.event();
         assert_eq!((event.bytes_total, event.totals_final), (Some(100), true));
@@ -287,7 +287,7 @@ mod tests {
                 kept_bytes: number,
                 ..found(number, number, true)
             };
-            progress.hear(Teller::Both, all);
+            progress.hear(ReportingEnd::Both, all);
             progress.hear_payload(number, Waits::default());
             progress.end();
             progress.begin(true, false, Waits::default());

@@ -339,6 +339,9 @@ impl Shared {
             if let Some(at) = next_flip.filter(|&at| at < offset + count as u64 && at >= offset) {
                 bytes[(at - offset) as usize] ^= 0x10;
             }
+            if way == Way::Up {
+                bytes.truncate(self.before_the_reset());
+            }
             offset += count as u64;
             if let (Some(every), Some(at)) = (self.plan.flip_every, &mut next_flip) {
                 while *at < offset {
@@ -387,6 +390,14 @@ impl Shared {
         }
         let _ = to.shutdown(Shutdown::Write);
         let _ = from.shutdown(Shutdown::Read);
+    }
+
+    /// How many bytes may pass upwards before the next reset: a source that is slow for a moment makes chunks that are
+    /// shorter than what is read at once, and a reset behind one of them would be in the middle of nothing.
+    fn before_the_reset(&self) -> usize {
+        let done = *self.resets_done.lock().expect("no panic");
+        let passed = self.total_up.load(Ordering::SeqCst);
+        self.plan.resets_at.get(done).map_or(usize::MAX, |&at| at.saturating_sub(passed) as usize)
     }
 
     fn pace(&self, bytes: usize) {

@@ -10,15 +10,15 @@ use clap::{Command, CommandFactory, ValueHint};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
-use rdma_pipe::cmd::agent::AgentArguments;
-use rdma_pipe::cmd::doctor::DoctorArguments;
-use rdma_pipe::cmd::examples::{self, Example};
-use rdma_pipe::cmd::habits::LETTERS;
-use rdma_pipe::cmd::perf::PerfArguments;
-use rdma_pipe::cmd::rdcp::CopyArguments;
-use rdma_pipe::cmd::rdpipe::PipeArguments;
-use rdma_pipe::cmd::recv::RecvArguments;
-use rdma_pipe::cmd::send::SendArguments;
+use rdma_pipe::cli::agent::AgentArguments;
+use rdma_pipe::cli::doctor::DoctorArguments;
+use rdma_pipe::cli::examples::{self, Example};
+use rdma_pipe::cli::habits::LETTERS;
+use rdma_pipe::cli::perf::PerfArguments;
+use rdma_pipe::cli::rdcp::CopyArguments;
+use rdma_pipe::cli::rdpipe::PipeArguments;
+use rdma_pipe::cli::recv::RecvArguments;
+use rdma_pipe::cli::send::SendArguments;
 
 /// What stands in a page beside the definitions.
 struct Page {
@@ -148,7 +148,7 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
             files.push((format!("docs/completions/{file}"), script.into_bytes()));
         }
     }
-    files.push(("docs/report.schema.json".to_owned(), rdma_pipe::cmd::json::schema().into_bytes()));
+    files.push(("docs/report.schema.json".to_owned(), rdma_pipe::cli::json::schema().into_bytes()));
     files
 }
 

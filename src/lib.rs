@@ -1,12 +1,15 @@
 //! rdma-pipe: pipes, files and pipelines between hosts, at the link's speed.
 //!
-//! The layers, each reaching only downwards: `cmd` → `control`, `engine`, `measure` → `transport`, `fs` → `rd_proto`. See
+//! The layers, each reaching only downwards: `cli` → `job` → `agent` → `control`, `engine`, `measure` → `transport`, `fs` → `rd_proto`. See
 //! `docs/ARCHITECTURE.md`.
 
-pub mod cmd;
+mod agent;
+pub mod cli;
 pub mod control;
 pub mod engine;
+mod fault;
 pub mod fs;
+mod job;
 pub mod measure;
 pub mod transport;
 

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use clap::{Command, CommandFactory};
 use rd_proto::frame::{ChunkHeader, Compression};
-use rdma_pipe::cmd::agent::AgentArguments;
-use rdma_pipe::cmd::definitions;
-use rdma_pipe::cmd::examples;
-use rdma_pipe::cmd::habits;
+use rdma_pipe::cli::agent::AgentArguments;
+use rdma_pipe::cli::definitions;
+use rdma_pipe::cli::examples;
+use rdma_pipe::cli::habits;
 
 #[path = "../examples/man.rs"]
 mod man;

@@ -1,5 +1,5 @@
 //! See `rdma-pipe-agent --help`.
 
 fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::agent::main()
+    rdma_pipe::cli::agent::main()
 }

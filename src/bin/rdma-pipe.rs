@@ -1,5 +1,5 @@
 //! `rdcp`, `rdsend`, `rdrecv`, `rdpipe`, `rdperf` and `rddoctor`: one program under several names.
 
 fn main() -> std::process::ExitCode {
-    rdma_pipe::cmd::main()
+    rdma_pipe::cli::main()
 }

@@ -505,7 +505,7 @@ pub enum Message {
         #[n(2)]
         tree: Option<TreeProgress>,
     },
-    /// What became of the session's lanes: see `cmd::end`.
+    /// What became of the session's lanes: see `agent::end`.
     #[n(16)]
     Notice {
         /// Which notice.

@@ -8,7 +8,7 @@
 //! * `names`: what a path from a command line means on this host: `~`, patterns.
 //! * `stages`: the commands and redirections of a pipeline, and that nothing of them is left.
 //!
-//! What the messages ask for is done in `cmd::end`, by the agent and by the caller for its own end alike.
+//! What the messages ask for is done in `agent::end`, by the agent and by the caller for its own end alike.
 
 pub mod channel;
 #[cfg(test)]

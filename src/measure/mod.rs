@@ -3,7 +3,7 @@
 //! Three steps that know nothing of each other. *Facts* are gathered on each host ([`gather`]), by an agent as well, and
 //! are values without a verdict. *Checks* are functions from facts to findings; they do no I/O, so that a recorded tree of
 //! `/sys` and `/proc` tests each of them. *Words* for a finding, and the command that fixes it, are made in
-//! `cmd::doctor`.
+//! `cli::doctor`.
 //!
 //! * `root`: the files in which a kernel tells of itself. `facts`: what is known of a host. `gather`: finds it out.
 //! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.

@@ -1,0 +1,147 @@
+//! What an end tells its caller of a session, as messages; and what the caller makes of them.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rd_proto::control::Cause;
+use rd_proto::session::{Counters, Notice, Outcome};
+
+use crate::cli::report::{medium_from_name, medium_name};
+use crate::cli::stream::{Ended, Teller};
+use crate::cli::tree;
+use crate::control::frames::{Fault, Message, Report};
+use crate::control::tunnel::Emit;
+use crate::engine::{Monitor, Read, Summary, Waits};
+use crate::fault::Failure;
+use crate::fs::direct::write::Written;
+use crate::fs::progress::Progress;
+use crate::transport::Medium;
+
+/// Tells the caller what a session has to say.
+#[derive(Clone)]
+pub(super) struct Messenger {
+    pub(super) emit: Emit,
+    pub(super) lanes: Arc<Mutex<Vec<(Medium, String)>>>,
+    /// Of files and trees.
+    pub(super) progress: Option<Arc<Progress>>,
+}
+
+impl Teller for Messenger {
+    fn say(&self, line: &str) {
+        (self.emit)(Message::Say(line.to_owned()));
+    }
+
+    fn monitor(&self, _peer: &str, _reconnect: Duration, _size_bytes: Option<u64>) -> Box<dyn Monitor> {
+        Box::new(self.clone())
+    }
+}
+
+impl Monitor for Messenger {
+    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
+        let (code, lane) = match notice {
+            Notice::FellBack => (0, None),
+            Notice::BackOnRdma => (1, None),
+            Notice::LinkLost => (2, None),
+            Notice::LinkRestored => (3, None),
+            Notice::LaneLost(lane) => (4, Some(lane)),
+        };
+        let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
+        (self.emit)(Message::Notice { code, index, generation, reason: reason.map(str::to_owned) });
+    }
+
+    fn lane_up(&mut self, medium: Medium, description: &str) {
+        let mut lanes = self.lanes.lock().expect("no panic with it locked");
+        // One for each medium is all that is told.
+        if !lanes.iter().any(|(known, _)| *known == medium) {
+            lanes.push((medium, description.to_owned()));
+        }
+    }
+
+    fn progress(&mut self, counters: &Counters, waits: &Waits) {
+        let tree = self.progress.as_ref().map(|progress| tree::told(progress));
+        (self.emit)(Message::Progress { bytes: counters.bytes, waits: as_micros(*waits), tree });
+    }
+}
+
+/// The notice that a message has; `None` for one that this version does not know.
+pub(crate) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
+    Some(match code {
+        0 => Notice::FellBack,
+        1 => Notice::BackOnRdma,
+        2 => Notice::LinkLost,
+        3 => Notice::LinkRestored,
+        4 => Notice::LaneLost(rd_proto::handshake::LaneId { index, generation }),
+        _ => return None,
+    })
+}
+
+pub(super) fn plain(failure: &Failure) -> Fault {
+    Fault::plain(failure.exit.code(), failure.message.clone().unwrap_or_default())
+}
+
+pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
+    let Ended { summary, failure, .. } = ended;
+    let fault = failure.as_ref().map(|failure| match &summary.outcome {
+        Outcome::Aborted(Cause::Source(fact)) => super::read_fault(fact),
+        Outcome::Aborted(Cause::Sink(fact)) => super::write_fault(fact),
+        Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
+        _ => plain(failure),
+    });
+    let route = summary.media.first().and_then(|first| lanes.iter().find(|(medium, _)| medium == first));
+    let mut report = Report {
+        fault,
+        bytes: summary.counters.bytes,
+        micros: (summary.seconds * 1e6) as u64,
+        media: summary.media.iter().map(|&medium| medium_name(medium).to_owned()).collect(),
+        route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
+        lanes: summary.lanes as u32,
+        encrypted: summary.encrypted,
+        retries: summary.counters.retries,
+        replayed: summary.counters.replayed,
+        corrupt: summary.counters.corrupt,
+        waits: as_micros(summary.waits),
+        read_direct_bytes: summary.read.direct_bytes,
+        read_cached_bytes: summary.read.cached_bytes,
+        written_direct_bytes: summary.written.direct_bytes,
+        written_buffered_bytes: summary.written.buffered_bytes,
+        ..Report::default()
+    };
+    tree::add_to(&mut report, summary);
+    report
+}
+
+fn as_micros(waits: Waits) -> Vec<u64> {
+    waits.to_array().map(|seconds| (seconds * 1e6) as u64).to_vec()
+}
+
+/// Where the time went, as an end tells it; an older one may not know all of it.
+pub(crate) fn waits(micros: &[u64]) -> Waits {
+    Waits::from_array(std::array::from_fn(|at| micros.get(at).map_or(0.0, |&micros| micros as f64 / 1e6)))
+}
+
+/// How an end has written files.
+pub(crate) fn written(report: &Report) -> Written {
+    Written { direct_bytes: report.written_direct_bytes, buffered_bytes: report.written_buffered_bytes }
+}
+
+/// What an end has reported, as the summary of a session here.
+pub(crate) fn summary(report: &Report) -> Summary {
+    Summary {
+        counters: Counters {
+            // Of a tree, what is in its files counts, not what tells about them.
+            bytes: if report.entries > 0 { report.data_bytes } else { report.bytes },
+            retries: report.retries,
+            replayed: report.replayed,
+            corrupt: report.corrupt,
+            ..Counters::default()
+        },
+        seconds: report.micros as f64 / 1e6,
+        waits: waits(&report.waits),
+        media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
+        lanes: report.lanes as usize,
+        encrypted: report.encrypted,
+        read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },
+        written: written(report),
+        ..Summary::default()
+    }
+}

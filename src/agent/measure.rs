@@ -1,0 +1,85 @@
+//! What an agent does for `rdperf HOST`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flume::RecvTimeoutError;
+use rd_proto::handshake::Key;
+use rustix::io::Errno;
+
+use crate::cli::perf::serve::session;
+use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
+use crate::control::names;
+use crate::control::tunnel::Emit;
+use crate::engine::listen::{Incoming, Listener};
+use crate::engine::{Event, channel};
+use crate::fault::{Exit, os};
+use crate::measure::disk::{self, Action};
+
+/// How long the caller may take to connect.
+const FIRST_MAX: Duration = Duration::from_secs(30);
+
+/// The longest that storage is measured.
+const STORAGE_MAX: Duration = Duration::from_secs(60);
+
+/// Listens for one measurement, and answers it in a thread of its own. Gives where.
+pub(crate) fn listen(
+    key: &SessionKey,
+    ports: Option<(u16, u16)>,
+    reachable: impl FnOnce(u16) -> Vec<Endpoint>,
+) -> Result<Vec<Endpoint>, Fault> {
+    let fault = |what: &str, error: &std::io::Error| {
+        let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+        Fault::plain(Exit::Connect.code(), format!("{what}: {errno}"))
+    };
+    crate::fs::raise_open_files();
+    let (post, events) = channel();
+    let ports = ports.map(|(first, last)| first..=last);
+    let listener = Listener::start_without_lanes(0, ports.clone(), Key::from_random(key.0), post)
+        .map_err(|error| fault("cannot listen", &error))?;
+    let port = listener.port();
+    let answer = move || {
+        // It listens until the measurement is over.
+        let _listener = listener;
+        let deadline = Instant::now() + FIRST_MAX;
+        loop {
+            match events.recv_deadline(deadline) {
+                Ok(Event::Incoming(Incoming::First(stream, established))) => {
+                    // The caller has been told what went wrong, if anything.
+                    let _ = session(&events, stream, *established, ports.as_ref());
+                    return;
+                }
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("measure".to_owned())
+        .spawn(answer)
+        .map_err(|error| fault("cannot start a thread", &error))?;
+    Ok(reachable(port))
+}
+
+/// Measures storage in a thread of its own, and tells what came of it.
+pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Emit) {
+    let told = Arc::clone(&emit);
+    let measure = move || {
+        // Relative paths start at the login's home, as those of copies do.
+        let path = if path.is_empty() { PathBuf::from(".") } else { names::home_expanded(&path) };
+        let action = if writes { Action::Write } else { Action::Read };
+        let duration = Duration::from_micros(micros).min(STORAGE_MAX);
+        emit(match disk::throughput(&path, action, duration) {
+            Ok(row) => {
+                let micro_iops = (row.iops * 1e6) as u64;
+                Message::Storage(Storage { micro_iops, bytes: row.bytes, depth: row.depth, direct: row.direct })
+            }
+            Err((Action::Read, fact)) => Message::Failed(Fault::io(Exit::Source.code(), "cannot read", &fact)),
+            Err((Action::Write, fact)) => Message::Failed(Fault::io(Exit::Destination.code(), "cannot write", &fact)),
+        });
+    };
+    if let Err(error) = std::thread::Builder::new().name("storage".to_owned()).spawn(measure) {
+        told(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
+    }
+}

@@ -1,0 +1,456 @@
+//! Where the files of a copy are and will come to lie, as `cp -a` has it. Looks, and makes nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rd_proto::control::IoFact;
+use rustix::io::Errno;
+
+use crate::control::frames::{Fault, Found, Kind, Place, Placed};
+use crate::control::names;
+use crate::fault::{Exit, escaped};
+use crate::fs::{io_fact, plain_fact, std_fact};
+
+/// The name by which a directory is merged into the one that it comes to lie in.
+const ITSELF: &[u8] = b".";
+
+/// The error number with which a source is refused that is its own destination; no other refusal has it.
+pub(crate) const SAME_FILE: i32 = libc::EEXIST;
+
+/// What the paths and patterns stand for, and why some of them stand for nothing. `links`: symbolic links are copied, not
+/// followed. `expand`: `~` and patterns stand for names.
+pub(crate) fn find(patterns: &[&[u8]], links: bool, expand: bool) -> (Vec<Found>, Vec<IoFact>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for pattern in patterns {
+        let paths = if expand { names::expanded(pattern) } else { vec![PathBuf::from(OsStr::from_bytes(pattern))] };
+        for path in paths {
+            // `host:` is the login's home.
+            let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+            let looked = if links { std::fs::symlink_metadata(&path) } else { std::fs::metadata(&path) };
+            let metadata = match looked {
+                Ok(metadata) => metadata,
+                Err(error) => {
+                    missing.push(std_fact(path.as_os_str(), &error));
+                    continue;
+                }
+            };
+            found.push(Found {
+                name: last_name(&path),
+                kind: kind(&metadata),
+                size_bytes: if metadata.is_file() { metadata.len() } else { 0 },
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                path: path.into_os_string().into_vec(),
+            });
+        }
+    }
+    (found, missing)
+}
+
+/// What the copy of a path is called.
+fn last_name(path: &Path) -> Vec<u8> {
+    names::last_name(path.as_os_str().as_bytes()).to_vec()
+}
+
+fn kind(metadata: &Metadata) -> Kind {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_dir() => Kind::Directory,
+        () if kind.is_file() => Kind::File,
+        () if kind.is_symlink() => Kind::Symlink,
+        () => Kind::Other,
+    }
+}
+
+/// Where what was asked about will come to lie.
+///
+/// The rules are those of `cp -a`, but that a directory to copy into may be missing, as with rsync: see [`make`]. Sources come into DST if that is a directory and not `exact`; several need one, and keep
+/// their names. A single one becomes DST itself: a file replaces what a link of that name leads to, anything else the
+/// link. Only a file is written to a device or FIFO.
+///
+/// # Errors
+///
+/// Why it cannot be written there: exit 6, or 1 where the copy makes no sense.
+pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
+    let path = if expand { names::home_expanded(&asked.path) } else { PathBuf::from(OsStr::from_bytes(&asked.path)) };
+    let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+    let are_files = asked.sources.iter().all(|source| source.kind == Kind::File);
+    let is_link = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
+    let placed = match std::fs::metadata(&path) {
+        Ok(metadata) if metadata.is_dir() && !asked.exact => merged(&path, asked),
+        Ok(metadata) if asked.directory && !metadata.is_dir() => return Err(no_directory(&path, &path)),
+        _ if is_link && !are_files && !asked.directory => named(&path),
+        Ok(metadata) => {
+            let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
+            // A link is followed once; what it leads to is what is replaced.
+            let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
+            Placed { is_special, ..named(if is_special { &path } else { &real }) }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let plain = bare(&path);
+            let is_dangling = std::fs::symlink_metadata(plain).is_ok_and(|found| found.is_symlink());
+            if is_dangling && (asked.directory || is_link) {
+                let fact =
+                    plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
+                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+            }
+            let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
+            if !asked.directory && path.as_os_str().as_bytes().ends_with(b"/") && !is_directory {
+                let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(path.as_os_str(), NO_NAME) };
+                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+            }
+            let placed = named(&path);
+            let parent = Path::new(OsStr::from_bytes(&placed.directory));
+            match std::fs::metadata(parent) {
+                Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, parent)),
+                Err(error) => return Err(unwritable(bare(parent), &error)),
+                Ok(_) if asked.directory => merged(&path, asked),
+                Ok(_) => placed,
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {
+            let is_other = |above: &&Path| std::fs::metadata(above).is_ok_and(|found| !found.is_dir());
+            let other = path.ancestors().find(is_other).unwrap_or(&path);
+            return Err(no_directory(&path, other));
+        }
+        Err(error) => return Err(unwritable(&path, &error)),
+    };
+    check_targets(asked, &placed)?;
+    Ok(placed)
+}
+
+/// Why a name with a slash behind it is none for a file.
+const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), errno))
+}
+
+/// `other`: what is no directory, be it the path itself or above it.
+fn no_directory(path: &Path, other: &Path) -> Fault {
+    let other = bare(other);
+    let detail = if other == bare(path) { String::new() } else { format!("{} is not one", escaped(other.as_os_str())) };
+    let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(bare(path).as_os_str(), &detail) };
+    Fault::io(Exit::Destination.code(), "cannot write", &fact)
+}
+
+/// A path without the slashes behind it.
+fn bare(path: &Path) -> &Path {
+    let text = path.as_os_str().as_bytes();
+    let end = text.iter().rposition(|&byte| byte != b'/').map_or(text.len().min(1), |last| last + 1);
+    Path::new(OsStr::from_bytes(&text[..end]))
+}
+
+/// A directory that was made to copy into. Dropping it removes the directory if nothing has come into it.
+pub(crate) struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // Whatever is in it by now stays.
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there. Nothing is made above
+/// it.
+///
+/// # Errors
+///
+/// It is not there, and cannot be made.
+pub(crate) fn make(directory: &[u8]) -> Result<Option<Made>, IoFact> {
+    let path = Path::new(OsStr::from_bytes(directory));
+    match std::fs::create_dir(path) {
+        Ok(()) => Ok(Some(Made(path.to_owned()))),
+        Err(_) if path.is_dir() => Ok(None),
+        Err(error) => Err(std_fact(path.as_os_str(), &error)),
+    }
+}
+
+/// Sources that come to lie in a directory; the contents of `dir/.` become contents of it.
+fn merged(path: &Path, asked: &Place) -> Placed {
+    let is_contents = |source: &Found| source.name.is_empty();
+    // The way by which it was named would hide that a directory is to come into itself.
+    let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
+    let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
+    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, is_special: false }
+}
+
+/// A path as a directory and a name in it.
+fn named(path: &Path) -> Placed {
+    let name = last_name(path);
+    let text = bytes(path);
+    let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
+    if name.is_empty() {
+        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), is_special: false };
+    }
+    let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
+    Placed { directory, as_name: Some(name), is_special: false }
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+/// What a source is called in the directory that it comes to lie in; [`ITSELF`] where it becomes that directory.
+pub(crate) fn final_name<'a>(placed: &'a Placed, source: &'a Found) -> &'a [u8] {
+    match &placed.as_name {
+        Some(name) => name,
+        None if source.name.is_empty() => ITSELF,
+        None => &source.name,
+    }
+}
+
+/// The path of one source at the destination.
+pub(crate) fn target(placed: &Placed, source: &Found) -> PathBuf {
+    let name = final_name(placed, source);
+    let directory = PathBuf::from(OsString::from_vec(placed.directory.clone()));
+    if name == ITSELF { directory } else { directory.join(OsStr::from_bytes(name)) }
+}
+
+fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
+    let usage = |detail: String| Fault::plain(Exit::Usage.code(), detail);
+    for source in &asked.sources {
+        let target = target(placed, source);
+        if asked.same_kernel && source.kind == Kind::Directory && lies_within(&target, source) {
+            let path = escaped(OsStr::from_bytes(&source.path));
+            return Err(usage(format!("cannot copy the directory {path} into itself")));
+        }
+        // What would be replaced, see `place`.
+        let looked = if source.kind == Kind::File { std::fs::metadata } else { std::fs::symlink_metadata };
+        let Ok(there) = looked(&target) else { continue };
+        if asked.same_kernel && (there.dev(), there.ino()) == (source.device, source.inode) {
+            let (from, to) = (escaped(OsStr::from_bytes(&source.path)), escaped(target.as_os_str()));
+            return Err(Fault { errno: SAME_FILE, ..usage(format!("{from} and {to} are the same file")) });
+        }
+        let (clash, detail) = match (source.kind == Kind::Directory, there.is_dir()) {
+            (true, false) => (Errno::NOTDIR, "a directory does not replace it"),
+            (false, true) => (Errno::ISDIR, "a file does not replace it"),
+            _ => continue,
+        };
+        let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
+        return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+    }
+    Ok(())
+}
+
+/// Whether the directory that a target will be made in is the source or below it.
+fn lies_within(target: &Path, source: &Found) -> bool {
+    // The root lies in itself.
+    let parent = target.parent().unwrap_or(target);
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let Ok(real) = std::fs::canonicalize(parent) else { return false };
+    real.ancestors().any(|above| {
+        std::fs::metadata(above).is_ok_and(|found| (found.dev(), found.ino()) == (source.device, source.inode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("rd-place-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("dir/below")).expect("a directory");
+            std::fs::write(path.join("file"), b"1").expect("a file");
+            std::fs::write(path.join("other"), b"22").expect("a file");
+            Self(path)
+        }
+
+        fn find(&self, name: &str) -> Found {
+            let path = self.0.join(name);
+            find(&[path.as_os_str().as_bytes()], true, false).0.remove(0)
+        }
+
+        /// Where the sources come to lie, below the scratch directory.
+        fn place(&self, sources: &[&str], to: &str, directory: bool, exact: bool) -> Result<String, (u8, i32)> {
+            let asked = Place {
+                path: format!("{}/{to}", self.0.display()).into_bytes(),
+                directory,
+                exact,
+                sources: sources.iter().map(|name| self.find(name)).collect(),
+                same_kernel: true,
+            };
+            let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
+            let target = target(&placed, &asked.sources[0]);
+            Ok(target.strip_prefix(&self.0).expect("below").display().to_string())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn names_are_the_last_component() {
+        for (path, name) in [
+            ("a", "a"),
+            ("a/b/", "b"),
+            ("/x//", "x"),
+            ("..", ""),
+            ("a/.", ""),
+            ("a/..", ""),
+            ("/", ""),
+            (".hidden", ".hidden"),
+        ] {
+            assert_eq!(last_name(Path::new(path)), name.as_bytes(), "{path}");
+        }
+    }
+
+    #[test]
+    fn placement_is_as_with_cp() {
+        let scratch = Scratch::new("cp");
+        let placed = |sources: &[&str], to, directory, exact| scratch.place(sources, to, directory, exact);
+        assert_eq!(placed(&["file"], "dir", false, false), Ok("dir/file".into()));
+        assert_eq!(placed(&["file"], "new", false, false), Ok("new".into()));
+        assert_eq!(placed(&["file"], "dir/new", false, false), Ok("dir/new".into()));
+        assert_eq!(placed(&["file"], "other", false, false), Ok("other".into()));
+        assert_eq!(placed(&["dir"], "new", false, false), Ok("new".into()));
+        assert_eq!(placed(&["dir"], "new/", false, false), Ok("new".into()));
+        assert_eq!(placed(&["file", "other"], "dir", true, false), Ok("dir/file".into()));
+        let (noent, notdir, isdir) = (2, 20, 21);
+        assert_eq!(placed(&["file"], "new/", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file"], "none/new", false, false), Err((6, noent)));
+        assert_eq!(placed(&["file"], "other/new", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file", "other"], "new", true, false), Ok("new/file".into()), "as with rsync");
+        assert_eq!(placed(&["file"], "new/", true, false), Ok("new/file".into()), "as with rsync");
+        assert_eq!(placed(&["file", "other"], "none/new", true, false), Err((6, noent)));
+        assert_eq!(placed(&["file", "other"], "other/new/", true, false), Err((6, notdir)));
+        assert_eq!(placed(&["file", "other"], "file", true, false), Err((6, notdir)));
+        assert_eq!(placed(&["dir"], "file", false, false), Err((6, notdir)));
+        assert_eq!(placed(&["file"], "dir", false, true), Err((6, isdir)));
+    }
+
+    #[test]
+    fn contents_become_contents() {
+        let scratch = Scratch::new("contents");
+        std::os::unix::fs::symlink("dir/below", scratch.0.join("link")).expect("a link");
+        let asked = |sources: &[&str], path: &[u8], exact| Place {
+            path: path.to_vec(),
+            directory: sources.len() > 1,
+            exact,
+            sources: sources.iter().map(|name| scratch.find(name)).collect(),
+            same_kernel: true,
+        };
+        let real = std::fs::canonicalize(&scratch.0).expect("a directory");
+        std::fs::create_dir(real.join("to")).expect("a directory");
+        let to = real.join("to");
+        // Of several, those with a name keep it.
+        let asked_for = asked(&["dir/.", "file", "dir/below/.."], bytes(&to).as_slice(), false);
+        let placed = place(&asked_for, false).expect("placed");
+        let targets: Vec<PathBuf> = asked_for.sources.iter().map(|source| target(&placed, source)).collect();
+        assert_eq!(targets, [to.clone(), to.join("file"), to.clone()]);
+        assert_eq!(final_name(&placed, &asked_for.sources[0]), ITSELF);
+        // A single one is told to callers that know of no others.
+        for (path, exact) in
+            [(bytes(&to), false), (b"/".to_vec(), false), (b"/".to_vec(), true), (b"//".to_vec(), true)]
+        {
+            let asked_for = asked(&["dir/."], &path, exact);
+            let placed = place(&asked_for, false).expect("placed");
+            assert!(placed.as_name.is_some(), "{placed:?}");
+            let expected = std::fs::canonicalize(OsStr::from_bytes(&path)).expect("it is there");
+            assert_eq!(target(&placed, &asked_for.sources[0]), expected);
+        }
+        let refused =
+            |sources: &[&str], path: &Path| place(&asked(sources, &bytes(path), false), false).map_err(|it| it.exit);
+        assert_eq!(refused(&["dir/."], &real.join("link")), Err(1), "into itself");
+        assert_eq!(refused(&["file", "dir/."], &real.join("dir")), Err(1), "onto itself");
+        assert_eq!(refused(&["dir/.", "file"], &real.join("none/new")), Err(6));
+    }
+
+    /// What is copied as what it is replaces a link of that name; a file replaces what the link leads to.
+    #[test]
+    fn links_at_the_destination() {
+        use std::os::unix::fs::symlink;
+        let scratch = Scratch::new("links");
+        for (target, name) in [("file", "to-file"), ("dir", "to-dir"), ("nowhere", "dangling"), ("itself", "itself")] {
+            symlink(target, scratch.0.join(name)).expect("a link");
+        }
+        let fifo = scratch.0.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+        let placed = |source: &str, to, exact| scratch.place(&[source], to, false, exact);
+        for source in ["to-file", "fifo"] {
+            assert_eq!(placed("other", "to-file", false), Ok("file".into()));
+            let others =
+                if source == "fifo" { ["to-file", "dangling", "itself"] } else { ["dangling", "itself", "fifo"] };
+            for to in others {
+                assert_eq!(placed(source, to, false), Ok(to.into()), "{source} {to}");
+                assert_eq!(placed(source, to, true), Ok(to.into()), "{source} {to}");
+            }
+            assert_eq!(placed(source, "to-dir", false), Ok(format!("to-dir/{source}")));
+            assert_eq!(placed(source, "to-dir", true), Ok("to-dir".into()));
+        }
+        assert_eq!(placed("to-file", "to-file", false), Err((1, SAME_FILE)), "the same link");
+        let (notdir, isdir, r#loop) = (20, 21, 40);
+        for (source, to, exact, answer) in [
+            ("dir/below", "to-file", false, notdir),
+            ("dir/below", "dangling", false, notdir),
+            ("dir/below", "to-dir", true, notdir),
+            ("to-file", "dir", true, isdir),
+            ("to-file", "to-dir/", true, isdir),
+            ("other", "dangling", false, 0),
+            ("other", "itself", false, r#loop),
+            ("other", "dangling/", false, notdir),
+        ] {
+            assert_eq!(placed(source, to, exact), Err((6, answer)), "{source} {to}");
+        }
+        for to in ["dangling", "dangling/"] {
+            assert_eq!(
+                scratch.place(&["other", "file"], to, true, false),
+                Err((6, 0)),
+                "{to}: nothing is made through it"
+            );
+        }
+        // With a slash behind it, a link is what it leads to.
+        let real = std::fs::canonicalize(&scratch.0).expect("it").join("dir");
+        let asked = Place {
+            path: [bytes(&scratch.0), b"/to-dir/".to_vec()].concat(),
+            directory: false,
+            exact: true,
+            sources: vec![Found { device: 0, inode: 0, ..scratch.find("dir/below") }],
+            same_kernel: false,
+        };
+        assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
+    }
+
+    #[test]
+    fn one_directory_is_made_and_removed_again() {
+        let scratch = Scratch::new("make");
+        let at = |name: &str| bytes(&scratch.0.join(name));
+        let made = |path: &[u8]| make(path).map(|made| made.is_some()).map_err(|fact| fact.errno);
+        let new = make(&at("new/")).expect("can be made").expect("was not there");
+        assert_eq!(made(&at("new")), Ok(false), "it is there");
+        assert_eq!(made(b"."), Ok(false));
+        assert_eq!(made(&at("none/new")), Err(2));
+        assert_eq!(made(&at("file")), Err(17));
+        std::fs::write(scratch.0.join("new/arrived"), b"").expect("a file");
+        drop(new);
+        assert!(scratch.0.join("new/arrived").exists(), "what has arrived stays");
+        assert_eq!(made(&at("other-new")), Ok(true));
+        assert!(!scratch.0.join("other-new").exists(), "nothing has come into it");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let scratch = Scratch::new("nonsense");
+        for (sources, to, errno) in [
+            (&["file"][..], "file", SAME_FILE),
+            (&["file"], "dir/../file", SAME_FILE),
+            (&["file"], "", SAME_FILE),
+            (&["dir"], "dir/below", 0),
+            (&["dir"], "dir/new", 0),
+            (&["dir"], "dir", 0),
+        ] {
+            assert_eq!(scratch.place(sources, to, false, false), Err((1, errno)), "{sources:?} {to:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The agent: the remote end of a copy, or a host of a pipeline, started by the launcher on another host.
+//!
+//! # When it ends
+//!
+//! * Its standard input ends, in order: the caller is done with it, or has died, or the launcher was cut. If a copy's
+//!   session runs, it goes on while it has a lane; two seconds without one end it. Where the caller is not its other end,
+//!   the same must not have happened to that end as well, or it ends at once: nobody is left to report to. A pipeline and
+//!   a copy within this host end at once.
+//! * The network is cut without a word: the session has its reconnect window; three seconds past it the agent ends, since
+//!   the caller is then as much out of reach.
+//! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
+//! * Its standard input has something that is no message.
+
+use std::io::{BufReader, IsTerminal};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use flume::{RecvTimeoutError, unbounded};
+
+use crate::agent::end::End;
+use crate::agent::station::Station;
+use crate::cli::stream::forward_signals;
+use crate::control::channel::{ChannelError, Outbox, receive};
+use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
+use crate::control::names;
+use crate::control::tunnel::Emit;
+use crate::fault::{Exit, Failure};
+use crate::fs::standard;
+
+/// How long a caller may take to say who it is.
+const HELLO_MAX: Duration = Duration::from_secs(60);
+
+/// How long the last messages may take to leave.
+const FLUSH_MAX: Duration = Duration::from_millis(300);
+
+/// How long an agent stays whose session has lost its link, for a caller that may still be there.
+const LOST_MAX: Duration = Duration::from_secs(3);
+
+/// How long a stage of a pipeline waits for the caller to take what it has said, before it goes on.
+const READER_MAX: Duration = Duration::from_secs(3600);
+
+/// How often it looks whether that has happened.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long a session may take to end after a signal.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+enum Input {
+    Message(Message),
+    Gone,
+    Broken(MessageError),
+    Signal(i32),
+}
+
+/// Serves the caller at the other end of standard input and output, to the end.
+///
+/// # Errors
+///
+/// Exit 1 where a person has started it, 3 where it cannot start, 9 where the caller does not keep to the protocol.
+pub(crate) fn serve() -> Result<(), Failure> {
+    if std::io::stdin().is_terminal() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "rdcp, rdpipe, rdperf and rddoctor start this program on other hosts; it has no use by hand",
+        ));
+    }
+    let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));
+    // Relative paths start at the login's home, also where the launcher is not ssh.
+    if let Some(home) = names::own_home() {
+        let _ = std::env::set_current_dir(home);
+    }
+    // What is written where a name leads must never be taken for our word, nor what is read be taken from the caller's.
+    let [stdin, stdout] = standard::take().map_err(system)?;
+    let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
+    outbox.send(Message::Hello(Hello::ours()));
+    let (post, inputs) = unbounded();
+    let signals = post.clone();
+    forward_signals(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
+    let read = move || {
+        let mut stdin = BufReader::new(stdin);
+        let last = loop {
+            match receive(&mut stdin) {
+                Ok(message) => {
+                    if post.send(Input::Message(message)).is_err() {
+                        return;
+                    }
+                }
+                Err(ChannelError::Message(error)) => break Input::Broken(error),
+                Err(_) => break Input::Gone,
+            }
+        };
+        let _ = post.send(last);
+    };
+    std::thread::Builder::new().name("caller".to_owned()).stack_size(256 << 10).spawn(read).map_err(system)?;
+
+    match inputs.recv_timeout(HELLO_MAX) {
+        Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}
+        Ok(Input::Broken(error)) => return Err(broken(&error)),
+        // It says what is wrong, by our HELLO.
+        _ => {
+            outbox.flush(FLUSH_MAX);
+            return Ok(());
+        }
+    }
+    let messages = outbox.clone();
+    let say: Emit = Arc::new(move |message| send(&messages, message));
+    let messages = outbox.clone();
+    let tell: Emit = Arc::new(move |message| {
+        send(&messages, message);
+        // Whoever writes to standard error waits for who reads it, as with a pipe.
+        messages.flush(READER_MAX);
+    });
+    let mut end = End::new(Arc::clone(&say), true);
+    let mut station = Station::new(say, tell, true, true);
+    let mut lost_since = None;
+    let mut outcome = Ok(());
+    loop {
+        let input = match inputs.recv_timeout(LOOK_AGAIN) {
+            Ok(input) => input,
+            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() || station.has_lost_its_link() => {
+                if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
+                    break;
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        match input {
+            Input::Message(message) => {
+                if let Some(message) = station.handle(message) {
+                    end.handle(message);
+                }
+            }
+            Input::Gone => {
+                station.stop(libc::SIGHUP as u8);
+                if let Some((session, limit)) = end.abandon() {
+                    wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
+                }
+                break;
+            }
+            Input::Signal(number) if number == libc::SIGTSTP => {}
+            Input::Signal(number) => {
+                stop(number as u8, &end, &mut station);
+                break;
+            }
+            Input::Broken(error) => {
+                stop(libc::SIGTERM as u8, &end, &mut station);
+                outcome = Err(broken(&error));
+                break;
+            }
+        }
+    }
+    station.finish();
+    outbox.flush(FLUSH_MAX);
+    outcome
+}
+
+/// Ends what goes on as this signal would.
+fn stop(number: u8, end: &End, station: &mut Station) {
+    end.stop(number);
+    station.stop(number);
+    let deadline = Instant::now() + STOP_MAX;
+    while end.is_busy() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn broken(error: &MessageError) -> Failure {
+    Failure::new(Exit::Protocol, format!("what started this program does not keep to the protocol: {error}"))
+}
+
+/// Sends a message. In place of one that is too long the caller has a failure: it may be waiting for an answer.
+fn send(outbox: &Outbox, message: Message) {
+    if !outbox.try_send(message) {
+        outbox.send(Message::Failed(Fault::plain(Exit::Protocol.code(), "an answer that is too long for a message")));
+    }
+}
+
+/// Waits for a session's end, until `limit` has passed or it is `stopped`.
+fn wait(session: JoinHandle<()>, limit: Option<Duration>, stopped: impl Fn() -> bool) {
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    while !session.is_finished() && !stopped() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

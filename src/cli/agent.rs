@@ -1,0 +1,34 @@
+//! `rdma-pipe-agent`: the program that runs on other hosts.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::agent::serve::serve;
+
+/// Serve rdcp, rdpipe, rdperf or rddoctor on another host
+///
+/// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from
+/// its standard input and has no use by hand.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdma-pipe-agent",
+    version,
+    override_usage = "rdma-pipe-agent",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::AGENT, EXIT_CODES)
+)]
+pub struct AgentArguments {}
+
+/// The exit codes, for the help. How a copy went is told in messages.
+const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
+    9 its caller does not keep to the protocol";
+
+/// The whole command.
+pub fn main() -> ExitCode {
+    super::key::conceal_memory();
+    super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
+        Ok(AgentArguments {}) => serve(),
+        Err(error) => super::parse_failure(&error),
+    })
+}

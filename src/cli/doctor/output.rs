@@ -1,0 +1,219 @@
+//! The report: as text, as JSON, as a script of fixes.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+
+use console::Style;
+use serde_json::json;
+
+use super::{Fix, Line, Section};
+use crate::fault::escaped;
+use crate::measure::Level;
+
+/// The columns of a check's name, and those before what was found.
+const NAME_COLUMNS: usize = 22;
+const FOUND: usize = 8 + NAME_COLUMNS + 1;
+
+/// Grows when a field of the JSON report changes its meaning or goes.
+const JSON_VERSION: u32 = 1;
+
+fn name(line: &Line) -> String {
+    if line.about.is_empty() {
+        line.check.to_owned()
+    } else {
+        format!("{} {}", line.check, escaped(OsStr::new(&line.about)))
+    }
+}
+
+fn all(sections: &[Section]) -> impl Iterator<Item = &Line> {
+    sections.iter().flat_map(|section| &section.lines)
+}
+
+fn count(sections: &[Section], level: Level) -> usize {
+    all(sections).filter(|line| line.level == level).count()
+}
+
+fn several(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+fn paint(colour: bool, style: &Style, text: &str) -> String {
+    style.clone().force_styling(colour).apply_to(text).to_string()
+}
+
+fn failure() -> Style {
+    Style::new().red().bold()
+}
+
+fn warning() -> Style {
+    Style::new().yellow()
+}
+
+/// The width of a terminal. Commands to be copied are longer where they must be.
+const COLUMNS: usize = 80;
+
+/// `text` as it stands behind `taken` columns of a line: what is too long goes on below, indented.
+fn wrapped(text: &str, taken: usize, indent: usize) -> String {
+    let (mut out, mut column) = (String::new(), taken);
+    for word in text.split(' ') {
+        let letters = word.chars().count();
+        if column > taken.min(indent) && column + 1 + letters > COLUMNS {
+            let _ = write!(out, "\n{:indent$}", "");
+            column = indent;
+        } else if !out.is_empty() {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += letters;
+    }
+    out
+}
+
+/// For a person: a line for each check, or more of a long one, and two for what is wrong.
+pub(super) fn text(sections: &[Section], colour: bool) -> String {
+    let paint = |style: &Style, text: &str| paint(colour, style, text);
+    let (bold, dim) = (Style::new().bold(), Style::new().dim());
+    let mut out = String::new();
+    for section in sections {
+        let _ = writeln!(out, "{}", paint(&bold, &escaped(OsStr::new(&section.title))));
+        for line in &section.lines {
+            let (style, mark) = match line.level {
+                Level::Ok => (Style::new().cyan(), "ok  "),
+                Level::Warning => (warning(), "warn"),
+                Level::Failure => (failure(), "FAIL"),
+            };
+            let found = escaped(OsStr::new(&line.words.found));
+            let name = name(line);
+            let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
+            let found = wrapped(&found, taken, FOUND);
+            let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", paint(&style, mark));
+            if !line.words.why.is_empty() {
+                let _ = writeln!(out, "        {} {}", paint(&dim, "why"), wrapped(&line.words.why, 12, 12));
+            }
+            match &line.words.fix {
+                Some(Fix::Run(command)) => {
+                    let _ = writeln!(out, "        {} {}", paint(&dim, "fix"), paint(&bold, command));
+                }
+                Some(Fix::Do(advice)) => {
+                    let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
+                    let _ = writeln!(out, "        {} {advice}", paint(&dim, "fix"));
+                }
+                None => {}
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The last line: what it all comes to.
+pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> String {
+    let (warnings, failures) = (count(sections, Level::Warning), count(sections, Level::Failure));
+    let checked = several(all(sections).count(), "check");
+    if warnings + failures == 0 {
+        return format!("{checked}, all is well\n");
+    }
+    let mut parts = Vec::new();
+    if failures > 0 {
+        parts.push(paint(colour, &failure(), &several(failures, "failure")));
+    }
+    if warnings > 0 {
+        parts.push(paint(colour, &warning(), &several(warnings, "warning")));
+    }
+    let host = host.map_or(String::new(), |host| format!(" {}", escaped(host)));
+    format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))
+}
+
+/// For programs: one object, on one line.
+pub(super) fn json(sections: &[Section], exit: u8) -> String {
+    let findings: Vec<serde_json::Value> = sections
+        .iter()
+        .flat_map(|section| section.lines.iter().map(move |line| (section, line)))
+        .map(|(section, line)| {
+            let level = match line.level {
+                Level::Ok => "ok",
+                Level::Warning => "warning",
+                Level::Failure => "failure",
+            };
+            let (command, advice) = match &line.words.fix {
+                Some(Fix::Run(command)) => (Some(command), None),
+                Some(Fix::Do(advice)) => (None, Some(advice)),
+                None => (None, None),
+            };
+            json!({
+                "part": section.part,
+                "host": section.node,
+                "check": line.check,
+                "about": line.about,
+                "level": level,
+                "code": line.code,
+                "found": line.words.found,
+                "why": line.words.why,
+                "command": command,
+                "advice": advice,
+            })
+        })
+        .collect();
+    let report = json!({
+        "version": JSON_VERSION,
+        "program": env!("CARGO_PKG_VERSION"),
+        "exit": exit,
+        "warnings": count(sections, Level::Warning),
+        "failures": count(sections, Level::Failure),
+        "findings": findings,
+    });
+    format!("{report}\n")
+}
+
+/// The fixes as one script for all hosts: each runs its own part. A command that several findings ask for stands once.
+pub(super) fn script(sections: &[Section]) -> String {
+    let mut nodes: Vec<&str> = Vec::new();
+    for section in sections.iter().filter(|section| section.lines.iter().any(|line| line.words.fix.is_some())) {
+        if !nodes.contains(&section.node.as_str()) {
+            nodes.push(&section.node);
+        }
+    }
+    let mut out = format!(
+        "#!/bin/sh\n# Fixes for what rddoctor {} found. Read it, then run it as root on each host named here:\n\
+         # every host runs its own part. Nothing outside of these lines is changed.\nset -eu\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    if nodes.is_empty() {
+        out.push_str("\n# Nothing to fix.\n");
+        return out;
+    }
+    out.push_str(
+        "\n[ \"$(id -u)\" = 0 ] || { echo \"$0: run this as root\" >&2; exit 1; }\n\ncase \"$(uname -n)\" in\n",
+    );
+    for node in nodes {
+        let _ = writeln!(out, "{})", shell_words::quote(node));
+        let mut told: BTreeSet<&str> = BTreeSet::new();
+        let mut commands = 0;
+        let of_node = sections.iter().filter(|section| section.node == node);
+        for line in of_node.flat_map(|section| &section.lines) {
+            let Some(fix) = &line.words.fix else { continue };
+            let (Fix::Run(text) | Fix::Do(text)) = fix;
+            if !told.insert(text) {
+                continue;
+            }
+            let _ = writeln!(out, "    # {}: {}", name(line), escaped(OsStr::new(&line.words.found)));
+            match fix {
+                Fix::Run(command) => {
+                    commands += 1;
+                    let _ = writeln!(out, "    {command}");
+                }
+                Fix::Do(advice) => {
+                    let _ = writeln!(out, "    # By hand: {}", escaped(OsStr::new(advice)));
+                }
+            }
+        }
+        if commands == 0 {
+            out.push_str("    :\n");
+        }
+        out.push_str("    ;;\n");
+    }
+    out.push_str("*)\n    echo \"$0: no fixes for $(uname -n)\" >&2\n    exit 1\n    ;;\nesac\n");
+    out
+}

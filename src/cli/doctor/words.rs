@@ -1,0 +1,686 @@
+//! What is said of a finding: what was found, why it matters, and what fixes it.
+//!
+//! A fix that is a command is one line for a POSIX shell run by root. Names in it come from facts that were held to what
+//! may stand in a command; everything else that came from a host is escaped where it is printed.
+
+use std::ffi::OsStr;
+use std::ops::RangeInclusive;
+
+use rd_proto::control::ERRNO_MAX;
+
+use crate::cli::report::rate_words;
+use crate::fault::{escaped, os_number};
+use crate::measure::finding::Outcome;
+use crate::measure::{Facts, Speed, What};
+
+/// Ports that are proposed where the user names none.
+const PORTS: RangeInclusive<u16> = 47_000..=47_099;
+
+/// What locks as much memory as is asked for, on every login.
+const MEMLOCK_FIX: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf # then log in again";
+
+/// The same where sessions come from sshd, which may pass the limits by.
+const MEMLOCK_FIX_SSH: &str = "printf '* - memlock unlimited\\nroot - memlock unlimited\\n' >/etc/security/limits.d/rdma.conf; \
+    grep -qs pam_limits.so /etc/pam.d/sshd || printf 'session required pam_limits.so\\n' >>/etc/pam.d/sshd # then log in again";
+
+/// What fixes a finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fix {
+    /// A command.
+    Run(String),
+    /// What no command can do.
+    Do(String),
+}
+
+/// What is said of a finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Words {
+    pub(super) found: String,
+    /// Empty where nothing is wrong.
+    pub(super) why: String,
+    pub(super) fix: Option<Fix>,
+}
+
+/// Who is examined.
+pub(super) struct Patient<'a> {
+    pub(super) facts: &'a Facts,
+    /// `--port-range`.
+    pub(super) ports: Option<RangeInclusive<u16>>,
+}
+
+fn well(found: impl Into<String>) -> Words {
+    Words { found: found.into(), why: String::new(), fix: None }
+}
+
+fn run(found: impl Into<String>, why: impl Into<String>, command: impl Into<String>) -> Words {
+    Words { found: found.into(), why: why.into(), fix: Some(Fix::Run(command.into())) }
+}
+
+fn advise(found: impl Into<String>, why: impl Into<String>, advice: impl Into<String>) -> Words {
+    Words { found: found.into(), why: why.into(), fix: Some(Fix::Do(advice.into())) }
+}
+
+/// The name of what was found, for programs: `MtuSmall` is `mtu-small`.
+pub(super) fn code(what: &What) -> String {
+    let name = format!("{what:?}");
+    let end = name.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(name.len());
+    let mut code = String::new();
+    for (at, letter) in name[..end].char_indices() {
+        if at > 0 && letter.is_ascii_uppercase() {
+            code.push('-');
+        }
+        code.push(letter.to_ascii_lowercase());
+    }
+    code
+}
+
+/// The other host could not be examined.
+pub(super) fn no_way(found: String, code: &str, host: &OsStr) -> Words {
+    let host = escaped(host);
+    let (why, fix) = match code {
+        "agent-missing" => (
+            "HOST's own state and the way there cannot be examined without it, and rdcp cannot copy",
+            format!("install rdma-pipe on {host}"),
+        ),
+        "agent-of-another-version" => {
+            ("the two programs do not understand each other", format!("install the same release on {host}"))
+        }
+        "agent-lost" => ("the agent or the way to it ended in the middle", format!("run rddoctor {host} again")),
+        _ => (
+            "rddoctor and rdcp reach another host through ssh; the data's own way is found afterwards",
+            format!("make `ssh {host} true` work without a question; -P, -i, -J, -F and -o are handed to ssh"),
+        ),
+    };
+    advise(found, why, fix)
+}
+
+/// "100 Gbit/s"; empty for an unknown rate.
+fn rate(mbps: u64) -> String {
+    match mbps {
+        0 => String::new(),
+        1..1000 => format!("{mbps} Mbit/s"),
+        _ if mbps.is_multiple_of(1000) => format!("{} Gbit/s", mbps / 1000),
+        _ => format!("{:.1} Gbit/s", mbps as f64 / 1000.0),
+    }
+}
+
+fn kilobytes(bytes: u64) -> String {
+    format!("{} kB", bytes >> 10)
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn gib(kib: u64) -> String {
+    if kib < 1 << 20 { format!("{} MiB", kib >> 10) } else { format!("{} GiB", (kib + (1 << 19)) >> 20) }
+}
+
+fn time(micros: u64) -> String {
+    match micros {
+        0..1000 => format!("{micros} us"),
+        1000..1_000_000 => format!("{:.1} ms", micros as f64 / 1e3),
+        _ => format!("{:.1} s", micros as f64 / 1e6),
+    }
+}
+
+/// Joins what is not empty.
+fn joined<const N: usize>(parts: [String; N], by: &str) -> String {
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(by)
+}
+
+/// "on eth0"; empty without a name.
+fn on(interface: &str) -> String {
+    if interface.is_empty() { String::new() } else { format!("on {interface}") }
+}
+
+/// How this host installs packages: by Debian's name, and by Red Hat's.
+fn install(facts: &Facts, debian: &str, red_hat: &str) -> Fix {
+    let is = |names: &[&str]| facts.family.split([' ', '"']).any(|id| names.contains(&id));
+    if is(&["debian", "ubuntu"]) {
+        Fix::Run(format!("apt-get install -y {debian}"))
+    } else if is(&["fedora", "rhel", "centos", "amzn"]) {
+        Fix::Run(format!("dnf install -y {red_hat}"))
+    } else if is(&["suse", "opensuse", "sles"]) {
+        Fix::Run(format!("zypper --non-interactive install {red_hat}"))
+    } else if is(&["arch"]) {
+        Fix::Run("pacman -S --needed --noconfirm rdma-core".to_owned())
+    } else {
+        Fix::Do("install rdma-core: libibverbs with its drivers, and librdmacm".to_owned())
+    }
+}
+
+/// Loads a module now, and at every start.
+fn load(module: &str) -> String {
+    format!("modprobe {module} && echo {module} >/etc/modules-load.d/{module}.conf")
+}
+
+/// Lets connections in through this host's firewall. `protocol`: `tcp` or `udp`.
+fn let_in(firewall: &str, ports: &RangeInclusive<u16>, protocol: &str) -> Fix {
+    let (first, last) = (ports.start(), ports.end());
+    let range = |by: &str| if first == last { first.to_string() } else { format!("{first}{by}{last}") };
+    match firewall {
+        "firewall-cmd" => {
+            Fix::Run(format!("firewall-cmd --permanent --add-port={}/{protocol} && firewall-cmd --reload", range("-")))
+        }
+        "ufw" => Fix::Run(format!("ufw allow {}/{protocol}", range(":"))),
+        "nft" => Fix::Run(format!("nft insert rule inet filter input {protocol} dport {} accept", range("-"))),
+        "iptables" => Fix::Run(format!("iptables -I INPUT -p {protocol} --dport {} -j ACCEPT", range(":"))),
+        _ => Fix::Do(format!("open {protocol} ports {} in the firewalls between the two hosts", range("-"))),
+    }
+}
+
+/// "10.0.0.2 refused, 10.1.0.2 no answer"
+fn missed(not: &[(String, Outcome)]) -> String {
+    let told = not.iter().map(|(address, outcome)| {
+        let outcome = match outcome {
+            Outcome::Connected => "connected".to_owned(),
+            Outcome::Refused => "refused".to_owned(),
+            Outcome::Silent => "no answer".to_owned(),
+            Outcome::Unreachable(errno) => match errno {
+                1..=ERRNO_MAX => os_number(*errno),
+                _ => "unreachable".to_owned(),
+            },
+            Outcome::NoRdma(reason) | Outcome::Other(reason) => reason.clone(),
+        };
+        format!("{address}: {outcome}")
+    });
+    told.collect::<Vec<_>>().join("; ")
+}
+
+/// What the outcomes have in common tells what is in the way.
+fn in_the_way(not: &[(String, Outcome)]) -> &'static str {
+    let all = |is: fn(&Outcome) -> bool| not.iter().all(|(_, outcome)| is(outcome));
+    if all(|outcome| matches!(outcome, Outcome::Silent)) {
+        "a firewall drops what comes"
+    } else if all(|outcome| matches!(outcome, Outcome::Refused)) {
+        "the port was open, so that a firewall refuses what comes"
+    } else if all(|outcome| matches!(outcome, Outcome::Unreachable(_))) {
+        "there is no route, or a firewall says so"
+    } else {
+        "a firewall, or a route that is missing"
+    }
+}
+
+/// What is said of a finding. `about`: the device or interface that it is about.
+pub(super) fn words(what: &What, about: &str, patient: &Patient<'_>) -> Words {
+    host_words(what, patient)
+        .or_else(|| device_words(what, about, patient))
+        .or_else(|| limit_words(what, patient))
+        .or_else(|| path_words(what, patient))
+        .expect("every finding belongs to one of these")
+}
+
+fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
+    let facts = patient.facts;
+    let container =
+        |device: &str| format!("start the container with --device {device}, or with --device /dev/infiniband");
+    Some(match what {
+        What::Host { system, kernel, processors, memory_kib, is_container } => {
+            let inside = if *is_container { "a container" } else { "" };
+            well(joined(
+                [
+                    system.clone(),
+                    format!("kernel {kernel}"),
+                    if *processors > 0 { format!("{processors} processors") } else { String::new() },
+                    if *memory_kib > 0 { gib(*memory_kib) } else { String::new() },
+                    inside.to_owned(),
+                ],
+                ", ",
+            ))
+        }
+        What::NoDevice => well("no RDMA device; data goes by TCP"),
+        What::Interfaces(all) => {
+            let one = |(name, mbps, mtu): &(String, u32, u32)| {
+                let mtu = if *mtu > 0 { format!("MTU {mtu}") } else { String::new() };
+                joined([name.clone(), rate(u64::from(*mbps)), mtu], " ")
+            };
+            well(all.iter().map(one).collect::<Vec<_>>().join(", "))
+        }
+        What::NoInterface => advise(
+            "no network interface is up",
+            "nothing can be reached from here",
+            "ip link set dev INTERFACE up, and give it an address; `ip link` lists the interfaces",
+        ),
+        What::Libraries { release } if release.is_empty() => well("rdma-core is installed"),
+        What::Libraries { release } => well(format!("rdma-core {release}")),
+        What::LibrariesNotNeeded => well("rdma-core is not installed, and nothing here needs it"),
+        What::LibrariesMissing { missing } => Words {
+            found: format!("{} not found", missing.join(" and ")),
+            why: "the RDMA device cannot be used without rdma-core, and data goes by TCP".to_owned(),
+            fix: Some(install(facts, "libibverbs1 librdmacm1 ibverbs-providers", "libibverbs librdmacm rdma-core")),
+        },
+        What::ProviderMissing { provider } => Words {
+            found: format!("libibverbs has no driver {provider}"),
+            why: "the device is invisible to programs, and data goes by TCP".to_owned(),
+            fix: Some(install(facts, "ibverbs-providers", "libibverbs rdma-core")),
+        },
+        What::Modules => well("ib_uverbs and rdma_ucm are loaded"),
+        What::ModuleMissing { module } => {
+            run(format!("{module} is not loaded"), "programs reach the RDMA device through it", load(module))
+        }
+        What::AdapterWithoutModule { interface, driver, module } => run(
+            format!("{interface} ({driver}) can do RDMA, but {module} is not loaded"),
+            "data goes by TCP, which costs processor time and rate",
+            load(module),
+        ),
+        What::Nodes { count } => well(format!("{count} device files, all can be opened")),
+        What::NodeMissing { path, is_container: true } => {
+            advise(format!("{path} is not there"), "the container was not given the device", container(path))
+        }
+        What::NodeMissing { path, .. } => run(
+            format!("{path} is not there"),
+            "programs reach the RDMA device through it",
+            "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc && udevadm settle",
+        ),
+        What::NodeDenied { path, is_container: true } => {
+            advise(format!("{path} may not be opened"), "the container has no right to the device", container(path))
+        }
+        What::NodeDenied { path, .. } => run(
+            format!("{path} may not be opened by this user"),
+            "RDMA works for root alone",
+            format!(
+                "chmod 0666 {path} && printf 'KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\"\\n' >/etc/udev/rules.d/90-rdma.rules"
+            ),
+        ),
+        What::NodeBroken { path, errno } => advise(
+            format!("{path} cannot be opened: {}", os_number(*errno)),
+            "RDMA cannot be used",
+            "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
+        ),
+        What::VerbsFailed { reason } => advise(
+            format!("RDMA cannot be used: {reason}"),
+            "there is a device with an address, but verbs do not work on it",
+            "ibv_devinfo -v shows what the library sees, dmesg what the driver says",
+        ),
+        What::Cpu { governors, most_khz } => well(joined(
+            [
+                format!("governor {}", governors.join(", ")),
+                if *most_khz > 0 { format!("{:.1} GHz", *most_khz as f64 / 1e6) } else { String::new() },
+            ],
+            ", ",
+        )),
+        What::CpuUnknown => well("the system sets the frequency by itself"),
+        What::GovernorSaves { governors, driver } => run(
+            joined([format!("governor {}", governors.join(", ")), on(driver).replacen("on ", "of ", 1)], " "),
+            "processors that have to wake up first cost latency, and rate on fast links",
+            "echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null",
+        ),
+        What::CpuCapped { allowed_khz, most_khz } => run(
+            format!("held at {:.1} of {:.1} GHz", *allowed_khz as f64 / 1e6, *most_khz as f64 / 1e6),
+            "sealing and copying data is as slow as the processors",
+            "for d in /sys/devices/system/cpu/cpu*/cpufreq; do cat \"$d/cpuinfo_max_freq\" >\"$d/scaling_max_freq\"; done",
+        ),
+        _ => return None,
+    })
+}
+
+fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words> {
+    let device = about.split('/').next().unwrap_or_default();
+    Some(match what {
+        What::Device { model, driver, firmware, guid, is_virtual_function } => well(joined(
+            [
+                if driver.is_empty() { "software".to_owned() } else { joined([model.clone(), driver.clone()], " ") },
+                if *is_virtual_function { "virtual function".to_owned() } else { String::new() },
+                if firmware.is_empty() { String::new() } else { format!("firmware {firmware}") },
+                if guid.is_empty() { String::new() } else { format!("GUID {guid}") },
+            ],
+            ", ",
+        )),
+        What::GuidZero { is_virtual_function: true } => advise(
+            "the virtual function has no GUID",
+            "InfiniBand addresses are made of it, and two without one cannot be told apart",
+            "on the host of the adapter: ip link set dev INTERFACE vf N node_guid GUID, with a GUID of its own",
+        ),
+        What::GuidZero { .. } => advise(
+            "the device has no GUID",
+            "InfiniBand addresses are made of it, and two without one cannot be told apart",
+            format!("its firmware has lost it: mstflint -d {device} query shows what is there"),
+        ),
+        What::GuidTwice { guid, other } => advise(
+            format!("GUID {guid} is that of {other}, too"),
+            "the fabric sends what is for one to the other",
+            format!("give one of them a GUID of its own: mstflint -d {device} -guid GUID sg"),
+        ),
+        What::Port { link_layer, rate: mbps, interface, guid, is_roce } => {
+            let tools = "ibnodes and other subnet tools fail on it by design";
+            well(joined(
+                [
+                    joined(["active".to_owned(), link_layer.clone(), rate(u64::from(*mbps)), on(interface)], " "),
+                    if guid.is_empty() { String::new() } else { format!("port GUID {guid}") },
+                    if *is_roce { format!("RoCE: {tools}") } else { String::new() },
+                ],
+                ", ",
+            ))
+        }
+        What::PortWaits { state } => run(
+            format!("the link is up, but the port is {state}"),
+            "no subnet manager has given it an address; a fabric needs one",
+            "systemctl enable --now opensm # on one host of the fabric, if no switch runs one",
+        ),
+        What::PortDown { physical, interface, is_ethernet } => {
+            let found = joined(["down".to_owned(), on(interface), format!("({physical})")], " ");
+            let why = "RDMA goes through no other port of this host";
+            if *is_ethernet && !interface.is_empty() && physical == "Disabled" {
+                run(found, why, format!("ip link set dev {interface} up"))
+            } else {
+                advise(found, why, "check cable, transceiver and switch port, and that the interface is up")
+            }
+        }
+        What::PortUnused { state } => well(format!("{}, not used", state.to_lowercase())),
+        What::PortNarrow { rate: mbps } => advise(
+            format!("the link came up with one lane ({})", rate(u64::from(*mbps))),
+            "three of four lanes do not carry data",
+            "reseat or replace the cable; iblinkinfo shows both ends of it",
+        ),
+        What::Mtu { bytes, most, interface, interface_mtu } => {
+            let below = if *interface_mtu > 0 { format!("({interface} has {interface_mtu})") } else { String::new() };
+            let of = if bytes < most { format!("{bytes} of {most} bytes") } else { format!("{bytes} bytes") };
+            well(joined([of, below], " "))
+        }
+        What::MtuSmall { bytes, most, interface, interface_mtu, needed } => {
+            let found = format!("packets carry {bytes} of {most} bytes");
+            if *needed > *interface_mtu && !interface.is_empty() {
+                run(
+                    format!("{found}, since {interface} has MTU {interface_mtu}"),
+                    "more packets for the same data; switches and the other host must have it as well",
+                    format!("ip link set dev {interface} mtu {needed}"),
+                )
+            } else if *interface_mtu > 0 && *needed > 0 {
+                run(
+                    format!("{found}, although {interface} has MTU {interface_mtu}"),
+                    "the device took the MTU that it was started with",
+                    format!("ip link set dev {interface} down && ip link set dev {interface} up"),
+                )
+            } else {
+                advise(
+                    found,
+                    "more packets for the same data",
+                    "let the subnet manager have 4096: in its partitions.conf, Default=0x7fff, ipoib, mtu=5",
+                )
+            }
+        }
+        What::Gids { routable, all } => well(format!("{all} in use, {routable} of RoCE v2 with an IP address")),
+        What::GidsMissing { interface } => run(
+            format!("none of RoCE v2, although {interface} has an address"),
+            "only RoCE v2 goes through routers, and peers expect it",
+            format!("cma_roce_mode -d {device} -m 2"),
+        ),
+        What::Addresses { interface, addresses } => well(joined([addresses.join(", "), on(interface)], " ")),
+        What::AddressMissing { interface, is_up } => {
+            let up = if *is_up { String::new() } else { format!("ip link set dev {interface} up && ") };
+            let variable: String = interface
+                .chars()
+                .map(|letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' })
+                .collect();
+            run(
+                format!("{interface} has no IP address"),
+                "RDMA connections are made to IP addresses; without one the port is not used",
+                format!(
+                    "{up}ip address add \"${{ADDRESS_{variable}:?set it to an address such as 10.0.0.1/24}}\" dev {interface}"
+                ),
+            )
+        }
+        What::InterfaceMissing => run(
+            "there is no network interface on it",
+            "RDMA connections are made to IP addresses; without an interface there is none",
+            load("ib_ipoib"),
+        ),
+        What::SubnetTwice { one, other, address } => run(
+            format!("{other} ({address}) is in the subnet of {one}"),
+            "what is for one may be answered or sent by the other",
+            "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 # or give each a subnet of its own",
+        ),
+        What::Pcie { speed, width, mbps } => well(pcie(*speed, *width, *mbps)),
+        What::PcieSlow { address, speed, width, speed_max, width_max, mbps, rate: port } => {
+            let bound = if u64::from(*port) > *mbps && *port > 0 {
+                format!("the port's {} cannot be reached", rate(u64::from(*port)))
+            } else {
+                "it may be the bottleneck".to_owned()
+            };
+            advise(
+                format!("{}; the card can {}", pcie(*speed, *width, *mbps), gts(*speed_max, *width_max)),
+                bound,
+                format!(
+                    "move the card to a slot with {width_max} lanes, or reseat it; lspci -vv -s {address} shows LnkCap and LnkSta"
+                ),
+            )
+        }
+        What::Numa { node, nodes } => well(format!("attached to node {node} of {nodes}")),
+        What::IommuPassed => well("does not translate its accesses"),
+        What::IommuTranslates { mode } => {
+            let command = if patient.facts.family.split([' ', '"']).any(|id| ["fedora", "rhel", "centos"].contains(&id))
+            {
+                "grubby --update-kernel=ALL --args=iommu=pt # then restart".to_owned()
+            } else {
+                "mkdir -p /etc/default/grub.d && printf 'GRUB_CMDLINE_LINUX=\"%s iommu=pt\"\\n' \"\\$GRUB_CMDLINE_LINUX\" \
+                 >/etc/default/grub.d/iommu-pt.cfg && update-grub # then restart"
+                    .to_owned()
+            };
+            run(
+                format!("translates each of its accesses ({mode})"),
+                "registering memory takes longer, and misses of its cache cost rate",
+                command,
+            )
+        }
+        _ => return None,
+    })
+}
+
+fn gts(speed: u32, width: u32) -> String {
+    let tenth = if speed.is_multiple_of(10) { String::new() } else { format!(".{}", speed % 10) };
+    format!("{}{tenth} GT/s x{width}", speed / 10)
+}
+
+fn pcie(speed: u32, width: u32, mbps: u64) -> String {
+    format!("{}: {:.0} Gbit/s", gts(speed, width), mbps as f64 / 1000.0)
+}
+
+fn limit_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
+    let memlock = |is_ssh: bool| {
+        if patient.facts.is_container {
+            Fix::Do("start the container with --ulimit memlock=-1".to_owned())
+        } else if is_ssh {
+            Fix::Run(MEMLOCK_FIX_SSH.to_owned())
+        } else {
+            Fix::Run(MEMLOCK_FIX.to_owned())
+        }
+    };
+    let limits = |soft: u64, hard: Option<u64>, is_ssh: bool| {
+        let session = if is_ssh { " in an ssh session" } else { "" };
+        let hard = match hard {
+            Some(hard) if hard == soft => String::new(),
+            Some(hard) => format!(", hard limit {}", kilobytes(hard)),
+            None => ", hard limit unlimited: `ulimit -l unlimited` raises it for a shell".to_owned(),
+        };
+        format!("{}{session}{hard}", kilobytes(soft))
+    };
+    Some(match what {
+        What::MemlockUnlimited { is_root: true } => well("this user is not held to a limit"),
+        What::MemlockUnlimited { .. } => well("unlimited"),
+        What::Memlock { soft, is_needed: true } => well(kilobytes(*soft)),
+        What::Memlock { soft, .. } => well(format!("{}; only RDMA needs more", kilobytes(*soft))),
+        What::MemlockUnknown => well("the system does not tell the limit"),
+        What::MemlockSmall { soft, hard, wanted, is_ssh } => Words {
+            found: format!("{}; {} are wanted", limits(*soft, *hard, *is_ssh), kilobytes(*wanted)),
+            why: if *soft < 16_500 << 10 {
+                "below 16500 kB the pool for RDMA gets so small that it costs rate".to_owned()
+            } else {
+                "the pool for RDMA gets smaller than it should be".to_owned()
+            },
+            fix: Some(memlock(*is_ssh)),
+        },
+        What::MemlockNone { soft, hard, is_ssh } => Words {
+            found: limits(*soft, *hard, *is_ssh),
+            why: "too little for RDMA, which locks its memory (16500 kB at least): data goes by TCP".to_owned(),
+            fix: Some(memlock(*is_ssh)),
+        },
+        What::Registered { bytes, micros } => well(format!("{} in {}", mebibytes(*bytes), time(*micros))),
+        What::RegisteredLess { bytes, wanted, reason } => Words {
+            found: format!("{} of {}: {reason}", mebibytes(*bytes), mebibytes(*wanted)),
+            why: "the pool for RDMA gets as small as that".to_owned(),
+            fix: Some(memlock(patient.facts.ssh.is_some())),
+        },
+        What::NotRegistered { wanted, reason } if reason.contains("locked memory") => Words {
+            found: format!("none of {}: {reason}", mebibytes(*wanted)),
+            why: "RDMA cannot be used, and data goes by TCP".to_owned(),
+            fix: Some(memlock(patient.facts.ssh.is_some())),
+        },
+        What::NotRegistered { wanted, reason } => advise(
+            format!("none of {}: {reason}", mebibytes(*wanted)),
+            "RDMA cannot be used, and data goes by TCP",
+            "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
+        ),
+        What::Mlx4Small { bytes, memory_kib } => run(
+            format!("mlx4 can register {} of {}", gib(bytes >> 10), gib(*memory_kib)),
+            "programs that register much memory fail",
+            "echo 'options mlx4_core log_num_mtt=24' >/etc/modprobe.d/mlx4_core.conf # then restart",
+        ),
+        What::HugePages { total, free, size_kib, transparent } => {
+            let reserved = if *total == 0 {
+                "none reserved".to_owned()
+            } else {
+                format!("{free} of {total} free, {} each", mebibytes(size_kib << 10))
+            };
+            let transparent =
+                if transparent.is_empty() { String::new() } else { format!("transparent ones: {transparent}") };
+            well(joined([reserved, transparent, "none are needed".to_owned()], ", "))
+        }
+        _ => return None,
+    })
+}
+
+fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
+    let ports = patient.ports.clone().unwrap_or(PORTS);
+    let named = if patient.ports.is_some() {
+        String::new()
+    } else {
+        format!("; then name them: --port-range {}-{}", PORTS.start(), PORTS.end())
+    };
+    let slow = |name: &str, mbps: u32| joined([name.to_owned(), rate(u64::from(mbps))], " ");
+    Some(match what {
+        What::Agent { micros, program } => {
+            well(format!("the agent answered in {}, rdma-pipe {program}", time(*micros)))
+        }
+        What::AgentSlow { micros } => advise(
+            format!("the agent answered after {}", time(*micros)),
+            "every copy takes that long before it begins",
+            "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication, which `no` in sshd_config turns off",
+        ),
+        What::Versions { here, there } => advise(
+            format!("rdma-pipe {here} here, {there} there"),
+            "what only one of them knows cannot be used",
+            "install the same release on both hosts",
+        ),
+        What::AddressTwice { address, here, there } => advise(
+            format!("{address} is that of {here} here and of {there} there"),
+            "what is sent to it arrives at either of the two, or nowhere",
+            format!("give one of the two another: ip address del {address}/BITS dev INTERFACE, ip address add"),
+        ),
+        What::SubnetMissing { here, there } => advise(
+            format!("RDMA addresses here: {}; there: {}", here.join(", "), there.join(", ")),
+            "no two are in one subnet, so that data needs a router, and InfiniBand cannot have one",
+            "give both ends of the fast network addresses of one subnet: ip address add ADDRESS/BITS dev INTERFACE",
+        ),
+        What::RdmaOneSided { without } => well(format!("{without} has no RDMA; data goes by TCP")),
+        What::Route { ssh, data } if ssh.0 == data.0 => well(format!("ssh and the data go by {}", slow(&ssh.0, ssh.1))),
+        What::Route { ssh, data } => {
+            well(format!("ssh goes by {}, the data by {}", slow(&ssh.0, ssh.1), slow(&data.0, data.1)))
+        }
+        What::MtuDiffers { here, there } => {
+            let less = here.1.min(there.1);
+            let small = if here.1 == less { &here.0 } else { &there.0 };
+            advise(
+                format!("{} here has {}, {} there {}", here.0, here.1, there.0, there.1),
+                "large packets are lost on the way without a word, and connections stall",
+                format!("ip link set dev {small} mtu {} where it is {less}", here.1.max(there.1)),
+            )
+        }
+        What::Reached { address, micros, addresses } => {
+            let all = if *addresses > 1 { format!(", the best of {addresses} addresses") } else { String::new() };
+            well(format!("{address} over TCP in {}{all}", time(*micros)))
+        }
+        What::ReachedSome { address, micros, not } => advise(
+            format!("{address} over TCP in {}, but not {}", time(*micros), missed(not)),
+            format!("the data may go by a slower network than there is: {}", in_the_way(not)),
+            "look at the firewalls and addresses on that network; `ip route get ADDRESS` shows the way that is taken",
+        ),
+        What::ReachedBack { not, firewall } => Words {
+            found: format!("there from here: {}; here from there it works", missed(not)),
+            why: format!("{}; copies work, since the other end connects then, but later{named}", in_the_way(not)),
+            fix: Some(let_in(firewall, &ports, "tcp")),
+        },
+        What::NotReached { not, firewall } => Words {
+            found: missed(not),
+            why: format!("{}, in both directions: data goes through ssh, slowly{named}", in_the_way(not)),
+            fix: Some(let_in(firewall, &ports, "tcp")),
+        },
+        What::RdmaReached { address, micros } => well(format!("{address} over rdma_cm in {}", time(*micros))),
+        What::RdmaNotReached { not, is_roce, firewall } => {
+            let silent = not.iter().all(|(_, outcome)| matches!(outcome, Outcome::Silent | Outcome::Unreachable(_)));
+            let why = if silent {
+                "both hosts have RDMA, but what one sends does not arrive: data goes by TCP"
+            } else {
+                "both hosts have RDMA, but they cannot connect by it: data goes by TCP"
+            };
+            let fix = if *is_roce {
+                // RoCE v2 has one port, whatever rdma_cm calls its own.
+                let_in(firewall, &(4791..=4791), "udp")
+            } else {
+                Fix::Do(
+                    "try `rping -s` there and `rping -c -a ADDRESS` here; on iWARP a firewall must let TCP ports in"
+                        .to_owned(),
+                )
+            };
+            Words { found: missed(not), why: why.to_owned(), fix: Some(fix) }
+        }
+        What::DoorShut { reason } => advise(
+            format!("no port could be opened to try it: {reason}"),
+            "what could not be tried may not work",
+            "name ports that are free: --port-range FIRST-LAST",
+        ),
+        What::Bandwidth { speed, ceiling } => well(bandwidth(speed, *ceiling)),
+        What::BandwidthLow { speed, ceiling } => {
+            let advice = match speed.limiter.as_str() {
+                "cpu" => "processors are the limit: --encrypt never, faster governors, or RDMA",
+                "wire" | "credits" => {
+                    "look for loss and congestion: ethtool -S INTERFACE, and flow control (PFC) on a RoCE network"
+                }
+                _ => "run rddoctor with a longer --seconds; other traffic or processes may have been in the way",
+            };
+            advise(bandwidth(speed, *ceiling), "the link carries more than that", advice)
+        }
+        What::BandwidthFailed { reason } => advise(
+            format!("could not be measured: {reason}"),
+            "a copy would fail in the same way",
+            "see the checks above",
+        ),
+        _ => return None,
+    })
+}
+
+fn bandwidth(speed: &Speed, ceiling: u64) -> String {
+    let rate = rate_words(speed.bytes as f64 / speed.micros.max(1) as f64 * 1e6);
+    let of = if ceiling > 0 {
+        let share = speed.mbps() * 100 / ceiling.max(1);
+        format!("{share} % of the {} that the link carries", rate_words(ceiling as f64 * 1e6 / 8.0))
+    } else {
+        String::new()
+    };
+    let limiter = match speed.limiter.as_str() {
+        "source" => "limited by reading memory",
+        "cpu" => "limited by processors",
+        "credits" | "sink" => "limited by the receiver",
+        "wire" => "limited by the network",
+        _ => "",
+    };
+    let medium = match speed.medium.as_str() {
+        "rdma" => "RDMA",
+        "rdma-software" => "RDMA in software",
+        "tcp" if speed.is_encrypted => "TCP, encrypted",
+        "tcp" => "TCP",
+        _ => "",
+    };
+    let through = if speed.is_tunneled { "through ssh" } else { "" };
+    joined([rate, medium.to_owned(), through.to_owned(), of, limiter.to_owned()], ", ")
+}

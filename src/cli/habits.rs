@@ -1,0 +1,651 @@
+//! What hands are used to type: the letters and words of scp and rsync, made into options of `rdcp`.
+//!
+//! A letter whose effect a copy has anyway is accepted silently; one that asks for what `rdcp` cannot do is refused with
+//! what does it. scp and rsync disagree on some letters: there the word behind it decides. `-P`, `-p` and `-l` take the
+//! next word only if it is all digits and no file has that name.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+
+use clap::{Command, ValueEnum};
+
+use super::options::{Compress, parse_bytes};
+use crate::fault::escaped;
+
+/// What a letter means to `rdcp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    /// An option of its own, or ssh's.
+    Own,
+    /// The same, with a value.
+    OwnValue,
+    /// A copy does that anyway.
+    Kept,
+    /// These words instead.
+    Means(&'static [&'static str]),
+    /// A number behind it makes it scp's, else it is rsync's: kept.
+    Number(Number),
+    /// Such a word behind it makes it scp's, else it is rsync's: kept.
+    Word(Behind),
+    /// Refused, since it would do something else: what to do instead.
+    Refused(&'static str),
+}
+
+/// What the number behind a letter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// ssh's port.
+    Port,
+    /// ssh's port as older releases take it.
+    OldPort,
+    /// scp's limit, in Kbit/s.
+    Limit,
+}
+
+/// What else behind a letter makes it scp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// ssh's cipher: a word as ssh has them.
+    Cipher,
+    /// A program in ssh's place: one that can be run.
+    Program,
+    /// An option for SFTP, which is none of ours: `nrequests=`, `buffer=`.
+    Sftp,
+}
+
+/// A letter of scp or rsync: what it is there, and here.
+#[derive(Clone, Copy, Debug)]
+pub struct Letter {
+    /// The letter itself.
+    pub letter: char,
+    /// In scp; empty if it has none.
+    pub scp: &'static str,
+    /// In rsync; empty if it has none.
+    pub rsync: &'static str,
+    /// In `rdcp`.
+    pub here: Here,
+}
+
+impl Letter {
+    /// What it does here, for the manual.
+    pub fn meaning(&self) -> String {
+        match self.here {
+            Here::Own | Here::OwnValue => "an option of rdcp, see OPTIONS".to_owned(),
+            Here::Kept => "accepted: done anyway, or of no use here".to_owned(),
+            Here::Means(words) => words.join(" "),
+            Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
+            Here::Number(Number::OldPort) => "accepted; with a number ssh's port, which is now -P".to_owned(),
+            Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
+            Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else accepted".to_owned(),
+            Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
+            Here::Word(Behind::Sftp) => "accepted: done anyway, or of no use here".to_owned(),
+            Here::Refused(instead) => format!("refused: {instead}"),
+        }
+    }
+}
+
+const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here) -> Letter {
+    Letter { letter, scp, rsync, here }
+}
+
+const DELETES_NOTHING: &str = "rdcp deletes nothing at the destination; rsync --delete does";
+
+/// Every letter of scp and of rsync.
+#[rustfmt::skip]
+pub const LETTERS: &[Letter] = &[
+    letter('0', "", "--from0", Here::Refused("rdcp has no --files-from; xargs -0 gives it names")),
+    letter('3', "through this host", "", Here::Means(&["--relay"])),
+    letter('4', "IPv4", "IPv4", Here::Means(&["-o", "AddressFamily=inet"])),
+    letter('6', "IPv6", "IPv6", Here::Means(&["-o", "AddressFamily=inet6"])),
+    letter('8', "", "--8-bit-output", Here::Kept),
+    letter('@', "", "--modify-window", Here::Refused("rdcp compares no times")),
+    letter('A', "forward the agent", "--acls", Here::Kept),
+    letter('B', "no questions", "--block-size", Here::Means(&["-o", "BatchMode=yes"])),
+    letter('C', "compress", "--cvs-exclude", Here::Means(&["--compress=auto"])),
+    letter('D', "SFTP server", "--devices --specials", Here::Kept),
+    letter('E', "", "--executability", Here::Kept),
+    letter('F', "ssh's configuration", "filters of .rsync-filter", Here::OwnValue),
+    letter('H', "", "--hard-links", Here::Kept),
+    letter('I', "", "--ignore-times", Here::Kept),
+    letter('J', "jump host", "--omit-link-times", Here::OwnValue),
+    letter('K', "", "--keep-dirlinks", Here::Refused("a directory replaces a symbolic link, or is refused; rsync -K keeps it")),
+    letter('L', "", "--copy-links", Here::Refused("without -r symbolic links are followed; in a tree, rsync -L does it")),
+    letter('M', "", "--remote-option", Here::Refused("options go to both ends by themselves")),
+    letter('N', "", "--crtimes", Here::Refused("Linux cannot set when a file was made")),
+    letter('O', "the old protocol", "--omit-dir-times", Here::Refused("there is no older protocol to choose: leave it out; --no-times leaves times out")),
+    letter('P', "port", "--partial --progress", Here::Number(Number::Port)),
+    letter('R', "directly between hosts", "--relative", Here::Own),
+    letter('S', "program for ssh", "--sparse", Here::Word(Behind::Program)),
+    letter('T', "no checks of names", "--temp-dir", Here::Own),
+    letter('U', "", "--atimes", Here::Kept),
+    letter('V', "", "--version", Here::Own),
+    letter('W', "", "--whole-file", Here::Kept),
+    letter('X', "an option for SFTP", "--xattrs", Here::Word(Behind::Sftp)),
+    letter('a', "", "--archive", Here::Means(&["--recursive"])),
+    letter('b', "", "--backup", Here::Refused("rdcp keeps no old files; rsync -b does")),
+    letter('c', "cipher", "--checksum", Here::Word(Behind::Cipher)),
+    letter('d', "", "--dirs", Here::Refused("rdcp copies directories with what is in them (-r) or not at all")),
+    letter('e', "", "--rsh", Here::Means(&["--rsh"])),
+    letter('f', "", "--filter", Here::Refused("use --exclude and --include")),
+    letter('g', "", "--group", Here::Kept),
+    letter('h', "", "--human-readable", Here::Own),
+    letter('i', "ssh's key", "--itemize-changes", Here::OwnValue),
+    letter('k', "", "--copy-dirlinks", Here::Refused("symbolic links of a tree are copied as links; rsync -k follows them")),
+    letter('l', "limit in Kbit/s", "--links", Here::Number(Number::Limit)),
+    letter('m', "", "--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
+    letter('n', "", "--dry-run", Here::Own),
+    letter('o', "ssh's option", "--owner", Here::OwnValue),
+    letter('p', "keep times and modes", "--perms", Here::Number(Number::OldPort)),
+    letter('q', "quiet", "--quiet", Here::Own),
+    letter('r', "--recursive", "--recursive", Here::Own),
+    letter('s', "SFTP", "--secluded-args", Here::Kept),
+    letter('t', "", "--times", Here::OwnValue),
+    letter('u', "", "--update", Here::Refused("rdcp replaces what is there; rsync -u spares what is newer")),
+    letter('v', "verbose", "--verbose", Here::Own),
+    letter('x', "", "--one-file-system", Here::Refused("use --exclude for what is mounted below; rsync -x stays on one file system")),
+    letter('y', "", "--fuzzy", Here::Kept),
+    letter('z', "", "--compress", Here::Means(&["--compress=auto"])),
+];
+
+/// Long options of rsync: what they are here. Those with `=` end in it.
+const WORDS: &[(&str, Here)] = &[
+    ("--archive", Here::Means(&["--recursive"])),
+    ("--perms", Here::Kept),
+    ("--times", Here::Kept),
+    ("--owner", Here::Kept),
+    ("--group", Here::Kept),
+    ("--links", Here::Kept),
+    ("--hard-links", Here::Kept),
+    ("--acls", Here::Kept),
+    ("--xattrs", Here::Kept),
+    ("--atimes", Here::Kept),
+    ("--sparse", Here::Kept),
+    ("--devices", Here::Kept),
+    ("--specials", Here::Kept),
+    ("--whole-file", Here::Kept),
+    ("--partial", Here::Kept),
+    ("--ignore-times", Here::Kept),
+    ("--human-readable", Here::Kept),
+    ("--secluded-args", Here::Kept),
+    ("--protect-args", Here::Kept),
+    ("--inplace", Here::Means(&["--in-place"])),
+    ("--no-perms", Here::Means(&["--no-mode"])),
+    ("--no-links", Here::Means(&["--no-symlinks"])),
+    ("--no-D", Here::Means(&["--no-specials"])),
+    ("--stats", Here::Means(&["--verbose"])),
+    ("--info=progress2", Here::Means(&["--progress"])),
+    ("--checksum", Here::Kept),
+    ("--numeric-ids", Here::Kept),
+    ("--append-verify", Here::Kept),
+    ("--no-whole-file", Here::Kept),
+    ("--delay-updates", Here::Kept),
+    ("--safe-links", Here::Refused("links are copied as they are; --no-symlinks leaves all of them out")),
+    ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
+    ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
+    ("--no-group", Here::Refused("--no-owner leaves both owner and group out")),
+    ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
+    ("--ignore-existing", Here::Refused("rdcp replaces what is there; rsync --ignore-existing spares it")),
+    ("--existing", Here::Refused("rdcp makes what is missing; rsync --existing does not")),
+    ("--size-only", Here::Refused("rdcp copies all that it is given; rsync --size-only compares")),
+    ("--remove-source-files", Here::Refused("rdcp deletes nothing; use && rm, which exit code 0 allows")),
+    ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
+    ("--one-file-system", Here::Refused("use --exclude for what is mounted below; rsync -x stays on one file system")),
+    ("--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
+    ("--exclude-from=", Here::Refused("give each line of it with --exclude")),
+    ("--include-from=", Here::Refused("give each line of it with --include")),
+    ("--chmod=", Here::Refused("chmod afterwards; --no-mode gives copies the mode of new files")),
+    ("--chown=", Here::Refused("chown afterwards; --no-owner gives copies to whoever makes them")),
+    ("--timeout=", Here::Refused("--reconnect SECONDS is how long a lost link is waited for")),
+    ("--compress-level=", Here::Refused("use --compress zstd or --compress lz4")),
+    ("--partial-dir=", Here::Refused("what has arrived is kept beside its place, and the same copy goes on with it")),
+    ("--temp-dir=", Here::Refused("files are made beside their place, so that they can be renamed")),
+    ("--out-format=", Here::Refused("--json tells programs what happens")),
+    ("--log-file=", Here::Refused("--json=FILE tells programs what happens")),
+    ("--max-size=", Here::Refused("find -size with xargs gives it names")),
+    ("--min-size=", Here::Refused("find -size with xargs gives it names")),
+    ("--copy-links", Here::Refused("without -r symbolic links are followed; in a tree, rsync --copy-links does it")),
+    ("--relative", Here::Refused("name the last directory in DST; rsync --relative makes those before it")),
+    ("--update", Here::Refused("rdcp replaces what is there; rsync --update spares what is newer")),
+    ("--backup", Here::Refused("rdcp keeps no old files; rsync --backup does")),
+    (
+        "--itemize-changes",
+        Here::Refused("--json tells of each file that failed, -v of the copy; rsync --itemize-changes lists"),
+    ),
+    ("--delete", Here::Refused(DELETES_NOTHING)),
+    ("--del", Here::Refused(DELETES_NOTHING)),
+    ("--delete-before", Here::Refused(DELETES_NOTHING)),
+    ("--delete-during", Here::Refused(DELETES_NOTHING)),
+    ("--delete-delay", Here::Refused(DELETES_NOTHING)),
+    ("--delete-after", Here::Refused(DELETES_NOTHING)),
+    ("--delete-excluded", Here::Refused(DELETES_NOTHING)),
+    ("--files-from=", Here::Refused("xargs gives it names")),
+    ("--filter=", Here::Refused("use --exclude and --include")),
+    ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
+    ("--port=", Here::Refused("ssh's port is -P PORT")),
+];
+
+/// A command line as `rdcp` takes it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Translated {
+    /// The words for its own definition to parse, without the program's name.
+    pub words: Vec<OsString>,
+    /// What should be said about it, at most once each.
+    pub notes: Vec<String>,
+    /// What `-i` takes.
+    pub key: Option<OsString>,
+    /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
+    pub is_relative: bool,
+}
+
+/// Makes a command line, without the program's name, into one of `rdcp`'s own options. `command`: their definition.
+/// `exists`: whether a file has that name.
+///
+/// # Errors
+///
+/// A sentence, for what cannot be done.
+pub fn translate(
+    words: impl IntoIterator<Item = OsString>,
+    command: &Command,
+    exists: impl Fn(&OsStr) -> bool,
+) -> Result<Translated, String> {
+    let mut done = Translated::default();
+    let mut words = words.into_iter().peekable();
+    let mut port: Option<OsString> = None;
+    while let Some(word) = words.next() {
+        if word == "--" {
+            done.words.push(word);
+            for word in words {
+                done.words.push(uri(word, &mut port)?);
+            }
+            break;
+        }
+        let bytes = word.as_bytes();
+        if bytes.starts_with(b"--") {
+            match long(&word)? {
+                Some(instead) => done.words.extend(instead.iter().map(OsString::from)),
+                // rsync's has no value.
+                None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
+                    done.words.push("--compress=auto".into());
+                }
+                None => {
+                    let is_value_next = takes_value(command, &word);
+                    done.words.push(word);
+                    if is_value_next {
+                        done.words.extend(words.next());
+                    }
+                }
+            }
+            continue;
+        }
+        if !bytes.starts_with(b"-") || bytes.len() == 1 {
+            done.words.push(uri(word, &mut port)?);
+            continue;
+        }
+        cluster(&bytes[1..], &mut words, &exists, &mut done)?;
+    }
+    if let Some(port) = port {
+        done.words.splice(0..0, [OsString::from("-P"), port]);
+    }
+    Ok(done)
+}
+
+fn is_compression(word: &OsStr) -> bool {
+    word.to_str().is_some_and(|word| Compress::from_str(word, false).is_ok())
+}
+
+/// Whether the word behind a long option is its value, so that it must not be taken for letters.
+fn takes_value(command: &Command, word: &OsStr) -> bool {
+    let Some(name) = word.to_str().and_then(|word| word.strip_prefix("--")) else { return false };
+    let option = command.get_arguments().find(|option| option.get_long() == Some(name));
+    option.is_some_and(|option| option.get_action().takes_values() && !option.is_require_equals_set())
+}
+
+/// A long option of rsync's as `rdcp` has it; `None` if it is none.
+fn long(word: &OsStr) -> Result<Option<&'static [&'static str]>, String> {
+    let text = word.as_bytes();
+    let is = |name: &str| match name.strip_suffix('=') {
+        Some(name) => text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'='),
+        None => text == name.as_bytes(),
+    };
+    match WORDS.iter().find(|(name, _)| is(name)) {
+        Some((_, Here::Means(words))) => Ok(Some(words)),
+        Some((name, Here::Refused(instead))) => Err(format!("{}: {instead}", name.trim_end_matches('='))),
+        Some(_) => Ok(Some(&[])),
+        None => Ok(None),
+    }
+}
+
+/// The letters of one word.
+fn cluster(
+    letters: &[u8],
+    words: &mut std::iter::Peekable<impl Iterator<Item = OsString>>,
+    exists: &impl Fn(&OsStr) -> bool,
+    done: &mut Translated,
+) -> Result<(), String> {
+    for (at, &byte) in letters.iter().enumerate() {
+        let rest = OsStr::from_bytes(&letters[at + 1..]);
+        let short = OsString::from_vec(vec![b'-', byte]);
+        let attached = !rest.is_empty();
+        let value = if attached { Some(rest) } else { words.peek().map(OsString::as_os_str) };
+        let known = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
+        match known.map(|letter| letter.here) {
+            // clap says that there is none.
+            None => {
+                done.words.push(OsString::from_vec([b"-", &letters[at..]].concat()));
+                return Ok(());
+            }
+            Some(Here::Own) if byte == b'R' => done.is_relative = true,
+            Some(Here::Own) if byte == b'h' && letters.len() > 1 => {
+                let letters = String::from_utf8_lossy(letters);
+                let instead = "-h is help; rsync's is --human-readable, which rdcp does anyway: leave it out";
+                return Err(format!("-{letters}: {instead}"));
+            }
+            Some(Here::Own) => done.words.push(short),
+            Some(Here::Kept) => {}
+            Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
+            Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {
+                // rsync's letters `t` and `o` have no value: -rlptgoD, -o by itself.
+                let is_flag = match (byte, value) {
+                    (b't', Some(value)) => attached && are_rsync_flags(value) && !exists(value),
+                    (b'o', Some(value)) => !value.as_bytes().iter().any(|byte| b"= \t".contains(byte)),
+                    (b'o', None) => true,
+                    _ => false,
+                };
+                if is_flag {
+                    continue;
+                }
+                // Behind other letters it is more likely rsync's, and would swallow a source.
+                if byte == b'i' && at > 0 && !attached && value.is_some_and(|value| !is_key(value)) {
+                    let letters = String::from_utf8_lossy(letters);
+                    return Err(format!("-{letters}: {NO_KEY}"));
+                }
+                // cp's -rt DIR is kept; with rsync's -rt the copy would go the other way.
+                if byte == b't'
+                    && at > 0
+                    && !attached
+                    && let Some(directory) = value
+                {
+                    let note = "-t takes it as the directory to copy into; rsync's -t is done without it";
+                    done.notes.push(format!("{}: {note}", escaped(directory)));
+                }
+                if byte == b'i' {
+                    done.key = value.map(OsStr::to_owned);
+                }
+                done.words.push(if byte == b'e' { "--rsh".into() } else { short });
+                done.words.extend(if attached { Some(rest.to_owned()) } else { words.next() });
+                return Ok(());
+            }
+            Some(Here::Word(behind)) => {
+                if !value.is_some_and(|value| behind.is_meant(value, attached, exists)) {
+                    continue;
+                }
+                let value = if attached { Some(rest.to_owned()) } else { words.next() };
+                let value = value.unwrap_or_default();
+                match behind {
+                    Behind::Cipher => {
+                        let mut option = OsString::from("Ciphers=");
+                        option.push(value);
+                        done.words.extend(["-o".into(), option]);
+                    }
+                    Behind::Program => done.words.extend(["--rsh".into(), value]),
+                    Behind::Sftp => {}
+                }
+                return Ok(());
+            }
+            Some(Here::Means(instead)) => done.words.extend(instead.iter().map(OsString::from)),
+            Some(Here::Number(number)) => {
+                if let (Number::Limit, Some(rate)) = (number, value.filter(|value| is_rate(value) && !exists(value))) {
+                    let rate = escaped(rate);
+                    return Err(format!(
+                        "-l {rate}: it takes Kbit/s without a unit; --bwlimit {rate} takes bytes a second"
+                    ));
+                }
+                let value = value.filter(|value| is_number(value) && (attached || !exists(value)));
+                match (number, value) {
+                    (Number::Port, None) => done.words.push("--progress".into()),
+                    (_, None) => {}
+                    (Number::Port | Number::OldPort, Some(value)) => {
+                        if number == Number::OldPort {
+                            let note = "-p PORT becomes -p of scp and rsync in the next release; ssh's port is -P PORT";
+                            done.notes.push(note.to_owned());
+                        }
+                        done.words.extend(["-P".into(), value.to_owned()]);
+                    }
+                    (Number::Limit, Some(value)) => {
+                        let kilobits: u64 = value.to_str().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX);
+                        let bytes = kilobits.saturating_mul(1024 / 8);
+                        done.words.push(format!("--bwlimit={bytes}").into());
+                    }
+                }
+                if value.is_some() {
+                    if !attached {
+                        words.next();
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Behind {
+    /// Whether a word is what scp's letter takes. `attached`: to its letter, where rsync's letters may follow as well.
+    fn is_meant(self, word: &OsStr, attached: bool, exists: &impl Fn(&OsStr) -> bool) -> bool {
+        let text = word.to_string_lossy();
+        match self {
+            Self::Cipher => {
+                let kinds = ["-ctr", "-cbc", "-gcm@openssh.com", "-poly1305@openssh.com"];
+                text.split(',').all(|cipher| kinds.iter().any(|kind| cipher.ends_with(kind))) && !exists(word)
+            }
+            // With a slash, as nobody copies it.
+            Self::Program => !attached && is_program(word),
+            Self::Sftp => text.starts_with("nrequests=") || text.starts_with("buffer="),
+        }
+    }
+}
+
+/// What `-i` is, and is not.
+pub const NO_KEY: &str = "-i takes ssh's key; rsync's is --itemize-changes: --json tells of each file that failed";
+
+/// Whether a word is the path of a key of ssh's.
+fn is_key(word: &OsStr) -> bool {
+    let mut public = word.to_owned();
+    public.push(".pub");
+    let begins = |path: &OsStr| {
+        let mut start = [0; 11];
+        std::fs::File::open(path).is_ok_and(|mut file| std::io::Read::read_exact(&mut file, &mut start).is_ok())
+            && start == *b"-----BEGIN "
+    };
+    std::path::Path::new(&public).exists() || begins(word)
+}
+
+/// Whether a word is the path of a program, named with a slash.
+fn is_program(word: &OsStr) -> bool {
+    let is_executable = |found: std::fs::Metadata| found.is_file() && found.permissions().mode() & 0o111 != 0;
+    word.as_bytes().contains(&b'/') && std::fs::metadata(word).is_ok_and(is_executable)
+}
+
+/// Whether a word is a number with a unit.
+fn is_rate(word: &OsStr) -> bool {
+    word.to_str().is_some_and(|text| text.starts_with(|c: char| c.is_ascii_digit()) && parse_bytes(text).is_ok())
+        && !is_number(word)
+}
+
+fn is_number(word: &OsStr) -> bool {
+    !word.is_empty() && word.as_bytes().iter().all(u8::is_ascii_digit)
+}
+
+/// Whether these are letters that rsync takes without a value.
+fn are_rsync_flags(word: &OsStr) -> bool {
+    word.as_bytes().iter().all(|&byte| {
+        let letter = LETTERS.iter().find(|letter| letter.letter == char::from(byte));
+        letter.is_some_and(|letter| letter.rsync.starts_with("--") && !b"BMTef@".contains(&byte))
+    })
+}
+
+/// `scp://[USER@]HOST[:PORT][/PATH]` as `[USER@]HOST:PATH`, its port in `port`; other words as they are.
+fn uri(word: OsString, port: &mut Option<OsString>) -> Result<OsString, String> {
+    let Some(rest) = word.as_bytes().strip_prefix(b"scp://") else { return Ok(word) };
+    let wrong = || format!("not scp://[USER@]HOST[:PORT][/PATH]: {}", escaped(&word));
+    let slash = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(slash);
+    let path = path.strip_prefix(b"/").unwrap_or(path);
+    // Behind the brackets of an address only.
+    let from = authority.iter().rposition(|&byte| byte == b']').unwrap_or(0);
+    let colon = authority[from..].iter().position(|&byte| byte == b':').map(|at| from + at);
+    let (host, named) = match colon {
+        Some(colon) => (&authority[..colon], Some(OsStr::from_bytes(&authority[colon + 1..]))),
+        None => (authority, None),
+    };
+    if let Some(named) = named {
+        if !is_number(named) {
+            return Err(wrong());
+        }
+        if port.as_ref().is_some_and(|port| port != named) {
+            return Err("scp:// names two ports; ssh's configuration can give each host its own".to_owned());
+        }
+        *port = Some(named.to_owned());
+    }
+    let (host, path) = (decoded(host).ok_or_else(wrong)?, decoded(path).ok_or_else(wrong)?);
+    if host.is_empty() {
+        return Err(wrong());
+    }
+    Ok(OsString::from_vec([&host[..], b":", &path].concat()))
+}
+
+/// `%XX` is a byte; `None` if it is not hexadecimal.
+fn decoded(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte == b'%' {
+            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok().filter(|&byte| byte != 0)?);
+            rest = &rest[2..];
+        } else {
+            bytes.push(byte);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// `80` and `22` are names of files here, as is the directory `gz`.
+    fn words(line: &str) -> Result<Vec<String>, String> {
+        let exists = |word: &OsStr| ["80", "gz"].iter().any(|name| word == *name);
+        let command = super::super::rdcp::CopyArguments::command();
+        let done = translate(line.split(' ').map(OsString::from), &command, exists)?;
+        let mut words: Vec<String> = done.words.into_iter().map(|word| word.into_string().expect("text")).collect();
+        words.extend(done.is_relative.then(|| "(relative)".to_owned()));
+        words.extend(done.notes.first().map(|_| "(note)".to_owned()));
+        Ok(words)
+    }
+
+    #[test]
+    fn what_hands_type() {
+        for (line, expected) in [
+            ("-avzP a h:", "--recursive -v --compress=auto --progress a h:"),
+            ("-rlptgoD a h:", "-r a h:"),
+            ("-rtgz a b", "-r -t gz a b"),
+            ("-rt./x a", "-r -t ./x a"),
+            ("-aHAXS a h:", "--recursive a h:"),
+            ("-S /bin/sh a h:", "--rsh /bin/sh a h:"),
+            ("-S a h:", "a h:"),
+            ("-c aes128-ctr a h:", "-o Ciphers=aes128-ctr a h:"),
+            ("-caes128-gcm@openssh.com a h:", "-o Ciphers=aes128-gcm@openssh.com a h:"),
+            ("-rc a h:", "-r a h:"),
+            ("-X nrequests=8 a h:", "a h:"),
+            ("-avh a h:", "!"),
+            ("-h", "-h"),
+            ("-avi a h:", "!"),
+            ("-ikey a h:", "-i key a h:"),
+            ("-aX a h:", "--recursive a h:"),
+            ("-vvvq a h:", "-v -v -v -q a h:"),
+            ("-4 a h:", "-o AddressFamily=inet a h:"),
+            ("-t dir a", "-t dir a"),
+            ("-rt dir h:a", "-r -t dir h:a (note)"),
+            ("-P 2222 a h:", "-P 2222 a h:"),
+            ("-P2222 a h:", "-P 2222 a h:"),
+            ("-P 80 h:", "--progress 80 h:"),
+            ("-p 2222 a h:", "-P 2222 a h: (note)"),
+            ("-p a h:", "a h:"),
+            ("-rp a h:", "-r a h:"),
+            ("-l 8000 a h:", "--bwlimit=1024000 a h:"),
+            ("-l 10m a h:", "!"),
+            ("-rl a h:", "-r a h:"),
+            ("-e ssh a h:", "--rsh ssh a h:"),
+            ("-avze ssh a h:", "--recursive -v --compress=auto --rsh ssh a h:"),
+            ("-o Port=1 a h:", "-o Port=1 a h:"),
+            ("-oPort=1 a h:", "-o Port=1 a h:"),
+            ("-vv a h:", "-v -v a h:"),
+            ("-3 a h:", "--relay a h:"),
+            ("-R a:b c:", "a:b c: (relative)"),
+            ("-i key a h:", "-i key a h:"),
+            ("--inplace --partial a h:", "--in-place a h:"),
+            ("--compress a h:", "--compress=auto a h:"),
+            ("--compress zstd a h:", "--compress zstd a h:"),
+            ("--exclude -p a h:", "--exclude -p a h:"),
+            ("--rsh=x -z a h:", "--rsh=x --compress=auto a h:"),
+            ("-- -p h:", "-- -p h:"),
+            ("- h:x", "- h:x"),
+            ("-Q a", "-Q a"),
+            ("-rQz a", "-r -Qz a"),
+            ("scp://h/x a", "h:x a"),
+            ("scp://u@h:22/%2Fx%20y a", "-P 22 u@h:/x y a"),
+            ("scp://[fd00::1]:22//x scp://h:22 a", "-P 22 [fd00::1]:/x h: a"),
+            ("scp://h:22/a scp://g:23/b c", "!"),
+            ("scp://h:x/a c", "!"),
+            ("scp:///a c", "!"),
+            ("scp://h/%0 c", "!"),
+            ("-L a b", "!"),
+            ("--delete a b", "!"),
+            ("--files-from=x a b", "!"),
+        ] {
+            let done = words(line).map(|words| words.join(" "));
+            match expected {
+                "!" => assert!(done.is_err(), "{line}: {done:?}"),
+                _ => assert_eq!(done.as_deref(), Ok(expected), "{line}"),
+            }
+        }
+    }
+
+    #[test]
+    fn letters_are_sorted_and_those_of_our_own_are_there() {
+        assert!(LETTERS.is_sorted_by_key(|letter| letter.letter));
+        let command = super::super::rdcp::CopyArguments::command();
+        for option in command.get_arguments() {
+            let Some(short) = option.get_short().filter(|short| *short != 'P') else { continue };
+            let known = LETTERS.iter().find(|letter| letter.letter == short);
+            let here = if option.get_action().takes_values() { Here::OwnValue } else { Here::Own };
+            assert_eq!(known.map(|letter| letter.here), Some(here), "-{short}");
+        }
+    }
+
+    #[test]
+    fn what_is_meant_instead_is_there() {
+        let instead = LETTERS.iter().map(|letter| letter.here).chain(WORDS.iter().map(|(_, here)| *here));
+        let command = super::super::rdcp::CopyArguments::command();
+        let known = |word: &str| {
+            let name = word.split('=').next().unwrap_or(word);
+            command.get_arguments().any(|option| {
+                option.get_long().is_some_and(|long| name == format!("--{long}"))
+                    || option.get_short().is_some_and(|short| name == format!("-{short}"))
+            })
+        };
+        for here in instead {
+            if let Here::Means(words) = here {
+                for word in words.iter().filter(|word| word.starts_with('-')) {
+                    assert!(known(word), "{word}");
+                }
+            }
+        }
+    }
+}

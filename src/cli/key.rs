@@ -1,0 +1,176 @@
+//! Where KEY comes from, and keeping it from where others could read it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rd_proto::handshake::Key;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, read, retry_on_intr};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, Signal, kill_current_process_group, set_dumpable_behavior, setrlimit,
+};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
+
+use super::options::KeyOptions;
+use crate::engine::link::rng;
+use crate::fault::{Exit, Failure, escaped, os};
+use crate::fs::standard;
+
+/// The environment's variable for KEY; used where KEY is `-` or missing.
+const KEY_VARIABLE: &str = "RD_KEY";
+
+/// ^C, as a character.
+const INTERRUPT: u8 = 3;
+
+/// ^Z, likewise.
+const SUSPEND: u8 = 26;
+
+/// The longest first line of a file that is a key, in bytes.
+const KEY_BYTES_MAX: usize = 4096;
+
+/// Keeps secrets out of core dumps, other processes' eyes and, from now on, the list of processes. To be called before
+/// anything else: it overwrites KEY among the arguments that the system shows.
+pub fn conceal(key: Option<&OsString>) {
+    conceal_memory();
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).ok();
+    if let Some(key) = key
+        && key != "-"
+    {
+        overwrite_argument(key.as_bytes());
+    }
+}
+
+/// The same, for a process whose children are to keep their limit on core dumps: a program that it starts is dumpable again.
+pub fn conceal_memory() {
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+}
+
+/// Overwrites the arguments equal to `secret` in the memory that `/proc/PID/cmdline` shows.
+fn overwrite_argument(secret: &[u8]) {
+    // The kernel tells where it put them: fields 48 and 49 of /proc/self/stat (proc(5)). The second field, the program's
+    // name, is in parentheses and may hold spaces.
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    let Some((_, fields)) = stat.rsplit_once(')') else { return };
+    let field = |number: usize| fields.split_whitespace().nth(number - 3)?.parse::<usize>().ok();
+    let (Some(start), Some(end)) = (field(48), field(49)) else { return };
+    if start == 0 || end <= start || end - start > 4 << 20 {
+        return;
+    }
+    // SAFETY: the kernel maps [start, end) writable for the life of the process and reports its bounds; the standard
+    // library copies arguments out of it and keeps no reference to its bytes.
+    let arguments = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, end - start) };
+    for argument in arguments.split_mut(|&byte| byte == 0) {
+        if argument == secret {
+            argument.fill(b'*');
+        }
+    }
+}
+
+/// What a positional KEY, the options and the environment come to; `None` if none of them gives a key.
+///
+/// # Errors
+///
+/// Exit 1 for an empty key or one that cannot be read.
+pub fn given(positional: Option<OsString>, options: &KeyOptions) -> Result<Option<Key>, Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let bytes = if let Some(path) = &options.key_file {
+        let name = escaped(path.as_os_str());
+        let line = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(first_line);
+        line.map_err(|error| usage(format!("cannot read --key-file {name}: {}", os(error))))?
+    } else if let Some(number) = options.key_fd {
+        if !standard::is_given(number) {
+            return Err(usage(format!("--key-fd {number} is not an open file descriptor")));
+        }
+        // SAFETY: it is open, and was handed to this process: nothing else here owns it.
+        let fd = unsafe { ManuallyDrop::new(OwnedFd::from_raw_fd(number)) };
+        let line = first_line(&*fd).map_err(|error| usage(format!("cannot read --key-fd {number}: {}", os(error))))?;
+        // A standard stream stays open: behind the key may come what is to be sent.
+        if number > 2 {
+            drop(ManuallyDrop::into_inner(fd));
+        }
+        line
+    } else {
+        match positional {
+            Some(key) if key != "-" => Zeroizing::new(key.into_vec()),
+            _ => match std::env::var_os(KEY_VARIABLE) {
+                Some(key) => Zeroizing::new(key.into_vec()),
+                None => return Ok(None),
+            },
+        }
+    };
+    Key::new(bytes.to_vec())
+        .map(Some)
+        .map_err(|_| usage("KEY is empty; give the same non-empty KEY at both ends".into()))
+}
+
+/// Asks for KEY on the terminal, without showing what is typed.
+///
+/// # Errors
+///
+/// Exit 1 without a terminal, or for an empty key.
+pub fn ask() -> Result<Key, Failure> {
+    let no_key = || Failure::new(Exit::Usage, "no KEY: give it as an argument, by --key-file, --key-fd or RD_KEY");
+    let mut terminal = File::options().read(true).write(true).open("/dev/tty").map_err(|_| no_key())?;
+    let mut line = loop {
+        let line = prompt(&mut terminal).map_err(|_| no_key())?;
+        if !line.contains(&SUSPEND) {
+            break line;
+        }
+        // As the terminal would have it: all of the pipeline. Where nobody could continue us the system ignores it.
+        let _ = kill_current_process_group(Signal::TSTP);
+    };
+    while let Some(b'\n' | b'\r') = line.last() {
+        line.pop();
+    }
+    if line.contains(&INTERRUPT) {
+        return Err(Failure::silent(Exit::Signal(libc::SIGINT as u8)));
+    }
+    Key::new(line.to_vec()).map_err(|_| no_key())
+}
+
+/// One line of a terminal that shows nothing of it. ^C and ^Z end it as well, and are its last character.
+fn prompt(terminal: &mut File) -> std::io::Result<Zeroizing<Vec<u8>>> {
+    let before = tcgetattr(&*terminal)?;
+    let mut silent = before.clone();
+    // A signal would leave the terminal silent.
+    silent.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
+    silent.special_codes[SpecialCodeIndex::VEOL] = INTERRUPT;
+    silent.special_codes[SpecialCodeIndex::VEOL2] = SUSPEND;
+    // First, since it drops what has been typed: who sees the prompt may begin.
+    let _ = tcsetattr(&*terminal, OptionalActions::Flush, &silent);
+    let _ = terminal.write_all(b"KEY: ");
+    // A terminal gives one line at a time.
+    let mut line = Zeroizing::new(vec![0; KEY_BYTES_MAX]);
+    let length = terminal.read(&mut line);
+    let _ = tcsetattr(&*terminal, OptionalActions::Flush, &before);
+    let _ = terminal.write_all(b"\n");
+    line.truncate(length?);
+    Ok(line)
+}
+
+/// Makes a key of 128 random bits; gives it with the text that the other end needs.
+pub fn generate() -> (Key, String) {
+    Key::generate(&mut rng())
+}
+
+/// Reads up to the end of a line and not a byte further: what comes then may be for somebody else.
+fn first_line(file: impl AsFd) -> rustix::io::Result<Zeroizing<Vec<u8>>> {
+    let mut line = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX));
+    let mut byte = Zeroizing::new([0]);
+    while retry_on_intr(|| read(&file, &mut byte[..]))? == 1 && byte[0] != b'\n' {
+        if line.len() == KEY_BYTES_MAX {
+            // Cut short it would be another key than the one that is meant.
+            return Err(Errno::FBIG);
+        }
+        line.push(byte[0]);
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    Ok(line)
+}

@@ -1,0 +1,183 @@
+//! The commands: arguments in, sentences and exit codes out.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub mod agent;
+mod aside;
+pub mod color;
+pub mod doctor;
+pub mod examples;
+pub mod habits;
+mod hosts;
+pub mod json;
+pub mod key;
+pub mod options;
+pub mod perf;
+pub mod rdcp;
+pub mod rdpipe;
+pub mod recv;
+pub mod report;
+pub mod send;
+pub(crate) mod stream;
+pub mod tree;
+mod wrong;
+
+use crate::fault::{self, Exit, Failure};
+
+/// A command: the name that the program is installed under, what runs it, and what it does.
+type Entry = (&'static str, fn(Vec<OsString>) -> ExitCode, &'static str);
+
+const COMMANDS: [Entry; 6] = [
+    ("rdcp", rdcp::main, "copy files and trees between hosts"),
+    ("rdsend", send::main, "send a stream or a file to a waiting rdrecv"),
+    ("rdrecv", recv::main, "wait for rdsend and receive from it"),
+    ("rdpipe", rdpipe::main, "run commands on hosts and stream the output of each to the next"),
+    ("rdperf", perf::main, "measure the wire, disks and memory"),
+    ("rddoctor", doctor::main, "find out why RDMA does not work or is slow"),
+];
+
+/// How the command lines of all commands are parsed.
+pub fn definitions() -> [clap::Command; COMMANDS.len()] {
+    use clap::CommandFactory;
+    [
+        rdcp::CopyArguments::command(),
+        send::SendArguments::command(),
+        recv::RecvArguments::command(),
+        rdpipe::PipeArguments::command(),
+        perf::PerfArguments::command(),
+        doctor::DoctorArguments::command(),
+    ]
+}
+
+/// The whole program: the command whose name it was called by, or `rdma-pipe COMMAND ARGUMENT...`.
+pub fn main() -> ExitCode {
+    // Also a helper holds what a command is given.
+    key::conceal_memory();
+    if let Some(code) = helper() {
+        return code;
+    }
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    color::set(&words);
+    let command = |name: &OsStr| COMMANDS.iter().find(|(known, ..)| name == *known);
+    let called = words.first().and_then(|word| command(Path::new(word).file_name()?));
+    if let Some((_, main, _)) = called {
+        return main(words);
+    }
+    if let Some((_, main, _)) = words.get(1).and_then(|word| command(word)) {
+        words.remove(0);
+        return main(words);
+    }
+    run("rdma-pipe", || match words.get(1) {
+        Some(word) if word == "--version" || word == "-V" => {
+            print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
+        }
+        Some(word) if word == "--help" || word == "-h" => print(&overview()),
+        Some(word) => {
+            let names = COMMANDS.map(|(name, ..)| name).join(", ");
+            let message = format!("no command {}; the commands are {names}", fault::escaped(word));
+            Err(Failure::new(Exit::Usage, message))
+        }
+        None => Err(Failure::new(Exit::Usage, format!("which command?\n{}", overview().trim_end()))),
+    })
+}
+
+fn overview() -> String {
+    let rows = COMMANDS.map(|(name, _, about)| format!("  {name:<9} {about}\n"));
+    format!(
+        "Usage: rdma-pipe COMMAND [ARGUMENT]...\n\nCommands, which have these names also by themselves:\n{}",
+        rows.concat()
+    )
+}
+
+/// Runs a command: prints its failure, if any, as one line, and gives the exit code.
+pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+    if let Some(code) = helper() {
+        return code;
+    }
+    match command() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(message) = &failure.message {
+                complain(name, message);
+            }
+            ExitCode::from(failure.exit.code())
+        }
+    }
+}
+
+/// Does what this process is started for where it is a helper of another of ours; `None` if it is a command.
+fn helper() -> Option<ExitCode> {
+    let done = crate::control::stages::helper()?;
+    Some(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes one line to standard error, in one piece: other processes may be writing there too.
+pub(crate) fn say(line: &str) {
+    use std::io::Write;
+    // Where standard error is closed nobody is listening.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Writes one line of an error to standard error. `name`: the command's.
+pub(crate) fn complain(name: &str, line: &str) {
+    say(&format!("{} {line}", color::error(&format!("{name}:"))));
+}
+
+/// Parses the words of a command.
+fn parse<T: clap::CommandFactory + clap::FromArgMatches>(words: Vec<OsString>) -> Result<T, clap::Error> {
+    let mut command = T::command().color(color::of_help());
+    let matches = command.try_get_matches_from_mut(words)?;
+    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+///
+/// Exit 6 if it cannot be written, 141 without a word if whoever read it has gone.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    use std::io::Write;
+    printed(crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes())))
+}
+
+/// What a write to standard output that failed ends a command with.
+fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
+    use std::io::ErrorKind;
+    written.map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::silent(Exit::SinkClosed),
+        _ => Failure::new(
+            Exit::Destination,
+            format!("cannot write standard output: {}", fault::words(&error.to_string())),
+        ),
+    })
+}
+
+/// Stops this process, as a terminal's ^Z is to do, until it is continued. Several who were asked to at once do it once.
+pub(crate) fn stop_here() {
+    static LAST: std::sync::Mutex<Option<std::time::Instant>> = std::sync::Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if last.is_none_or(|last| last.elapsed() > std::time::Duration::from_secs(1)) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+        *last = Some(std::time::Instant::now());
+    }
+}
+
+/// A wrong command line: one sentence, and how it is meant.
+fn usage(command: &clap::Command, message: &str) -> Failure {
+    let usage = command.clone().render_usage();
+    Failure::new(Exit::Usage, format!("{message}; see --help\n{usage}"))
+}
+
+/// What clap made of a command line that it could not take, or of `--help` and `--version`.
+fn parse_failure(error: &clap::Error) -> Result<(), Failure> {
+    if !error.use_stderr() {
+        use std::io::Write;
+        // By clap's own handle, which knows whether a terminal shows colours; it holds back what has no line's end yet.
+        let written =
+            crate::fs::standard::output().and_then(|_| error.print()).and_then(|()| std::io::stdout().flush());
+        return printed(written);
+    }
+    Err(Failure::new(Exit::Usage, wrong::line(error)))
+}

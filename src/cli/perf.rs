@@ -1,0 +1,493 @@
+//! `rdperf`: measures the wire between two hosts, and the storage and memory of this one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
+use rd_proto::control::Policy;
+use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
+use rustix::io::Errno;
+
+use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports};
+use super::print;
+use super::rdcp::HostOptions;
+use crate::fault::{Exit, Failure, escaped, os};
+use crate::fs;
+use crate::job::plan::Spec;
+use crate::measure::plot;
+use crate::measure::report::Report;
+
+mod limits;
+mod local;
+pub(crate) mod serve;
+mod wire;
+
+/// Message lengths of `--all`: as perftest's, 2 bytes to 8 MiB.
+const ALL: std::ops::RangeInclusive<u32> = 1..=23;
+
+/// Messages on their way on each connection, as perftest has it.
+const DEPTH_DEFAULT: u16 = 128;
+
+/// The longest that a run with a number of messages may take, where no `--duration` says otherwise.
+const COUNTED_MAX: Duration = Duration::from_secs(60);
+
+/// Measure the wire between two hosts, and what copies depend on at each
+///
+/// `rdperf HOST` starts the other end by ssh; `rdperf HOST:PORT` connects to an `rdperf serve` there, with the KEY that it
+/// prints. MODE is bw (bandwidth), lat (latency), ping (latency, and every message compared as it comes back), qps
+/// (throughput against the number of connections) or limits (what limits a copy to HOST, or HOST:PATH); without MODE,
+/// latency and bandwidth. `rdperf disk PATH` measures a file, or the file system of a directory, without changing any
+/// file; `rdperf mem` memory; `rdperf model` draws what an adapter's cache does to many connections. MB are MiB, as
+/// perftest has them; latency is half of a round trip.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdperf",
+    version,
+    override_usage = "rdperf [OPTIONS] HOST[:PORT] [bw|lat|ping|qps|limits]\n       rdperf [OPTIONS] serve [PORT]\n       \
+        rdperf [OPTIONS] disk PATH\n       rdperf [OPTIONS] mem|model",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDPERF, EXIT_CODES)
+)]
+pub struct PerfArguments {
+    /// What is measured
+    #[arg(value_name = "HOST [MODE]", num_args = 0..=2)]
+    positionals: Vec<OsString>,
+    #[command(flatten)]
+    load: LoadOptions,
+    #[command(flatten)]
+    output: OutputOptions,
+    /// What limits reads: a file, or a directory, in which it makes and removes one of its own
+    #[arg(long, value_name = "PATH", default_value = ".")]
+    source: PathBuf,
+    #[command(flatten)]
+    pub(crate) serve: ServeOptions,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    pub(crate) hosts: HostOptions,
+}
+
+/// Options of what is sent.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Load")]
+struct LoadOptions {
+    /// Every length from 2 bytes to 8 MiB
+    #[arg(long, conflicts_with = "size")]
+    all: bool,
+    /// Bytes of each message, 1 to 8M [default: 2 for latency, 64K for bandwidth, 64 for
+    /// ping; with disk 4K, 64K and 1M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u32>,
+    /// Messages of each length, instead of a time [default of ping: 10]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    iterations: Option<u64>,
+    /// Seconds for each length, and for each number of connections, block size or depth
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    duration: Duration,
+    /// Connections: queue pairs, or TCP streams; with qps, the most of them [default: 1; with limits 2 on TCP; with qps
+    /// what the devices allow, at most 4096, TCP 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
+    qp: Option<u32>,
+    /// Messages, or blocks of storage, on their way; messages on each connection [default: 128; with qps 1; with disk
+    /// 1, 8 and 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(DEPTH_MAX)))]
+    depth: Option<u16>,
+    /// Both ends send at once; the sums are told
+    #[arg(long)]
+    bidirectional: bool,
+    /// The other end sends
+    #[arg(long, conflicts_with = "bidirectional")]
+    reverse: bool,
+    /// Look for messages all the time, at both ends, instead of sleeping until one comes
+    #[arg(long)]
+    poll: bool,
+    /// Which transport carries the messages
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    transport: Transport,
+}
+
+/// Options of what is told.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Output")]
+struct OutputOptions {
+    /// Write one JSON object, to FILE or else to standard output instead of the tables
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Draw what was measured, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// A report of --json to draw beside it; may be repeated. Without anything to measure, only these are drawn
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    compare: Vec<PathBuf>,
+    /// Print what happens as it does
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    color: super::color::ColorOption,
+}
+
+/// Options of `rdperf model`.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Model")]
+struct ModelOptions {
+    /// Say how many queue pairs each of N clients may use
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    clients: Option<u32>,
+    /// The adapter's memory for caching [default: 2M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    sram: Option<u64>,
+    /// The share of the peak that is left at 3000 connections
+    #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_share)]
+    left: f64,
+}
+
+/// Options of `rdperf serve`.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Serve")]
+pub(crate) struct ServeOptions {
+    /// End after the first measurement
+    #[arg(long)]
+    once: bool,
+    /// Ports that the listening end may take: for RDMA, and for TCP where none is given
+    #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
+    pub(crate) port_range: Option<std::ops::RangeInclusive<u16>>,
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 measured; 1 usage; 2 wrong KEY; 3 cannot connect, or busy; 4 link lost; 5 cannot \
+    read; 6 cannot write; 7 messages came back damaged; 9 protocol or version; 128+n ended by signal n; 141 standard \
+    output was closed";
+
+/// What a command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Task {
+    Serve(u16),
+    Wire(Target, Mode),
+    Limits(Target, OsString),
+    Storage(OsString),
+    Memory,
+    Model,
+    /// Reports alone are drawn.
+    Compare,
+}
+
+/// The other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    /// An `rdperf serve`.
+    Server(OsString, u16),
+    /// A host that the launcher is given.
+    Launched(OsString),
+}
+
+/// What of the wire is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Both,
+    Bandwidth,
+    Latency,
+    Ping,
+    Connections,
+}
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdperf", || match super::parse::<PerfArguments>(words) {
+        Ok(arguments) => perf(&arguments),
+        Err(error) => renamed(&error).map_or_else(|| super::parse_failure(&error), Err),
+    })
+}
+
+/// Letters of perftest's, which older releases took and which mean something else in the other commands.
+const RENAMED: &[(&str, &str)] = &[
+    ("-a", "--all"),
+    ("-b", "--bidirectional"),
+    ("-D", "--duration"),
+    ("-n", "--iterations"),
+    ("-q", "--qp"),
+    ("-s", "--size"),
+    ("-t", "--depth"),
+];
+
+/// What to write instead of such a letter, if that is what is wrong.
+fn renamed(error: &clap::Error) -> Option<Failure> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
+    let (letter, word) =
+        RENAMED.iter().find(|(letter, _)| error.kind() == ErrorKind::UnknownArgument && given == letter)?;
+    Some(Failure::new(Exit::Usage, format!("{letter} is now written {word}; see --help")))
+}
+
+fn perf(arguments: &PerfArguments) -> Result<(), Failure> {
+    super::key::conceal(None);
+    let output = &arguments.output;
+    if let Some(path) = &output.plot
+        && !path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
+    {
+        let name = escaped(path.as_os_str());
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("--plot {name}: a drawing is SVG, so its name must end in .svg"),
+        ));
+    }
+    // Before anything is measured: they can be read.
+    let others = output.compare.iter().map(|path| read_report(path)).collect::<Result<Vec<_>, _>>()?;
+    fs::raise_open_files();
+    let (mut report, failure) = match task(&arguments.positionals, !others.is_empty())? {
+        Task::Serve(port) => return serve::serve(arguments, port),
+        Task::Wire(target, mode) => wire::measure(arguments, &target, mode)?,
+        Task::Limits(target, path) => (limits::measure(arguments, &target, &path)?, None),
+        Task::Storage(path) => (local::storage(arguments, &path)?, None),
+        Task::Memory => (local::memory(arguments), None),
+        Task::Model => (local::model(arguments), None),
+        Task::Compare => (Report::new(), None),
+    };
+    if report != Report::new() && report.model.is_none() {
+        report.sign();
+    }
+    // What was measured is printed first: a chart that cannot be drawn must not cost the figures.
+    let told = if report == Report::new() { Ok(()) } else { write(output, &report) };
+    let drawn = output.plot.as_ref().map_or(Ok(()), |path| draw(path, &report, &others, &output.compare));
+    failure.map_or(Ok(()), Err).and(told).and(drawn)
+}
+
+fn task(words: &[OsString], compares: bool) -> Result<Task, Failure> {
+    let wrong = |message: &str| Err(super::usage(&PerfArguments::command(), message));
+    let texts: Vec<&str> = words.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    match (&texts[..], words) {
+        ([], _) if compares => Ok(Task::Compare),
+        ([], _) => wrong("HOST is needed, or one of serve, disk, mem, model"),
+        (["serve"], _) => Ok(Task::Serve(0)),
+        (["serve", _], [_, port]) => {
+            Ok(Task::Serve(parse_port(port).map_err(|message| Failure::new(Exit::Usage, message))?))
+        }
+        (["disk", _], [_, path]) => Ok(Task::Storage(path.clone())),
+        (["disk"], _) => Err(Failure::new(Exit::Usage, "disk needs a PATH: rdperf disk PATH")),
+        (["mem"], _) => Ok(Task::Memory),
+        (["model"], _) => Ok(Task::Model),
+        ([_], [host]) => Ok(Task::Wire(target(host)?, Mode::Both)),
+        // As other tools have it: the mode first.
+        ([first, second], [one, other]) => match (*first, *second) {
+            (_, "limits") => limited(one),
+            ("limits", _) => limited(other),
+            _ => match (mode(first), mode(second)) {
+                (_, Some(mode)) => Ok(Task::Wire(target(one)?, mode)),
+                (Some(mode), None) => Ok(Task::Wire(target(other)?, mode)),
+                (None, None) => {
+                    let message = format!("no mode {}; the modes are bw, lat, ping, qps and limits", escaped(other));
+                    Err(Failure::new(Exit::Usage, message))
+                }
+            },
+        },
+        _ => wrong("too many arguments"),
+    }
+}
+
+/// `HOST`, `HOST:PORT` or `HOST:PATH`.
+fn limited(word: &OsStr) -> Result<Task, Failure> {
+    if let Ok(server @ Target::Server(..)) = target(word) {
+        return Ok(Task::Limits(server, OsString::new()));
+    }
+    match Spec::parse(word).map_err(|reason| Failure::new(Exit::Usage, reason))? {
+        Spec::There(host, path) => Ok(Task::Limits(Target::Launched(host), path)),
+        _ => Ok(Task::Limits(target(word)?, OsString::new())),
+    }
+}
+
+fn mode(word: &str) -> Option<Mode> {
+    Some(match word {
+        "bw" => Mode::Bandwidth,
+        "lat" => Mode::Latency,
+        "ping" => Mode::Ping,
+        "qps" => Mode::Connections,
+        _ => return None,
+    })
+}
+
+/// `HOST`, `HOST:PORT`, `[ADDRESS]`, `[ADDRESS]:PORT`.
+fn target(word: &OsStr) -> Result<Target, Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    let bytes = word.as_bytes();
+    let bare = |host: &[u8]| -> Result<OsString, Failure> {
+        let (login, host) = split_login(host);
+        let host = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host);
+        // It would be an option of the launcher's.
+        if host.is_empty() || host.starts_with(b"-") || login.starts_with(b"-") {
+            return Err(usage(format!("no host in {:?}", escaped(word))));
+        }
+        Ok(OsString::from_vec([login, host].concat()))
+    };
+    let colon = bytes.iter().rposition(|&byte| byte == b':').filter(|_| !bytes.ends_with(b"]"));
+    let Some(colon) = colon else { return Ok(Target::Launched(bare(bytes)?)) };
+    let (host, port) = (&bytes[..colon], OsStr::from_bytes(&bytes[colon + 1..]));
+    let (login, address) = split_login(bytes);
+    if split_login(host).1.contains(&b':') && !address.starts_with(b"[") {
+        let [login, address] = [login, address].map(|part| escaped(OsStr::from_bytes(part)));
+        return Err(usage(format!("an address is written in brackets: {login}[{address}]")));
+    }
+    match parse_port(&port.to_owned()) {
+        Ok(0) | Err(_) => Err(usage(format!("{:?} is no port of an rdperf serve", escaped(port)))),
+        Ok(port) => Ok(Target::Server(bare(host)?, port)),
+    }
+}
+
+/// `USER@` and what is behind it.
+fn split_login(host: &[u8]) -> (&[u8], &[u8]) {
+    host.split_at(host.iter().rposition(|&byte| byte == b'@').map_or(0, |at| at + 1))
+}
+
+fn parse_size(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes).ok().filter(|&bytes| bytes <= MESSAGE_BYTES_MAX).ok_or_else(|| "at most 8M".to_owned())
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.001..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("give 0.001 to 3600".to_owned())
+    }
+}
+
+fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.01..=1.0).contains(share)).ok_or_else(|| "give 0.01 to 1".to_owned())
+}
+
+/// Reads a report of `--json`.
+fn read_report(path: &Path) -> Result<Report, Failure> {
+    let name = escaped(path.as_os_str());
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::INVAL));
+        Failure::new(Exit::Source, format!("cannot read {name}: {errno}"))
+    })?;
+    Report::from_json(&text).map_err(|reason| Failure::new(Exit::Source, format!("{name} {reason}")))
+}
+
+/// Draws a report, and others beside it under the names of their files.
+fn draw(path: &Path, report: &Report, others: &[Report], names: &[PathBuf]) -> Result<(), Failure> {
+    let named = |path: &PathBuf| escaped(path.file_stem().unwrap_or(path.as_os_str()));
+    let mut all: Vec<(String, &Report)> = Vec::new();
+    if *report != Report::new() {
+        all.push(("now".to_owned(), report));
+    }
+    all.extend(names.iter().map(named).zip(others));
+    let Some(text) = plot::draw(&all) else {
+        return Err(Failure::new(
+            Exit::Usage,
+            "there is nothing to draw: nothing was measured, and the reports of --compare are empty",
+        ));
+    };
+    write_file(path, text.as_bytes())
+}
+
+impl LoadOptions {
+    fn depth(&self) -> u16 {
+        self.depth.unwrap_or(DEPTH_DEFAULT)
+    }
+
+    fn policy(&self) -> Policy {
+        match self.transport {
+            Transport::Auto => Policy::Auto,
+            Transport::Rdma => Policy::Rdma,
+            Transport::PreferRdma => Policy::PreferRdma,
+            Transport::Tcp => Policy::Tcp,
+        }
+    }
+
+    /// The lengths to measure; `default` where none is asked for.
+    fn sizes(&self, default: u32) -> Vec<u32> {
+        match self.size {
+            _ if self.all => ALL.map(|power| 1 << power).collect(),
+            Some(size) => vec![size],
+            None => vec![default],
+        }
+    }
+
+    /// How long one run sends, and how many messages.
+    fn extent(&self) -> (Duration, u64) {
+        match self.iterations {
+            Some(count) => (self.duration.max(COUNTED_MAX), count),
+            None => (self.duration, 0),
+        }
+    }
+}
+
+/// Writes what was measured, as asked.
+fn write(options: &OutputOptions, report: &Report) -> Result<(), Failure> {
+    let Some(path) = &options.json else { return print(&report.to_text()) };
+    let text = report.to_json() + "\n";
+    if path.as_os_str() == "-" {
+        return print(&text);
+    }
+    write_file(path, text.as_bytes())?;
+    print(&report.to_text())
+}
+
+fn write_file(path: &std::path::Path, bytes: &[u8]) -> Result<(), Failure> {
+    File::create(path).and_then(|mut file| file.write_all(bytes)).map_err(|error| {
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        Failure::new(Exit::Destination, format!("cannot write {}: {errno}", escaped(path.as_os_str())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task_of(words: &[&str]) -> Result<Task, u8> {
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        task(&words, false).map_err(|failure| failure.exit.code())
+    }
+
+    #[test]
+    fn a_port_means_a_server_and_a_host_alone_ssh() {
+        let server = |host: &str, port| Target::Server(host.into(), port);
+        let launched = |host: &str| Target::Launched(host.into());
+        for (words, expected) in [
+            (&["h:7000"][..], Task::Wire(server("h", 7000), Mode::Both)),
+            (&["h"], Task::Wire(launched("h"), Mode::Both)),
+            (&["user@[fd00::1]", "lat"], Task::Wire(launched("user@fd00::1"), Mode::Latency)),
+            (&["user@h", "lat"], Task::Wire(launched("user@h"), Mode::Latency)),
+            (&["bw", "h"], Task::Wire(launched("h"), Mode::Bandwidth)),
+            (&["[fd00::1]:7000", "ping"], Task::Wire(server("fd00::1", 7000), Mode::Ping)),
+            (&["[fd00::1]", "bw"], Task::Wire(launched("fd00::1"), Mode::Bandwidth)),
+            (&["serve"], Task::Serve(0)),
+            (&["serve", "7000"], Task::Serve(7000)),
+            (&["h", "qps"], Task::Wire(launched("h"), Mode::Connections)),
+            (&["h:/srv", "limits"], Task::Limits(launched("h"), "/srv".into())),
+            (&["limits", "h"], Task::Limits(launched("h"), "".into())),
+            (&["h:7000", "limits"], Task::Limits(server("h", 7000), "".into())),
+            (&["disk", "/srv"], Task::Storage("/srv".into())),
+            (&["mem"], Task::Memory),
+            (&["model"], Task::Model),
+        ] {
+            assert_eq!(task_of(words), Ok(expected), "{words:?}");
+        }
+        for words in [&[][..], &["h", "nothing"], &["-h"], &["h:0"], &["h:x"], &["fd00::1"], &["serve", "x"], &[":7"]] {
+            assert_eq!(task_of(words), Err(1), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_and_times_have_bounds() {
+        assert_eq!((parse_size("8M"), parse_size("1"), parse_size("2K")), (Ok(8 << 20), Ok(1), Ok(2048)));
+        assert!(parse_size("8388609").is_err() && parse_size("0").is_err());
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["0", "-1", "NaN", "1e9", ""].iter().all(|text| parse_seconds(text).is_err()));
+    }
+
+    #[test]
+    fn all_lengths_are_perftests() {
+        let arguments = PerfArguments::try_parse_from(["rdperf", "--all", "h"]).expect("right");
+        let sizes = arguments.load.sizes(2);
+        assert_eq!((sizes.len(), sizes[0], sizes[22]), (23, 2, 8 << 20));
+    }
+}

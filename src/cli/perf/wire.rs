@@ -1,0 +1,319 @@
+//! The end that asks: `rdperf HOST`.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use rd_proto::control::measure::{Load, Run};
+
+use super::serve::failure;
+use super::{Mode, PerfArguments, Target};
+use crate::cli::{key, send};
+use crate::engine::link::rng;
+use crate::engine::perf::{self, Asked, Driver, Ran, peak_bytes};
+use crate::fault::{Exit, Failure};
+use crate::job::measure::Launched;
+use crate::measure::report::{Bandwidth, Connections, Direction, Latency, Ping, Report, Wire};
+use crate::transport::Medium;
+
+/// How long to try to connect while nobody listens.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
+/// Length of messages where none is asked for.
+const LATENCY_BYTES: u32 = 2;
+const BANDWIDTH_BYTES: u32 = 64 << 10;
+const PING_BYTES: u32 = 64;
+
+/// Pings where no number is asked for.
+const PINGS: u64 = 10;
+
+/// Bytes of the messages that are sent over many connections.
+const OPERATION_BYTES: u32 = 32;
+const LARGE_BYTES: u32 = 64 << 10;
+
+/// Queue pairs on one completion queue, and TCP connections, where nobody asks for another number.
+const CONNECTIONS_MAX: u32 = 4096;
+const TCP_CONNECTIONS_MAX: u32 = 1024;
+
+/// An open measurement, and what must live as long.
+pub(super) struct Session {
+    /// There until the wire has been measured.
+    pub(super) driver: Option<Driver>,
+    pub(super) launched: Option<Launched>,
+    peer: String,
+}
+
+/// Measures; gives what was measured also where it ends with a failure.
+pub(super) fn measure(
+    arguments: &PerfArguments,
+    target: &Target,
+    mode: Mode,
+) -> Result<(Report, Option<Failure>), Failure> {
+    let load = &arguments.load;
+    let sizes = |default| load.sizes(default);
+    let (latency_sizes, bandwidth_sizes) = match mode {
+        Mode::Both => (sizes(LATENCY_BYTES), sizes(BANDWIDTH_BYTES)),
+        Mode::Latency => (sizes(LATENCY_BYTES), Vec::new()),
+        Mode::Bandwidth => (Vec::new(), sizes(BANDWIDTH_BYTES)),
+        Mode::Ping => (sizes(PING_BYTES), Vec::new()),
+        Mode::Connections => return connections(arguments, target),
+    };
+    let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
+    let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
+    let asked = Asked {
+        policy: load.policy(),
+        connections_max: connections,
+        message_bytes_max: largest,
+        depth: load.depth(),
+        poll: load.poll,
+        threads: 1,
+    };
+    let mut session = open(arguments, target, asked)?;
+    let mut report = Report { wire: Some(session.wire(arguments, connections)), ..Report::new() };
+    let outcome = runs(arguments, mode, &mut session, &latency_sizes, &bandwidth_sizes, &mut report);
+    session.close_wire();
+    outcome?;
+    let damaged = report.ping.map_or(0, |ping| ping.damaged);
+    let failure = (damaged > 0).then(|| {
+        Failure::new(Exit::Integrity, format!("{damaged} messages came back from {} with other contents", session.peer))
+    });
+    Ok((report, failure))
+}
+
+fn runs(
+    arguments: &PerfArguments,
+    mode: Mode,
+    session: &mut Session,
+    latency_sizes: &[u32],
+    bandwidth_sizes: &[u32],
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let load = &arguments.load;
+    let (duration, messages) = load.extent();
+    let duration_us = duration.as_micros() as u64;
+    let steps = latency_sizes.len() + bandwidth_sizes.len();
+    let mut progress = Progress::new(steps, arguments.output.verbose);
+    for &message_bytes in latency_sizes {
+        progress.step(&format!("latency of {message_bytes} bytes"));
+        let echo = Run { load: Load::Echo, forward: true, backward: false, message_bytes, messages, duration_us };
+        if mode == Mode::Ping {
+            let run = Run { messages: if messages == 0 { PINGS } else { messages }, ..echo };
+            let seed = rand_core::Rng::next_u64(&mut rng());
+            let ran = session.run(run, Some(seed))?;
+            let row = latency(message_bytes, &ran);
+            let before = report.ping.map_or(0, |ping| ping.damaged);
+            report.ping = Some(Ping { latency: row, damaged: before + ran.here.damaged });
+        } else {
+            let ran = session.run(echo, None)?;
+            report.latency.push(latency(message_bytes, &ran));
+        }
+    }
+    if !bandwidth_sizes.is_empty() {
+        session.grow(load.qp.unwrap_or(1))?;
+    }
+    for &message_bytes in bandwidth_sizes {
+        progress.step(&format!("bandwidth of {message_bytes} bytes"));
+        let (forward, backward) = (!load.reverse, load.reverse || load.bidirectional);
+        let run = Run { load: Load::Stream, forward, backward, message_bytes, messages, duration_us };
+        report.bandwidth.push(bandwidth(run, &session.run(run, None)?));
+    }
+    Ok(())
+}
+
+fn latency(message_bytes: u32, ran: &Ran) -> Latency {
+    ran.here.latency.as_ref().map_or_else(Latency::default, |histogram| Latency::new(message_bytes.into(), histogram))
+}
+
+pub(super) fn bandwidth(run: Run, ran: &Ran) -> Bandwidth {
+    let Ran { here, there } = ran;
+    let mut directions = Vec::with_capacity(2);
+    if run.forward {
+        directions.push(Direction {
+            messages: here.sent.messages,
+            sending: here.sent.time(),
+            receiving: Duration::from_nanos(there.receiving_ns),
+            peaks: (peak_bytes(&here.sent, run.message_bytes), there.receiving_peak),
+        });
+    }
+    if run.backward {
+        directions.push(Direction {
+            messages: here.received.messages,
+            sending: Duration::from_nanos(there.sending_ns),
+            receiving: here.received.time(),
+            peaks: (there.sending_peak, peak_bytes(&here.received, run.message_bytes)),
+        });
+    }
+    Bandwidth::new(run.message_bytes.into(), &directions)
+}
+
+/// Throughput against the number of connections.
+fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Option<Failure>), Failure> {
+    let load = &arguments.load;
+    let depth = load.depth.unwrap_or(1);
+    let most = load.qp.unwrap_or_else(|| perf::connections_max(load.policy(), depth).min(CONNECTIONS_MAX));
+    let asked = Asked {
+        policy: load.policy(),
+        connections_max: most,
+        message_bytes_max: LARGE_BYTES,
+        depth,
+        poll: load.poll,
+        threads: 1,
+    };
+    let mut session = open(arguments, target, asked)?;
+    let is_tcp = session.driver().medium() == Medium::Tcp;
+    let most = if is_tcp && load.qp.is_none() { most.min(TCP_CONNECTIONS_MAX) } else { most };
+    let mut report = Report::new();
+    let mut counts: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&count| count < most).collect();
+    counts.push(most);
+    let mut progress = Progress::new(counts.len(), arguments.output.verbose);
+    let (duration, messages) = load.extent();
+    let run = Run {
+        load: Load::Echo,
+        forward: true,
+        backward: false,
+        message_bytes: OPERATION_BYTES,
+        messages,
+        duration_us: duration.as_micros() as u64,
+    };
+    let mut ended = None;
+    for count in counts {
+        progress.step(&format!("{count} connections"));
+        let measured = session.grow(count).and_then(|()| {
+            let small = session.run(run, None)?;
+            let stream = Run { load: Load::Stream, message_bytes: LARGE_BYTES, ..run };
+            Ok((small, bandwidth(stream, &session.run(stream, None)?)))
+        });
+        match measured {
+            Ok((small, large)) => report.connections.push(Connections {
+                connections: count,
+                operations_s: per_second(&small),
+                operation_us: 2.0 * latency(OPERATION_BYTES, &small).p50_us,
+                large_mib_s: large.average_mib_s,
+            }),
+            // What a device, memory or the system allows ends the sweep, and is worth a line, not a failure.
+            Err(failure) if !report.connections.is_empty() && failure.exit == Exit::Connect => {
+                drop(progress);
+                let reason = failure.message.unwrap_or_default();
+                crate::cli::say(&format!("rdperf: stopped before {count} connections: {reason}"));
+                break;
+            }
+            // Else what was measured so far is reported.
+            Err(failure) if !report.connections.is_empty() => {
+                ended = Some(failure);
+                break;
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    let reached = report.connections.last().map_or(0, |row| row.connections);
+    report.wire = Some(Wire { depth: depth.into(), ..session.wire(arguments, reached) });
+    session.close_wire();
+    Ok((report, ended))
+}
+
+/// Round trips a second.
+fn per_second(ran: &Ran) -> f64 {
+    let sent = &ran.here.sent;
+    let seconds = sent.time().as_secs_f64();
+    if seconds > 0.0 { sent.messages as f64 / seconds } else { 0.0 }
+}
+
+impl Session {
+    pub(super) fn run(&mut self, run: Run, verify: Option<u64>) -> Result<Ran, Failure> {
+        let driver = self.driver.as_mut().expect("open");
+        driver.run(run, verify).map_err(|error| failure(&error, &self.peer))
+    }
+
+    pub(super) fn grow(&mut self, connections: u32) -> Result<(), Failure> {
+        let driver = self.driver.as_mut().expect("open");
+        driver.grow(connections).map_err(|error| failure(&error, &self.peer))
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        self.driver.as_ref().expect("open")
+    }
+
+    /// The wire has been measured; the agent, if there is one, stays.
+    pub(super) fn close_wire(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.close();
+        }
+    }
+
+    pub(super) fn wire(&self, arguments: &PerfArguments, connections: u32) -> Wire {
+        let medium = match self.driver().medium() {
+            Medium::RdmaHardware => "rdma",
+            Medium::RdmaSoftware => "rdma-software",
+            Medium::Tcp | Medium::Memory => "tcp",
+        };
+        Wire {
+            from: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            to: self.peer.clone(),
+            medium: medium.to_owned(),
+            route: self.driver().describe(),
+            wait: if arguments.load.poll { "polling" } else { "events" }.to_owned(),
+            connections,
+            depth: arguments.load.depth().into(),
+        }
+    }
+}
+
+/// Reaches the other end and opens a measurement.
+pub(super) fn open(arguments: &PerfArguments, target: &Target, asked: Asked) -> Result<Session, Failure> {
+    let (stream, established, peer, launched) = match target {
+        Target::Server(host, port) => {
+            let key = match key::given(None, &arguments.key)? {
+                Some(key) => key,
+                None => key::ask()?,
+            };
+            let first = send::reach(host, *port, &key, CONNECT_MAX, "rdperf serve")?;
+            (first.stream, first.established, first.peer_name, None)
+        }
+        Target::Launched(host) => {
+            let launched = Launched::start(arguments, host)?;
+            let (stream, established) = launched.reach()?;
+            (stream, established, launched.label(), Some(launched))
+        }
+    };
+    let driver = Driver::open(stream, established, asked).map_err(|error| failure(&error, &peer))?;
+    if let Some(error) = driver.fell_back() {
+        crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
+    }
+    if arguments.output.verbose {
+        crate::cli::say(&format!("rdperf: {}", driver.describe()));
+    }
+    Ok(Session { driver: Some(driver), launched, peer })
+}
+
+/// Shows on a terminal how far a sweep has come.
+struct Progress {
+    steps: usize,
+    done: usize,
+    draws: bool,
+}
+
+impl Progress {
+    fn new(steps: usize, verbose: bool) -> Self {
+        Self { steps, done: 0, draws: steps > 1 && !verbose && std::io::stderr().is_terminal() }
+    }
+
+    fn step(&mut self, what: &str) {
+        self.done += 1;
+        if self.draws {
+            draw(&format!("{what} ({} of {})", self.done, self.steps));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.draws {
+            draw("");
+        }
+    }
+}
+
+/// Draws a line of the terminal anew.
+fn draw(line: &str) {
+    // Where standard error is closed nobody is looking.
+    let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+}

@@ -1,0 +1,234 @@
+//! `rdcp`: copies files between any two hosts.
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+
+use super::habits::{self, NO_KEY, Translated};
+use super::hosts;
+use super::options::{ReportOptions, TransferOptions};
+use super::stream::reported;
+use super::tree::TreeOptions;
+use crate::control::launch::{AGENT, Launcher};
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::copy::Copy;
+use crate::job::launching::{AgentChoice, Otherwise};
+use crate::job::plan::{Plan, Spec};
+
+/// The launcher where `--rsh` names none.
+const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
+
+/// Copy files between hosts
+///
+/// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on another, which is reached
+/// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp. Several SRC come into
+/// a directory, as do files into a DST that ends in a slash; if it is missing, it is made, but none above it.
+/// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
+/// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
+/// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing
+/// is compared. A new directory, as a file, appears when it is whole. What a copy that was cut has left is .HASH.rd-part
+/// beside its place; run again, the copy goes on with it.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdcp",
+    version,
+    override_usage = "rdcp [OPTIONS] SRC... DST\n       rdcp [OPTIONS] -t DIR SRC...",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDCP, EXIT_CODES)
+)]
+pub struct CopyArguments {
+    /// What is copied, and where to
+    #[arg(value_name = "SRC... DST")]
+    paths: Vec<OsString>,
+    /// Copy directories with everything in them
+    #[arg(short, long, overrides_with = "recursive")]
+    recursive: bool,
+    /// Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC
+    #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
+    target_directory: Option<OsString>,
+    /// DST is the name of the copy, also where a directory of that name is
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// Say what would be copied where, and copy nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    tree: TreeOptions,
+    #[command(flatten)]
+    hosts: HostOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    pub(crate) report: ReportOptions,
+}
+
+/// Options of how hosts are reached.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Hosts")]
+pub struct HostOptions {
+    /// The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too
+    #[arg(long, value_name = "COMMAND")]
+    rsh: Option<OsString>,
+    /// ssh's port
+    #[arg(short = 'P', long = "ssh-port", value_name = "PORT", overrides_with = "port")]
+    port: Option<OsString>,
+    /// ssh's key; may be repeated
+    #[arg(short, value_name = "FILE")]
+    identity: Vec<OsString>,
+    /// The host that ssh goes through
+    #[arg(short = 'J', value_name = "HOST")]
+    jump: Option<OsString>,
+    /// ssh's configuration
+    #[arg(short = 'F', value_name = "FILE")]
+    configuration: Option<OsString>,
+    /// An option of ssh's, such as Compression=no; may be repeated
+    #[arg(short = 'o', value_name = "OPTION")]
+    option: Vec<OsString>,
+    /// The agent's program on other hosts [default: rdma-pipe-agent]
+    #[arg(long, value_name = "PATH")]
+    agent: Option<OsString>,
+    /// Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
+    #[arg(long, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    no_bootstrap: bool,
+    /// Copy the agent to hosts without one: what is done anyway, but for those where --agent names another
+    #[arg(long, hide = true, overrides_with_all = ["bootstrap", "no_bootstrap"])]
+    bootstrap: bool,
+    /// The address or interface, of either end, that the data is to go by
+    #[arg(long, value_name = "ADDRESS|INTERFACE")]
+    pub(crate) via: Option<OsString>,
+    /// Send the data through the connections that ssh has made, by way of this host
+    #[arg(long, conflicts_with = "via")]
+    pub(crate) relay: bool,
+}
+
+impl HostOptions {
+    /// The launcher that they ask for.
+    pub(crate) fn launcher(&self) -> Result<Launcher, Failure> {
+        let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
+            (Some(command), _) => (command.clone(), "--rsh"),
+            (None, Some(command)) if !command.is_empty() => (command, LAUNCHER_VARIABLE),
+            _ => (OsString::from("ssh"), "--rsh"),
+        };
+        let mut options = Vec::new();
+        let mut add = |name: &str, values: &mut dyn Iterator<Item = &OsString>| {
+            for value in values {
+                options.push(OsString::from(name));
+                options.push(value.clone());
+            }
+        };
+        add("-p", &mut self.port.iter());
+        add("-i", &mut self.identity.iter());
+        add("-J", &mut self.jump.iter());
+        add("-F", &mut self.configuration.iter());
+        add("-o", &mut self.option.iter());
+        Launcher::new(&command, options)
+            .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
+    }
+
+    /// The agent on other hosts, for `command`.
+    pub(crate) fn agent(&self, command: &'static str, quiet: bool, is_dry_run: bool) -> AgentChoice {
+        let otherwise = match is_dry_run {
+            // One that is named is run, or nothing.
+            _ if self.no_bootstrap || self.agent.is_some() && !self.bootstrap => Otherwise::Fail,
+            true => Otherwise::Cached,
+            false => Otherwise::Send,
+        };
+        let program = self.agent.clone().unwrap_or_else(|| OsString::from(AGENT));
+        AgentChoice { command, program, otherwise, quiet }
+    }
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 authentication between the ends; \
+    3 cannot connect, or no agent; 4 link lost; 5 source; 6 destination; 7 integrity; 8 some files of several failed; \
+    9 protocol or version; 128+n ended by signal n; 141 standard output was closed";
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdcp", || {
+        let command = CopyArguments::command().color(super::color::of_help());
+        let done = habits::translate(words.into_iter().skip(1), &command, exists);
+        let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
+        let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
+        let parsed = command.try_get_matches_from(words);
+        match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
+            Ok((arguments, matches)) => {
+                if !arguments.report.quiet {
+                    done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
+                }
+                copy(arguments, &matches, &done)
+            }
+            Err(error) => super::parse_failure(&error),
+        }
+    })
+}
+
+/// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.
+fn note_hosts(sources: &[Spec], destination: &Spec) {
+    let host = |spec: &Spec| match spec {
+        Spec::Here(path) if path.to_str().is_some_and(hosts::is_known) && !exists(path) => Some(escaped(path)),
+        _ => None,
+    };
+    for host in sources.iter().filter_map(host) {
+        super::say(&format!("rdcp: no file here is called {host}; did you mean {host}:PATH?"));
+    }
+    if let Some(host) = host(destination) {
+        super::say(&format!("rdcp: copying to a file {host} on this host; did you mean {host}:?"));
+    }
+}
+
+fn exists(name: &OsStr) -> bool {
+    std::path::Path::new(name).symlink_metadata().is_ok()
+}
+
+/// `typed`: the command line, with what it has beside the arguments.
+fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) -> Result<(), Failure> {
+    let usage = |message: &str| Failure::new(Exit::Usage, message);
+    let missing = || match &typed.key {
+        Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
+        None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
+    };
+    arguments.report = arguments.report.settled();
+    let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
+    let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
+    let destination = match &arguments.target_directory {
+        Some(directory) => parse(directory)?,
+        None => sources.pop().ok_or_else(missing)?,
+    };
+    if sources.is_empty() {
+        return Err(missing());
+    }
+    if sources.len() > 1 && arguments.no_target_directory {
+        return Err(usage("-T takes one SRC"));
+    }
+    if sources.contains(&Spec::Standard) && sources.len() > 1 {
+        return Err(usage("standard input (-) cannot be one of several SRC"));
+    }
+    // scp's -R asks for what is done anyway between two other hosts; rsync's is something else.
+    let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
+    if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
+        return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
+    }
+    let sieve = arguments.tree.sieve(matches)?;
+    if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
+        note_hosts(&sources, &destination);
+    }
+    let plan = Plan {
+        sources,
+        destination,
+        directory: arguments.target_directory.is_some(),
+        exact: arguments.no_target_directory,
+        recursive: arguments.recursive,
+        tree: arguments.tree.settings(arguments.recursive, sieve),
+        dry_run: arguments.dry_run,
+        relay: arguments.hosts.relay,
+        via: arguments.hosts.via.clone(),
+        launcher: arguments.hosts.launcher()?,
+        agent: arguments.hosts.agent("rdcp", arguments.report.quiet, arguments.dry_run),
+        transfer: &arguments.transfer,
+        report: &arguments.report,
+    };
+    let carries_data = plan.destination == Spec::Standard && !plan.dry_run;
+    reported(&arguments.report, carries_data, |reporter| Copy::new(&plan, reporter)?.run())
+}

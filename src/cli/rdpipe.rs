@@ -1,0 +1,232 @@
+//! `rdpipe`: runs commands on hosts and streams the output of each straight to the next.
+
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use super::hosts;
+use super::json;
+use super::options::{ReportOptions, TransferOptions};
+use super::rdcp::HostOptions;
+use super::recv::standard_output;
+use super::report::Reporter;
+use super::send::standard_input;
+use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
+use crate::fault::{Exit, Failure, escaped};
+use crate::fs::identity;
+use crate::job::pipeline::grammar::{Spec, lay_out};
+use crate::job::pipeline::{Pipeline, Plan, planned};
+
+/// The shell where the user names none.
+const SHELL: &str = "sh";
+
+/// Ports from the one of `-p` on that are tried.
+const PORTS: u16 = 64;
+
+/// Run commands on hosts, and stream the output of each to the next
+///
+/// Each COMMAND runs on its HOST, in the login's home, by a shell; without HOST, or behind a lone colon, here. Standard
+/// input, unless it is a terminal, feeds the first one, and the output of the last comes to standard output. The data
+/// goes directly from host to host. '< FILE' in place of a command starts the stream from a file, '> FILE' and
+/// '>> FILE' write it to one; in the middle they begin, or end, a part of the pipeline, and the parts run one after the
+/// other.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdpipe",
+    version,
+    override_usage = "rdpipe [OPTIONS] [HOST:]COMMAND...",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDPIPE, EXIT_CODES)
+)]
+pub struct PipeArguments {
+    /// What is run, and where
+    #[arg(value_name = "[HOST:]COMMAND")]
+    stages: Vec<OsString>,
+    /// Say what would be run where, and which connections be made, and start nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    /// Listen on PORT, or one of the next that is free, instead of a port of the system's choice
+    #[arg(short = 'p', value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "port_range")]
+    listen: Option<u16>,
+    /// What the hosts next to this one call it: they connect to it by NAME, instead of it to them
+    #[arg(short = 'H', value_name = "NAME", conflicts_with_all = ["via", "relay"])]
+    name: Option<String>,
+    /// The shell, which is given -c and COMMAND
+    #[arg(long, value_name = "COMMAND", default_value = SHELL)]
+    shell: String,
+    /// Leave standard error as it comes; else its lines are labelled where there is more than one host
+    #[arg(long)]
+    no_label: bool,
+    #[command(flatten)]
+    hosts: HostOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
+    4 link lost; 5 a file of '<', or standard input; 6 a file of '>', or standard output; 7 integrity; 9 protocol or version; \
+    141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
+    is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdpipe", || match super::parse::<PipeArguments>(words) {
+        Ok(arguments) => pipe(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
+    let usage = |message: String| Failure::new(Exit::Usage, message);
+    arguments.report = arguments.report.settled();
+    if arguments.stages.is_empty() {
+        return Err(super::usage(&PipeArguments::command(), "COMMAND is needed"));
+    }
+    let specs: Vec<Spec> =
+        arguments.stages.iter().map(|stage| Spec::parse(stage)).collect::<Result<_, _>>().map_err(usage)?;
+    if specs.len() > STAGES_MAX {
+        return Err(usage(format!("more than {STAGES_MAX} stages")));
+    }
+    let shell = shell_words::split(&arguments.shell).unwrap_or_default();
+    if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
+        return Err(usage(format!("--shell '{}' is not a command", escaped(OsStr::new(&arguments.shell)))));
+    }
+    if shell == [SHELL]
+        && let Some(line) = unquoted(&arguments.stages, &specs, is_command)
+    {
+        return Err(usage(line));
+    }
+    let shell_bytes: usize = shell.iter().map(String::len).sum();
+    if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
+        let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);
+        let line =
+            format!("stage {} takes {bytes} KiB with its shell, {most} at most; put it into a script", number + 1);
+        return Err(usage(line));
+    }
+    let parts = lay_out(&specs, has_input(), shell == [SHELL]);
+    let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);
+    let mut transfer = arguments.transfer;
+    if let Some(first) = arguments.listen {
+        transfer.port_range = Some(first..=first.saturating_add(PORTS - 1));
+    }
+    let plan = Plan {
+        specs,
+        parts,
+        shell: shell.into_iter().map(|word| word.into_bytes().into()).collect(),
+        label: !arguments.no_label,
+        launcher: arguments.hosts.launcher()?,
+        agent: arguments.hosts.agent("rdpipe", arguments.report.quiet, arguments.dry_run),
+        relay: arguments.hosts.relay,
+        via: arguments.hosts.via.clone(),
+        name: arguments.name,
+        transfer: &transfer,
+        report: &arguments.report,
+        may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),
+    };
+    if arguments.dry_run {
+        let planned = planned::planned(&plan);
+        let report = &arguments.report;
+        if report.json.is_some() || report.json_fd.is_some() {
+            return Reporter::open(report, false)?.last(&json::Event::WouldRun(planned));
+        }
+        let text: String = planned::lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
+        return super::print(&text);
+    }
+    // Closed, it would be /dev/null: nothing, and well.
+    if plan.parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing) {
+        standard_input().map_err(|fact| Failure::source(&fact))?;
+    }
+    if matches!(output, Some(Output::Standard | Output::Hop)) {
+        standard_output().map_err(|fact| Failure::destination(&fact))?;
+    }
+    let reporter = Reporter::open(&arguments.report, true)?;
+    Pipeline::new(&plan)?.run(&reporter)
+}
+
+/// What was meant by a stage that is a single word and no command of this host, beside another: a host without its colon,
+/// or the rest of a command that lacks its quotes. `None` where all stages can be what they say.
+fn unquoted(words: &[OsString], specs: &[Spec], is_command: impl Fn(&OsStr) -> bool) -> Option<String> {
+    let is_bare = |number: usize| specs[number].host.is_empty() && !words[number].as_bytes().starts_with(b":");
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-@/".contains(byte);
+    let is_none = |number: &usize| {
+        is_bare(*number) && words[*number].as_bytes().iter().all(is_word) && !is_command(&words[*number])
+    };
+    let number = (0..words.len()).find(is_none)?;
+    let rest: Vec<&OsStr> = (number..words.len()).take_while(|&at| is_bare(at)).map(|at| &*words[at]).collect();
+    let joined = |words: &[&OsStr]| words.iter().map(|word| escaped(word)).collect::<Vec<_>>().join(" ");
+    let word = escaped(&words[number]);
+    let host = specs[..number].last().filter(|before| !before.host.is_empty() && before.is_run());
+    match (host, &rest[1..]) {
+        (Some(before), _) => {
+            let command = format!("{} {}", escaped(OsStr::from_bytes(&before.text)), joined(&rest));
+            Some(format!("no command {word} here; did you mean {}:{}?", before.label(), quoted(&command)))
+        }
+        (None, []) if hosts::is_known(&word) => {
+            Some(format!("no command {word} here, but a host; {word}:COMMAND runs on it"))
+        }
+        (None, [_, ..]) if number == 0 => {
+            Some(format!("no command {word} here; did you mean {word}:{}?", quoted(&joined(&rest[1..]))))
+        }
+        _ => None,
+    }
+}
+
+/// A command in quotes, as a shell takes it.
+fn quoted(command: &str) -> String {
+    format!("'{}'", command.replace('\'', "'\\''"))
+}
+
+/// Whether the shell would find a command of that name, be it a program or its own.
+fn is_command(name: &OsStr) -> bool {
+    let mut shell = std::process::Command::new(SHELL);
+    shell.args(["-c", "command -v -- \"$1\"", SHELL]).arg(name);
+    let null = std::process::Stdio::null;
+    // 1 of bash, 127 of dash. One that cannot be asked, or is killed meanwhile, does not know.
+    let asked = shell.stdin(null()).stdout(null()).stderr(null()).status();
+    !asked.is_ok_and(|status| matches!(status.code(), Some(1 | 127)))
+}
+
+/// Whether there is a standard input to read. A terminal is none, and neither is the null device; one that is closed is
+/// one that cannot be read.
+fn has_input() -> bool {
+    let stdin = std::io::stdin();
+    let is_null = || {
+        let (Ok(here), Ok(null)) = (rustix::fs::fstat(&stdin), rustix::fs::stat("/dev/null")) else { return true };
+        identity(&here) == identity(&null)
+            || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
+    };
+    standard_input().is_err() || !stdin.is_terminal() && !is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_no_commands_have_lost_a_colon_or_quotes() {
+        let line = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let specs: Vec<Spec> = words.iter().map(|word| Spec::parse(word).expect("a stage")).collect();
+            unquoted(&words, &specs, |word| ["cat", "wc", "sort"].iter().any(|known| word == *known))
+        };
+        let meant = |words: &[&str]| {
+            line(words)
+                .map(|line| line.rsplit_once("did you mean ").expect("advice").1.trim_end_matches('?').to_owned())
+        };
+        assert_eq!(meant(&["h1", "cat"]).as_deref(), Some("h1:'cat'"));
+        assert_eq!(meant(&["me@h1", "wc", "-c"]).as_deref(), Some("me@h1:'wc -c'"));
+        assert_eq!(meant(&["h1:zfs", "send", "x@y", "h2:cat"]).as_deref(), Some("h1:'zfs send x@y'"));
+        assert_eq!(meant(&["h1:grep", "it's"]), None, "not a bare word");
+        assert_eq!(meant(&["cat", "h1:cat", "sort"]), None);
+        assert_eq!(meant(&["nothing"]), None, "the shell says it");
+        assert_eq!(meant(&[":nothing", "cat"]), None, "this host is named");
+        assert_eq!(meant(&["h1:cat", "> f", "nothing"]), None);
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+}

@@ -1,0 +1,289 @@
+//! `rdrecv`: the receiving end of a pipe between two hosts.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{CommandFactory, Parser};
+use flume::Receiver;
+use rd_proto::control::{Cause, IoFact, Role};
+use rd_proto::handshake::Established;
+use rd_proto::session::Outcome;
+use rustix::io::Errno;
+
+use super::key;
+use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::send::EXIT_CODES;
+use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
+use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
+use crate::engine::{Event, Work, channel};
+use crate::fault::{Exit, Failure, os, shown_path};
+use crate::fs::sink::{FileSink, NO_TEXT, Sink, StreamSink, Target};
+use crate::fs::{standard, std_fact};
+use crate::transport::rdma::interface_addresses;
+use crate::transport::unmapped;
+
+/// Receive a stream from rdsend on another host
+///
+/// Waits at PORT for one rdsend with the same KEY, and writes what it sends to FILE or standard output. FILE appears
+/// under its name only when everything has arrived and been checked; until then an old FILE stays as it is. Without
+/// arguments, a free port is taken and a key made, and the rdsend line to paste at the other end is printed.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdrecv",
+    version,
+    override_usage = "rdrecv [OPTIONS] [PORT [KEY [FILE]]]",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDRECV, EXIT_CODES)
+)]
+pub struct RecvArguments {
+    /// PORT: the port to wait on; 0 takes a free one. KEY: the same at both ends; where it is `-` or missing, it is taken
+    /// from the environment variable RD_KEY, and a new one is made if that is not set. FILE: where to write instead of
+    /// standard output
+    #[arg(value_name = "PORT [KEY [FILE]]", num_args = 0..=3, allow_negative_numbers = true)]
+    positionals: Vec<OsString>,
+    /// Seconds to wait for a sender [default: without end]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    wait: Option<u32>,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdrecv", || match super::parse::<RecvArguments>(words) {
+        Ok(arguments) => recv(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
+    arguments.report = arguments.report.settled();
+    let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
+    let port = positionals.next();
+    let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
+    key::conceal(key.as_ref());
+    let file = positionals.next();
+    if positionals.next().is_some() {
+        return Err(super::usage(
+            &RecvArguments::command(),
+            "too many arguments: KEY comes from an option, so it is none of them",
+        ));
+    }
+    let port = port.as_ref().map_or(Ok(0), parse_port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    let is_forced = file.as_ref().is_some_and(|path| path == "-");
+    let file = file.filter(|_| !is_forced);
+    let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
+    reported(&arguments.report, file.is_none(), |_| {
+        let mut ended = transfer(&arguments, port, key, file.as_ref(), text_only)?;
+        if matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes()) {
+            ended.failure = Some(Failure::new(Exit::Usage, BINARY));
+        }
+        Ok(ended)
+    })
+}
+
+/// Said where what comes is not for a terminal.
+const BINARY: &str = "what comes is no text, and standard output is a terminal: name a FILE or redirect it; `-` as FILE, as \
+    in rdrecv 0 - -, writes it to the terminal all the same";
+
+fn transfer(
+    arguments: &RecvArguments,
+    port: u16,
+    key: Option<OsString>,
+    file: Option<&OsString>,
+    text_only: bool,
+) -> Result<Ended, Failure> {
+    // Before anybody connects: the destination can be written. Nothing is made yet.
+    let target = match file {
+        Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
+        None => {
+            standard_output().map_err(|fact| Failure::destination(&fact))?;
+            None
+        }
+    };
+    check_transport(&arguments.transfer)?;
+    let (key, generated) = match key::given(key, &arguments.key)? {
+        Some(key) => (key, None),
+        None => {
+            let (key, text) = key::generate();
+            (key, Some(text))
+        }
+    };
+    let (mut post, mut events) = channel();
+    let ports = arguments.transfer.port_range.clone();
+    let listener = Listener::start(port, ports, key, post.clone()).map_err(|error| {
+        let errno = os(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let message = match (port, &arguments.transfer.port_range) {
+            (0, Some(ports)) => {
+                format!("cannot listen on a port of --port-range {}-{}: {errno}", ports.start(), ports.end())
+            }
+            _ => format!("cannot listen on port {port}: {errno}; choose another PORT, or 0"),
+        };
+        Failure::new(Exit::Connect, message)
+    })?;
+    if let Some(text) = &generated {
+        let (first, others) = own_addresses();
+        super::say(&format!("rdsend {first} {} {text}", listener.port()));
+        if !others.is_empty() && !arguments.report.quiet {
+            super::say(&format!("rdrecv: or at {}", others.join(", ")));
+        }
+    } else if port == 0 || arguments.report.verbose {
+        // Also with --quiet: nobody could connect otherwise.
+        super::say(&format!("rdrecv: waiting on port {}", listener.port()));
+    }
+    let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
+    let deadline = wait.map(|wait| Instant::now() + wait);
+    let may_draw = file.is_some() || !std::io::stdout().is_terminal();
+    let console = Console { name: "rdrecv", report: &arguments.report, may_draw };
+    let mut strangers = 0;
+    loop {
+        let Some(first) = next_sender(&events, deadline, arguments.report.verbose, &mut strangers)? else {
+            let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
+            let message = match strangers {
+                0 => format!("no sender came to port {port} within {seconds} s; see --wait"),
+                _ => {
+                    let who = if strangers == 1 { "one".to_owned() } else { format!("{strangers} connections") };
+                    format!(
+                        "no sender with this KEY came to port {port} within {seconds} s: {who} had another KEY, or was \
+                         damaged on the way"
+                    )
+                }
+            };
+            return Err(Failure::new(Exit::Connect, message));
+        };
+        let session = Session {
+            transfer: &arguments.transfer,
+            post,
+            events: events.clone(),
+            teller: &console,
+            heeds_signals: true,
+            tells_for_both: true,
+        };
+        let make_work = |_chunk_bytes| match (&target, text_only) {
+            (None, true) => {
+                let output = standard_output()?;
+                let sink = move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref()).text_only());
+                Ok(Work::ReceiveStream(Box::new(sink)))
+            }
+            (target, _) => open(target.as_ref()).map_err(NoWork::from),
+        };
+        match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
+            Ok(ended) => return Ok(ended),
+            Err(NotBegun::Here(failure)) => return Err(failure),
+            Err(NotBegun::Peer(failure)) => {
+                // The next one may do better.
+                super::complain("rdrecv", &failure.message.unwrap_or_default());
+                // A channel of its own: lanes of the session that did not begin may still report to theirs.
+                let old = events;
+                (post, events) = channel();
+                listener.registry().lock().expect("no panic with it locked").clear(post.clone());
+                // A lane that waits there holds the channel, and the channel holds it.
+                drop(old.drain());
+            }
+        }
+    }
+}
+
+/// A destination that cannot be written: most often, its directory is missing.
+fn unwritable(fact: &IoFact) -> Failure {
+    let mut failure = Failure::destination(fact);
+    if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
+        *line += &format!("; mkdir -p {} makes it", shell_words::quote(&shown_path(&fact.path)));
+    }
+    failure
+}
+
+/// `None` if none has come by the deadline. Counts the `strangers`, who had another key.
+fn next_sender(
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    verbose: bool,
+    strangers: &mut u32,
+) -> Result<Option<FirstLane>, Failure> {
+    loop {
+        let event = match deadline {
+            Some(deadline) => events.recv_deadline(deadline).ok(),
+            None => events.recv().ok(),
+        };
+        match event {
+            Some(Event::Incoming(Incoming::First(stream, established))) => {
+                let established: Established = *established;
+                let peer = stream.peer_addr();
+                let peer_name = peer.map_or("the sender".to_owned(), |peer| unmapped(peer).ip().to_string());
+                return Ok(Some(FirstLane { stream, established, peer_name, is_named: false }));
+            }
+            Some(Event::Incoming(Incoming::TooManyGuesses)) => {
+                return Err(Failure::new(
+                    Exit::Authentication,
+                    format!(
+                        "{GUESSES_MAX} connections with a wrong KEY: somebody may be guessing it; use a generated one"
+                    ),
+                ));
+            }
+            Some(Event::Incoming(Incoming::NoDescriptor)) => {
+                let message = format!("cannot accept a connection: {}; raise the limit (ulimit -n)", os(Errno::MFILE));
+                return Err(Failure::new(Exit::Connect, message));
+            }
+            Some(Event::Incoming(Incoming::Stranger(address))) => {
+                *strangers += 1;
+                if verbose {
+                    super::say(&format!("rdrecv: {} has another KEY", unmapped(address).ip()));
+                }
+            }
+            // Until a session has begun, a signal ends this process by itself.
+            Some(_) => {}
+            None => return Ok(None),
+        }
+    }
+}
+
+/// What a destination, or standard output without one, is to an engine.
+pub(crate) fn open(target: Option<&Target>) -> Result<Work, IoFact> {
+    match target {
+        Some(Target::File(path)) => FileSink::create(path).map(Work::ReceiveFile),
+        Some(Target::Special(path)) => {
+            let path = path.clone();
+            Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
+        }
+        None => {
+            let output = standard_output()?;
+            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref())))))
+        }
+    }
+}
+
+const STANDARD_OUTPUT: &str = "standard output";
+
+pub(crate) fn standard_output() -> Result<File, IoFact> {
+    standard::output().map_err(|error| std_fact(STANDARD_OUTPUT.as_ref(), &error))
+}
+
+/// The addresses of this host: the one that others are likely to reach, and the others.
+fn own_addresses() -> (String, Vec<String>) {
+    let first = own_address();
+    let all = interface_addresses().unwrap_or_default().into_iter();
+    let others = all.map(|known| known.address.to_string()).filter(|address| *address != first).collect();
+    (first, others)
+}
+
+/// An address of this host that others are likely to reach: the one that its packets to the outside would bear.
+pub(crate) fn own_address() -> String {
+    // Connecting a datagram socket sends nothing; it only makes the system choose. The address is reserved for
+    // documentation (RFC 5737), so it is routed like any other stranger's.
+    let outside = (Ipv4Addr::new(192, 0, 2, 1), 9);
+    let chosen = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .and_then(|socket| socket.connect(outside).and_then(|()| socket.local_addr()));
+    match chosen {
+        Ok(address) => address.ip().to_string(),
+        Err(_) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
+}

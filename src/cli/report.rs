@@ -1,0 +1,426 @@
+//! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
+
+pub(crate) mod line;
+mod screen;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rd_proto::session::{Counters, Notice};
+use rustix::io::Errno;
+use rustix::process::getpgrp;
+use rustix::termios::tcgetpgrp;
+
+use super::options::ReportOptions;
+use super::{color, json};
+use crate::fault::{Exit, Failure, escaped, os, words};
+use line::{Shown, size_words};
+use screen::Screen;
+
+use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
+use crate::fs::direct::write::Written;
+use crate::fs::standard;
+use crate::transport::Medium;
+
+/// A transfer shorter than this shows no bar.
+pub(crate) const BAR_AFTER: Duration = Duration::from_millis(400);
+
+/// The rate that is shown is that of the last seconds.
+const RATE_OVER: Duration = Duration::from_secs(3);
+
+/// Where progress is a line each: how often.
+pub(crate) const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// The width of such a line.
+const LINE_COLUMNS: usize = 100;
+
+/// Redraws a second.
+pub(crate) const BAR_HZ: u8 = 8;
+
+/// Tells a person on standard error.
+pub struct Terminal {
+    name: &'static str,
+    peer: String,
+    verbose: bool,
+    quiet: bool,
+    reconnect_s: u64,
+    size_bytes: Option<u64>,
+    began: Instant,
+    screen: Screen,
+    drawn: Option<Instant>,
+    progress: Progress,
+    rate: Rate,
+    logged: Instant,
+}
+
+/// How progress is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Not at all.
+    Off,
+    /// A bar that is drawn anew.
+    Bar,
+    /// A line now and then: asked for where there is no terminal.
+    Lines,
+}
+
+impl Progress {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub(crate) fn new(options: &ReportOptions, may_draw: bool) -> Self {
+        // What cannot take a line away shows it as others do that are no terminals.
+        match (options.progress, std::io::stderr().is_terminal() && !color::is_dumb()) {
+            (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
+            (true, false) => Self::Lines,
+            _ => Self::Off,
+        }
+    }
+}
+
+/// The rate over the last seconds.
+#[derive(Default)]
+pub(crate) struct Rate(VecDeque<(Instant, u64, Waits)>);
+
+impl Rate {
+    pub(crate) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
+        self.0.push_back((now, bytes, waits));
+        // Two are left, however old: lines are told further apart than that.
+        while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
+            self.0.pop_front();
+        }
+    }
+
+    /// `None` as long as there is nothing to compare with.
+    pub(crate) fn bytes_per_second(&self) -> Option<f64> {
+        match (self.0.front(), self.0.back()) {
+            (Some((first, before, _)), Some((last, after, _))) if last > first => {
+                // Of another host's telling: it may also fall.
+                Some(after.saturating_sub(*before) as f64 / (*last - *first).as_secs_f64())
+            }
+            _ => None,
+        }
+    }
+
+    /// Where the time went meanwhile.
+    pub(crate) fn waits(&self) -> Waits {
+        match (self.0.front(), self.0.back()) {
+            (Some((.., before)), Some((.., after))) => after.since(*before),
+            _ => Waits::default(),
+        }
+    }
+}
+
+impl Terminal {
+    /// `size_bytes`: what will be transferred, where known. `may_draw`: nothing else writes to the terminal.
+    pub fn new(
+        name: &'static str,
+        peer: &str,
+        options: &ReportOptions,
+        reconnect: Duration,
+        size_bytes: Option<u64>,
+        may_draw: bool,
+    ) -> Self {
+        Self {
+            name,
+            peer: peer.to_owned(),
+            verbose: options.verbose,
+            quiet: options.quiet,
+            reconnect_s: reconnect.as_secs(),
+            size_bytes,
+            began: Instant::now(),
+            screen: Screen::new(),
+            drawn: None,
+            progress: Progress::new(options, may_draw),
+            rate: Rate::default(),
+            logged: Instant::now(),
+        }
+    }
+
+    /// Prints a line, beside a bar if there is one.
+    pub(crate) fn say(&mut self, line: &str) {
+        self.screen.clear();
+        super::say(&format!("{}: {line}", self.name));
+    }
+
+    /// Prints the line of an error.
+    pub(crate) fn complain(&mut self, line: &str) {
+        self.screen.clear();
+        super::complain(self.name, line);
+    }
+
+    /// Shows how far it has come, as the terminal's width allows.
+    pub(crate) fn show(&mut self, shown: &Shown) {
+        let now = Instant::now();
+        match self.progress {
+            Progress::Off => {}
+            Progress::Lines if now - self.logged >= LINE_EVERY => {
+                self.logged = now;
+                self.say(&shown.line(LINE_COLUMNS));
+            }
+            Progress::Lines => {}
+            Progress::Bar => {
+                let is_due = now - self.began >= BAR_AFTER
+                    && self.drawn.is_none_or(|drawn| now - drawn >= Duration::from_secs(1) / u32::from(BAR_HZ));
+                if is_due && in_foreground() == Some(true) {
+                    self.drawn = Some(now);
+                    self.screen.draw(&shown.line(self.screen.columns()));
+                }
+            }
+        }
+    }
+
+    /// Somebody sees a bar.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.progress == Progress::Bar && in_foreground() == Some(true)
+    }
+}
+
+impl Monitor for Terminal {
+    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
+        let line = notice_line(notice, reason, &self.peer, self.reconnect_s, self.verbose);
+        if let (false, Some(line)) = (self.quiet, line) {
+            self.say(&line);
+        }
+    }
+
+    fn lane_up(&mut self, medium: Medium, description: &str) {
+        if self.verbose {
+            let kind = match medium {
+                Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
+                Medium::Tcp | Medium::Memory => "connection",
+            };
+            self.say(&format!("{kind}: {description}"));
+        }
+    }
+
+    fn progress(&mut self, counters: &Counters, waits: &Waits) {
+        if self.progress == Progress::Off {
+            return;
+        }
+        self.rate.add(Instant::now(), counters.bytes, *waits);
+        let shown = Shown {
+            bytes: counters.bytes,
+            bytes_total: self.size_bytes,
+            is_final: self.size_bytes.is_some(),
+            rate: self.rate.bytes_per_second(),
+            limiter: limiter_now(self.rate.waits()),
+            seconds: self.began.elapsed().as_secs(),
+            ..Shown::default()
+        };
+        self.show(&shown);
+    }
+}
+
+/// What limits at present, to stand behind a rate; empty where nothing does.
+pub(crate) fn limiter_now(waits: Waits) -> String {
+    let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", what.name(), share * 100.0);
+    waits.limiter().map(words).unwrap_or_default()
+}
+
+/// What has become of the lanes to `peer`, for a person; `None` for what needs no telling.
+pub(crate) fn notice_line(
+    notice: Notice,
+    reason: Option<&str>,
+    peer: &str,
+    reconnect_s: u64,
+    verbose: bool,
+) -> Option<String> {
+    let because = reason.map(|reason| format!(" ({})", words(reason))).unwrap_or_default();
+    Some(match notice {
+        Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
+        Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),
+        Notice::LinkLost if reconnect_s == 0 => return None,
+        Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
+        Notice::LinkRestored => format!("connected to {peer} again; going on"),
+        Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
+        Notice::LaneLost(_) => return None,
+    })
+}
+
+/// Whether this process is in front on its terminal: a job in the background leaves that to the one in front. `None` where
+/// standard error is no terminal of this session.
+pub(crate) fn in_foreground() -> Option<bool> {
+    tcgetpgrp(std::io::stderr()).ok().map(|owner| owner == getpgrp())
+}
+
+/// The average rate, in bytes a second.
+pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9)
+}
+
+/// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
+pub(crate) fn rate_words(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        rate if rate >= 999.5e6 => format!("{:.2} GB/s", rate / 1e9),
+        rate if rate >= 999.5e3 => format!("{:.0} MB/s", rate / 1e6),
+        rate if rate >= 999.5 => format!("{:.0} kB/s", rate / 1e3),
+        rate => format!("{rate:.0} B/s"),
+    }
+}
+
+/// A number for `--json`: to six places.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+pub(crate) fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Tcp => "tcp",
+        Medium::RdmaHardware => "rdma",
+        Medium::RdmaSoftware => "rdma-software",
+        Medium::Memory => "memory",
+    }
+}
+
+/// The medium of that name; `None` for a copy within one host.
+pub(crate) fn medium_from_name(name: &str) -> Option<Medium> {
+    let all = [Medium::Tcp, Medium::RdmaHardware, Medium::RdmaSoftware, Medium::Memory];
+    all.into_iter().find(|&medium| medium_name(medium) == name)
+}
+
+/// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.
+pub struct Reporter<'a> {
+    options: &'a ReportOptions,
+    sink: Option<(File, String)>,
+}
+
+impl<'a> Reporter<'a> {
+    /// Opens what the report is written to. `carries_data`: standard output is where the data goes.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 if it cannot be opened, or is standard output and carries data.
+    pub fn open(options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
+        let (name, opened) = match (&options.json, options.json_fd) {
+            (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
+            (None, Some(1)) | (Some(_), _) if carries_data => {
+                let line = "standard output carries data; write the report elsewhere, by --json=FILE or --json-fd FD";
+                return Err(Failure::new(Exit::Usage, line));
+            }
+            (Some(_), _) | (None, Some(1)) => ("standard output".to_owned(), standard::output()),
+            (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
+            (None, None) => return Ok(Self { options, sink: None }),
+        };
+        let file = opened.map_err(|error| unreportable(Exit::Usage, &name, &error))?;
+        Ok(Self { options, sink: Some((file, name)) })
+    }
+
+    /// Tells of something that has happened before the end.
+    pub(crate) fn event(&self, event: &json::Event<'_>) {
+        // A report that cannot be written is told at the end.
+        let _ = self.write(event);
+    }
+
+    /// Tells how it ended, where `--json` asks for it.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6 if it cannot be written, 141 without a word if its reader has gone.
+    pub(crate) fn end(&self, end: json::End<'_>) -> Result<(), Failure> {
+        self.last(&json::Event::End(end))
+    }
+
+    /// Tells the last thing that there is to tell.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reporter::end`].
+    pub(crate) fn last(&self, event: &json::Event<'_>) -> Result<(), Failure> {
+        self.write(event).map_err(|error| match (error.kind(), &self.sink) {
+            (std::io::ErrorKind::BrokenPipe, _) => Failure::silent(Exit::SinkClosed),
+            (_, Some((_, name))) => unreportable(Exit::Destination, name, &error),
+            (_, None) => unreachable!("nothing is written"),
+        })
+    }
+
+    /// In one piece: a reader sees whole lines.
+    fn write(&self, event: &json::Event<'_>) -> std::io::Result<()> {
+        let Some((file, _)) = &self.sink else { return Ok(()) };
+        let mut line = serde_json::to_vec(&json::Line::new(event))?;
+        line.push(b'\n');
+        (&*file).write_all(&line)
+    }
+
+    /// Tells what `-v` and `--json` ask for, whether or not it went well. `summary`: `None` where nothing began. `last_line`:
+    /// what a person at a terminal is told in any case.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6 if the report cannot be written.
+    pub fn finish(
+        self,
+        summary: Option<&Summary>,
+        failure: Option<&Failure>,
+        last_line: Option<&str>,
+    ) -> Result<(), Failure> {
+        let nothing = Summary::default();
+        let summary = summary.unwrap_or(&nothing);
+        if self.options.verbose && failure.is_none() {
+            let lines = [read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
+            for line in lines.into_iter().flatten() {
+                super::say(&line);
+            }
+        }
+        let is_seen = self.options.verbose || !self.options.quiet && std::io::stderr().is_terminal();
+        match last_line {
+            Some(line) if is_seen => super::say(line),
+            None if self.options.verbose && failure.is_none() => {
+                super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
+            }
+            _ => {}
+        }
+        self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))))
+    }
+}
+
+/// How files were read, for a person; `None` where none were.
+pub(crate) fn read_line(read: &Read) -> Option<String> {
+    ways("read", [(read.direct_bytes, "direct"), (read.cached_bytes, "cached")])
+}
+
+/// How files were written, for a person; `None` where none were.
+pub(crate) fn written_line(written: &Written) -> Option<String> {
+    ways("written", [(written.direct_bytes, "direct"), (written.buffered_bytes, "buffered")])
+}
+
+fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
+    let parts =
+        parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", size_words(*bytes)));
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    (!parts.is_empty()).then(|| format!("{what}: {parts}"))
+}
+
+/// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
+pub(crate) fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
+    rate(summary.counters.bytes, limiter.share * summary.waits.total())
+}
+
+/// What limited a transfer, for a person; `None` where nothing was transferred.
+fn limiter_line(summary: &Summary) -> Option<String> {
+    let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0)?;
+    let name = match (limiter.what, summary.view) {
+        (Wait::Source, _) => "the source",
+        (Wait::Cpu, View::Sender) => "the sender's processors",
+        (Wait::Cpu, View::Receiver) => "the receiver's processors",
+        (Wait::Cpu, View::Both) => "processors",
+        (Wait::Credits, _) => "the receiver",
+        (Wait::Wire, View::Sender) => "the wire or the receiver",
+        (Wait::Wire, View::Receiver) => "the sender or the wire",
+        (Wait::Wire, View::Both) => "the wire",
+        (Wait::Sink, _) => "the sink",
+        (Wait::Limit, _) => "--bwlimit",
+    };
+    let ceiling = ceiling(summary, &limiter);
+    Some(format!(
+        "limited by {name}, for {:.0} % of the time: it allows {}",
+        limiter.share * 100.0,
+        rate_words(ceiling)
+    ))
+}
+
+fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {
+    let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
+    Failure::new(exit, format!("cannot write the report to {name}: {errno}"))
+}

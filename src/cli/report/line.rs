@@ -1,0 +1,456 @@
+//! The lines that a person sees of a transfer: how far it has come, within the width of a terminal, and what it came to.
+//!
+//! Sizes are in powers of 1024 and rates in powers of 1000, each with its unit; a line never mixes the two for one
+//! thing.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::{rate, rate_words};
+use crate::fs::progress::Amount;
+
+/// The fewest columns that a name is worth showing in.
+const NAME_COLUMNS_MIN: usize = 12;
+
+/// Columns of a bar.
+const BAR_COLUMNS_MIN: usize = 5;
+const BAR_COLUMNS_MAX: usize = 50;
+
+/// How far a transfer has come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// Files that are done; `None` where it is about a single one or a stream.
+    pub(crate) files: Option<u64>,
+    /// As far as it is known.
+    pub(crate) files_total: Option<u64>,
+    pub(crate) bytes: u64,
+    /// As far as it is known.
+    pub(crate) bytes_total: Option<u64>,
+    /// The totals will not grow.
+    pub(crate) is_final: bool,
+    /// In bytes a second, lately.
+    pub(crate) rate: Option<f64>,
+    /// What limits, such as `(source 80 %)`, or nothing.
+    pub(crate) limiter: String,
+    /// How long it has taken so far, in seconds: shown where nobody knows how much is left.
+    pub(crate) seconds: u64,
+    /// An entry that is being copied, as it may be printed; or nothing.
+    pub(crate) name: String,
+}
+
+impl Shown {
+    /// The share that is done, from 0 to 1, where it is known.
+    fn share(&self) -> Option<f64> {
+        let of =
+            |done: u64, total: Option<u64>| total.filter(|&total| total > 0).map(|total| done as f64 / total as f64);
+        let share = of(self.bytes, self.bytes_total).or_else(|| of(self.files?, self.files_total));
+        share.filter(|_| self.is_final).map(|share| share.min(1.0))
+    }
+
+    /// Seconds until all is done, where they can be told.
+    pub(crate) fn seconds_left(&self) -> Option<u64> {
+        let rate = self.rate.filter(|rate| *rate >= 1.0)?;
+        let total = self.bytes_total.filter(|_| self.is_final)?;
+        Some((total.saturating_sub(self.bytes) as f64 / rate).ceil() as u64)
+    }
+
+    /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
+    /// the next line.
+    pub(crate) fn line(&self, columns: usize) -> String {
+        let room = columns.saturating_sub(1);
+        let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
+        let bytes = pair(self.bytes, self.bytes_total, self.is_final);
+        let speed = self.rate.map(rate_words);
+        let left = self.seconds_left().map(seconds_left).or_else(|| {
+            // A sign of life where nothing else may move.
+            (self.bytes_total.is_none() && self.files.is_none()).then(|| format!("in {}", seconds_left(self.seconds)))
+        });
+        let Some(files) = self.files else {
+            return self.single(room, [percent, Some(bytes), speed, left]);
+        };
+        let files = count_pair(files, self.files_total, self.is_final);
+        let long = [Some(format!("{files} files")), Some(bytes.clone()), percent.clone(), speed.clone(), left.clone()];
+        let line = join(&long, "  ");
+        if line.width() <= room {
+            return self.with_name(line, room);
+        }
+        // Those that matter least go first.
+        let mut short = [Some(files.replace(" of ", "/")), Some(bytes.replace(" of ", "/")), percent, speed, left];
+        let mut shortest = String::new();
+        for drop in [None, Some(0), Some(3), Some(1), Some(4)] {
+            if let Some(drop) = drop {
+                short[drop] = None;
+            }
+            let line = join(&short, " ");
+            if line.is_empty() {
+                break;
+            }
+            if line.width() <= room {
+                return line;
+            }
+            shortest = line;
+        }
+        cut_end(&shortest, room)
+    }
+
+    fn with_name(&self, line: String, room: usize) -> String {
+        let free = room - line.width();
+        let limiter = if self.limiter.is_empty() { 0 } else { self.limiter.width() + 2 };
+        let name = if self.name.is_empty() { 0 } else { self.name.width() + 2 };
+        if free < name.min(NAME_COLUMNS_MIN + 2) {
+            return line;
+        }
+        // What limits only where the whole name has its place as well.
+        let limiter = if free >= limiter + name { limiter } else { 0 };
+        let mut line = line;
+        if limiter > 0 {
+            line += &format!("  {}", self.limiter);
+        }
+        if name > 0 {
+            line += &format!("  {}", cut_start(&self.name, free - limiter - 2));
+        }
+        line
+    }
+
+    fn single(&self, room: usize, parts: [Option<String>; 4]) -> String {
+        let mut parts = parts;
+        let plain = join(&parts, "  ");
+        let bar_min = if self.share().is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
+        if let (Some(speed), false) = (&mut parts[2], self.limiter.is_empty())
+            && plain.width() + self.limiter.width() + 1 + bar_min <= room
+        {
+            *speed += &format!(" {}", self.limiter);
+        }
+        let mut line = join(&parts, "  ");
+        if line.width() > room {
+            line = join(&parts, " ");
+        }
+        for drop in [2, 1] {
+            if line.width() > room {
+                parts[drop] = None;
+                line = join(&parts, " ");
+            }
+        }
+        let line = cut_end(&line, room);
+        let free = room.saturating_sub(line.width() + 2);
+        match self.share() {
+            Some(share) if free >= BAR_COLUMNS_MIN => format!("{}  {line}", bar(share, free.min(BAR_COLUMNS_MAX))),
+            _ => line,
+        }
+    }
+}
+
+fn join(parts: &[Option<String>], between: &str) -> String {
+    parts.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(between)
+}
+
+fn bar(share: f64, columns: usize) -> String {
+    let full = (share * columns as f64) as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(columns - full.min(columns)))
+}
+
+fn count_pair(done: u64, total: Option<u64>, is_final: bool) -> String {
+    match total {
+        Some(total) if is_final => format!("{done}/{total}"),
+        // What stands there may have been met by nobody who counts.
+        Some(total) => format!("{done} of {}+", total.max(done)),
+        None => done.to_string(),
+    }
+}
+
+/// Two sizes with one unit, that of the larger.
+fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
+    let Some(total) = total else { return size_words(done) };
+    let total = if is_final { total } else { total.max(done) };
+    let (factor, unit) = unit(total.max(done));
+    let number = |bytes: u64| number(bytes, factor);
+    if is_final {
+        format!("{}/{} {unit}", number(done), number(total))
+    } else {
+        format!("{} of {}+ {unit}", number(done), number(total))
+    }
+}
+
+fn unit(bytes: u64) -> (u64, &'static str) {
+    [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
+        .into_iter()
+        .find(|(factor, _)| bytes >= *factor)
+        .unwrap_or((1, "B"))
+}
+
+fn number(bytes: u64, factor: u64) -> String {
+    let value = bytes as f64 / factor as f64;
+    if factor > 1 && bytes > 0 && value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
+/// A size for a person: `407 MiB`, `1.2 GiB`.
+pub(crate) fn size_words(bytes: u64) -> String {
+    let (factor, unit) = unit(bytes);
+    format!("{} {unit}", number(bytes, factor))
+}
+
+fn seconds_left(seconds: u64) -> String {
+    match seconds {
+        0..100 => format!("{seconds} s"),
+        100..6000 => format!("{} min", seconds.div_ceil(60)),
+        6000..360_000 => format!("{} h", seconds.div_ceil(3600)),
+        _ => format!("{} d", seconds.div_ceil(86_400).min(9999)),
+    }
+}
+
+/// How long something took.
+fn seconds_words(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match seconds {
+        ..10.0 => format!("{seconds:.2} s"),
+        ..100.0 => format!("{seconds:.1} s"),
+        ..6000.0 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+/// A number with its thousands apart.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// So many columns of a text at most, from its beginning.
+fn cut_end(text: &str, columns: usize) -> String {
+    let mut used = 0;
+    text.chars().take_while(|&letter| (used += letter.width().unwrap_or(0), used <= columns).1).collect()
+}
+
+/// So many columns of a text at most: of a path, its end tells more than its beginning.
+fn cut_start(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let mut used = 1;
+    let end: Vec<char> =
+        text.chars().rev().take_while(|&letter| (used += letter.width().unwrap_or(0), used <= columns).1).collect();
+    let mut cut = String::from(if columns > 0 { "…" } else { "" });
+    // What would join the letter before it has lost that.
+    cut.extend(end.into_iter().rev().skip_while(|letter| letter.width() == Some(0)));
+    cut
+}
+
+/// A path from another host as it may stand in a line: nothing in it moves the cursor or turns the line around.
+pub(crate) fn name_words(path: &[u8]) -> String {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let turns =
+        |letter: char| matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let breaks = |letter: char| matches!(letter, '\u{2028}' | '\u{2029}');
+    let escaped = crate::fault::escaped(OsStr::from_bytes(path));
+    escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
+}
+
+/// What a copy came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Copied {
+    /// What stands at the destination; its data is that which was copied now.
+    pub(crate) amount: Amount,
+    /// Data that was there already.
+    pub(crate) kept_bytes: u64,
+    pub(crate) seconds: f64,
+    /// The receiver has compared digests of all of it.
+    pub(crate) is_verified: bool,
+    /// It is on stable storage.
+    pub(crate) is_synced: bool,
+    /// It has been read back from there.
+    pub(crate) is_read_back: bool,
+    /// Entries that were not copied, or not in full.
+    pub(crate) failed: u64,
+}
+
+impl Copied {
+    /// On one line, the last one of a copy.
+    pub(crate) fn line(&self) -> String {
+        let several = |count: u64, one: &str, many: &str| match count {
+            1 => format!("1 {one}"),
+            _ => format!("{} {many}", thousands(count)),
+        };
+        let Amount { directories, bytes, .. } = self.amount;
+        let count = match self.amount.files() {
+            0 if directories > 0 => several(directories, "directory", "directories"),
+            files => several(files, "file", "files"),
+        };
+        let mut line = format!("{count}, {} in {}", size_words(bytes), seconds_words(self.seconds));
+        if bytes > 0 {
+            line += &format!(" ({})", rate_words(rate(bytes, self.seconds)));
+        }
+        for (holds, words) in [
+            (self.is_verified, ", verified"),
+            (self.is_read_back, ", read back from the disk"),
+            (self.is_synced && !self.is_read_back, ", on stable storage"),
+        ] {
+            line += if holds { words } else { "" };
+        }
+        if self.kept_bytes > 0 {
+            line += &format!(", {} were there already", size_words(self.kept_bytes));
+        }
+        if self.failed > 0 {
+            line += &format!(", {} failed", thousands(self.failed));
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> Shown {
+        Shown {
+            files: Some(812),
+            files_total: Some(3003),
+            bytes: 53 << 20,
+            bytes_total: Some(107 << 20),
+            is_final: true,
+            rate: Some(420e6),
+            limiter: "(source 80 %)".to_owned(),
+            seconds: 1,
+            name: "sub/file-812.dat".to_owned(),
+        }
+    }
+
+    fn single() -> Shown {
+        Shown { files: None, files_total: None, name: String::new(), ..tree() }
+    }
+
+    #[test]
+    fn a_tree_on_80_and_40_columns() {
+        assert_eq!(tree().line(80), "812/3003 files  53/107 MiB  49 %  420 MB/s  1 s  sub/file-812.dat");
+        assert_eq!(tree().line(60), "812/3003 files  53/107 MiB  49 %  420 MB/s  1 s");
+        assert_eq!(tree().line(61), "812/3003 files  53/107 MiB  49 %  420 MB/s  1 s", "too little of the name");
+        assert_eq!(tree().line(62), "812/3003 files  53/107 MiB  49 %  420 MB/s  1 s  …ile-812.dat");
+        assert_eq!(tree().line(40), "812/3003 53/107 MiB 49 % 420 MB/s 1 s");
+        assert_eq!(tree().line(30), "53/107 MiB 49 % 420 MB/s 1 s");
+        assert_eq!(tree().line(20), "53/107 MiB 49 % 1 s");
+        assert_eq!(
+            tree().line(100),
+            "812/3003 files  53/107 MiB  49 %  420 MB/s  1 s  (source 80 %)  sub/file-812.dat"
+        );
+    }
+
+    #[test]
+    fn totals_that_grow_have_no_share() {
+        let growing = Shown { is_final: false, ..tree() };
+        assert_eq!(growing.line(70), "812 of 3003+ files  53 of 107+ MiB  420 MB/s  sub/file-812.dat");
+        assert_eq!(growing.line(40), "812/3003+ 53/107+ MiB 420 MB/s");
+        let unknown = Shown { files_total: None, bytes_total: None, ..growing };
+        assert_eq!(unknown.line(60), "812 files  53 MiB  420 MB/s  sub/file-812.dat");
+        // Files without data have a share as well.
+        let empty = Shown { bytes: 0, bytes_total: Some(0), rate: Some(0.0), ..tree() };
+        assert_eq!(empty.line(60), "812/3003 files  0/0 B  27 %  0 B/s  sub/file-812.dat");
+    }
+
+    #[test]
+    fn a_single_file_has_a_bar_wherever_one_fits() {
+        assert_eq!(single().line(40), "██░░░░  49 %  53/107 MiB  420 MB/s  1 s");
+        assert_eq!(single().line(36), "49 %  53/107 MiB  420 MB/s  1 s");
+        assert_eq!(single().line(20), "49 % 53/107 MiB 1 s");
+        assert!(single().line(80).ends_with("░  49 %  53/107 MiB  420 MB/s (source 80 %)  1 s"));
+        let stream = Shown { bytes_total: None, ..single() };
+        assert_eq!(stream.line(60), "53 MiB  420 MB/s (source 80 %)  in 1 s");
+        assert_eq!(stream.line(30), "53 MiB  420 MB/s  in 1 s");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_its_terminal() {
+        let names = [
+            "",
+            "a",
+            "sub/file-812.dat",
+            "目录/文件名字很长的一个文件.dat",
+            "e\u{301}e\u{301}\u{301}",
+            "\u{1f980}/\u{1f980}",
+        ];
+        let numbers = [0, 1, 999, 812_345_678, u64::MAX];
+        for columns in 0..=200 {
+            for name in names {
+                for (at, number) in numbers.into_iter().enumerate() {
+                    for (files, total, is_final) in
+                        [(Some(number), Some(number), true), (Some(number), Some(1), false), (None, None, at % 2 == 0)]
+                    {
+                        let shown = Shown {
+                            files,
+                            files_total: total,
+                            bytes: number,
+                            bytes_total: total.or(Some(number / 2).filter(|_| is_final)),
+                            is_final,
+                            rate: Some(number as f64 / 7.0).filter(|_| at != 1),
+                            limiter: "(source 80 %)".to_owned(),
+                            seconds: number,
+                            name: name.to_owned(),
+                        };
+                        let line = shown.line(columns);
+                        assert!(line.width() <= columns.saturating_sub(1), "{columns}: {line:?}");
+                        assert!(columns < 20 || !line.is_empty(), "{columns}: {shown:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn wide_letters_are_cut_whole() {
+        assert_eq!(cut_start("目录/文件", 6), "…/文件");
+        assert_eq!(cut_start("目录/文件", 5), "…文件");
+        assert_eq!(cut_start("目录/文件", 4), "…件");
+        assert_eq!(cut_start("ae\u{301}z", 2), "…z");
+        assert_eq!(cut_end("目录", 3), "目");
+    }
+
+    #[test]
+    fn names_do_nothing_to_the_terminal() {
+        let name = name_words("a\x1b[2J\r\n\u{9b}1m\u{202e}txt.exe\u{2028}é".as_bytes());
+        assert_eq!(name, "a\\u{1b}[2J\\r\\n\\u{9b}1m?txt.exe?é");
+        assert_eq!(name_words(b"\xff"), "\\xff");
+    }
+
+    #[test]
+    fn sizes_and_times() {
+        for (bytes, words) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (10 << 10, "10 KiB"),
+            (407 << 20, "407 MiB"),
+            (6 << 28, "1.5 GiB"),
+            (u64::MAX, "16777216 TiB"),
+        ] {
+            assert_eq!(size_words(bytes), words);
+        }
+        for (seconds, words) in [(0, "0 s"), (99, "99 s"), (100, "2 min"), (6000, "2 h"), (360_000, "5 d")] {
+            assert_eq!(seconds_left(seconds), words);
+        }
+        for (seconds, words) in [(0.431, "0.43 s"), (12.34, "12.3 s"), (200.0, "3 min 20 s"), (7500.0, "2 h 5 min")] {
+            assert_eq!(seconds_words(seconds), words);
+        }
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn the_last_line_says_what_is_true() {
+        let amount = |entries, directories, bytes| Amount { entries, directories, bytes };
+        let copied =
+            Copied { amount: amount(3007, 3, 407 << 20), seconds: 0.445, is_verified: true, ..Copied::default() };
+        assert_eq!(copied.line(), "3,004 files, 407 MiB in 0.45 s (959 MB/s), verified");
+        let one = Copied { amount: amount(1, 0, 0), seconds: 0.01, ..Copied::default() };
+        assert_eq!(one.line(), "1 file, 0 B in 0.01 s");
+        let empty = Copied { amount: amount(1, 1, 0), seconds: 0.01, ..Copied::default() };
+        assert_eq!(empty.line(), "1 directory, 0 B in 0.01 s");
+        let odd = Copied { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied };
+        let rest = ", verified, read back from the disk, 50 MiB were there already, 2 failed";
+        assert_eq!(odd.line(), format!("3,004 files, 407 MiB in 0.45 s (959 MB/s){rest}"));
+        assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
+    }
+}

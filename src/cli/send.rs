@@ -1,0 +1,206 @@
+//! `rdsend`: the sending end of a pipe between two hosts.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{CommandFactory, Parser};
+use rd_proto::control::{IoFact, Role};
+use rd_proto::handshake::Key;
+use rustix::io::Errno;
+
+use super::key;
+use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::stream::{Console, Ended, FirstLane, NotBegun, Session, check_transport, reported};
+use crate::engine::link::LinkError;
+use crate::engine::{self, Work, channel};
+use crate::fault::{Exit, Failure, escaped};
+use crate::fs::source::Source;
+use crate::fs::{standard, std_fact};
+
+/// The pause between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The least time for an attempt to connect.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
+
+/// Send a stream to rdrecv on another host
+///
+/// Sends FILE, or standard input, to the rdrecv that waits on HOST at PORT with the same KEY. Exits with 0 only when
+/// the receiver has answered for every byte.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdsend",
+    version,
+    override_usage = "rdsend [OPTIONS] HOST PORT [KEY [FILE]]",
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDSEND, EXIT_CODES)
+)]
+pub struct SendArguments {
+    /// HOST: name or address of the host that runs rdrecv. PORT: the port that it waits on. KEY: the same at both ends;
+    /// where it is `-` or missing, it is taken from the environment variable RD_KEY, and asked for on the terminal if
+    /// that is not set. FILE: what to send instead of standard input (`-`)
+    #[arg(value_name = "HOST PORT [KEY [FILE]]", num_args = 0..=4, allow_negative_numbers = true)]
+    positionals: Vec<OsString>,
+    /// Seconds to keep trying while nothing answers at HOST and PORT
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, allow_negative_numbers = true)]
+    connect_timeout: u32,
+    #[command(flatten)]
+    key: KeyOptions,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    #[command(flatten)]
+    report: ReportOptions,
+}
+
+/// The exit codes, for the help of both stream commands.
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usage; 2 wrong KEY; 3 cannot \
+    connect, or busy; 4 link lost; 5 source; 6 destination; 7 integrity; 9 protocol or version; 128+n ended by signal n; \
+    141 the receiver's output was closed";
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdsend", || match super::parse::<SendArguments>(words) {
+        Ok(arguments) => send(arguments),
+        Err(error) => super::parse_failure(&error),
+    })
+}
+
+fn send(mut arguments: SendArguments) -> Result<(), Failure> {
+    arguments.report = arguments.report.settled();
+    let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
+    let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
+    let (host, port) = (positionals.next(), positionals.next());
+    let key = if wanted == 3 { positionals.next() } else { None };
+    key::conceal(key.as_ref());
+    let (Some(host), Some(port)) = (host, port) else {
+        return Err(super::usage(&SendArguments::command(), "HOST and PORT are needed"));
+    };
+    let file = positionals.next();
+    if positionals.next().is_some() {
+        return Err(super::usage(
+            &SendArguments::command(),
+            "too many arguments: KEY comes from an option, so it is none of them",
+        ));
+    }
+    if let Some((name, number)) = host.to_str().and_then(|host| host.rsplit_once(':'))
+        && number.parse::<u16>().is_ok()
+        && name.parse::<std::net::Ipv6Addr>().is_err()
+        && host.to_str().is_none_or(|host| host.parse::<std::net::Ipv6Addr>().is_err())
+    {
+        let name = escaped(name.as_ref());
+        return Err(Failure::new(Exit::Usage, format!("HOST and PORT are two words: rdsend {name} {number}")));
+    }
+    let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
+    if port == 0 {
+        return Err(Failure::new(Exit::Usage, "PORT 0 is for rdrecv, which says which port it took"));
+    }
+    if host.is_empty() {
+        return Err(Failure::new(Exit::Usage, "HOST is empty"));
+    }
+    reported(&arguments.report, false, |_| transfer(&arguments, &host, port, key, file.as_ref()))
+}
+
+fn transfer(
+    arguments: &SendArguments,
+    host: &OsString,
+    port: u16,
+    key: Option<OsString>,
+    file: Option<&OsString>,
+) -> Result<Ended, Failure> {
+    // First of all, as it may come by the same descriptor as the source.
+    let key = key::given(key, &arguments.key)?;
+    // Before anybody is bothered: what is to be sent can be read.
+    let (input, name) = match file.filter(|path| *path != "-") {
+        Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
+        None => (standard_input().map_err(|fact| Failure::source(&fact))?, STANDARD_INPUT.into()),
+    };
+    let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
+        .map_err(|fact| Failure::source(&fact))?
+        .size_bytes();
+    check_transport(&arguments.transfer)?;
+    let key = match key {
+        Some(key) => key,
+        None => key::ask()?,
+    };
+    let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
+    let first = reach(host, port, &key, patience, "rdrecv")?;
+    let (post, events) = channel();
+    let console = Console { name: "rdsend", report: &arguments.report, may_draw: true };
+    let session = Session {
+        transfer: &arguments.transfer,
+        post,
+        events,
+        teller: &console,
+        heeds_signals: true,
+        tells_for_both: true,
+    };
+    let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
+    session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
+        NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,
+    })
+}
+
+fn no_descriptors() -> Failure {
+    Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
+}
+
+/// What standard input is called.
+pub(crate) const STANDARD_INPUT: &str = "standard input";
+
+/// # Errors
+///
+/// Its name and the error number.
+pub(crate) fn standard_input() -> Result<File, IoFact> {
+    standard::input().map_err(|error| std_fact(STANDARD_INPUT.as_ref(), &error))
+}
+
+/// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot
+/// and will not, 1 if it has no way there, 2 where there may be a listener in a moment.
+fn hope(error: &LinkError) -> u8 {
+    match error {
+        LinkError::Os { error: Errno::ACCESS | Errno::PERM | Errno::AFNOSUPPORT | Errno::INVAL, .. } => 0,
+        LinkError::Os { error: Errno::NETUNREACH | Errno::ADDRNOTAVAIL, .. } => 1,
+        _ => 2,
+    }
+}
+
+/// Connects and authenticates, trying again until `patience` is used up while nobody listens yet. `program`: what should
+/// listen there.
+pub(crate) fn reach(
+    host: &OsString,
+    port: u16,
+    key: &Key,
+    patience: Duration,
+    program: &str,
+) -> Result<FirstLane, Failure> {
+    let deadline = Instant::now() + patience;
+    let host_name = escaped(host);
+    let bare = host_name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&host_name);
+    let peer_name = if bare.contains(':') { format!("[{bare}]:{port}") } else { format!("{bare}:{port}") };
+    let addresses = engine::reach::resolve(bare, port, patience.max(ATTEMPT_MIN)).map_err(|reason| {
+        Failure::new(Exit::Connect, format!("unknown host {bare}: {reason}; check the name, or give an address"))
+    })?;
+    loop {
+        let mut failure: Option<LinkError> = None;
+        for &address in &addresses {
+            // However short the patience is, there is one attempt.
+            match engine::reach::reach(address, key, deadline.max(Instant::now() + ATTEMPT_MIN)) {
+                Ok((stream, established)) => return Ok(FirstLane { stream, established, peer_name, is_named: true }),
+                Err(error @ (LinkError::Os { .. } | LinkError::TimedOut | LinkError::Closed)) => {
+                    if failure.as_ref().is_none_or(|before| hope(&error) > hope(before)) {
+                        failure = Some(error);
+                    }
+                }
+                Err(error) => return Err(Failure::unreached(&error, &peer_name, program)),
+            }
+        }
+        let failure = failure.unwrap_or(LinkError::TimedOut);
+        if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
+            return Err(Failure::unreached(&failure, &peer_name, program));
+        }
+        std::thread::sleep(RETRY_PAUSE);
+    }
+}

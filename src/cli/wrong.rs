@@ -1,0 +1,169 @@
+//! A command line that cannot be taken, in one line: what is wrong, and what would be right.
+//!
+//! clap's own text takes five lines, and its tips mislead: to pass an unknown option as a file, or to use one that only
+//! looks like it.
+
+use std::ffi::OsStr;
+
+use clap::Error;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::fault::escaped;
+
+/// What clap could not take, as a line.
+pub(crate) fn line(error: &Error) -> String {
+    let text = |kind| error.get(kind).map(texts).unwrap_or_default();
+    let option = text(ContextKind::InvalidArg);
+    let value = escaped(OsStr::new(&text(ContextKind::InvalidValue).join(" ")));
+    let name = option.first().map(String::as_str).unwrap_or_default();
+    let said = match error.kind() {
+        ErrorKind::UnknownArgument if name.starts_with('-') => {
+            let name = escaped(OsStr::new(name));
+            let similar = text(ContextKind::SuggestedArg).into_iter().find(|similar| is_slip(&name, similar));
+            match similar {
+                Some(similar) => format!("no option {name}; did you mean {similar}?"),
+                None if ["-p", "-P"].contains(&&*name) && has_own_port(error) => {
+                    format!("no option {name}; PORT is written without")
+                }
+                None if name == "-p" => "no option -p; ssh's port is -P PORT".to_owned(),
+                None => format!("no option {name}"),
+            }
+        }
+        ErrorKind::UnknownArgument => format!("unexpected argument {}", escaped(OsStr::new(name))),
+        ErrorKind::TooManyValues => format!("too many arguments: {value}"),
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation if value.is_empty() => {
+            let wanted = text(ContextKind::ValidValue);
+            match (split(name), wanted.is_empty()) {
+                ((name, _), false) => format!("{name} needs one of {}", wanted.join(", ")),
+                ((name, Some(of)), true) => format!("{name} needs a value: {of}"),
+                ((name, None), true) => format!("{name} needs a value"),
+            }
+        }
+        ErrorKind::InvalidValue => {
+            let wanted = text(ContextKind::ValidValue).join(", ");
+            format!("{} {value}: it takes {wanted}", split(name).0)
+        }
+        ErrorKind::ValueValidation => {
+            let reason = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            format!("{} {value}: {}", split(name).0, reworded(&reason))
+        }
+        ErrorKind::NoEquals => {
+            let (name, of) = split(name);
+            format!("the value of {name} is written behind an equals sign: {name}={}", of.unwrap_or("VALUE"))
+        }
+        ErrorKind::ArgumentConflict => {
+            let prior = text(ContextKind::PriorArg);
+            let prior: Vec<&str> = prior.iter().map(|prior| split(prior).0).collect();
+            match (split(name).0, &prior[..]) {
+                (name, [prior]) if name == *prior => format!("{name} is given twice"),
+                (name, prior) => format!("{name} cannot be used with {}", prior.join(" and ")),
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<String> = option.iter().map(|name| name.replace(['<', '>'], "")).collect();
+            format!("missing: {}", missing.join(", "))
+        }
+        ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
+        _ => {
+            let text = error.render().to_string();
+            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        }
+    };
+    let mark = if said.ends_with('?') { "" } else { ";" };
+    format!("{said}{mark} see --help")
+}
+
+/// Whether the command listens on, or connects to, a port that is no option.
+fn has_own_port(error: &Error) -> bool {
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    ["rdsend ", "rdrecv "].iter().any(|name| usage.contains(name))
+}
+
+fn texts(value: &ContextValue) -> Vec<String> {
+    match value {
+        ContextValue::String(text) => vec![text.clone()],
+        ContextValue::Strings(texts) => texts.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// `--via <ADDRESS>` or `--verify=<WHERE>` as its name and what its value is called.
+fn split(option: &str) -> (&str, Option<&str>) {
+    match option.split_once(['=', ' ', '[']) {
+        Some((name, value)) if name.starts_with('-') => (name, Some(value.trim_matches(['<', '>', '[', ']', '=']))),
+        _ => (option, None),
+    }
+}
+
+/// A parser's reason in words for somebody who typed a number.
+fn reworded(reason: &str) -> String {
+    if let Some((_, range)) = reason.split_once(" is not in ")
+        && let Some((first, last)) = range.split_once("..=")
+    {
+        return format!("give {first} to {last}");
+    }
+    match reason {
+        "invalid digit found in string" | "cannot parse integer from empty string" => "not a number".to_owned(),
+        reason if reason.starts_with("number too ") => "out of range".to_owned(),
+        reason => reason.to_owned(),
+    }
+}
+
+/// Whether one was typed and the other meant: cut short, or one letter off; in a long word two.
+fn is_slip(typed: &str, meant: &str) -> bool {
+    let [typed, meant] = [typed, meant].map(|word| word.trim_start_matches('-'));
+    let least = typed.len().min(meant.len());
+    let is_cut = least >= 3 && (typed.starts_with(meant) || meant.starts_with(typed));
+    is_cut || least >= 3 && strsim::osa_distance(typed, meant) <= if least >= 8 { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::definitions;
+
+    #[test]
+    fn one_line_says_what_is_wrong() {
+        for (typed, expected) in [
+            ("rdcp -Q", "no option -Q; see --help"),
+            ("rdcp --links", "no option --links; see --help"),
+            ("rdcp --lane 3", "no option --lane; did you mean --lanes? see --help"),
+            ("rdcp --in-plac", "no option --in-plac; did you mean --in-place? see --help"),
+            ("rdcp --recrusive", "no option --recrusive; did you mean --recursive? see --help"),
+            ("rddoctor -p 22 h", "no option -p; ssh's port is -P PORT; see --help"),
+            ("rdrecv -p 5000", "no option -p; PORT is written without; see --help"),
+            ("rddoctor a b", "unexpected argument b; see --help"),
+            ("rdsend a 1 k f g", "too many arguments: g; see --help"),
+            ("rdcp a b --transport foo", "--transport foo: it takes auto, rdma, prefer-rdma, tcp; see --help"),
+            ("rdcp a b --transport", "--transport needs one of auto, rdma, prefer-rdma, tcp; see --help"),
+            ("rdcp a b --exclude", "--exclude needs a value: PATTERN; see --help"),
+            ("rdcp a b --lanes 99", "--lanes 99: give 1 to 16; see --help"),
+            ("rdcp a b --reconnect soon", "--reconnect soon: not a number; see --help"),
+            ("rdcp a b --chunk 1", "--chunk 1: a chunk has 4K to 1M; see --help"),
+            (
+                "rdcp a b --verify disk",
+                "the value of --verify is written behind an equals sign: --verify=WHERE; see --help",
+            ),
+            ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
+            ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
+            ("rdperf h --compare x", "missing: --plot FILE; see --help"),
+            ("rdcp a b --shell", "no option --shell; see --help"),
+        ] {
+            let words: Vec<&str> = typed.split(' ').collect();
+            let command =
+                definitions().into_iter().find(|command| command.get_name() == words[0]).expect("one of ours");
+            let error = command.try_get_matches_from(&words).expect_err(typed);
+            assert_eq!(line(&error), expected, "{typed}");
+        }
+    }
+
+    #[test]
+    fn words_that_only_look_alike_are_no_slips() {
+        for (typed, meant) in [("--links", "--lanes"), ("--from", "--fsync"), ("-P", "--plot"), ("--stats", "--sram")] {
+            assert!(!is_slip(typed, meant), "{typed} {meant}");
+        }
+        for (typed, meant) in [("--dryrun", "--dry-run"), ("--verb", "--verbose"), ("--vai", "--via")] {
+            assert!(is_slip(typed, meant), "{typed} {meant}");
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! What a copy takes, and where each of it comes to lie: asked of the hosts before anything is begun.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use minicbor::bytes::ByteVec;
+
+use rd_proto::tree::PATH_BYTES_MAX;
+
+use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
+use crate::agent::place::{SAME_FILE, target};
+use crate::cli::json::{self, At, Event};
+use crate::control::frames::{Fault, Found, Kind, Message, Place, Placed};
+use crate::control::names;
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::plan::Spec;
+
+/// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
+const FOUND_BYTES_MAX: usize = 64 << 20;
+
+/// What a destination has against sources.
+struct Objection {
+    failure: Failure,
+    /// The only one is its own destination.
+    is_itself: bool,
+}
+
+impl Copy<'_> {
+    /// All sources that are there, each with its side, in the order of the command line. The others are named.
+    pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
+        let specs = &self.plan.sources;
+        let mut all = Vec::new();
+        let mut found_bytes = 0;
+        let mut at = 0;
+        while at < specs.len() {
+            if specs[at] == Spec::Standard {
+                let (path, name) = (b"-".to_vec(), Vec::new());
+                all.push((HERE, Found { path, name, kind: Kind::Other, size_bytes: 0, device: 0, inode: 0 }));
+                at += 1;
+                continue;
+            }
+            let (side, mut patterns, mut bytes) = (sides[at], Vec::new(), 0);
+            while at < specs.len() && sides[at] == side && specs[at] != Spec::Standard && bytes < BATCH_BYTES_MAX {
+                patterns.push(ByteVec::from(specs[at].path().as_bytes().to_vec()));
+                bytes += specs[at].path().len() + 8;
+                at += 1;
+            }
+            let asked = patterns.clone();
+            self.send(side, Message::Find { patterns, links: self.plan.recursive });
+            let before = all.len();
+            loop {
+                match self.answer(side, ANSWER_MAX)? {
+                    Message::Found(found) => {
+                        self.check_found(side, &asked, &found)?;
+                        let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
+                        found_bytes += if side == HERE { 0 } else { found.iter().map(bytes).sum() };
+                        if found_bytes > FOUND_BYTES_MAX {
+                            return Err(self.too_much_found(side));
+                        }
+                        all.extend(found.into_iter().map(|found| (side, found)));
+                        if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
+                            return Err(self.unexpected(side));
+                        }
+                    }
+                    Message::FoundAll => break,
+                    Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
+                    _ => return Err(self.unexpected(side)),
+                }
+            }
+            let missing = std::mem::take(&mut self.sides[side].named);
+            self.left_out = self.left_out.saturating_add(missing);
+        }
+        let is_single = !self.are_several(&all);
+        let (directories, mut all): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
+        for (side, found) in directories {
+            let name = self.sides[side].name(&found.path);
+            let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")).about(
+                &self.sides[side].host,
+                &found.path,
+                libc::EISDIR,
+            );
+            if is_single {
+                return Err(failure);
+            }
+            self.leave_out(&failure);
+        }
+        self.is_any_left(&all)?;
+        all.shrink_to_fit();
+        let mut own: Vec<&[u8]> = all.iter().map(|(_, found)| &found.name[..]).collect();
+        own.sort_unstable();
+        if let Some(twice) = own.windows(2).find(|two| two[0] == two[1] && !two[0].is_empty()) {
+            let name = escaped(OsStr::from_bytes(twice[0]));
+            return Err(Failure::new(Exit::Usage, format!("two sources would both become {name} in one directory")));
+        }
+        Ok(all)
+    }
+
+    fn too_much_found(&self, side: usize) -> Failure {
+        let (label, most) = (self.sides[side].label(), FOUND_BYTES_MAX >> 20);
+        let message = format!(
+            "the patterns match more on {label} than fits {most} MiB; copy the directory instead, with -r and --exclude"
+        );
+        Failure::new(Exit::Usage, message)
+    }
+
+    /// Holds what an agent has found to what was asked for: its names become names here, and a name that leads elsewhere
+    /// would be written to.
+    fn check_found(&self, side: usize, asked: &[ByteVec], found: &[Found]) -> Result<(), Failure> {
+        let is_asked = |name: &[u8]| asked.iter().any(|pattern| names::may_be_named(pattern, name));
+        // This side's shell has expanded its patterns; what is found then is what was given.
+        if side == HERE {
+            return Ok(());
+        }
+        if found.iter().any(|found| found.path.len() > PATH_BYTES_MAX) {
+            return Err(self.unexpected(side));
+        }
+        let Some(other) = found.iter().find(|found| !is_asked(&found.name)) else { return Ok(()) };
+        let label = self.sides[side].label();
+        let name = escaped(OsStr::from_bytes(&other.name));
+        Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
+    }
+
+    /// Whether more than one source was named, be it there or not: only a single one can be what DST names.
+    pub(super) fn are_several(&self, found: &[(usize, Found)]) -> bool {
+        (found.len() as u64).saturating_add(self.left_out) > 1
+    }
+
+    /// Names a source that is not copied while the others are.
+    pub(super) fn leave_out(&mut self, failure: &Failure) {
+        self.left_out += 1;
+        self.tell_failed(failure);
+    }
+
+    fn is_any_left(&self, found: &[(usize, Found)]) -> Result<(), Failure> {
+        // They have been named.
+        let exit = self.first_failed.filter(|_| found.is_empty());
+        exit.map_or(Ok(()), |exit| Err(Failure::silent(exit)))
+    }
+
+    /// Where they are placed; `None` for standard output. Of several, those that cannot come there are named and taken
+    /// out.
+    pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
+        let several = self.are_several(found);
+        if self.plan.destination == Spec::Standard {
+            if several {
+                return Err(Failure::new(Exit::Usage, "standard output takes one file"));
+            }
+            return Ok(None);
+        }
+        let all = std::mem::take(found);
+        let mut rest = &all[..];
+        let mut placed = None;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take_while(|(_, found)| {
+                bytes += message_bytes(found);
+                bytes <= BATCH_BYTES_MAX
+            });
+            let count = fits.count().max(1);
+            // Of one side only: whether inodes can be compared is the same for all of them.
+            let from = rest[0].0;
+            let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
+            let (some, others) = rest.split_at(count);
+            rest = others;
+            self.place_some(side, some, several, found, &mut placed)?;
+        }
+        self.is_any_left(found)?;
+        Ok(placed)
+    }
+
+    /// Asks about sources of one side; those that can be placed become part of `found`.
+    fn place_some(
+        &mut self,
+        side: usize,
+        some: &[(usize, Found)],
+        several: bool,
+        found: &mut Vec<(usize, Found)>,
+        placed: &mut Option<Placed>,
+    ) -> Result<(), Failure> {
+        let failure = match self.ask_place(side, some, several)? {
+            Ok(answer) => {
+                found.extend_from_slice(some);
+                *placed = Some(answer);
+                return Ok(());
+            }
+            Err(Objection { failure, is_itself: true }) if matches!(some, [(from, _)] if *from != side) => {
+                // As scp has it: the data is where it is to be.
+                self.say(&format!("{}; left as it is", failure.message.unwrap_or_default()));
+                return Ok(());
+            }
+            Err(objection) if !several => return Err(objection.failure),
+            Err(objection) => objection.failure,
+        };
+        // It may be about DST, and not about them.
+        if placed.is_none() {
+            *placed = Some(self.ask_place(side, &[], several)?.map_err(|objection| objection.failure)?);
+        }
+        match some {
+            [_] => self.leave_out(&failure),
+            _ => {
+                let (first, second) = some.split_at(some.len() / 2);
+                self.place_some(side, first, several, found, placed)?;
+                self.place_some(side, second, several, found, placed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The inner error is what the destination has against them.
+    fn ask_place(
+        &mut self,
+        side: usize,
+        some: &[(usize, Found)],
+        several: bool,
+    ) -> Result<Result<Placed, Objection>, Failure> {
+        let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
+        // What is read becomes a file, whatever it was.
+        let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || self.is_read(found) {
+            true => Found { kind: Kind::File, ..found.clone() },
+            false => found.clone(),
+        };
+        let exact = self.plan.exact || standard;
+        let path = self.plan.destination.path().as_bytes();
+        // A single directory becomes `new/`, as with cp; anything else comes into it.
+        let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
+        let asked = Place {
+            path: path.to_vec(),
+            directory: self.plan.directory || several || (names_directory && !exact),
+            exact,
+            sources: some.iter().map(becomes).collect(),
+            same_kernel: !standard && some.first().is_some_and(|(from, _)| self.same_kernel(*from, side)),
+        };
+        // Only then can it be known.
+        let may_be_itself = asked.same_kernel;
+        self.send(side, Message::Place(asked));
+        Ok(match self.answer(side, ANSWER_MAX)? {
+            Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => return Err(self.unexpected(side)),
+            // Only a single source gets another name than its own, however many are asked about at once.
+            Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
+            Message::Failed(fault) => Err(Objection {
+                failure: self.unplaceable(side, several, standard, &fault),
+                is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+            }),
+            _ => return Err(self.unexpected(side)),
+        })
+    }
+
+    /// What the destination has against a copy, and what to do about it.
+    fn unplaceable(&self, side: usize, several: bool, standard: bool, fault: &Fault) -> Failure {
+        let mut failure = self.sides[side].failure(fault);
+        let advice = match fault.errno {
+            libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
+            libc::EISDIR if standard => "standard input has no name of its own: let DST name a file".to_owned(),
+            libc::ENOENT => {
+                let path = escaped(OsStr::from_bytes(&fault.path));
+                let host = if side == HERE { String::new() } else { format!("on {}, ", self.sides[side].label()) };
+                format!("{host}mkdir -p {} makes it", shell_words::quote(&path))
+            }
+            libc::ENOTDIR if fault.detail.is_empty() && several => "several sources need a directory".to_owned(),
+            _ => return failure,
+        };
+        if let Some(line) = &mut failure.message {
+            *line += &format!("; {advice}");
+        }
+        failure
+    }
+
+    /// Whether a source is standard input.
+    pub(super) fn is_standard(&self, from: usize, found: &Found) -> bool {
+        from == HERE && found.path == b"-" && self.plan.sources.contains(&Spec::Standard)
+    }
+
+    /// Whether a source that is no file is read, as cp does without `-r`, and not made anew.
+    pub(super) fn is_read(&self, found: &Found) -> bool {
+        found.kind == Kind::Other && !self.plan.recursive
+    }
+
+    /// Whether a source is copied as a stream: from or to what is no file.
+    pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
+        self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(|placed| placed.is_special)
+    }
+
+    /// Refuses what is not done for streams or within a host, rather than to have it taken for done.
+    pub(super) fn check_options(
+        &self,
+        found: &[(usize, Found)],
+        to: usize,
+        placed: Option<&Placed>,
+    ) -> Result<(), Failure> {
+        let tree = &self.plan.tree;
+        let asked = [(tree.read_back, "--verify=disk"), (self.plan.transfer.bwlimit.is_some(), "--bwlimit")];
+        if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked)
+            && found.iter().any(|(from, found)| *from == to && !self.is_stream(*from, found, placed))
+        {
+            return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
+        }
+        let asked = [(tree.read_back, "--verify=disk"), (tree.in_place, "--in-place"), (tree.fsync, "--fsync")];
+        let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
+        let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
+        let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
+        let name = self.sides[*side].name(&found.path);
+        let message = format!("{option} is for files and trees, and {name} is copied as a stream");
+        Err(Failure::new(Exit::Usage, message))
+    }
+
+    pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
+        for (from, found) in found {
+            let target = placed.map_or(b"-".to_vec(), |placed| target(placed, found).into_os_string().into_vec());
+            let to = if placed.is_some() { self.sides[side].name(&target) } else { "-".to_owned() };
+            crate::cli::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
+            self.reporter.event(&Event::WouldCopy(json::WouldCopy {
+                from: At::new(&self.sides[*from].host, &found.path),
+                to: At::new(&self.sides[side].host, &target),
+                kind: found.kind.into(),
+                bytes: (found.kind == Kind::File).then_some(found.size_bytes),
+            }));
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! How far a copy has come, put together from what its ends tell: the sender knows what there is to copy, the receiver
+//! what stands at the destination.
+
+use std::time::{Duration, Instant};
+
+use super::Copy;
+use crate::agent::end;
+use crate::cli::json;
+use crate::cli::report::line::{Shown, name_words};
+use crate::cli::report::{Rate, Terminal, limiter_now, rounded};
+use crate::control::frames::{Message, TreeProgress};
+use crate::engine::Waits;
+use crate::fs::progress::Amount;
+
+/// A copy that is over by then is not counted ahead.
+const COUNT_AFTER: Duration = Duration::from_secs(1);
+
+/// How often `--json` tells how far it has come.
+const EVENT_EVERY: Duration = Duration::from_secs(1);
+
+/// Which end of a session reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReportingEnd {
+    Sender,
+    Receiver,
+    /// A copy on one host has one.
+    Both,
+}
+
+/// How far a copy has come.
+pub(super) struct Progress {
+    began: Instant,
+    /// What all sources come to, where they are known to be files.
+    known: Option<Amount>,
+    /// Of the sessions that are over.
+    before: Amount,
+    /// Sources are left for other sessions.
+    has_more: bool,
+    is_tree: bool,
+    /// The session at hand: what stands there, what there is, and what the session's payload comes to.
+    done: Amount,
+    kept_bytes: u64,
+    found: Amount,
+    has_found_all: bool,
+    payload_bytes: u64,
+    /// When it began, until its sender is asked to count.
+    uncounted_since: Option<Instant>,
+    waits_before: Waits,
+    waits: Waits,
+    rate: Rate,
+    name: Vec<u8>,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            known: None,
+            before: Amount::default(),
+            has_more: false,
+            is_tree: false,
+            done: Amount::default(),
+            kept_bytes: 0,
+            found: Amount::default(),
+            has_found_all: false,
+            payload_bytes: 0,
+            uncounted_since: None,
+            waits_before: Waits::default(),
+            waits: Waits::default(),
+            rate: Rate::default(),
+            name: Vec::new(),
+        }
+    }
+
+    /// All that will be copied, if it is known beforehand.
+    pub(super) fn expect(&mut self, known: Option<Amount>) {
+        (self.known, self.began) = (known, Instant::now());
+    }
+
+    /// A session begins. `waits`: those of the sessions before it.
+    pub(super) fn begin(&mut self, is_tree: bool, has_more: bool, waits: Waits) {
+        (self.is_tree, self.has_more, self.waits_before) = (is_tree, has_more, waits);
+        (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
+        self.has_found_all = false;
+        self.uncounted_since = (is_tree && self.known.is_none()).then(Instant::now);
+    }
+
+    /// It has ended.
+    pub(super) fn end(&mut self) {
+        let done = self.done();
+        self.before = self.before.plus(done);
+        (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
+    }
+
+    /// What one end reports of trees.
+    pub(super) fn hear(&mut self, end: ReportingEnd, tree: TreeProgress) {
+        if end != ReportingEnd::Receiver {
+            self.found =
+                Amount { entries: tree.found_entries, directories: tree.found_directories, bytes: tree.found_bytes };
+            (self.has_found_all, self.kept_bytes) = (tree.has_found_all, tree.kept_bytes);
+        }
+        if end != ReportingEnd::Sender {
+            self.done = Amount { entries: tree.entries, directories: tree.directories, bytes: tree.bytes };
+            if !tree.name.is_empty() {
+                self.name = tree.name;
+            }
+        }
+    }
+
+    /// What the session's payload comes to, and where the time went.
+    pub(super) fn hear_payload(&mut self, bytes: u64, waits: Waits) {
+        self.payload_bytes = bytes;
+        self.waits = self.waits_before.plus(waits);
+        let copied = self.before.bytes.saturating_add(self.session_bytes());
+        self.rate.add(Instant::now(), copied, self.waits);
+    }
+
+    /// Whether somebody who watches may have the sender count now; true once in a session.
+    pub(super) fn is_count_due(&mut self) -> bool {
+        let is_due = self.uncounted_since.is_some_and(|since| since.elapsed() >= COUNT_AFTER);
+        if is_due {
+            self.uncounted_since = None;
+        }
+        is_due && !self.has_found_all
+    }
+
+    /// Data that the session at hand has moved.
+    fn session_bytes(&self) -> u64 {
+        if self.is_tree { self.done.bytes } else { self.payload_bytes }
+    }
+
+    /// What the session at hand has brought to the destination, and what was there.
+    fn done(&self) -> Amount {
+        Amount { bytes: self.session_bytes().saturating_add(self.kept_bytes), ..self.done }
+    }
+
+    /// All in all: what is done, what there is as far as it is known, and whether that is all.
+    fn all(&self) -> (Amount, Option<Amount>, bool) {
+        let done = self.before.plus(self.done());
+        match self.known {
+            Some(known) => (done, Some(known), true),
+            None if !self.is_tree || self.found.entries == 0 => (done, None, false),
+            None => {
+                let (found, is_final) = (self.before.plus(self.found), self.has_found_all && !self.has_more);
+                // Who counts may be behind those who copy.
+                (done, Some(found).filter(|_| is_final || found.entries > done.entries), is_final)
+            }
+        }
+    }
+
+    /// For a person.
+    pub(super) fn shown(&self) -> Shown {
+        let (done, total, is_final) = self.all();
+        let is_single = self.known.is_some_and(|known| known.entries == 1) || !self.is_tree;
+        Shown {
+            files: (!is_single).then(|| done.files()),
+            files_total: total.map(|total| total.files()),
+            bytes: done.bytes,
+            bytes_total: total.map(|total| total.bytes),
+            is_final,
+            rate: self.rate.bytes_per_second(),
+            limiter: limiter_now(self.rate.waits()),
+            seconds: self.began.elapsed().as_secs(),
+            name: name_words(&self.name),
+        }
+    }
+
+    /// For a program.
+    pub(super) fn event(&self) -> json::Progress {
+        let (done, total, is_final) = self.all();
+        let shown = self.shown();
+        json::Progress {
+            bytes: done.bytes,
+            bytes_total: total.map(|total| total.bytes),
+            entries: self.is_tree.then_some(done.entries),
+            entries_total: total.map(|total| total.entries),
+            totals_final: is_final,
+            bytes_per_second: shown.rate.map(rounded),
+            seconds_left: shown.seconds_left(),
+        }
+    }
+}
+
+impl Copy<'_> {
+    /// Takes what one end reports, and shows it where progress is shown.
+    pub(super) fn hear_progress(&mut self, side: usize, bytes: u64, waits: &[u64], tree: Option<TreeProgress>) {
+        let end = match self.session {
+            Some((from, to)) if from == to => ReportingEnd::Both,
+            Some((from, _)) if side == from => ReportingEnd::Sender,
+            Some((_, to)) if side == to => ReportingEnd::Receiver,
+            _ => return,
+        };
+        if let Some(tree) = tree {
+            self.progress.hear(end, tree);
+        }
+        if side != self.teller {
+            return;
+        }
+        self.progress.hear_payload(bytes, end::waits(waits));
+        if let Some(terminal) = &mut self.terminal {
+            terminal.show(&self.progress.shown());
+        }
+        if self.terminal.as_ref().is_some_and(Terminal::is_watched)
+            && self.progress.is_count_due()
+            && let Some((from, _)) = self.session
+        {
+            self.send(from, Message::Count);
+        }
+        if self.told.elapsed() >= EVENT_EVERY {
+            self.told = Instant::now();
+            self.reporter.event(&json::Event::Progress(self.progress.event()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn amount(entries: u64, directories: u64, bytes: u64) -> Amount {
+        Amount { entries, directories, bytes }
+    }
+
+    fn found(entries: u64, bytes: u64, has_found_all: bool) -> TreeProgress {
+        let (found_entries, found_directories, found_bytes) = (entries, 1, bytes);
+        TreeProgress { found_entries, found_directories, found_bytes, has_found_all, ..TreeProgress::default() }
+    }
+
+    fn done(entries: u64, bytes: u64) -> TreeProgress {
+        TreeProgress { entries, directories: 1, bytes, name: b"n".to_vec(), ..TreeProgress::default() }
+    }
+
+    /// Each end is heard for what it knows, whatever else it says.
+    #[test]
+    fn two_ends_make_one_progress() {
+        let mut progress = Progress::new();
+        progress.begin(true, false, Waits::default());
+        assert_eq!(progress.all(), (amount(0, 0, 0), None, false));
+        progress.hear(ReportingEnd::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
+        progress.hear(ReportingEnd::Receiver, TreeProgress { found_entries: 99, ..done(4, 30) });
+        assert_eq!(progress.all(), (amount(4, 1, 35), Some(amount(11, 1, 100)), false));
+        assert_eq!((progress.shown().files, progress.shown().name.as_str()), (Some(3), "n"));
+        progress.hear(ReportingEnd::Sender, found(12, 200, true));
+        assert!(progress.all().2);
+    }
+
+    #[test]
+    fn sessions_add_up_and_what_is_left_for_others_is_not_known() {
+        let mut progress = Progress::new();
+        progress.begin(true, true, Waits::default());
+        progress.hear(ReportingEnd::Both, TreeProgress { entries: 3, bytes: 10, ..found(3, 10, true) });
+        assert!(!progress.all().2, "there are more sources");
+        progress.end();
+        progress.begin(true, false, Waits::default());
+        progress.hear(ReportingEnd::Both, found(2, 7, true));
+        assert_eq!(progress.all(), (amount(3, 0, 10), Some(amount(5, 1, 17)), true));
+    }
+
+    #[test]
+    fn files_are_known_before_and_a_stream_never() {
+        let mut progress = Progress::new();
+        progress.expect(Some(amount(1, 0, 100)));
+        progress.begin(true, false, Waits::default());
+        progress.hear(ReportingEnd::Receiver, done(0, 50));
+        assert!(!progress.is_count_due());
+        let event = progress.event();
+        assert_eq!((event.bytes_total, event.totals_final), (Some(100), true));
+        assert_eq!((progress.shown().files, progress.shown().bytes), (None, 50));
+        let mut stream = Progress::new();
+        stream.begin(false, false, Waits::default());
+        stream.hear_payload(7, Waits::default());
+        let event = stream.event();
+        assert_eq!((event.bytes, event.bytes_total, event.entries), (7, None, None));
+        assert_eq!((event.bytes_per_second, event.seconds_left), (None, None));
+    }
+
+    /// As a hostile agent may tell them.
+    #[test]
+    fn numbers_that_cannot_be_do_no_harm() {
+        let mut progress = Progress::new();
+        progress.begin(true, false, Waits::default());
+        for number in [u64::MAX, 0, u64::MAX] {
+            let all = TreeProgress {
+                entries: number,
+                directories: u64::MAX - number,
+                bytes: number,
+                kept_bytes: number,
+                ..found(number, number, true)
+            };
+            progress.hear(ReportingEnd::Both, all);
+            progress.hear_payload(number, Waits::default());
+            progress.end();
+            progress.begin(true, false, Waits::default());
+            (0..200).for_each(|columns| drop(progress.shown().line(columns)));
+            progress.event();
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! An agent on another host: its launcher, its channel, and what can go wrong before it answers.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::BufReader;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, Sender};
+use rand_core::Rng as _;
+
+use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
+use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message, SessionKey};
+use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
+use crate::control::stages::{Warden, own_program};
+use crate::engine::link::rng;
+use crate::fault::{Exit, Failure, escaped, os};
+
+mod bootstrap;
+
+pub(crate) use bootstrap::{AgentChoice, Otherwise};
+use bootstrap::{Own, Request};
+
+/// What comes from the hosts of a copy or a pipeline.
+pub(crate) enum News {
+    /// An end says something.
+    Message(Message),
+    /// An agent is not heard any more.
+    Gone,
+    /// Its channel is of no use any more, for this reason.
+    Broken(Failure),
+    /// A signal to this process.
+    Signal(i32),
+}
+
+/// Where a host's news are posted, with its number.
+pub(crate) type Post = Sender<(usize, News)>;
+
+/// News that may wait to be heard before an agent, and what is written to standard error, has to wait as well.
+const NEWS_MAX: usize = 64;
+
+/// Bytes that may wait for an agent to take them: more than all connections of a few sessions through its channel have
+/// on their way.
+const WAITING_BYTES_MAX: usize = 256 << 20;
+
+/// Posts what this host's own part says; false if nobody hears it any more. As with a pipe, what writes to standard error
+/// waits for its reader: a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
+pub(crate) fn post_in_turn(post: &Post, host: usize, message: Message) -> bool {
+    if matches!(message, Message::StageStderr { .. }) {
+        await_turn(post);
+    }
+    post.send((host, News::Message(message))).is_ok()
+}
+
+fn await_turn(post: &Post) {
+    while post.len() > NEWS_MAX && !post.is_disconnected() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How a host is spoken to.
+pub(crate) enum Voice<Own> {
+    /// It is this one, and its part is in this process.
+    Here(Own),
+    There(Box<Remote>),
+}
+
+impl<Own> Voice<Own> {
+    /// The agent, on another host.
+    pub(crate) fn agent(&mut self) -> Option<&mut Remote> {
+        match self {
+            Self::Here(_) => None,
+            Self::There(remote) => Some(remote),
+        }
+    }
+
+    /// Names the kernel that the host runs on; empty where that is not known.
+    pub(crate) fn kernel_id(&self) -> Vec<u8> {
+        match self {
+            Self::Here(_) => Hello::ours().kernel_id,
+            Self::There(remote) => remote.kernel_id().to_vec(),
+        }
+    }
+}
+
+/// Whether two kernels with these names are one.
+pub(crate) fn is_same_kernel(one: &[u8], other: &[u8]) -> bool {
+    !one.is_empty() && one == other
+}
+
+/// A key for one session.
+pub(crate) fn session_key() -> SessionKey {
+    let mut key = SessionKey([0; 32]);
+    rng().fill_bytes(&mut key.0);
+    key
+}
+
+/// How long an agent may take to answer: as long as sshd lets a user type a password.
+const HELLO_MAX: Duration = Duration::from_secs(120);
+
+/// How long a launcher that is done may take to end.
+const EXIT_MAX: Duration = Duration::from_secs(1);
+
+/// An agent, or a launcher that is on its way to one. Dropping it ends the agent.
+pub(crate) struct Remote {
+    host: OsString,
+    choice: AgentChoice,
+    /// The agent that is installed there is not wanted.
+    past_installed: bool,
+    process: Process,
+    outbox: Outbox,
+    started: Instant,
+    beginning: Arc<Beginning>,
+    /// What the launcher writes to standard error is being passed on.
+    released: bool,
+    /// The launcher's exit code, if it ended before the agent answered.
+    exit: Option<i32>,
+    lacks_agent: bool,
+    /// From its start, or from when it had been sent, to its first word.
+    answered_after: Duration,
+    hello: Option<Hello>,
+    /// Its launcher was told to ask the user for nothing.
+    is_unasking: bool,
+    side: usize,
+    post: Post,
+}
+
+/// What is known of an agent that has not said who it is.
+struct Beginning {
+    /// When the host last took or said something.
+    heard: Mutex<Instant>,
+    /// Why it will not.
+    failed: Mutex<Option<NotBegun>>,
+}
+
+/// Whether launchers for so many hosts may ask the user for passwords as they like: several on one terminal would not be
+/// told apart.
+pub(crate) fn may_ask(hosts: usize) -> bool {
+    hosts < 2 || std::fs::File::open("/dev/tty").is_err()
+}
+
+/// Waits until every one of these agents has said who it is. Those whose launcher has to ask for something and was not
+/// allowed to are started again, one after the other.
+///
+/// # Errors
+///
+/// Exit 3 for the first that cannot be started or reached, 9 for one of another protocol, 128+n for a signal meanwhile.
+pub(crate) fn greet<'a>(
+    agents: impl Iterator<Item = &'a mut Remote>,
+    news: &Receiver<(usize, News)>,
+    launcher: &Launcher,
+) -> Result<(), Failure> {
+    let waiting = agents.filter(|remote| remote.hello.is_none()).collect();
+    for remote in greet_all(waiting, news, launcher)? {
+        remote.is_unasking = false;
+        remote.start_again(launcher)?;
+        greet_all(vec![remote], news, launcher)?;
+    }
+    Ok(())
+}
+
+/// Gives back those that would have to ask for something.
+fn greet_all<'a>(
+    mut waiting: Vec<&'a mut Remote>,
+    news: &Receiver<(usize, News)>,
+    launcher: &Launcher,
+) -> Result<Vec<&'a mut Remote>, Failure> {
+    let mut unasked = Vec::new();
+    while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
+        let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
+        match news.recv_deadline(first) {
+            Ok((side, News::Message(Message::Hello(hello)))) => {
+                let Some(at) = from(&waiting, side) else { continue };
+                waiting[at].greeted(hello);
+                waiting.swap_remove(at);
+            }
+            Ok((side, News::Gone)) => {
+                let Some(at) = from(&waiting, side) else { continue };
+                match waiting[at].not_begun(launcher) {
+                    NotBegun::MustAsk => unasked.push(waiting.swap_remove(at)),
+                    NotBegun::NoUse(failure) => waiting[at].pass_installed(launcher, failure)?,
+                    NotBegun::Failed(failure) => return Err(failure),
+                }
+            }
+            Ok((_, News::Broken(failure))) => return Err(failure),
+            Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
+                return Err(Failure::silent(Exit::Signal(number as u8)));
+            }
+            Ok(_) => {}
+            Err(_) => {
+                // The launcher asks for something, or is in trouble: the user is to see what it says.
+                for remote in waiting.iter_mut().filter(|remote| remote.hello_due() <= Instant::now()) {
+                    remote.late()?;
+                }
+            }
+        }
+    }
+    Ok(unasked)
+}
+
+/// Why an agent has not begun.
+enum NotBegun {
+    /// The launcher has to ask for something, and was told not to.
+    MustAsk,
+    /// The launcher came to the host, and the agent that was looked for is not there, or of another version.
+    NoUse(Failure),
+    Failed(Failure),
+}
+
+/// What ssh says where it would have asked.
+const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
+
+impl Remote {
+    /// Starts the agent on a host. Its messages are posted as those of `side`. See [`may_ask`].
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if the launcher cannot be started.
+    pub(crate) fn start(
+        launcher: &Launcher,
+        host: &OsStr,
+        choice: &AgentChoice,
+        side: usize,
+        post: Post,
+        may_ask: bool,
+    ) -> Result<Self, Failure> {
+        let unasking = if may_ask { None } else { launcher.unasking() };
+        let (process, outbox, beginning) =
+            begin(unasking.as_ref().unwrap_or(launcher), host, choice, false, side, post.clone())?;
+        Ok(Self {
+            host: host.to_owned(),
+            choice: choice.clone(),
+            past_installed: false,
+            process,
+            outbox,
+            started: Instant::now(),
+            beginning,
+            released: false,
+            exit: None,
+            lacks_agent: false,
+            answered_after: Duration::ZERO,
+            hello: None,
+            is_unasking: unasking.is_some(),
+            side,
+            post,
+        })
+    }
+
+    /// Starts the agent again: by a launcher that may ask the user for something now, or another agent.
+    fn start_again(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+        let unasking = if self.is_unasking { launcher.unasking() } else { None };
+        let launcher = unasking.as_ref().unwrap_or(launcher);
+        let post = self.post.clone();
+        (self.process, self.outbox, self.beginning) =
+            begin(launcher, &self.host, &self.choice, self.past_installed, self.side, post)?;
+        (self.started, self.released, self.exit) = (Instant::now(), false, None);
+        Ok(())
+    }
+
+    /// The installed agent is of no use: runs one that was sent to the host earlier, or sends the caller's own.
+    ///
+    /// # Errors
+    ///
+    /// `failure`, where that is not to be done or has been; exit 3.
+    fn pass_installed(&mut self, launcher: &Launcher, failure: Failure) -> Result<(), Failure> {
+        if self.past_installed || self.choice.otherwise == Otherwise::Fail {
+            return Err(failure);
+        }
+        if let Err(reason) = Own::read() {
+            let has_another = failure.exit == Exit::Protocol;
+            return Err(if has_another { failure } else { self.choice.missing(&self.label(), &format!(": {reason}")) });
+        }
+        self.past_installed = true;
+        self.start_again(launcher)
+    }
+
+    /// Sends a message. One that cannot be sent is answered with news of that.
+    pub(crate) fn send(&self, message: Message) {
+        let failure = if self.outbox.waiting_bytes() > WAITING_BYTES_MAX {
+            Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
+        } else if !self.outbox.try_send(message) {
+            let (label, most) = (self.label(), MESSAGE_BYTES_MAX >> 10);
+            let line = format!("what {label} is asked to do takes more than {most} KiB to say; ask for less at a time");
+            Failure::new(Exit::Usage, line)
+        } else {
+            return;
+        };
+        let _ = self.post.send((self.side, News::Broken(failure)));
+    }
+
+    /// When it was started, or had been sent so far.
+    fn begun(&self) -> Instant {
+        self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
+    }
+
+    /// When something must have been heard.
+    fn hello_due(&self) -> Instant {
+        self.begun() + if self.released { HELLO_MAX } else { HOLD_MAX }
+    }
+
+    /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 when that is used up.
+    fn late(&mut self) -> Result<(), Failure> {
+        if self.released {
+            let seconds = HELLO_MAX.as_secs();
+            return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
+        }
+        self.released = true;
+        self.process.release();
+        Ok(())
+    }
+
+    /// The agent has said who it is; it is told who we are.
+    fn greeted(&mut self, hello: Hello) {
+        self.process.release();
+        self.answered_after = self.begun().elapsed();
+        self.outbox.send(Message::Hello(Hello::ours()));
+        self.hello = Some(hello);
+    }
+
+    /// Names the kernel that the agent runs on; empty where that is not known.
+    pub(crate) fn kernel_id(&self) -> &[u8] {
+        self.hello.as_ref().map_or(&[], |hello| &hello.kernel_id)
+    }
+
+    /// How long the agent took to say who it is. Sending it does not count.
+    pub(crate) fn answered_after(&self) -> Duration {
+        self.answered_after
+    }
+
+    /// Has the agent end as soon as it has done what it was told.
+    pub(crate) fn close(&self) {
+        self.outbox.close();
+    }
+
+    /// The launcher has ended, or what it runs is no agent that we understand.
+    fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
+        if let Some(failed) = self.beginning.failed.lock().expect("no panic with it locked").take() {
+            self.lacks_agent = matches!(failed, NotBegun::Failed(_));
+            return failed;
+        }
+        self.exit = self.process.wait(EXIT_MAX);
+        // The last words may still be in the pipe.
+        let until = Instant::now() + Duration::from_millis(50);
+        let mut complaint = self.process.last_complaint();
+        while complaint.is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+            complaint = self.process.last_complaint();
+        }
+        let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
+        if self.is_unasking && would_ask {
+            return NotBegun::MustAsk;
+        }
+        let (label, launcher) = (self.label(), escaped(launcher.name()));
+        let because = complaint.map(|line| format!(": {}", escaped(OsStr::new(&line)))).unwrap_or_default();
+        let message = match self.exit {
+            Some(126 | 127) => {
+                self.lacks_agent = true;
+                return NotBegun::NoUse(self.choice.missing(&label, &because));
+            }
+            Some(255) => format!("cannot reach {label} by {launcher}{because}"),
+            Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
+            None => format!("what answers on {label} is no rdma-pipe agent{because}"),
+        };
+        NotBegun::Failed(Failure::new(Exit::Connect, message))
+    }
+
+    /// The launcher came to the host, and the agent is not there and could not be brought.
+    pub(crate) fn lacks_agent(&self) -> bool {
+        self.lacks_agent
+    }
+
+    fn label(&self) -> String {
+        escaped(&self.host)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // The agent ends as its standard input does, and the launcher with it.
+        self.outbox.close();
+        // But one that asks the user for something would ask on.
+        if self.hello.is_some() || !self.released {
+            self.process.wait(EXIT_MAX);
+        }
+    }
+}
+
+/// Ends our launchers where we are killed: cut off from its host, one would wait for the network's own time-outs.
+static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
+
+fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
+    let launched = launcher.start(host, command).map_err(|error| {
+        let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
+        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.program())))
+    })?;
+    let mut warden = WARDEN.lock().expect("no panic with it locked");
+    if warden.is_none() {
+        // Without one it all works as well.
+        *warden = Warden::start(&own_program()).ok();
+    }
+    if let Some(warden) = &mut *warden {
+        warden.watch(launched.process.id());
+    }
+    Ok(launched)
+}
+
+/// Starts an agent, and reads what it says in a thread of its own.
+fn begin(
+    launcher: &Launcher,
+    host: &OsStr,
+    choice: &AgentChoice,
+    past_installed: bool,
+    side: usize,
+    post: Post,
+) -> Result<(Process, Outbox, Arc<Beginning>), Failure> {
+    // Only ssh is known to hand what it is given to a shell. Any other launcher gets the agent's name at first.
+    let is_sought = past_installed || launcher.is_ssh() && choice.program == AGENT;
+    let request = match choice.otherwise {
+        Otherwise::Cached | Otherwise::Send if is_sought => Some(Request::new(choice, host)),
+        _ => None,
+    };
+    let command = request.as_ref().map(|request| request.script(past_installed));
+    let Launched { stdin, stdout, process } =
+        launch(launcher, host, &command.unwrap_or_else(|| agent_command(&choice.program)))?;
+    let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
+    // Nothing else is written there before the agent has said who it is.
+    let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
+    let outbox = Outbox::start(stdin, b"").map_err(failed)?;
+    let beginning = Arc::new(Beginning { heard: Mutex::new(Instant::now()), failed: Mutex::new(None) });
+    let label = escaped(host);
+    let shared = Arc::clone(&beginning);
+    let read = move || {
+        let give_up = |failed| {
+            *shared.failed.lock().expect("no panic with it locked") = Some(failed);
+            let _ = post.send((side, News::Gone));
+        };
+        let mut stdout = BufReader::with_capacity(128 << 10, stdout);
+        let begun = match request {
+            Some(request) => match request.serve(&mut stdout, upload, &shared.heard) {
+                Ok(begun) => begun,
+                Err(failure) => return give_up(NotBegun::Failed(failure)),
+            },
+            None => {
+                drop(upload);
+                skip_to_magic(&mut stdout)
+            }
+        };
+        let mut received = begun.and_then(|()| receive(&mut stdout));
+        if let Ok(Message::Hello(hello)) = &received
+            && let Some(failure) = other_version(hello, &label)
+        {
+            return give_up(NotBegun::NoUse(failure));
+        }
+        let error = loop {
+            match received {
+                Ok(message) => {
+                    await_turn(&post);
+                    if post.send((side, News::Message(message))).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => break error,
+            }
+            received = receive(&mut stdout);
+        };
+        let news = match error {
+            ChannelError::Message(error) => {
+                let line = format!("the agent on {label} does not keep to the protocol: {error}");
+                News::Broken(Failure::new(Exit::Protocol, line))
+            }
+            _ => News::Gone,
+        };
+        let _ = post.send((side, news));
+    };
+    std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
+    Ok((process, outbox, beginning))
+}
+
+/// Exit 9 where the two do not understand each other.
+fn other_version(hello: &Hello, label: &str) -> Option<Failure> {
+    let Hello { major, minor, program, .. } = hello;
+    (*major != MAJOR).then(|| {
+        let (theirs, ours) = (escaped(OsStr::new(program)), env!("CARGO_PKG_VERSION"));
+        Failure::new(
+            Exit::Protocol,
+            format!(
+                "{label} has rdma-pipe {theirs} (control protocol {major}.{minor}), this host {ours} ({MAJOR}.{MINOR}), \
+                 and the two do not understand each other; install the same release, or choose another with --agent"
+            ),
+        )
+    })
+}

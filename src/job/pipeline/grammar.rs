@@ -1,0 +1,339 @@
+//! What the arguments of `rdpipe` mean: stages, the parts that run one after the other, and the hops between stages.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use crate::control::frames::{Action, Input, Output};
+use crate::fault::escaped;
+
+/// One argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    /// As the launcher is given it; empty for this host.
+    pub(crate) host: OsString,
+    /// The command, or the redirection with its operator.
+    pub(crate) text: Vec<u8>,
+}
+
+/// What kind of stage a text makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Run,
+    Read,
+    Write,
+}
+
+impl Spec {
+    /// Reads an argument. Where what is in front of the first colon cannot be a host, all of it is a command.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub(crate) fn parse(argument: &OsStr) -> Result<Self, String> {
+        let bytes = argument.as_bytes();
+        let (host, text) = split(bytes).unwrap_or((Vec::new(), bytes));
+        if host.starts_with(b"-") {
+            return Err(format!("a host cannot begin with a dash: {}", escaped(argument)));
+        }
+        let spec = Self { host: OsString::from_vec(host), text: text.to_vec() };
+        let operator = spec.text.trim_ascii().iter().take_while(|byte| b"<>|".contains(byte)).count();
+        if spec.text.trim_ascii().len() == operator {
+            return Err(match operator {
+                0 if spec.host.is_empty() => "an empty command".to_owned(),
+                0 => {
+                    let host = spec.label();
+                    format!("no command behind {host}: in the same word; write {host}:'COMMAND'")
+                }
+                _ => format!("no file behind the operator in {}", escaped(argument)),
+            });
+        }
+        Ok(spec)
+    }
+
+    fn kind(&self) -> Kind {
+        match self.text.trim_ascii_start().first() {
+            Some(b'<') => Kind::Read,
+            Some(b'>') => Kind::Write,
+            _ => Kind::Run,
+        }
+    }
+
+    /// A command.
+    pub(crate) fn is_run(&self) -> bool {
+        self.kind() == Kind::Run
+    }
+
+    /// `< FILE`.
+    pub(crate) fn is_read(&self) -> bool {
+        self.kind() == Kind::Read
+    }
+
+    /// `> FILE` or `>> FILE`.
+    pub(crate) fn is_write(&self) -> bool {
+        self.kind() == Kind::Write
+    }
+
+    /// Its host, for a person.
+    pub(crate) fn label(&self) -> String {
+        label(&self.host)
+    }
+
+    /// The file of a stage that is exactly `tee [-a] FILE`, with a name that means itself to any shell.
+    pub(crate) fn tee(&self) -> Option<(Vec<u8>, bool)> {
+        let words: Vec<&[u8]> = self.text.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty()).collect();
+        let (file, append) = match words[..] {
+            [b"tee", file] => (file, false),
+            [b"tee", b"-a", file] => (file, true),
+            _ => return None,
+        };
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./,+@%-".contains(byte);
+        let below_home = file.strip_prefix(b"~/").unwrap_or(file);
+        let is_plain = !file.starts_with(b"-") && !below_home.is_empty() && below_home.iter().all(plain);
+        is_plain.then(|| (file.to_vec(), append))
+    }
+}
+
+/// A host's name, for a person; empty for this one.
+pub(crate) fn label(host: &OsStr) -> String {
+    if host.is_empty() { "localhost".to_owned() } else { escaped(host) }
+}
+
+/// `HOST:`, `USER@HOST:`, `[ADDRESS]:` or `:` in front of a command.
+fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+    if let Some(rest) = bytes.strip_prefix(b":") {
+        return Some((Vec::new(), rest));
+    }
+    let name_end = bytes.iter().position(|byte| !is_name(byte))?;
+    let (user, rest) = match bytes[name_end] {
+        b'@' if name_end > 0 => bytes.split_at(name_end + 1),
+        _ => (&[][..], bytes),
+    };
+    if let Some(rest) = rest.strip_prefix(b"[") {
+        let end = rest.windows(2).position(|two| two == b"]:")?;
+        let (address, rest) = (&rest[..end], &rest[end + 2..]);
+        let is_address = address.contains(&b':')
+            && address.iter().all(|byte| byte.is_ascii_alphanumeric() || b":.%_-".contains(byte));
+        // ssh takes an address without the brackets.
+        return is_address.then(|| ([user, address].concat(), rest));
+    }
+    let end = rest.iter().position(|byte| !is_name(byte)).filter(|&end| end > 0 && rest[end] == b':')?;
+    Some(([user, &rest[..end]].concat(), &rest[end + 1..]))
+}
+
+/// A stage in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    /// Its number: that of its argument.
+    pub(crate) number: usize,
+    pub(crate) action: Action,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+}
+
+/// Stages that run together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) stages: Vec<Placed>,
+    /// From stage to stage; `None` is the caller's standard input, or output.
+    pub(crate) hops: Vec<(Option<usize>, Option<usize>)>,
+}
+
+/// Lays out a pipeline. `has_input`: the caller has a standard input for the first stage. `tees`: a stage that is `tee`
+/// may be done without a process; not where the user's own shell decides as whom, and where, it is run.
+///
+/// `<` begins a part, `>` ends one; between parts nothing flows. Stages of the caller's own at either end have its
+/// standard input and output themselves.
+pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool) -> Vec<Part> {
+    let mut parts = vec![Part::default()];
+    let last = specs.len() - 1;
+    for (number, spec) in specs.iter().enumerate() {
+        let kind = spec.kind();
+        let is_first = number == 0;
+        let follows = !is_first && kind != Kind::Read && specs[number - 1].kind() != Kind::Write;
+        if !is_first && !follows {
+            parts.push(Part::default());
+        }
+        let part = parts.last_mut().expect("there is one");
+        let is_here = spec.host.is_empty();
+        let input = match kind {
+            Kind::Read => Input::Nothing,
+            _ if follows => Input::Hop,
+            _ if is_first && has_input && is_here => Input::Standard,
+            _ if is_first && has_input => Input::Hop,
+            _ => Input::Nothing,
+        };
+        let output = match kind {
+            Kind::Write => Output::Nothing,
+            _ if number == last && is_here => Output::Standard,
+            _ if number == last => Output::Hop,
+            _ if specs[number + 1].kind() == Kind::Read => Output::Dropped,
+            _ => Output::Hop,
+        };
+        let text = || spec.text.clone();
+        let cat = || Action::Run { command: [b"cat ", &spec.text[..]].concat() };
+        let action = match (kind, spec.tee()) {
+            // Between two descriptors of the caller's own no session runs.
+            (Kind::Read, _) if output == Output::Standard => cat(),
+            (Kind::Write, _) if input == Input::Standard => cat(),
+            (Kind::Read, _) => Action::Read { redirection: text() },
+            (Kind::Write, _) => Action::Write { redirection: text() },
+            (Kind::Run, Some((path, append))) if tees && (input, output) == (Input::Hop, Output::Hop) => {
+                Action::Tee { path, append }
+            }
+            (Kind::Run, _) => Action::Run { command: text() },
+        };
+        if input == Input::Hop {
+            part.hops.push(((!is_first).then(|| number - 1), Some(number)));
+        }
+        if output == Output::Hop && number == last {
+            part.hops.push((Some(number), None));
+        }
+        part.stages.push(Placed { number, action, input, output });
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(text: &str) -> Spec {
+        Spec::parse(OsStr::new(text)).unwrap_or_else(|why| panic!("{text}: {why}"))
+    }
+
+    #[test]
+    fn hosts_and_commands() {
+        for (text, host, command) in [
+            ("fs1:zfs send x", "fs1", "zfs send x"),
+            ("me@fs1.lan:wc -c", "me@fs1.lan", "wc -c"),
+            ("[fd00::1]:ls", "fd00::1", "ls"),
+            ("me@[fe80::1%e0]:ls", "me@fe80::1%e0", "ls"),
+            ("a_b-c.d:x:y", "a_b-c.d", "x:y"),
+            ("10.0.0.1:< f", "10.0.0.1", "< f"),
+            (":a:b", "", "a:b"),
+            ("awk -F: '{print}'", "", "awk -F: '{print}'"),
+            ("A=b:c cmd", "", "A=b:c cmd"),
+            ("/bin/x:y", "", "/bin/x:y"),
+            ("wc", "", "wc"),
+            ("[ -e x ]: y", "", "[ -e x ]: y"),
+            ("@h:x", "", "@h:x"),
+            ("a@b@c:x", "", "a@b@c:x"),
+            ("h\u{e9}:x", "", "h\u{e9}:x"),
+            ("h :x", "", "h :x"),
+            ("> f", "", "> f"),
+        ] {
+            assert_eq!(spec(text), Spec { host: host.into(), text: command.into() }, "{text}");
+        }
+        for text in ["", " ", "h:", "h: ", ":", "h:<", "h:> ", "h:>>", "-x:y"] {
+            assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_a_plain_tee_is_ours() {
+        for (text, file) in [
+            ("h:tee f", Some(("f", false))),
+            ("h: tee  -a  ~/d/f.x ", Some(("~/d/f.x", true))),
+            ("h:tee f g", None),
+            ("h:tee >(wc)", None),
+            ("h:tee f | wc", None),
+            ("h:tee $HOME/f", None),
+            ("h:tee 'f'", None),
+            ("h:tee -i f", None),
+            ("h:tee -a", None),
+            ("h:tee ~/", None),
+            ("h:tee ~user/f", None),
+            ("h:tee", None),
+            ("h:tee f;", None),
+        ] {
+            let file = file.map(|(path, append): (&str, bool)| (path.as_bytes().to_vec(), append));
+            assert_eq!(spec(text).tee(), file, "{text}");
+        }
+    }
+
+    /// Each part as its stages' inputs and outputs, and its hops.
+    fn shape(texts: &[&str], has_input: bool) -> Vec<String> {
+        let specs: Vec<Spec> = texts.iter().map(|text| spec(text)).collect();
+        let stage = |stage: &Placed| {
+            let action = match &stage.action {
+                Action::Run { command } => String::from_utf8_lossy(command).into_owned(),
+                Action::Read { .. } => "read".to_owned(),
+                Action::Write { .. } => "write".to_owned(),
+                Action::Tee { .. } => "tee".to_owned(),
+            };
+            format!("{:?}>{action}>{:?}", stage.input, stage.output)
+        };
+        let hop = |hop: &Option<usize>| hop.map_or("-".to_owned(), |hop| hop.to_string());
+        let part = |part: &Part| {
+            let stages: Vec<String> = part.stages.iter().map(stage).collect();
+            let hops: Vec<String> = part.hops.iter().map(|(from, to)| format!("{}{}", hop(from), hop(to))).collect();
+            format!("{} [{}]", stages.join(" "), hops.join(" "))
+        };
+        lay_out(&specs, has_input, true).iter().map(part).collect()
+    }
+
+    #[test]
+    fn stages_in_their_places() {
+        for (texts, has_input, parts) in [
+            (&["h:x"][..], true, &["Hop>x>Hop [-0 0-]"][..]),
+            (&["h:x"], false, &["Nothing>x>Hop [0-]"]),
+            (&["x"], true, &["Standard>x>Standard []"]),
+            (&["x", "h:y"], true, &["Standard>x>Hop Hop>y>Hop [01 1-]"]),
+            (&["h:x", "y"], false, &["Nothing>x>Hop Hop>y>Standard [01]"]),
+            (&["h:< f", "h:> g"], true, &["Nothing>read>Hop Hop>write>Nothing [01]"]),
+            (&["h:x", "h:< f", "i:y"], false, &["Nothing>x>Dropped []", "Nothing>read>Hop Hop>y>Hop [12 2-]"]),
+            (&["h:x", "h:> f", "i:y"], false, &["Nothing>x>Hop Hop>write>Nothing [01]", "Nothing>y>Hop [2-]"]),
+            (&["h:> f"], false, &["Nothing>write>Nothing []"]),
+            (&["h:> f"], true, &["Hop>write>Nothing [-0]"]),
+            (&["h:> f", "h:>> g"], true, &["Hop>write>Nothing [-0]", "Nothing>write>Nothing []"]),
+            (&["h:> f", "h:< f"], true, &["Hop>write>Nothing [-0]", "Nothing>read>Hop [1-]"]),
+            (&["h:< f", "h:< g"], true, &["Nothing>read>Dropped []", "Nothing>read>Hop [1-]"]),
+            (&[":< f"], true, &["Nothing>cat < f>Standard []"]),
+            (&[":> f", "h:x"], true, &["Standard>cat > f>Nothing []", "Nothing>x>Hop [1-]"]),
+            (&["h:x", "i:tee f", "j:y"], false, &["Nothing>x>Hop Hop>tee>Hop Hop>y>Hop [01 12 2-]"]),
+            (&["h:tee f"], false, &["Nothing>tee f>Hop [0-]"]),
+            (&["h:tee f"], true, &["Hop>tee>Hop [-0 0-]"]),
+        ] {
+            assert_eq!(shape(texts, has_input), parts, "{texts:?} {has_input}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_argument_is_a_stage_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(spec) = Spec::parse(OsStr::from_bytes(&bytes)) {
+                prop_assert!(bytes.ends_with(&spec.text));
+                prop_assert!(!spec.text.is_empty() && !spec.host.as_bytes().starts_with(b"-"));
+            }
+        }
+
+        #[test]
+        fn hops_join_neighbours_and_stages_agree(kinds in prop::collection::vec(0..6_usize, 1..9), has_input: bool) {
+            let texts = ["h:x", "x", "h:< f", "h:> f", ":< f", "h:tee f"];
+            let specs: Vec<Spec> = kinds.iter().map(|&kind| spec(texts[kind])).collect();
+            let parts = lay_out(&specs, has_input, true);
+            let stages: Vec<&Placed> = parts.iter().flat_map(|part| &part.stages).collect();
+            prop_assert_eq!(stages.len(), specs.len());
+            for part in &parts {
+                for stage in &part.stages {
+                    let into = part.hops.iter().filter(|(_, to)| *to == Some(stage.number)).count();
+                    let out = part.hops.iter().filter(|(from, _)| *from == Some(stage.number)).count();
+                    prop_assert_eq!(into, usize::from(stage.input == Input::Hop));
+                    prop_assert_eq!(out, usize::from(stage.output == Output::Hop));
+                }
+                for (from, to) in &part.hops {
+                    let are_neighbours = match (from, to) {
+                        (Some(from), Some(to)) => from + 1 == *to,
+                        (None, Some(to)) => *to == 0,
+                        (Some(from), None) => *from == specs.len() - 1,
+                        (None, None) => false,
+                    };
+                    prop_assert!(are_neighbours);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What a command line of `rdcp` asks for.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rd_proto::tree::PATH_BYTES_MAX;
+
+use crate::cli::options::{ReportOptions, TransferOptions};
+use crate::control::frames::TreeSettings;
+use crate::control::launch::Launcher;
+use crate::fault::escaped;
+use crate::job::launching::AgentChoice;
+
+/// Bytes of a host's name with a user's.
+const HOST_BYTES_MAX: usize = 1024;
+
+/// What URLs begin with that are no hosts.
+const SCHEMES: &[&str] = &["ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
+
+/// What to say to an IPv6 address in front of a path that lacks its brackets: `fe80::1:/path`.
+fn unbracketed(text: &OsStr) -> Option<String> {
+    let text = text.to_str().filter(|text| !text.contains('['))?;
+    let (user, rest) = text.split_once('@').map_or(("", text), |(user, rest)| (&text[..=user.len()], rest));
+    let is_address = |end: &usize| rest[..*end].parse::<std::net::Ipv6Addr>().is_ok();
+    let end = rest.rmatch_indices(':').map(|(at, _)| at).find(is_address)?;
+    let (address, path) = (&rest[..end], &rest[end + 1..]);
+    let words = [user, "[", address, "]:", path].concat();
+    Some(format!("an address is written in brackets: {}", escaped(OsStr::new(&words))))
+}
+
+/// One side of a command line: `path`, `host:path`, `-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Spec {
+    /// A path on this host.
+    Here(OsString),
+    /// Standard input or output.
+    Standard,
+    /// A path on the host that the launcher is given.
+    There(OsString, OsString),
+}
+
+impl Spec {
+    /// Reads an argument. A colon after a slash, or behind `./`, is part of a local name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub(crate) fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
+        if bytes == b"-" {
+            return Ok(Self::Standard);
+        }
+        if bytes.is_empty() {
+            return Err("an empty path; HOST: is the home on HOST, . this directory".to_owned());
+        }
+        if let Some(rest) = bytes.strip_prefix(b"rsync://") {
+            let host = rest.split(|&byte| b":/".contains(&byte)).next().unwrap_or_default();
+            let (text, host) = (escaped(text), escaped(OsStr::from_bytes(host)));
+            return Err(format!("{text} is an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"));
+        }
+        let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
+        let (host, path) = if bytes[at..].starts_with(b"[") {
+            // An address: ssh takes it without the brackets.
+            let Some(end) = bytes.windows(2).position(|two| two == b"]:") else {
+                return Ok(Self::Here(text.to_owned()));
+            };
+            ([&bytes[..at], &bytes[at + 1..end]].concat(), &bytes[end + 2..])
+        } else {
+            let colon = bytes.iter().position(|&byte| byte == b':' || byte == b'/');
+            let Some(colon) = colon.filter(|&at| bytes[at] == b':') else { return Ok(Self::Here(text.to_owned())) };
+            (bytes[..colon].to_vec(), &bytes[colon + 1..])
+        };
+        if let Some(address) = unbracketed(text) {
+            return Err(address);
+        }
+        if path.starts_with(b"//") && SCHEMES.iter().any(|scheme| host == scheme.as_bytes()) {
+            let text = escaped(text);
+            return Err(format!("{text} is a URL that rdcp does not take; write HOST:PATH, or scp://HOST/PATH"));
+        }
+        if path.starts_with(b":") {
+            let (text, host) = (escaped(text), escaped(OsStr::from_bytes(&host)));
+            return Err(format!(
+                "{text} names a module of an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"
+            ));
+        }
+        if host.is_empty() || host.ends_with(b"@") || host.starts_with(b"@") {
+            return Err(format!(
+                "no host, or no user, in {}; a local name with a colon is written ./NAME",
+                escaped(text)
+            ));
+        }
+        // It would be an option of the launcher's.
+        if host.starts_with(b"-") {
+            return Err(format!("a host cannot begin with a dash: {}", escaped(text)));
+        }
+        if host.len() > HOST_BYTES_MAX || path.len() > PATH_BYTES_MAX {
+            let text = escaped(OsStr::from_bytes(&bytes[..64]));
+            let most = format!("a host of {HOST_BYTES_MAX} bytes and a path of {PATH_BYTES_MAX} at most");
+            return Err(format!("{text}... is too long: {most}"));
+        }
+        Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
+    }
+
+    pub(crate) fn path(&self) -> &OsStr {
+        match self {
+            Self::Here(path) | Self::There(_, path) => path,
+            Self::Standard => OsStr::new("-"),
+        }
+    }
+}
+
+/// What is to be copied, and how.
+pub(crate) struct Plan<'a> {
+    pub(crate) sources: Vec<Spec>,
+    pub(crate) destination: Spec,
+    /// The destination must be a directory.
+    pub(crate) directory: bool,
+    /// The destination is never a directory to copy into.
+    pub(crate) exact: bool,
+    pub(crate) recursive: bool,
+    pub(crate) tree: TreeSettings,
+    pub(crate) dry_run: bool,
+    pub(crate) relay: bool,
+    pub(crate) via: Option<OsString>,
+    pub(crate) launcher: Launcher,
+    pub(crate) agent: AgentChoice,
+    pub(crate) transfer: &'a TransferOptions,
+    pub(crate) report: &'a ReportOptions,
+}
+
+impl Plan<'_> {
+    /// Number of other hosts.
+    pub(crate) fn hosts(&self) -> usize {
+        let specs = self.sources.iter().chain([&self.destination]);
+        let hosts = specs.filter_map(|spec| if let Spec::There(host, _) = spec { Some(host) } else { None });
+        hosts.collect::<std::collections::BTreeSet<_>>().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_of_a_command_line() {
+        let there = |host: &str, path: &str| Ok(Spec::There(host.into(), path.into()));
+        let here = |path: &str| Ok(Spec::Here(path.into()));
+        for (text, spec) in [
+            ("file", here("file")),
+            ("./a:b", here("./a:b")),
+            ("/a:b", here("/a:b")),
+            ("dir/a:b", here("dir/a:b")),
+            ("-", Ok(Spec::Standard)),
+            ("h:f", there("h", "f")),
+            ("h:", there("h", "")),
+            ("u@h:/x:y", there("u@h", "/x:y")),
+            ("h:-x", there("h", "-x")),
+            ("[fd00::1]:/x", there("fd00::1", "/x")),
+            ("u@[fe80::1%e0]:x", there("u@fe80::1%e0", "x")),
+            ("[x", here("[x")),
+        ] {
+            assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
+        }
+        for (text, right) in [("fe80::1:/x", "[fe80::1]:/x"), ("u@::1:x", "u@[::1]:x"), ("fd00::2:", "[fd00::2]:")] {
+            assert!(Spec::parse(OsStr::new(text)).is_err_and(|line| line.ends_with(right)), "{text}");
+        }
+        let long = |length| "x".repeat(length);
+        for text in [
+            "",
+            "ssh://h/x",
+            "http://h/x",
+            "@h:x",
+            "h::module/x",
+            "u@h::",
+            "rsync://h/module",
+            ":x",
+            "u@:x",
+            "-oProxyCommand=x:y",
+            &format!("h:{}", long(4096)),
+            &format!("{}:", long(1025)),
+        ] {
+            assert!(Spec::parse(OsStr::new(text)).is_err(), "{text}");
+        }
+        assert!(Spec::parse(OsStr::new(&format!("{}:{}", long(1024), long(4095)))).is_ok());
+    }
+}

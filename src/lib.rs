@@ -1,7 +1,7 @@
 //! rdma-pipe: pipes, files and pipelines between hosts, at the link's speed.
 //!
-//! The layers, each reaching only downwards: `cli` → `job` → `agent` → `control`, `engine`, `measure` → `transport`, `fs` → `rd_proto`. See
-//! `docs/ARCHITECTURE.md`.
+//! The layers, each reaching only downwards: `cli` → `job` → `agent` → `control`, `engine`, `measure` → `transport`,
+//! `tree` → `fs` → `rd_proto`. See `docs/ARCHITECTURE.md`.
 
 mod agent;
 pub mod cli;
@@ -12,6 +12,7 @@ pub mod fs;
 mod job;
 pub mod measure;
 pub mod transport;
+pub mod tree;
 
 /// How many processors this process may use, at least one. Asked for once: the answer takes a dozen system calls.
 fn processors() -> usize {

@@ -35,11 +35,11 @@ use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, escaped, os};
-use crate::fs::progress::Progress;
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
 use crate::transport::relay::{RelayInput, RelayOutput};
+use crate::tree::progress::Progress;
 
 mod telling;
 
@@ -569,7 +569,7 @@ impl Run {
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
                 let source = tree::source(&roots, &settings, chunk_bytes, &self.progress)?;
-                Ok(Work::Send(Source::Tree(Box::new(source))))
+                Ok(Work::SendTree(Box::new(source)))
             }
             Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
             Prepared::ReceiveOpen(file, path) => Ok(receive_open(file, &path)),

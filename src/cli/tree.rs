@@ -21,14 +21,14 @@ use crate::control::tunnel::Emit;
 use crate::engine::tree::{Chunk, answer};
 use crate::engine::{Event, SentTree, Summary};
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::count;
-use crate::fs::local;
 use crate::fs::metadata::Keep;
-use crate::fs::patterns::Patterns;
-use crate::fs::progress::Progress;
-use crate::fs::tree_sink::{self, TreeSink};
-use crate::fs::tree_source::TreeSource;
-use crate::fs::walk;
+use crate::tree::count;
+use crate::tree::local;
+use crate::tree::patterns::Patterns;
+use crate::tree::progress::Progress;
+use crate::tree::sink::{self as tree_sink, TreeSink};
+use crate::tree::source::TreeSource;
+use crate::tree::walk;
 
 /// Bytes that the patterns may take in a message: half of it, so that paths fit beside them.
 pub(crate) const SIEVE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;

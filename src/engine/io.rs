@@ -23,8 +23,8 @@ use rustix::io::{Errno, pread, read, write};
 use super::work::{Job, Parts, Shared};
 use crate::fs::direct::Cold;
 use crate::fs::source::Part;
-use crate::fs::tree_source::ColdRange;
 use crate::transport::Buffer;
+use crate::tree::source::ColdRange;
 
 /// Reads that are under way at once. A pool of the default size has half as many buffers.
 const DEPTH: usize = 64;

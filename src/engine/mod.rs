@@ -19,8 +19,8 @@ use rd_proto::tree::OPEN_MAX;
 use rustix::io::Errno;
 
 use crate::fs::source::Source;
-use crate::fs::tree_sink::{Have, Refused};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
+use crate::tree::sink::{Have, Refused};
 
 pub mod account;
 mod inline;
@@ -170,9 +170,12 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         Work::Send(source) => {
             match source {
                 Source::File(file) => shared.source = Some(Parts::File(Box::new(file))),
-                Source::Tree(tree) => shared.source = Some(Parts::Tree(tree)),
                 Source::Stream(source) => stream = Some(Feed::Stream(source)),
             }
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
+        }
+        Work::SendTree(tree) => {
+            shared.source = Some(Parts::Tree(tree));
             Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
         }
         Work::SendRelay(relay) => {

@@ -7,9 +7,9 @@ use rd_proto::session::{Counters, Notice, Outcome};
 
 use super::account::{View, Waits};
 use crate::fs::direct::write::Written;
-use crate::fs::tree_sink::Report as TreeReport;
-use crate::fs::walk::Counts;
 use crate::transport::Medium;
+use crate::tree::sink::Report as TreeReport;
+use crate::tree::walk::Counts;
 
 /// Told of what happens during a transfer, from the loop; must not block.
 pub trait Monitor {

@@ -16,9 +16,10 @@ use super::tree;
 use super::work::CompressMode;
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
-use crate::fs::tree_sink::{Have, Refused, Report as TreeReport, TreeSink};
 use crate::transport::relay::RelayOutput;
 use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
+use crate::tree::sink::{Have, Refused, Report as TreeReport, TreeSink};
+use crate::tree::source::TreeSource;
 
 /// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
 const EVENTS_MAX: usize = 4096;
@@ -91,6 +92,8 @@ pub trait Dialer: Send + Sync {
 pub enum Work {
     /// Send this.
     Send(Source),
+    /// Send a tree.
+    SendTree(Box<TreeSource>),
     /// Send what another session of this process receives.
     SendRelay(RelayOutput),
     /// Receive into this file.

@@ -7,8 +7,8 @@ use rd_proto::frame::ChunkHeader;
 
 use super::Event;
 use super::work::SinkJob;
-use crate::fs::tree_sink::{Answer, TreeSink};
 use crate::transport::Buffer;
+use crate::tree::sink::{Answer, TreeSink};
 
 /// An opened chunk with the sink. When the last thread that writes some of it lets go, the loop is told.
 pub struct Chunk {

@@ -19,10 +19,10 @@ use super::pace::Pace;
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
-use crate::fs::tree_sink::Refused;
-use crate::fs::tree_source::{Next, TreeSource};
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
+use crate::tree::sink::Refused;
+use crate::tree::source::{Next, TreeSource};
 
 /// Threads that seal and open. More than this many cores are better left to the source and the sink.
 const WORKERS_MAX: usize = 8;

@@ -19,14 +19,14 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// The access ACL of an entry.
-pub(super) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
-pub(super) const ACCESS_ACL_NAME: &CStr = c"system.posix_acl_access";
+pub(crate) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
+pub(crate) const ACCESS_ACL_NAME: &CStr = c"system.posix_acl_access";
 
 /// The ACL that a directory gives to what is made in it.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// The attributes that are ACLs.
-pub(super) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
+pub(crate) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
 
 /// Entries of an ACL of which there is one at most, as the kernel numbers them.
 const ACL_OWNER: u16 = 1;
@@ -39,7 +39,7 @@ const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// Lets this process write into a directory of its user's that was made read-only, by an earlier copy perhaps: the copy
 /// can then be run again. Whether it needed that.
-pub(super) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
+pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> {
     let user = rustix::process::geteuid();
     let is_closed = !user.is_root() && stat.st_uid == user.as_raw() && stat.st_mode & 0o700 != 0o700;
     if is_closed {
@@ -95,21 +95,21 @@ pub enum Object<'a> {
 }
 
 impl Object<'_> {
-    pub(super) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
+    pub(crate) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => flistxattr(fd, names),
             Self::Path(fd) => listxattr(itself(fd), names),
         }
     }
 
-    pub(super) fn xattr(self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
+    pub(crate) fn xattr(self, name: &CStr, value: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => fgetxattr(fd, name, value),
             Self::Path(fd) => getxattr(itself(fd), name, value),
         }
     }
 
-    pub(super) fn set_xattr(self, name: impl Arg, value: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn set_xattr(self, name: impl Arg, value: &[u8]) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => fsetxattr(fd, name, value, XattrFlags::empty()),
             Self::Path(fd) => setxattr(itself(fd), name, value, XattrFlags::empty()),
@@ -123,14 +123,14 @@ impl Object<'_> {
         }
     }
 
-    pub(super) fn set_owner(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
+    pub(crate) fn set_owner(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => fchown(fd, uid, gid),
             Self::Path(fd) => chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH),
         }
     }
 
-    pub(super) fn set_mode(self, mode: u32) -> Result<(), Errno> {
+    pub(crate) fn set_mode(self, mode: u32) -> Result<(), Errno> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => fchmod(fd, mode),
@@ -138,7 +138,7 @@ impl Object<'_> {
         }
     }
 
-    pub(super) fn set_times(self, times: &Timestamps) -> Result<(), Errno> {
+    pub(crate) fn set_times(self, times: &Timestamps) -> Result<(), Errno> {
         match self {
             Self::Open(fd) => futimens(fd, times),
             Self::Path(fd) => match utimensat(fd, c"", times, AtFlags::EMPTY_PATH) {
@@ -151,13 +151,13 @@ impl Object<'_> {
 }
 
 /// Whether what is made in this directory gets an ACL from it.
-pub(super) fn has_default_acl(directory: impl AsFd) -> bool {
+pub(crate) fn has_default_acl(directory: impl AsFd) -> bool {
     fgetxattr_query(directory, DEFAULT_ACL).is_ok_and(|bytes| bytes > 0)
 }
 
 /// The permission bits that a new file can get in this directory where modes are not copied: those of the default ACL, or
 /// where there is none those that the umask leaves.
-pub(super) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u32 {
+pub(crate) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u32 {
     if !gives_acl {
         return 0o777 & !umask;
     }
@@ -170,7 +170,7 @@ pub(super) fn permitted(directory: impl AsFd, gives_acl: bool, umask: u32) -> u3
 
 /// As [`permitted`], for a directory: to its group and others cp gives the right to write only as the umask has it, also
 /// where there is a default ACL.
-pub(super) fn permitted_directory(permitted: u32, umask: u32) -> u32 {
+pub(crate) fn permitted_directory(permitted: u32, umask: u32) -> u32 {
     permitted & !(umask & 0o022)
 }
 
@@ -182,13 +182,13 @@ fn acl_entry(acl: &[u8], tag: u16) -> Option<u32> {
 }
 
 /// The mode of a copy that does not get this ACL of its source, whose mask the group's bits are: the group gets what it had.
-pub(super) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
+pub(crate) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
     mode & (!0o070 | acl_entry(acl, ACL_GROUP).unwrap_or(0) << 3)
 }
 
 /// Has a new file keep the access ACL of the file that it takes the place of, where that has one; returns what of its
 /// `mode` can be given to the new one.
-pub(super) fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
+pub(crate) fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(old) = openat(directory, name, flags, Mode::empty()) else { return mode & !0o070 };
     let mut acl = vec![0; XATTR_BYTES_MAX];
@@ -206,7 +206,7 @@ pub(super) fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mod
 }
 
 /// Takes away the ACLs that an entry has, but those to be `kept`.
-pub(super) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
+pub(crate) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
     for name in ACLS.into_iter().filter(|name| !kept(name)) {
         // There is none, or the file system knows none.
         let _ = entry.remove_xattr(name);
@@ -219,7 +219,7 @@ pub(super) fn remove_acls(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) {
 /// # Errors
 ///
 /// What the first that could not be removed answered.
-pub(super) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
+pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool) -> Result<(), Errno> {
     let mut list = vec![0; XATTR_BYTES_MAX];
     let length = match entry.list_xattrs(&mut list) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => 0,
@@ -402,7 +402,7 @@ fn set_xattrs(
 
 /// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
 /// of its directory denies it to owners: with `may_open`, it gets that, and the caller sets the mode afterwards.
-pub(super) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8], may_open: bool) -> Result<(), Errno> {
+pub(crate) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8], may_open: bool) -> Result<(), Errno> {
     match object.set_xattr(name, value) {
         Err(Errno::ACCESS) if may_open => {
             object.set_mode(0o700)?;
@@ -413,7 +413,7 @@ pub(super) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8]
 }
 
 /// The name that leads to what a descriptor is open on, and nowhere else: for calls that take no descriptor.
-pub(super) fn itself(fd: impl AsFd) -> String {
+pub(crate) fn itself(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 

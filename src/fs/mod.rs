@@ -1,29 +1,21 @@
-//! Files: where the bytes of a stream come from and go to.
+//! One file or stream: where bytes come from and go to. Trees of them are in `tree`.
 
-mod close;
-pub mod count;
+pub(crate) mod close;
 pub mod direct;
-pub mod first;
-pub mod local;
 pub mod metadata;
-mod partial;
-pub mod patterns;
-pub mod progress;
+pub(crate) mod partial;
 pub mod sink;
 pub mod source;
 pub mod standard;
 mod text;
-pub mod tree_sink;
-pub mod tree_source;
-pub mod walk;
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
-use rustix::fs::{AtFlags, FileType, Mode, Stat, statat};
+use rustix::fs::{Mode, Stat};
 use rustix::io::{Errno, pread, pwrite};
 
 /// An I/O failure as facts.
@@ -41,12 +33,6 @@ pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
     io_fact(path, Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
 
-/// Whether a failure to write is one that every further file would meet: the destination is full, over its quota,
-/// read-only or broken.
-fn stops_everything(error: Errno) -> bool {
-    matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)
-}
-
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
 
@@ -59,71 +45,30 @@ pub(crate) fn identity(stat: &Stat) -> Identity {
 
 /// Whether in file systems of this kind (statfs(2)) a write waits until another one to the same file is done: ext4, XFS,
 /// Btrfs, tmpfs. A second thread would burn its processor, or sleep and be woken, for each range.
-fn is_serial(kind: u32) -> bool {
+pub(crate) fn is_serial(kind: u32) -> bool {
     [0xef53, 0x5846_5342, 0x9123_683e, TMPFS_MAGIC].contains(&kind)
 }
 
-/// Whether a symbolic link in `directory` with this target leads to what `old` describes, itself no link: put in its
-/// place it would lead to itself, and what was there be lost.
-fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
-    FileType::from_raw_mode(old.st_mode) != FileType::Symlink
-        && statat(directory, target, AtFlags::empty()).is_ok_and(|found| identity(&found) == identity(old))
-}
-
-/// Why an entry is not copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    System(Errno),
-    /// With more for a person.
-    Explained(Errno, &'static str),
-    Detail(&'static str),
-}
-
-impl From<Errno> for Fault {
-    fn from(error: Errno) -> Self {
-        Self::System(error)
-    }
-}
-
-impl Fault {
-    fn into_fact(self, path: &OsStr) -> IoFact {
-        match self {
-            Self::System(error) => io_fact(path, error),
-            Self::Explained(error, detail) => IoFact { detail: detail.into(), ..io_fact(path, error) },
-            Self::Detail(detail) => plain_fact(path, detail),
-        }
-    }
-}
-
 /// Ends the name of what may not be whole. It is locked as long as somebody writes to it.
-const PARTIAL: &str = "rd-part";
+pub(crate) const PARTIAL: &str = "rd-part";
 
 /// Ends the name of what is whole already and only waits to be renamed over an older entry.
-const WHOLE: &str = "rd-link";
+pub(crate) const WHOLE: &str = "rd-link";
 
 /// Digits of the hash in such names.
 const HASH_DIGITS: usize = 32;
 
-/// What a temporary name that was asked for by name is told to be.
-const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
-
 /// Why nothing gets a temporary name for good.
-const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
-
-/// Why a file is not written in place.
-const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
-
-/// Why a further name is not made.
-const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";
+pub(crate) const IS_TEMPORARY: &str = "has a name that is kept for unfinished copies: choose another one";
 
 /// The name under which `name` is made: hashed, so that it is never too long.
-fn name_beside(name: &[u8], ending: &str) -> String {
+pub(crate) fn name_beside(name: &[u8], ending: &str) -> String {
     format!(".{}.{ending}", &blake3::hash(name).to_hex()[..HASH_DIGITS])
 }
 
 /// Whether a name is of those that [`name_beside`] makes. What stands under it may be renamed or removed by a copy at any
 /// moment, so it is never sent, and nothing that is received gets it.
-fn is_temporary_name(name: &[u8]) -> bool {
+pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     let parts = name.strip_prefix(b".").and_then(|rest| rest.split_at_checked(HASH_DIGITS));
     parts.is_some_and(|(hash, ending)| {
         hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
@@ -133,7 +78,7 @@ fn is_temporary_name(name: &[u8]) -> bool {
 
 /// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed
 /// by other threads.
-fn umask() -> u32 {
+pub(crate) fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     line.and_then(|mask| u32::from_str_radix(mask.trim(), 8).ok()).unwrap_or_else(|| {
@@ -182,7 +127,7 @@ pub(crate) fn group_limits(root: &Path, controller: &str, files: [&str; 2]) -> V
 /// # Errors
 ///
 /// What writing answered.
-fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
+pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
         match pwrite(&file, &bytes[done..], position + done as u64) {
@@ -196,14 +141,14 @@ fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(), Errno> {
 }
 
 /// Bytes read at once to hash a file.
-const HASH_READ_BYTES: usize = 256 << 10;
+pub(crate) const HASH_READ_BYTES: usize = 256 << 10;
 
 /// The beginning of the BLAKE3 of a range of a file, for both ends of a transfer to compare.
 ///
 /// # Errors
 ///
 /// What reading answered; ENODATA if the file ends before.
-fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut [u8]) -> Result<[u8; 16], Errno> {
+pub(crate) fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut [u8]) -> Result<[u8; 16], Errno> {
     let mut hasher = blake3::Hasher::new();
     let mut done = 0;
     while done < length {

@@ -14,23 +14,23 @@ use rustix::path::Arg;
 use super::identity;
 
 /// Times that a name is tried again when another process makes it at the same moment.
-pub(super) const TRIES_MAX: usize = 3;
+pub(crate) const TRIES_MAX: usize = 3;
 
 /// Directories that lie in each other, in what a killed run left: more are not removed.
 const REMOVE_DEPTH_MAX: usize = 1024;
 
 /// Bytes of directory entries read at once.
-pub(super) const LISTING_BYTES: usize = 32 << 10;
+pub(crate) const LISTING_BYTES: usize = 32 << 10;
 
 /// How often a name that another transfer holds is tried again.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// What EBUSY means where a partial name is to be had.
-pub(super) const HELD: &str = "another copy is writing to it";
+pub(crate) const HELD: &str = "another copy is writing to it";
 
 /// Why there is nothing of ours under a partial name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blocked {
+pub(crate) struct Blocked {
     pub error: Errno,
     /// What stands under the partial name is in the way, and cannot be removed.
     pub is_in_the_way: bool,
@@ -49,7 +49,7 @@ impl Blocked {
 }
 
 /// Tries again while another transfer holds a partial name: one that was killed just now lets go within seconds.
-pub(super) fn patiently<T>(
+pub(crate) fn patiently<T>(
     until: Instant,
     is_over: impl Fn() -> bool,
     attempt: impl Fn() -> Result<T, Blocked>,
@@ -72,7 +72,7 @@ pub(super) fn patiently<T>(
 /// # Errors
 ///
 /// EBUSY if another process writes to it, else what the system answered.
-pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<(OwnedFd, bool), Blocked> {
+pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<(OwnedFd, bool), Blocked> {
     let fd = directory.as_fd();
     for _ in 0..TRIES_MAX {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -131,7 +131,7 @@ pub(super) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
 /// # Errors
 ///
 /// As with [`open`].
-pub(super) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
+pub(crate) fn open_tree(directory: impl AsFd, name: &str) -> Result<(OwnedFd, bool), Blocked> {
     let (fd, name) = (directory.as_fd(), &*c_name(name)?);
     for _ in 0..TRIES_MAX {
         let is_new = match mkdirat(fd, name, Mode::RWXU) {
@@ -175,13 +175,13 @@ fn c_name(name: &str) -> Result<CString, Errno> {
 
 /// Whether what stands under a partial name is this file still. Where a lock says nothing to another host, or a name is
 /// taken away, it may be another transfer's, and is neither to be published nor removed.
-pub(super) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
+pub(crate) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) -> bool {
     let (here, named) = (fstat(file), statat(directory, name, AtFlags::SYMLINK_NOFOLLOW));
     matches!((here, named), (Ok(here), Ok(named)) if identity(&here) == identity(&named))
 }
 
 /// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
-pub(super) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => FileType::from_raw_mode(found.st_mode),
         Err(Errno::NOENT) => return Ok(()),
@@ -210,7 +210,7 @@ pub(super) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Err
 }
 
 /// Opens a directory that is not a symbolic link, to list it and reach what is in it.
-pub(super) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(parent, name, flags, Mode::empty()) {
         Err(Errno::LOOP) => Err(Errno::NOTDIR),
@@ -219,7 +219,7 @@ pub(super) fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, 
 }
 
 /// Removes an entry, with everything in it if it is a directory. No link leads out of it.
-pub(super) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
     match unlinkat(&directory, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {
             remove_contents(&open_directory(&directory, name)?)?;
@@ -230,7 +230,7 @@ pub(super) fn remove(directory: impl AsFd, name: &CStr) -> Result<(), Errno> {
 }
 
 /// Removes everything in a directory, by descriptors.
-pub(super) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn remove_contents(directory: &OwnedFd) -> Result<(), Errno> {
     let directory = directory.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
     // Not a recursion: threads that write trees have small stacks. The last name below each directory is the one that is
     // being emptied.
@@ -270,7 +270,7 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
 }
 
 /// Calls `look` with each name in a directory.
-pub(super) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Result<(), Errno>) -> Result<(), Errno> {
+pub(crate) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Result<(), Errno>) -> Result<(), Errno> {
     let mut space = Vec::with_capacity(LISTING_BYTES);
     let mut entries = RawDir::new(directory, space.spare_capacity_mut());
     while let Some(entry) = entries.next() {
@@ -284,7 +284,7 @@ pub(super) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Resu
 }
 
 /// Gives a finished directory its name. It replaces nothing but an empty directory.
-pub(super) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
+pub(crate) fn publish_directory(parent: BorrowedFd<'_>, temporary: &CStr, name: &CStr) -> Result<(), Errno> {
     match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::EXIST) => renameat(parent, temporary, parent, name),
         other => other,

@@ -16,7 +16,6 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
 
 use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
-use super::tree_source::TreeSource;
 use super::{io_fact, plain_fact, standard};
 
 /// How long a part that is not full waits for more from its stream, once something is in it.
@@ -35,8 +34,6 @@ const PIPE_BYTES: usize = 1 << 20;
 pub enum Source {
     /// A regular file of known size.
     File(FileSource),
-    /// A tree, or several.
-    Tree(Box<TreeSource>),
     /// A pipe, socket, device, or a file whose size says nothing.
     Stream(StreamSource),
 }
@@ -133,7 +130,7 @@ impl Source {
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::File(file) => Some(file.size),
-            Self::Tree(_) | Self::Stream(_) => None,
+            Self::Stream(_) => None,
         }
     }
 }
@@ -232,10 +229,10 @@ impl FileSource {
 }
 
 /// What is said of a file that ends before the size that it had.
-pub(super) const SHRANK: &str = "shrank while it was read";
+pub(crate) const SHRANK: &str = "shrank while it was read";
 
 /// Fills `target` from `offset` on, or fails naming the file.
-pub(super) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [u8]) -> Result<(), IoFact> {
+pub(crate) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [u8]) -> Result<(), IoFact> {
     let mut done = 0;
     while done < target.len() {
         match pread(&file, &mut target[done..], offset + done as u64) {
@@ -249,13 +246,13 @@ pub(super) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [
 }
 
 /// Fails if an open file is not as it was: of another size, or with other times of change.
-pub(super) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> Result<(), IoFact> {
+pub(crate) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> Result<(), IoFact> {
     let now = fstat(file).map_err(|error| io_fact(name, error))?;
     change(before, &now).map_or(Ok(()), |change| Err(plain_fact(name, change)))
 }
 
 /// What has happened to a file between two looks at it, if anything.
-pub(super) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
+pub(crate) fn change(before: &Stat, now: &Stat) -> Option<&'static str> {
     let times = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec);
     if now.st_size != before.st_size {
         Some("changed size while it was read")

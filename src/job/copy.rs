@@ -22,9 +22,9 @@ use crate::cli::tree::SIEVE_BYTES_MAX;
 use crate::control::frames::{Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report, Root};
 use crate::engine::{Monitor, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::progress::Amount;
 use crate::job::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use crate::job::plan::{Plan, Spec};
+use crate::tree::progress::Amount;
 
 mod examine;
 mod interrupt;

@@ -101,11 +101,11 @@ impl Plan {
     }
 
     fn start(self, source: Source, sink: Work) -> Session {
-        self.start_with(source, |_| sink)
+        self.start_with(Work::Send(source), |_| sink)
     }
 
     /// `sink` is given what reaches the receiver's loop.
-    pub fn start_with(self, source: Source, sink: impl FnOnce(&Post<Event>) -> Work) -> Session {
+    pub fn start_with(self, source: Work, sink: impl FnOnce(&Post<Event>) -> Work) -> Session {
         let (sender_side, sender_buffers) = Side::new(self.buffers[SENDER], CHUNK_BYTES);
         let (receiver_side, receiver_buffers) = Side::new(self.buffers[RECEIVER], CHUNK_BYTES);
         let (posts, queues): (Vec<_>, Vec<_>) = [unbounded(), unbounded()].into_iter().unzip();
@@ -132,7 +132,7 @@ impl Plan {
         .expect("the first lane");
         let notices = Arc::new(Mutex::new(Vec::new()));
         let progress: [Arc<AtomicU64>; 2] = Default::default();
-        let works = [Work::Send(source), sink(&posts[RECEIVER])];
+        let works = [source, sink(&posts[RECEIVER])];
         let mut results = Vec::new();
         let each = works.into_iter().zip(queues).zip([sender_buffers, receiver_buffers]).zip(pools);
         for (end, (((work, events), buffers), pool)) in each.enumerate() {

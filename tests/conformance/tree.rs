@@ -15,10 +15,9 @@ use rd_proto::tree::RESUME_BYTES_MIN;
 use rdma_pipe::engine::tree::answer;
 use rdma_pipe::engine::{Event, Work};
 use rdma_pipe::fs::metadata::Keep;
-use rdma_pipe::fs::source::Source;
-use rdma_pipe::fs::tree_sink::{self, TreeSink};
-use rdma_pipe::fs::tree_source::TreeSource;
-use rdma_pipe::fs::walk::{self, Root};
+use rdma_pipe::tree::sink::{self as tree_sink, TreeSink};
+use rdma_pipe::tree::source::TreeSource;
+use rdma_pipe::tree::walk::{self, Root};
 
 use crate::Case;
 use crate::fabric::Fabric;
@@ -67,7 +66,7 @@ impl Scratch {
         };
         let root = Root { path: self.source(), name: OsString::from("copy") };
         let source = TreeSource::new(vec![root], CHUNK_BYTES, options).expect("a source");
-        plan.start_with(Source::Tree(Box::new(source)), |post| {
+        plan.start_with(Work::SendTree(Box::new(source)), |post| {
             let keep = Keep { mode: true, times: true, specials: true, ..Keep::default() };
             let options = tree_sink::Options { keep, ..Default::default() };
             let sink = TreeSink::new(&self.destination(), options, answer(post.clone())).expect("a sink");

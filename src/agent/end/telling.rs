@@ -14,8 +14,8 @@ use crate::control::tunnel::Emit;
 use crate::engine::{Monitor, Read, Summary, Waits};
 use crate::fault::Failure;
 use crate::fs::direct::write::Written;
-use crate::fs::progress::Progress;
 use crate::transport::Medium;
+use crate::tree::progress::Progress;
 
 /// Tells the caller what a session has to say.
 #[derive(Clone)]

@@ -6,7 +6,7 @@
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::{rate, rate_words};
-use crate::fs::progress::Amount;
+use crate::tree::progress::Amount;
 
 /// The fewest columns that a name is worth showing in.
 const NAME_COLUMNS_MIN: usize = 12;

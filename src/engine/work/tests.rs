@@ -5,8 +5,8 @@ use rd_proto::tree::RESUME_BYTES_MIN;
 
 use super::*;
 use crate::fs::sink::Also;
-use crate::fs::walk::{Options, Root};
 use crate::transport::Pool;
+use crate::tree::walk::{Options, Root};
 
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(20);

@@ -10,7 +10,7 @@ use crate::cli::report::line::{Shown, name_words};
 use crate::cli::report::{Rate, Terminal, limiter_now, rounded};
 use crate::control::frames::{Message, TreeProgress};
 use crate::engine::Waits;
-use crate::fs::progress::Amount;
+use crate::tree::progress::Amount;
 
 /// A copy that is over by then is not counted ahead.
 const COUNT_AFTER: Duration = Duration::from_secs(1);

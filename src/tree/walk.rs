@@ -1,7 +1,7 @@
 //! The walk over a tree that is sent: directories in, packed records out, one chunk at a time.
 //!
 //! A [`Walk`] can stop after any record and go on later, in another thread. It reads small files itself, straight into
-//! the chunk, and opens the large ones for `tree_source`, which reads their data beside it.
+//! the chunk, and opens the large ones for the source, which reads their data beside it.
 //!
 //! Everything is opened relative to the descriptor of its directory and no link is followed, so a path that is changed
 //! under the walk cannot lead it elsewhere.
@@ -33,12 +33,13 @@ use rustix::io::{Errno, read};
 
 use self::links::Links;
 use self::place::{Entry, Level, Names, Place};
-use super::direct::Bypass;
 use super::first::First;
-use super::metadata::{ACCESS_ACL_NAME, without_acl};
 use super::progress::Progress;
-use super::source::{SHRANK, change};
-use super::{Fault, IS_LEFTOVER, Identity, identity, io_fact, is_temporary_name, plain_fact};
+use super::{Fault, IS_LEFTOVER};
+use crate::fs::direct::Bypass;
+use crate::fs::metadata::{ACCESS_ACL_NAME, without_acl};
+use crate::fs::source::{SHRANK, change};
+use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact};
 
 mod links;
 mod place;
@@ -763,11 +764,11 @@ pub(super) mod hook {
     }
 
     /// Has something done in this thread between the look at a small file and the reading of it; it is given the name.
-    pub(in crate::fs) fn set_before_read(hook: Option<Hook>) {
+    pub(in crate::tree) fn set_before_read(hook: Option<Hook>) {
         BEFORE_READ.set(hook);
     }
 
-    pub(in crate::fs) fn before_read(name: &[u8]) {
+    pub(in crate::tree) fn before_read(name: &[u8]) {
         BEFORE_READ.with_borrow_mut(|hook| hook.as_mut().map(|hook| hook(name)));
     }
 }

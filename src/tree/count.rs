@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::progress::{Amount, Progress};
 use super::walk::{Options, Root, is_sparse};
-use super::{Identity, identity, is_temporary_name};
+use crate::fs::{Identity, identity, is_temporary_name};
 
 /// Directories within each other; what lies deeper is not counted.
 const DEPTH_MAX: usize = 512;

@@ -28,9 +28,9 @@ use crate::fs::metadata::{Current, Object, itself, keep_acl};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial,
-    leads_to, name_beside, plain_fact, write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, write_at,
 };
+use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
 
 /// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
 /// is sent again.

@@ -38,12 +38,13 @@ use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::direct::write::{Writes, Written};
 use super::first::First;
-use super::metadata::{Applied, Keep, Setter};
-use super::partial::{self, Blocked};
 use super::progress::Progress;
-use super::{FIRST_NAME_FAILED, Fault, IS_TEMPORARY, io_fact, is_temporary_name, plain_fact, stops_everything};
+use super::{FIRST_NAME_FAILED, Fault, stops_everything};
+use crate::fs::direct::write::{Writes, Written};
+use crate::fs::metadata::{Applied, Keep, Setter};
+use crate::fs::partial::{self, Blocked};
+use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
 use directory::{OpenDirectory, find};
 use entry::Large;
 pub use jobs::Local;
@@ -363,12 +364,12 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         {
             return Err(io_fact(name, Errno::INVAL));
         }
-        super::raise_open_files();
+        crate::fs::raise_open_files();
         let threads = if options.threads == 0 { crate::processors().max(2) } else { options.threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
             rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
             setter: Setter::new(options.keep, options.is_local),
-            umask: if options.keep.mode { 0 } else { super::umask() },
+            umask: if options.keep.mode { 0 } else { crate::fs::umask() },
             writes: Writes::new(None),
             options,
             answer,

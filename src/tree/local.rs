@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use flume::{Receiver, Sender, bounded};
 
-use super::tree_sink::{Have, Local, Refused, Report, TreeSink};
-use super::tree_source::{LocalNext, TreeSource};
+use super::sink::{Have, Local, Refused, Report, TreeSink};
+use super::source::{LocalNext, TreeSource};
 
 /// Bytes of a chunk: what the walk needs to take files of 128 KiB into their records.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -101,7 +101,7 @@ fn give(
 }
 
 /// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
-pub fn answer(source: &Arc<TreeSource>) -> super::tree_sink::Answer {
+pub fn answer(source: &Arc<TreeSource>) -> super::sink::Answer {
     let source = Arc::clone(source);
     Box::new(move |Have { item, .. }| source.handle_have(item, 1, Vec::new()))
 }
@@ -118,8 +118,8 @@ mod tests {
 
     use super::*;
     use crate::fs::metadata::Keep;
-    use crate::fs::tree_sink;
-    use crate::fs::walk::{self, Root};
+    use crate::tree::sink as tree_sink;
+    use crate::tree::walk::{self, Root};
 
     fn noise(bytes: usize) -> Vec<u8> {
         let mut state = 88_172_645_463_325_252_u64;

@@ -27,12 +27,12 @@ use rd_proto::tree::{OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::direct::{Cold, Tally};
 use super::first::First;
-use super::hash_range;
 use super::progress::{Amount, Progress};
-use super::source::{Part, check_unchanged};
 use super::walk::{Counts, Finished, LargeFile, Options, Root, Standing, Walk};
+use crate::fs::direct::{Cold, Tally};
+use crate::fs::hash_range;
+use crate::fs::source::{Part, check_unchanged};
 
 /// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
 const FINISHED_DUE: usize = OPEN_MAX / 2;
@@ -173,7 +173,7 @@ impl TreeSource {
     ///
     /// Those of [`Walk::new`].
     pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
-        super::raise_open_files();
+        crate::fs::raise_open_files();
         let progress = Arc::clone(&options.progress);
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),

@@ -10,7 +10,7 @@ use rd_proto::tree::Record;
 use super::directory::OpenDirectory;
 use super::entry::{self, Large, Range};
 use super::{Have, Shared};
-use crate::fs::tree_source::{LocalRange, TreeSource};
+use crate::tree::source::{LocalRange, TreeSource};
 
 /// Entries that one job makes, the bytes of their records, and the directories that they are in.
 const BATCH_ENTRIES_MAX: usize = 64;

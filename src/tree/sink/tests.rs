@@ -16,8 +16,8 @@ use rustix::fs::XattrFlags;
 
 use super::*;
 use crate::fs::close::tests::{where_calls_fail, where_closing_fails};
-use crate::fs::first::FIRST_MAX;
 use crate::fs::{PARTIAL, name_beside};
+use crate::tree::first::FIRST_MAX;
 
 /// A directory of its own for each test: `dst` is the destination, `outside` must never change.
 struct Scratch(PathBuf);
@@ -669,7 +669,7 @@ fn all_of_it_holds_for_another_user() {
         return;
     }
     let output = Command::new(std::env::current_exe().expect("a name"))
-        .args(["fs::tree_sink::tests::"])
+        .args(["tree::sink::tests::"])
         .env(MARK, "1")
         .env("TMPDIR", std::env::temp_dir())
         .current_dir("/")
@@ -737,7 +737,7 @@ fn who_is_killed_leaves_no_half_of_a_file() {
         for round in 0..if older_files { 4 } else { 1 } {
             let start_one = || {
                 let mut child = Command::new(std::env::current_exe().expect("a name"));
-                child.args(["--ignored", "--exact", "fs::tree_sink::tests::measure_small_files"]);
+                child.args(["--ignored", "--exact", "tree::sink::tests::measure_small_files"]);
                 child.env("RD_TREE_DIR", scratch.dst()).stdout(std::process::Stdio::null());
                 child.spawn().expect("this program again")
             };

@@ -1,0 +1,66 @@
+//! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
+
+pub mod count;
+pub mod first;
+pub mod local;
+pub mod patterns;
+pub mod progress;
+pub mod sink;
+pub mod source;
+pub mod walk;
+
+use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
+
+use rd_proto::control::IoFact;
+use rustix::fs::{AtFlags, FileType, Stat, statat};
+use rustix::io::Errno;
+
+use crate::fs::{identity, io_fact, plain_fact};
+
+/// Whether a failure to write is one that every further file would meet: the destination is full, over its quota,
+/// read-only or broken.
+fn stops_everything(error: Errno) -> bool {
+    matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO)
+}
+
+/// Whether a symbolic link in `directory` with this target leads to what `old` describes, itself no link: put in its
+/// place it would lead to itself, and what was there be lost.
+fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
+    FileType::from_raw_mode(old.st_mode) != FileType::Symlink
+        && statat(directory, target, AtFlags::empty()).is_ok_and(|found| identity(&found) == identity(old))
+}
+
+/// Why an entry is not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    System(Errno),
+    /// With more for a person.
+    Explained(Errno, &'static str),
+    Detail(&'static str),
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        Self::System(error)
+    }
+}
+
+impl Fault {
+    fn into_fact(self, path: &OsStr) -> IoFact {
+        match self {
+            Self::System(error) => io_fact(path, error),
+            Self::Explained(error, detail) => IoFact { detail: detail.into(), ..io_fact(path, error) },
+            Self::Detail(detail) => plain_fact(path, detail),
+        }
+    }
+}
+
+/// What a temporary name that was asked for by name is told to be.
+const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
+
+/// Why a file is not written in place.
+const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
+
+/// Why a further name is not made.
+const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";

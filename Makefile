@@ -91,7 +91,7 @@ bench: bench-deps build
 bench-quick: bench-deps build
 	QUICK=1 $(CARGO) bench --locked --bench bench
 
-# Puts what `make bench` has left under build/bench into docs/PERFORMANCE.md and docs/performance.
+# Puts what `make bench` has measured, under build/bench, into docs/performance: the sections of its rows, no others.
 bench-report: build
 	$(CARGO) bench --locked --bench bench -- --report
 

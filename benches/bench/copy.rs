@@ -54,7 +54,7 @@ fn against_all([row, label]: [&str; 2], title: &str, site: &Site, tree: &Path, b
     let names: Vec<String> = peers.iter().map(|peer| peer.name.clone()).collect();
     copies.extend(peers);
     let found = contest_of(row, title, &copies, tree, runs())?;
-    let judged = |row: Row| if bound.is_some() { row } else { row.told() };
+    let judged = |row: Row| if bound.is_some() { row } else { row.for_the_record() };
     let name = format!("{label}: rdcp / (cp -a + ssh)");
     let to_bound = found.compare(&name, [OURS, BOUND], |ours, theirs| {
         judged(Row::at_most(&name, bound.unwrap_or(1.0), &ours.values, &theirs.values))

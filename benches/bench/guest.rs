@@ -21,7 +21,7 @@ const FROM_MEMORY: &str = r#"
 set -e
 bin=$(mktemp -d)
 for name in rdsend rdrecv rdperf; do cp "$RD_BENCH_BIN/$name" "$bin"; done
-# One that is missing is told with its rows.
+# One that is missing is reported with its rows.
 for name in ib_send_bw ib_send_lat qperf; do cp "$(command -v "$name")" "$bin" || :; done
 export RD_BENCH_BIN=$bin PATH="$bin:$PATH"
 exec "$@"
@@ -138,14 +138,14 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let ratio = |name: &str, target: f64, pair: [&str; 2]| {
         found.compare(&format!("{device}: {name}"), pair, |ours, theirs| {
             let row = Row::ratio(&format!("{device}: {name}"), target, &ours.values, &theirs.values);
-            if is_rxe { row } else { row.told() }
+            if is_rxe { row } else { row.for_the_record() }
         })
     };
     let mut rows = vec![
         ratio("against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB", large]),
-        ratio("1 lane against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB, 1 lane", large]).told(),
+        ratio("1 lane against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB, 1 lane", large]).for_the_record(),
         ratio("against ib_send_bw, 64 KiB", 0.98, ["rdsend, 64 KiB", small]),
-        ratio("against qperf, 1 MiB", 0.98, ["rdsend, 1 MiB", "qperf rc_bw, 1 MiB"]).told(),
+        ratio("against qperf, 1 MiB", 0.98, ["rdsend, 1 MiB", "qperf rc_bw, 1 MiB"]).for_the_record(),
     ];
     let median = |name: &str| found.entry(name).map(|entry| Spread::of(&entry.values).median);
     if let (true, Some(dd), Some(perftest)) = (is_rxe, median("dd"), median(large)) {
@@ -157,7 +157,7 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
         measured: format!("{}, the most of all runs", lanes_most.get()),
         ..Row::default()
     };
-    rows.push(lanes.told());
+    rows.push(lanes.for_the_record());
     let (name, target) = if is_rxe {
         // Each packet carries at most 4 KiB, and rxe counts none that are not its own.
         ("rxe: packets sent by the device", BYTES / 4096)

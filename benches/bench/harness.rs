@@ -38,11 +38,11 @@ impl From<f64> for Turn {
     }
 }
 
-/// Somebody who takes turns with others.
+/// Takes turns with others.
 pub struct Contestant<'a> {
     pub name: String,
     pub kind: Kind,
-    /// As it is told.
+    /// As the report shows it.
     pub command: String,
     pub run: Box<dyn Fn() -> Result<Turn> + 'a>,
 }
@@ -102,7 +102,7 @@ impl Row {
     }
 
     /// A figure without a target.
-    pub fn told(mut self) -> Self {
+    pub fn for_the_record(mut self) -> Self {
         (self.target, self.verdict) = ("(no target)".into(), "for the record".into());
         self
     }
@@ -166,13 +166,13 @@ pub fn timed(command: &mut Command) -> Result<f64> {
     Ok((ended.at - start).as_secs_f64())
 }
 
-/// Has contestants take turns at what `title` says, tells their figures and puts them down.
+/// Runs contestants in turns at what `title` says, prints their figures and records them.
 pub fn contest(row: &str, title: &str, unit: &str, contestants: &[Contestant<'_>], rounds: usize) -> Result<Contest> {
     println!("\n{title}; 1 + {rounds} rounds");
     let busy = busy();
     let (entries, absent) = turns(contestants, rounds)?;
     for entry in &entries {
-        entry.tell(unit);
+        entry.print(unit);
     }
     let contest = Contest {
         row: row.into(),
@@ -199,8 +199,8 @@ pub fn busy() -> f64 {
 
 type Turns = (Vec<Entry>, Vec<(String, String)>);
 
-/// A round that does not count, then `rounds` that do. A peer that fails in any is left out, and told with its reason;
-/// nobody else may fail at all.
+/// A round that does not count, then `rounds` that do. A peer that fails in any is left out, and reported with the reason;
+/// no other contestant may fail.
 pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
     let begin = |contestant: &Contestant<'_>| {
         let Contestant { name, kind, command, .. } = contestant;
@@ -244,14 +244,14 @@ pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
     Ok((taken, absent))
 }
 
-/// What a program says last, which is why it has failed; without where this machine has the project.
+/// The last line that a program prints, which is why it failed; without the path of the project on this machine.
 fn reason(error: &str) -> String {
     let last = error.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim();
     last.replace(&record::root().display().to_string(), ".").chars().take(REASON_LETTERS).collect()
 }
 
 impl Entry {
-    pub fn tell(&self, unit: &str) {
+    pub fn print(&self, unit: &str) {
         print!("    {:<42} {} {unit}", self.name, Spread::of(&self.values));
         if self.cpu.is_empty() {
             println!();
@@ -263,7 +263,7 @@ impl Entry {
     }
 }
 
-/// Whether a median holds to its target, where the spread lets that be told.
+/// Whether a median meets its target, where the spread allows a verdict.
 fn verdict(spread: Spread, target: f64, holds: bool) -> String {
     match (spread.contains(target), holds) {
         (true, _) => "NOT SHOWN: target within the spread",

@@ -73,7 +73,7 @@ pub fn rows() -> Result<Vec<Row>> {
     let row = |ours: &str| {
         let measured = format!("{:.3} for each byte; socat {:.3}", both(ours), both("socat"));
         let name = format!("instructions: {ours}, both ends");
-        Row { name, target: String::new(), measured, verdict: String::new() }.told()
+        Row { name, target: String::new(), measured, verdict: String::new() }.for_the_record()
     };
     Ok(vec![row("rdsend plain"), row("rdsend encrypted")])
 }

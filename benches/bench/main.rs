@@ -3,13 +3,13 @@
 //! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy` and `pipe` name them all). `RUNS=9`
 //! sets the number of rounds, `SIZE_MIB=4096` the size of streams and of large files; sweeps take a part of it. `QUICK=1`
 //! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
-//! `RD_BENCH_VERBOSE=1` tells each turn as it ends.
+//! `RD_BENCH_VERBOSE=1` prints each turn as it ends.
 //!
 //! Both ends of everything run on this machine, which should have nothing else to do. Contestants take turns, one after
 //! the other in each round, after a round that does not count: what slows the machine for a while then slows all of them.
 //! Figures are medians, with the interquartile range as their spread; so are ratios, taken within each round.
 //!
-//! Results go to the terminal and to build/bench (see `record`); `--report` puts those into docs/PERFORMANCE.md.
+//! Results go to the terminal and to build/bench (see `record`); `--report` puts those into docs/performance.
 //!
 //! Exits with 1 if any row misses its target.
 

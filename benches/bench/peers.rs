@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::harness::*;
 use crate::record::{Kind, root};
 
-/// One who moves something from here to there.
+/// A program and its commands for moving something from here to there.
 #[derive(Clone, Debug)]
 pub struct Way {
     pub name: String,

@@ -35,7 +35,7 @@ fn hop() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;
     let input = place.scratch.random_file(bytes)?;
-    println!("\nrdpipe: {}", place.told(&hop_stages(&input))?);
+    println!("\nrdpipe: {}", place.verbose_report(&hop_stages(&input))?);
     let contestants = [
         Contestant::new(Kind::Ours, "rdpipe, agents started here", "rdpipe 'h1:< {file}' 'h2:> /dev/null'", || {
             rate(bytes, timed(&mut place.rdpipe(&hop_stages(&input)))?)
@@ -75,7 +75,7 @@ fn hops() -> Result<Vec<Row>> {
     let busy = busy();
     let (mut entries, absent) = turns(&contestants, runs())?;
     for entry in &mut entries {
-        entry.tell("s");
+        entry.print("s");
         entry.at = entry.name.split(' ').next().and_then(|hops| hops.parse().ok());
     }
     let row = match entries.iter().find(|entry| entry.at == Some(1.0)) {
@@ -116,18 +116,18 @@ fn three() -> Result<Vec<Row>> {
         .map(|(place, command)| format!("ssh -F {} {} '{command}'", config.display(), numbered(place + 1)))
         .collect();
     let of_ssh = of_ssh.join(" | ");
-    let told = "h1:'cat {file}' h2:cat h3:cat h4:'cat >/dev/null'";
+    let shown = "h1:'cat {file}' h2:cat h3:cat h4:'cat >/dev/null'";
     let ours = |encrypt: &'static str| {
         let (site, stages) = (&site, &stages);
         let run = move || rate(bytes, timed(site.rdpipe(&["--encrypt", encrypt]).args(stages))?);
         let name = format!("rdpipe --encrypt {encrypt}");
-        Contestant::new(Kind::Ours, &name, &format!("{name} {told}"), run)
+        Contestant::new(Kind::Ours, &name, &format!("{name} {shown}"), run)
     };
-    let told_of_ssh = "ssh h1 'cat {file}' | ssh h2 cat | ssh h3 cat | ssh h4 'cat >/dev/null'";
+    let by_ssh = "ssh h1 'cat {file}' | ssh h2 cat | ssh h3 cat | ssh h4 'cat >/dev/null'";
     let contestants = [
         ours("always"),
         ours("never"),
-        Contestant::new(Kind::Peer, "ssh | ssh | ssh | ssh", told_of_ssh, || rate(bytes, timed(&mut bash(&of_ssh))?)),
+        Contestant::new(Kind::Peer, "ssh | ssh | ssh | ssh", by_ssh, || rate(bytes, timed(&mut bash(&of_ssh))?)),
     ];
     let title = format!("{:.2} GiB in memory through four commands on four hosts, ssh's start in it", gib(bytes));
     let found = contest("pipe-three", &title, "GB/s", &contestants, runs())?;
@@ -138,7 +138,7 @@ fn three() -> Result<Vec<Row>> {
     };
     Ok(vec![
         over_ssh("pipe-three: encrypted, over ssh", "rdpipe --encrypt always"),
-        over_ssh("pipe-three: in clear, over ssh", "rdpipe --encrypt never").told(),
+        over_ssh("pipe-three: in clear, over ssh", "rdpipe --encrypt never").for_the_record(),
     ])
 }
 
@@ -146,7 +146,7 @@ fn three() -> Result<Vec<Row>> {
 /// in ssh's place, two agents and whatever they start; against that of two socats that do the same. It is what the
 /// kernel has added up for this program's children (`cutime` and `cstime`), also of those whose parent has left them:
 /// they become children of this program, and a round waits for them. Time that the kernel spends on loopback counts for
-/// whoever is interrupted by it, for both alike. The clock ticks in hundredths of a second: sizes should be seconds.
+/// the process that it interrupts, for both alike. The clock ticks in hundredths of a second: sizes should be seconds.
 fn processor_time() -> Result<Vec<Row>> {
     const TARGET: f64 = 1.2;
     let bytes = size();
@@ -174,7 +174,7 @@ fn processor_time() -> Result<Vec<Row>> {
 
 /// One byte through `cat` on 1, 3 and 10 hosts, which are addresses of this machine with one sshd, each called up by ssh.
 /// Real hosts would each do their part of ssh's start; here one machine does all of it. So what must hold is said of the
-/// time beyond that of as many `ssh host true` at once; and the time beyond a single one is told for the record, which is
+/// time beyond that of as many `ssh host true` at once; and the time beyond a single one is shown for the record, which is
 /// what must hold with as many machines as hosts.
 fn setup() -> Result<Vec<Row>> {
     const MILLISECONDS_FOR_TEN: f64 = 100.0;
@@ -311,7 +311,7 @@ impl Place {
     }
 
     /// How the data goes, in rdpipe's own words.
-    fn told(&self, stages: &[String]) -> Result<String> {
+    fn verbose_report(&self, stages: &[String]) -> Result<String> {
         let said = Running::start(self.rdpipe(stages).arg("-v"))?.success()?;
         let line = said.lines().find(|line| line.contains(" -> "));
         Ok(line.map_or("did not say which way the data went", str::trim).to_owned())

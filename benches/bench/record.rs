@@ -1,8 +1,8 @@
 //! What has been measured, as it leaves the suite: the table in the terminal, and under build/bench results.json with
 //! every round of every contestant, report.md and drawings.
 //!
-//! Contests are put down here as they end, by whoever held them, and verdicts when a row is done; so a suite that is
-//! stopped leaves what it had. The guest writes a record of its own, which is added to this one.
+//! Contests are recorded here as they end, and verdicts when a row is done; so a suite that is stopped leaves what it
+//! had. The guest writes a record of its own, which is added to this one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub struct Contest {
     /// The share of the processors that others had just before.
     pub busy: f64,
     pub entries: Vec<Entry>,
-    /// Who could not take part, and why.
+    /// Contestants that could not take part, and why.
     pub absent: Vec<(String, String)>,
 }
 
@@ -70,13 +70,13 @@ pub struct Entry {
     /// Its place across a sweep.
     pub at: Option<f64>,
     pub values: Vec<f64>,
-    /// Seconds of processor time for each GB, of receiver and sender; nothing where they are not told apart.
+    /// Seconds of processor time for each GB, of receiver and sender; empty where they are not measured apart.
     pub cpu: Vec<[f64; 2]>,
 }
 
 static CONTESTS: Mutex<Vec<Contest>> = Mutex::new(Vec::new());
 
-/// Puts a contest down.
+/// Records a contest.
 pub fn add(contest: &Contest) {
     CONTESTS.lock().expect("no panic").push(contest.clone());
 }
@@ -231,7 +231,7 @@ fn machine() -> Vec<(String, String)> {
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// What a program prints.
+/// The output of a program.
 fn said(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).current_dir(root()).output();
     let output = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();

@@ -1,5 +1,9 @@
-//! A record as a page: tables and drawings, in Markdown.
+//! A record as pages: tables and drawings, in Markdown.
+//!
+//! A page of docs/performance has a section for each row of the suite, with the date, version and machine of its run.
+//! Publishing a run of some rows replaces their sections and leaves the others as they are.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -8,12 +12,21 @@ use crate::chart;
 use crate::harness::*;
 use crate::record::{self, BUSY_MAX, Contest, Kind, Record};
 
-/// Between these, docs/PERFORMANCE.md has what was measured.
-const BEGIN: &str = "<!-- measured: written by `make bench-report` -->";
-const END: &str = "<!-- /measured -->";
-
-/// Where docs/PERFORMANCE.md finds drawings.
-const DRAWINGS: &str = "performance";
+/// The pages of docs/performance: file, title, and the sections on it, in this order.
+const PAGES: [(&str, &str, &[&str]); 4] = [
+    (
+        "streams.md",
+        "Streams over TCP, measured",
+        &["peers", "cpu", "compress", "lanes", "sizes", "sinks", "cold", "memory", "byte", "instructions"],
+    ),
+    (
+        "copies.md",
+        "Copies, measured",
+        &["copy-small", "copy-big", "trees", "copy-byte", "copy-local", "copy-memory", "copy-resume"],
+    ),
+    ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
+    ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
+];
 
 /// The table in the terminal.
 pub fn table(rows: &[Row]) {
@@ -25,42 +38,91 @@ pub fn table(rows: &[Row]) {
 
 /// Writes report.md and its drawings.
 pub fn write(record: &Record, directory: &Path) -> Result<()> {
-    for entry in fs::read_dir(directory).map_err(text)?.flatten() {
-        // Of contests that this run does not have.
-        if entry.path().extension().is_some_and(|extension| extension == "svg") {
-            fs::remove_file(entry.path()).map_err(text)?;
-        }
+    // Drawings of an earlier run, which had other contests.
+    remove_drawings(directory, |_| true)?;
+    draw(record, directory)?;
+    let mut page = "# Measured\n".to_owned();
+    for name in sections(record) {
+        page += &section(record, name);
     }
+    fs::write(directory.join("report.md"), page).map_err(text)
+}
+
+/// Puts what is under build/bench into docs/performance.
+pub fn publish() -> Result<()> {
+    let record = Record::read(&record::directory())?;
+    let directory = record::root().join("docs/performance");
+    let measured = sections(&record);
+    if let Some(name) = measured.iter().find(|name| !PAGES.iter().any(|(.., sections)| sections.contains(name))) {
+        return Err(format!("{name} has no page: add it to PAGES in benches/bench/report.rs"));
+    }
+    fs::create_dir_all(&directory).map_err(text)?;
+    remove_drawings(&directory, |name| measured.contains(&name))?;
+    draw(&record, &directory)?;
+    for (file, title, names) in PAGES {
+        let replaced: Vec<&str> = names.iter().copied().filter(|name| measured.contains(name)).collect();
+        if replaced.is_empty() {
+            continue;
+        }
+        let path = directory.join(file);
+        let before = fs::read_to_string(&path).unwrap_or_default();
+        let kept: BTreeMap<&str, &str> =
+            before.split("\n## ").skip(1).filter_map(|section| section.split_once('\n')).collect();
+        let mut page = format!("# {title}\n\nWritten by `make bench-report`. [How it is measured](method.md).\n");
+        for name in names {
+            if replaced.contains(name) {
+                page += &section(&record, name);
+            } else if let Some(body) = kept.get(name) {
+                let _ = writeln!(page, "\n## {name}\n{}", body.trim_end_matches('\n'));
+            }
+        }
+        fs::write(&path, page).map_err(text)?;
+        println!("{}: {} of the run of {}", path.display(), replaced.join(", "), record.began);
+    }
+    Ok(())
+}
+
+fn draw(record: &Record, directory: &Path) -> Result<()> {
     for (contest, name) in drawings(record) {
         if let Some(svg) = chart::draw(contest) {
             fs::write(directory.join(name), svg).map_err(text)?;
         }
     }
-    fs::write(directory.join("report.md"), page(record, "")).map_err(text)
+    Ok(())
 }
 
-/// Puts what is under build/bench into the documents.
-pub fn publish() -> Result<()> {
-    let record = Record::read(&record::directory())?;
-    let documents = record::root().join("docs");
-    let page_path = documents.join("PERFORMANCE.md");
-    let before = fs::read_to_string(&page_path).map_err(text)?;
-    let (head, rest) = before.split_once(BEGIN).ok_or(format!("no {BEGIN} in {}", page_path.display()))?;
-    let (_, tail) = rest.split_once(END).ok_or(format!("no {END} in {}", page_path.display()))?;
-    let drawn = documents.join(DRAWINGS);
-    if drawn.exists() {
-        fs::remove_dir_all(&drawn).map_err(text)?;
-    }
-    fs::create_dir_all(&drawn).map_err(text)?;
-    for (contest, name) in drawings(&record) {
-        if let Some(svg) = chart::draw(contest) {
-            fs::write(drawn.join(name), svg).map_err(text)?;
+/// Removes the drawings of those sections that `of` selects.
+fn remove_drawings(directory: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
+    for entry in fs::read_dir(directory).map_err(text)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(stem) = name.strip_suffix(".svg")
+            && of(stem.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-'))
+        {
+            fs::remove_file(entry.path()).map_err(text)?;
         }
     }
-    let page = format!("{head}{BEGIN}\n{}{END}{tail}", page(&record, &format!("{DRAWINGS}/")));
-    fs::write(&page_path, page).map_err(text)?;
-    println!("{} and {} are of the run of {}", page_path.display(), drawn.display(), record.began);
     Ok(())
+}
+
+/// The sections that a record fills, in the order of its run.
+fn sections(record: &Record) -> Vec<&str> {
+    let of_contests = record.contests.iter().map(|contest| contest.row.as_str());
+    let mut names: Vec<&str> = Vec::new();
+    for name in of_contests.chain(record.rows.iter().map(section_of)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// The section of a verdict: what its name begins with, or the contest that it is taken from.
+fn section_of(row: &Row) -> &str {
+    match row.name.split([':', ',']).next().unwrap_or_default() {
+        "tcp" | "encrypted" | "scp" | "streams" => "peers",
+        "rxe" => "rdma",
+        name => name,
+    }
 }
 
 /// A file name for each contest.
@@ -72,39 +134,39 @@ fn drawings(record: &Record) -> impl Iterator<Item = (&Contest, String)> {
     })
 }
 
-fn page(record: &Record, drawings_at: &str) -> String {
-    let mut page = String::new();
-    let _ = writeln!(page, "\nMeasured {} by `{}`, rdma-pipe {}.\n", record.began, record.command, record.version);
-    let busy = record.contests.iter().map(|contest| contest.busy).fold(0.0, f64::max);
-    if record.quick || busy > BUSY_MAX {
-        let why = if record.quick { "a quick run, with small sizes and few rounds".to_owned() } else { String::new() };
-        let load = if busy > BUSY_MAX {
-            format!("on a busy machine: others had up to {:.0} % of its processors", busy * 100.0)
-        } else {
-            String::new()
-        };
-        let both = if why.is_empty() || load.is_empty() { "" } else { ", " };
-        let _ = writeln!(page, "**Not for claims: {why}{both}{load}.**\n");
+/// All that a record has on one section.
+fn section(record: &Record, name: &str) -> String {
+    let mut page = format!("\n## {name}\n\n");
+    let _ = writeln!(page, "Measured {} by `{}`, rdma-pipe {}.\n", record.began, record.command, record.version);
+    let contests = || drawings(record).filter(|(contest, _)| contest.row == name);
+    let busy = contests().map(|(contest, _)| contest.busy).fold(0.0, f64::max);
+    if record.quick {
+        page += "**Not for claims: a quick run, with small sizes and few rounds.**\n\n";
     }
-    let _ = writeln!(page, "| machine | |\n|---|---|");
-    for (name, value) in &record.machine {
-        let _ = writeln!(page, "| {name} | {} |", cell(value));
+    if busy > BUSY_MAX {
+        let percent = busy * 100.0;
+        let _ = writeln!(page, "**Not for claims: others used up to {percent:.0} % of the machine's processors.**\n");
     }
-    let _ = writeln!(page, "\n### What must hold\n\n| row | target | measured | verdict |\n|---|---|---|---|");
-    for row in &record.rows {
+    let rows: Vec<&Row> = record.rows.iter().filter(|row| section_of(row) == name).collect();
+    if !rows.is_empty() {
+        page += "| row | target | measured | verdict |\n|---|---|---|---|\n";
+    }
+    for row in rows {
         let cells = [&row.name, &row.target, &row.measured, &row.verdict].map(|text| cell(text));
         let _ = writeln!(page, "| {} |", cells.join(" | "));
     }
-    for (contest, name) in drawings(record) {
-        section(&mut page, contest, &format!("{drawings_at}{name}"));
+    for (contest, drawing) in contests() {
+        write_contest(&mut page, contest, &drawing);
     }
+    let machine: Vec<String> = record.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    let _ = writeln!(page, "\n<details><summary>Machine</summary>\n\n{}\n\n</details>", machine.join("; "));
     page
 }
 
-fn section(page: &mut String, contest: &Contest, drawing: &str) {
+fn write_contest(page: &mut String, contest: &Contest, drawing: &str) {
     let place = if contest.place == "here" { String::new() } else { format!(" (guest, {})", contest.place) };
-    let Contest { row, title, unit, .. } = contest;
-    let _ = writeln!(page, "\n### {row}: {title}{place}\n\n`ONLY={row} make bench`\n");
+    let Contest { title, unit, .. } = contest;
+    let _ = writeln!(page, "\n### {title}{place}\n");
     if !contest.entries.is_empty() {
         let _ = writeln!(page, "![{title}]({drawing})\n");
     }
@@ -120,8 +182,9 @@ fn section(page: &mut String, contest: &Contest, drawing: &str) {
         if with_cpu {
             for end in [0, 1] {
                 let values: Vec<f64> = entry.cpu.iter().map(|ends| ends[end]).collect();
-                let told = if values.is_empty() { String::new() } else { format!("{:.3}", Spread::of(&values).median) };
-                let _ = write!(page, " {told} |");
+                let shown =
+                    if values.is_empty() { String::new() } else { format!("{:.3}", Spread::of(&values).median) };
+                let _ = write!(page, " {shown} |");
             }
         }
         page.push('\n');
@@ -130,12 +193,12 @@ fn section(page: &mut String, contest: &Contest, drawing: &str) {
         let _ = writeln!(page, "\n{name}: NOT MEASURED: {}", cell(why));
     }
     let _ = writeln!(page, "\n<details><summary>Commands</summary>\n\n```text");
-    let mut told: Vec<&str> = Vec::new();
+    let mut shown: Vec<&str> = Vec::new();
     for entry in &contest.entries {
         let command = entry.command.as_str();
-        if !told.contains(&command) {
+        if !shown.contains(&command) {
             let _ = writeln!(page, "{}: {command}", entry.name);
-            told.push(command);
+            shown.push(command);
         }
     }
     let _ = writeln!(page, "```\n\n</details>");

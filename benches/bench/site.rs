@@ -215,7 +215,7 @@ impl Site {
         ways.into_iter().map(make).collect()
     }
 
-    /// With an ssh on the path that knows the host, for peers that cannot be told of its configuration.
+    /// With an ssh on the path that knows the host, for peers that take no option for its configuration.
     pub fn scene(&self) -> Scene {
         let user = std::env::var("USER").unwrap_or_else(|_| "root".to_owned());
         let ssh = &self.ssh;

@@ -15,7 +15,7 @@ const SIZES: [u64; 10] =
 /// From here on the start is small beside the rest, so that what is left is cost for each byte.
 const LARGE: u64 = 32 << 20;
 
-/// From here on a stream takes so much processor time that a clock of 10 ms tells it well enough.
+/// From here on a stream takes so much processor time that a clock of 10 ms measures it well enough.
 const COUNTED: u64 = 512 << 20;
 
 /// The largest file that is written too: source and copy are both in memory.
@@ -69,7 +69,7 @@ pub fn rows() -> Result<Vec<Row>> {
         for mut entry in entries {
             entry.at = Some(bytes as f64);
             entry.values.iter_mut().for_each(|rate| *rate = bytes as f64 / 1e9 / *rate);
-            entry.tell("s");
+            entry.print("s");
             all.entries.push(entry);
         }
         all.absent.extend(absent.into_iter().map(|(name, why)| (name, format!("at {bytes} bytes: {why}"))));
@@ -120,7 +120,7 @@ fn line(row: &str, entries: &[&Entry]) -> Row {
     }
     let (start, per_gb) = fit(&points);
     let measured = format!("{:.1} ms + {per_gb:.3} s/GB", start * 1e3);
-    Row { name: row.into(), target: String::new(), measured, verdict: String::new() }.told()
+    Row { name: row.into(), target: String::new(), measured, verdict: String::new() }.for_the_record()
 }
 
 /// The straight line with the least sum of squares through points of a weight each: where it begins, and its slope.

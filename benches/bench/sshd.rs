@@ -37,7 +37,7 @@ impl Sshd {
         }
         let port = free_port()?;
         let root = rustix::process::geteuid().is_root();
-        // What the login shell of whoever measures has to do first is not the tools' time.
+        // The start-up files of the user who measures are no part of the tools' time.
         let home = directory.join("home");
         fs::create_dir(&home).map_err(text)?;
         if root {
@@ -83,7 +83,7 @@ impl Sshd {
         self.directory.join("config")
     }
 
-    /// What lets in who has it.
+    /// The private key of the login.
     pub fn key(&self) -> PathBuf {
         self.directory.join("user")
     }

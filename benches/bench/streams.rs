@@ -94,7 +94,7 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
     if wanted("scp") && (all || wanted("encrypted")) {
         let name = "scp: encrypted against scp, AES-256-GCM";
         rows.push(found.compare(name, [ENCRYPTED, "scp, AES-256-GCM"], |ours, theirs| {
-            Row::ratio(name, 1.0, &ours.values, &theirs.values).told()
+            Row::ratio(name, 1.0, &ours.values, &theirs.values).for_the_record()
         }));
     }
     if wanted("peers") {
@@ -117,7 +117,7 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
         for limit in ["iperf3", "iperf3 -l 1M", "cp, in memory", "dd, which only reads"] {
             let name = format!("peers: {PLAIN} / {limit}");
             rows.push(found.compare(&name, [PLAIN, limit], |ours, theirs| {
-                Row::ratio(&name, 1.0, &ours.values, &theirs.values).told()
+                Row::ratio(&name, 1.0, &ours.values, &theirs.values).for_the_record()
             }));
         }
     }
@@ -207,7 +207,7 @@ pub fn sinks() -> Result<Vec<Row>> {
         for (peer, rival) in [("socat", "socat"), ("cp", "cp")] {
             let name = format!("sinks: {place}, plain / {peer}");
             rows.push(found.compare(&name, ["rdsend to rdrecv FILE", rival], |ours, theirs| {
-                Row::ratio(&name, 1.0, &ours.values, &theirs.values).told()
+                Row::ratio(&name, 1.0, &ours.values, &theirs.values).for_the_record()
             }));
         }
     }

@@ -1,7 +1,7 @@
 //! The fuzz body of the agents' messages, run as a test: over the corpus in `fuzz/corpus`, and over damaged copies of it.
 
 use super::frames::fuzz;
-use crate::transport::corpus::runner::{self, Body};
+use crate::transport::tests::runner::{self, Body};
 
 /// The targets of `fuzz/` that begin with `agent_`, and their bodies.
 const TARGETS: &[(&str, Body)] = &[("agent_message", fuzz::message)];

@@ -11,13 +11,12 @@ use std::time::Instant;
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
 pub mod bundle;
-#[cfg(test)]
-pub(crate) mod corpus;
-pub mod mem;
 pub mod pool;
 pub mod rdma;
 pub mod relay;
 pub mod tcp;
+#[cfg(test)]
+pub(crate) mod tests;
 
 pub use pool::{Buffer, Pool};
 

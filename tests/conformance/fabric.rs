@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use rdma_pipe::transport::mem::{self, Faults};
 use rdma_pipe::transport::rdma::{self, Adapters, Hello};
 use rdma_pipe::transport::tcp::TcpLane;
 use rdma_pipe::transport::{Buffer, Lane, Pool, Report};
+
+use crate::mem::{self, Delays};
 
 /// The longest that anything may take that should happen at once; emulated machines are slow.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -61,9 +62,8 @@ impl Fabric for Mem {
     fn connect(&self, _sides: [&Side; 2], reports: [Report; 2]) -> Ends {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let nth = MADE.fetch_add(1, Ordering::Relaxed);
-        let chunk_delay = Duration::from_micros(700 * (nth % 4));
-        let faults = Faults { delay: Duration::from_micros(50), chunk_delay, ..Faults::default() };
-        let (first, second, _) = mem::pair(reports, [faults; 2]).expect("a thread");
+        let delays = Delays { all: Duration::from_micros(50), chunks: Duration::from_micros(700 * (nth % 4)) };
+        let (first, second) = mem::pair(reports, delays).expect("a thread");
         [Box::new(first), Box::new(second)]
     }
 

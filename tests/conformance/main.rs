@@ -8,6 +8,7 @@
 
 mod fabric;
 mod lane;
+mod mem;
 mod script;
 mod session;
 mod tree;

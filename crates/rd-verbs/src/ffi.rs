@@ -1,6 +1,6 @@
 //! The C side of libibverbs and librdmacm: the structures this crate reads and writes, and nothing else.
 //!
-//! Written by hand, held by `layout.rs`, which compiles a C program against the system's headers and compares every
+//! Written by hand, held by the tests below, which compiles a C program against the system's headers and compares every
 //! size and offset. Structures that the libraries allocate are given as prefixes, up to the last field used here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -290,3 +290,6 @@ pub struct CmEvent {
     pub status: c_int,
     pub conn: ConnParam,
 }
+
+#[cfg(test)]
+mod tests;

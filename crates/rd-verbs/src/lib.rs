@@ -16,8 +16,6 @@
 mod cm;
 mod device;
 mod ffi;
-#[cfg(test)]
-mod layout;
 mod library;
 mod memory;
 mod queue;

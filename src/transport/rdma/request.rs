@@ -1,5 +1,7 @@
 //! What travels in the private data of a connect request: at most 56 bytes, zero-padded on the way by some transports.
 
+use subtle::ConstantTimeEq;
+
 /// Private data of a connect request, in bytes.
 pub(super) const REQUEST_BYTES: usize = 40;
 
@@ -78,35 +80,13 @@ impl Request {
     }
 }
 
-/// Compares secrets in a time that tells nothing of where they differ.
+/// Whether two secrets are equal, in constant time.
 pub(super) fn same_secret(one: &[u8; 16], other: &[u8; 16]) -> bool {
-    let difference = one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other));
-    std::hint::black_box(difference) == 0
+    one.ct_eq(other).into()
 }
 
-/// Body of the fuzz target. It also runs as a test over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzz {
-    use super::*;
-
-    /// Private data of a connect request: one that is taken is, but for its padding, what we would have sent.
-    pub fn request(bytes: &[u8]) {
-        let Some(request) = Request::decode(bytes) else { return };
-        let encoded = request.encode();
-        assert_eq!(encoded, bytes[..REQUEST_BYTES]);
-        assert_eq!(Request::decode(&encoded), Some(request));
-    }
-
-    /// The corpus that is checked in: target, name and bytes of each seed.
-    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-        let hello = Hello { ticket: *b"ticket-of-16-oct", index: 0x0102, generation: 0x0304_0506 };
-        let padded = [&Request::Payload(*b"token-of-16-octs").encode()[..], &[0; 16]].concat();
-        vec![
-            ("transport_rdma_request", "control", Request::Control(hello).encode().to_vec()),
-            ("transport_rdma_request", "payload-padded", padded),
-        ]
-    }
-}
+pub mod fuzz;
 
 #[cfg(test)]
 mod tests {

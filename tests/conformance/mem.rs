@@ -1,14 +1,13 @@
-//! Memory lanes: two ends in one process, with scripted faults. For the tests of what stands on lanes.
+//! Memory lanes: two ends in one process.
 //!
-//! One courier thread for each pair carries everything, by the clock and the script of each direction: frames and
-//! chunks are delayed, chunks fall behind control frames, one is damaged, all stand still for a while, or the lane is
-//! lost, seen by both ends, by one of them first, or by none. Without a script a pair is a perfect lane.
+//! One courier thread for each pair carries everything, by the clock: frames and chunks take a while, and chunks fall
+//! behind control frames. Losses and damage come from [`crate::script`], as over every transport.
 //!
 //! # Invariants
 //!
 //! * Only the courier reports, so nothing follows a lane's `Down`.
 //! * A chunk that finds no receive posted ends the lane at the end that it came to, as on every transport.
-//! * [`Lane::last_heard`] moves when something of the peer's arrives, and not while the lane stands still.
+//! * [`Lane::last_heard`] moves when something of the peer's arrives.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
-use super::{Buffer, CONTROL_QUEUE_MAX, Lane, LaneError, LaneEvent, Medium, Report};
+use rdma_pipe::transport::{Buffer, CONTROL_QUEUE_MAX, Lane, LaneError, LaneEvent, Medium, Report};
 
 /// How long a closing end tries to send its last control frames.
 const CLOSE_WAIT: Duration = Duration::from_millis(300);
@@ -24,45 +23,19 @@ const CLOSE_WAIT: Duration = Duration::from_millis(300);
 /// The courier looks again after this long even where nothing is due.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// What goes wrong on what one end sends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+/// How long things take between the two ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Delays {
     /// Time that everything takes to arrive.
-    pub delay: Duration,
+    pub all: Duration,
     /// Time that chunks take beyond that: control frames overtake them, as on separate queue pairs.
-    pub chunk_delay: Duration,
-    /// The chunk with this number, counted from 0, arrives with one bit of its payload changed; of its header if it
-    /// has no payload.
-    pub corrupt_chunk: Option<u64>,
-    /// Before the chunk with this number, everything in this direction stands still for that long.
-    pub stall_at_chunk: Option<(u64, Duration)>,
-    /// Before the chunk with this number arrives, the lane is lost.
-    pub lose_at_chunk: Option<(u64, Loss)>,
-}
-
-/// How the ends learn that their lane is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Both at once.
-    Both,
-    /// The first end of the pair at once, the second that much later.
-    FirstSees(Duration),
-    /// The second end of the pair at once, the first that much later.
-    SecondSees(Duration),
-    /// Neither: they hear nothing any more.
-    Silent,
+    pub chunks: Duration,
 }
 
 /// One end of a pair.
 pub struct MemLane {
     shared: Arc<Shared>,
     end: usize,
-}
-
-/// Reaches into a pair from outside.
-#[derive(Clone)]
-pub struct Link {
-    shared: Arc<Shared>,
 }
 
 struct Shared {
@@ -72,74 +45,42 @@ struct Shared {
 
 struct State {
     ends: [End; 2],
-    /// Nothing passes any more.
-    lost: bool,
-    halted: bool,
+    delays: Delays,
 }
 
 struct End {
     report: Report,
-    faults: Faults,
     control: VecDeque<(Instant, Vec<u8>)>,
     chunks: VecDeque<(Instant, Buffer, u32)>,
     posted: VecDeque<Buffer>,
-    /// Chunks that have left here.
-    carried: u64,
-    stalled_until: Option<Instant>,
     closing_until: Option<Instant>,
     down_at: Option<(Instant, LaneError)>,
     reported_down: bool,
     heard: Instant,
 }
 
-/// A pair of lanes that are each other's peer; each reports to its own. `faults` are those of what each end sends.
+/// A pair of lanes that are each other's peer; each reports to its own.
 ///
 /// # Errors
 ///
 /// What the system answered to making the courier's thread.
-pub fn pair(reports: [Report; 2], faults: [Faults; 2]) -> std::io::Result<(MemLane, MemLane, Link)> {
+pub fn pair(reports: [Report; 2], delays: Delays) -> std::io::Result<(MemLane, MemLane)> {
     let now = Instant::now();
-    let [first, second] = reports;
-    let end = |report, faults| End {
+    let ends = reports.map(|report| End {
         report,
-        faults,
         control: VecDeque::new(),
         chunks: VecDeque::new(),
         posted: VecDeque::new(),
-        carried: 0,
-        stalled_until: None,
         closing_until: None,
         down_at: None,
         reported_down: false,
         heard: now,
-    };
-    let ends = [end(first, faults[0]), end(second, faults[1])];
-    let shared =
-        Arc::new(Shared { state: Mutex::new(State { ends, lost: false, halted: false }), work: Condvar::new() });
+    });
+    let shared = Arc::new(Shared { state: Mutex::new(State { ends, delays }), work: Condvar::new() });
     let courier = Arc::clone(&shared);
     std::thread::Builder::new().name("mem-courier".to_owned()).spawn(move || courier.carry())?;
     let lane = |end| MemLane { shared: Arc::clone(&shared), end };
-    Ok((lane(0), lane(1), Link { shared: Arc::clone(&shared) }))
-}
-
-impl Link {
-    /// Loses the lane now.
-    pub fn lose(&self, loss: Loss) {
-        self.shared.lock().lose(loss);
-        self.shared.work.notify_all();
-    }
-
-    /// Lets nothing pass in either direction until it is called with false.
-    pub fn halt(&self, halted: bool) {
-        self.shared.lock().halted = halted;
-        self.shared.work.notify_all();
-    }
-}
-
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("memory link")
-    }
+    Ok((lane(0), lane(1)))
 }
 
 impl Lane for MemLane {
@@ -154,11 +95,12 @@ impl Lane for MemLane {
     fn send_control(&mut self, sealed: &[u8]) {
         debug_assert!(!sealed.is_empty() && sealed.len() <= CONTROL_BYTES_MAX);
         let mut state = self.shared.lock();
+        let due = Instant::now() + state.delays.all;
         let end = &mut state.ends[self.end];
         if end.control.len() == CONTROL_QUEUE_MAX {
             end.fail(LaneError::Framing("the peer takes no control frames"));
         } else if end.closing_until.is_none() {
-            end.control.push_back((Instant::now() + end.faults.delay, sealed.to_vec()));
+            end.control.push_back((due, sealed.to_vec()));
         }
         drop(state);
         self.shared.work.notify_all();
@@ -170,11 +112,11 @@ impl Lane for MemLane {
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         let mut state = self.shared.lock();
+        let due = Instant::now() + state.delays.all + state.delays.chunks;
         let end = &mut state.ends[self.end];
         if end.reported_down {
             return Err(buffer);
         }
-        let due = Instant::now() + end.faults.delay + end.faults.chunk_delay;
         end.chunks.push_back((due, buffer, wire_bytes));
         drop(state);
         self.shared.work.notify_all();
@@ -266,22 +208,6 @@ impl Shared {
 }
 
 impl State {
-    fn lose(&mut self, loss: Loss) {
-        self.lost = true;
-        let now = Instant::now();
-        let sees = match loss {
-            Loss::Both => [Some(now); 2],
-            Loss::FirstSees(later) => [Some(now), Some(now + later)],
-            Loss::SecondSees(later) => [Some(now + later), Some(now)],
-            Loss::Silent => [None; 2],
-        };
-        for (end, sees) in self.ends.iter_mut().zip(sees) {
-            if let (Some(at), None) = (sees, &end.down_at) {
-                end.down_at = Some((at, LaneError::PeerClosed));
-            }
-        }
-    }
-
     fn step(&mut self, now: Instant) -> Step {
         if self.ends.iter().all(|end| end.reported_down) {
             return Step::Over;
@@ -299,7 +225,7 @@ impl State {
                 continue;
             }
             if let (None, Some(until)) = (&end.down_at, end.closing_until) {
-                if end.control.is_empty() || self.lost || now >= until {
+                if end.control.is_empty() || now >= until {
                     end.down_at = Some((now, LaneError::Closed));
                 } else {
                     wake = wake.min(until);
@@ -315,9 +241,9 @@ impl State {
                     end.control.clear();
                     let report = Arc::clone(&end.report);
                     let peer = &mut self.ends[1 - at];
-                    // An end that goes takes the lane with it; the other sees it, unless nothing passes any more.
-                    if !self.lost && peer.down_at.is_none() {
-                        peer.down_at = Some((now + peer.faults.delay, LaneError::PeerClosed));
+                    // An end that goes takes the lane with it, and the other sees it.
+                    if peer.down_at.is_none() {
+                        peer.down_at = Some((now + self.delays.all, LaneError::PeerClosed));
                     }
                     return Step::Report(report, LaneEvent::Down { reason, buffers });
                 }
@@ -333,13 +259,8 @@ impl State {
         let idle = Step::Wait(now + IDLE);
         let [first, second] = &mut self.ends;
         let (end, peer) = if from == 0 { (first, second) } else { (second, first) };
-        if self.lost || self.halted || end.reported_down || peer.reported_down {
+        if end.reported_down || peer.reported_down {
             return idle;
-        }
-        if let Some(until) = end.stalled_until
-            && now < until
-        {
-            return Step::Wait(until);
         }
         let chunk_due = end.chunks.front().filter(|_| end.closing_until.is_none()).map(|(due, ..)| *due);
         if let Some((due, _)) = end.control.front()
@@ -357,20 +278,6 @@ impl State {
             Some(due) if due > now => return Step::Wait(due),
             Some(_) => {}
         }
-        let number = end.carried;
-        if let Some((at, stall)) = end.faults.stall_at_chunk
-            && at == number
-        {
-            end.faults.stall_at_chunk = None;
-            end.stalled_until = Some(now + stall);
-            return Step::Again;
-        }
-        if let Some((at, loss)) = end.faults.lose_at_chunk
-            && at == number
-        {
-            self.lose(loss);
-            return Step::Again;
-        }
         let Some(mut target) = peer.posted.pop_front() else {
             peer.fail(LaneError::Framing("a chunk for which no receive was posted"));
             return Step::Again;
@@ -383,15 +290,8 @@ impl State {
             peer.fail(LaneError::Framing("a chunk longer than agreed"));
             return Step::Again;
         }
-        end.carried += 1;
         *target.header_mut() = *buffer.header();
         target.payload_mut()[..bytes].copy_from_slice(&buffer.payload()[..bytes]);
-        if end.faults.corrupt_chunk == Some(number) {
-            match target.payload_mut()[..bytes].first_mut() {
-                Some(byte) => *byte ^= 1,
-                None => target.header_mut()[16] ^= 1,
-            }
-        }
         peer.heard = now;
         end.heard = now;
         Step::Delivered {

@@ -1,4 +1,4 @@
-//! Holds `ffi.rs` to the system's headers: a C program prints every size and offset, and this compares them.
+//! Holds this module to the system's headers: a C program prints every size and offset, and this compares them.
 
 use std::io::Write;
 use std::mem::{offset_of, size_of};

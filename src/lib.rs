@@ -11,6 +11,7 @@ mod fault;
 pub mod fs;
 mod job;
 pub mod measure;
+pub mod options;
 pub mod transport;
 pub mod tree;
 

@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("monitor", 3),
     ("tree", 3),
     ("fs", 4),
+    ("options", 5),
 ];
 
 /// References within one layer that are meant, (from, to, why). A pair may stand here in one direction only.

@@ -17,18 +17,18 @@ tcp\t'TCP only'"
 complete -c rdcp -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'On TCP between different hosts; not on RDMA'
 always\t'On every transport'
 never\t'On none; data is still checked against accidents'"
-complete -c rdcp -l compress -d 'How the sender compresses the data; without effect at a receiver' -r -f -a "off\t'Send data as it is'
+complete -c rdcp -l compress -d 'How the sender compresses the data; ignored by a receiver' -r -f -a "off\t'Send data as it is'
 auto\t'LZ4 while the link is the bottleneck and the data shrinks'
 lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
-complete -c rdcp -l lanes -d 'Connections to spread the data over, 1 to 16; the smaller wish counts [default: 2 on TCP and software RDMA, 1 on RDMA adapters]' -r
-complete -c rdcp -l buffer -d 'Memory for data on its way at this end; more of it smooths a source or sink that works in bursts' -r
-complete -c rdcp -l chunk -d 'Most bytes of a chunk, the unit that is sent, checked and repeated: 4K to 1M; the smaller wish counts' -r
-complete -c rdcp -l port-range -d 'Ports that the listening end may take: for RDMA, and for TCP where none is given' -r
-complete -c rdcp -l reconnect -d 'Seconds to wait for a lost link to come back; 0 gives up at once. The smaller wish of both ends counts' -r
-complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; without effect at a receiver' -r
-complete -c rdcp -l json -d 'Report as JSON, an object a line, to FILE or else to standard output where that carries no data' -r -F
-complete -c rdcp -l json-fd -d 'The same, to the open file descriptor FD' -r
+complete -c rdcp -l lanes -d 'Connections to spread the data over, 1 to 16; the lower of the two ends\' values applies [default: 2 on TCP and software RDMA, 1 on RDMA adapters]' -r
+complete -c rdcp -l buffer -d 'Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts' -r
+complete -c rdcp -l chunk -d 'Largest chunk, the unit that is sent, checked and sent again: 4K to 1M; the lower of the two ends\' values applies' -r
+complete -c rdcp -l port-range -d 'Ports that the listening end may use: for RDMA, and for TCP where no port is given' -r
+complete -c rdcp -l reconnect -d 'Seconds to wait for a lost connection to come back, 0 to give up at once; the lower of the two ends\' values applies' -r
+complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; ignored by a receiver' -r
+complete -c rdcp -l json -d 'Report as JSON, one object per line, to FILE, or to standard output if that carries no data' -r -F
+complete -c rdcp -l json-fd -d 'Report as JSON to the open file descriptor FD' -r
 complete -c rdcp -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t'Always'
 never\t'Never'"
@@ -47,8 +47,8 @@ complete -c rdcp -l in-place -d 'Write into files that are there instead of repl
 complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable storage before the end'
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
-complete -c rdcp -s v -l verbose -d 'Print which way the data goes, how files were read and written, what limited, and the bandwidth'
-complete -c rdcp -s q -l quiet -d 'Print errors only, also with -v and --progress'
-complete -c rdcp -l progress -d 'Show progress and what limits it: a bar on a terminal, where that is the default, else a line every 5 seconds'
+complete -c rdcp -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'
+complete -c rdcp -s q -l quiet -d 'Print errors only, even with -v or --progress'
+complete -c rdcp -l progress -d 'Show progress and what limits it: as a bar on a terminal, which is the default there, else as a line every 5 seconds'
 complete -c rdcp -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdcp -s V -l version -d 'Print version'

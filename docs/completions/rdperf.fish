@@ -18,8 +18,8 @@ complete -c rdperf -l port-range -d 'Ports that the listening end may take: for 
 complete -c rdperf -l clients -d 'Say how many queue pairs each of N clients may use' -r
 complete -c rdperf -l sram -d 'The adapter\'s memory for caching [default: 2M]' -r
 complete -c rdperf -l left -d 'The share of the peak that is left at 3000 connections' -r
-complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE; KEY is then not among the arguments' -r -F
-complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD; KEY is then not among the arguments' -r
+complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE instead of taking it from the arguments' -r -F
+complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD instead of taking it from the arguments' -r
 complete -c rdperf -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdperf -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdperf -s i -d 'ssh\'s key; may be repeated' -r

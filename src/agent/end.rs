@@ -22,7 +22,6 @@ use rustix::io::Errno;
 use super::measure;
 use crate::agent::examiner::Examiner;
 use crate::agent::place;
-use crate::cli::options::TransferOptions;
 use crate::cli::send::{STANDARD_INPUT, standard_input};
 use crate::cli::stream::{FirstLane, NoWork, NotBegun, Session};
 use crate::cli::tree;
@@ -220,19 +219,18 @@ impl End {
     pub(crate) fn begin(&mut self, begin: Begin, hop: Option<AtHop>) {
         let standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
         let of_stage = matches!(begin.job, Job::SendStage { .. } | Job::ReceiveStage { .. });
-        let options = TransferOptions::from_settings(&begin.settings);
         let has_stage = matches!(hop, Some(AtHop::In(_) | AtHop::Out(_)));
         let fits = !(self.is_busy() || standard && self.is_agent) && of_stage == has_stage;
-        let Some(options) = options.filter(|_| fits) else {
+        if !fits {
             return self.say(ended_with(Fault::plain(Exit::Protocol.code(), "a job that cannot be done")));
-        };
+        }
         let (post, events) = channel();
         let (listener, dialed) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(false)));
         let ended = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicBool::new(false));
         let met = Arc::new(AtomicBool::new(false));
         let (go, goes) = bounded(1);
-        let (key, ports) = (begin.key.clone(), options.port_range.clone());
+        let (key, ports) = (begin.key.clone(), begin.options.port_range.clone());
         let progress = Arc::default();
         let countable = match &begin.job {
             Job::SendTree { roots, settings } => {
@@ -244,7 +242,6 @@ impl End {
         let run = Run {
             emit: Arc::clone(&self.emit),
             is_agent: self.is_agent,
-            options,
             begin,
             hop: Mutex::new(hop),
             output: Mutex::new(None),
@@ -437,7 +434,6 @@ fn write_fault(fact: &IoFact) -> Fault {
 struct Run {
     emit: Emit,
     is_agent: bool,
-    options: TransferOptions,
     begin: Begin,
     hop: Mutex<Option<AtHop>>,
     /// What a command writes to and this end reads, kept open until it has told of its end.
@@ -512,7 +508,7 @@ impl Run {
             progress: is_tree.then(|| Arc::clone(&self.progress)),
         };
         let session = Session {
-            transfer: &self.options,
+            transfer: &self.begin.options,
             post: self.post.clone(),
             events: self.events.clone(),
             teller: &teller,

@@ -78,7 +78,7 @@ impl Station {
                 emit(message);
             }
         };
-        if let Some(reason) = self.refusal(begin.settings.lanes) {
+        if let Some(reason) = self.refusal(begin.options.lanes) {
             return say(ended_with(Fault::plain(Exit::Usage.code(), reason)));
         }
         let hop = match begin.job {

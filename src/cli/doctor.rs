@@ -7,12 +7,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rd_proto::frame::CHUNK_BYTES_MAX;
 
 use super::color::ColorOption;
-use super::options::{
-    BUFFER_BYTES_DEFAULT, Compress, Encryption, ReportOptions, TransferOptions, Transport, parse_ports,
-};
+use super::options::ReportOptions;
 use super::print;
 use super::rdcp::HostOptions;
 use super::report::Reporter;
@@ -21,6 +18,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::Copy;
 use crate::job::plan::{Plan, Spec};
 use crate::measure::{Facts, Level, compare, examine, gather};
+use crate::options::{TransferOptions, Transport, parse_ports};
 
 mod output;
 mod words;
@@ -113,14 +111,9 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     if let Some(host) = &host {
         let transfer = TransferOptions {
             transport: arguments.transport,
-            encrypt: Encryption::Auto,
-            compress: Compress::Off,
-            lanes: None,
-            buffer: BUFFER_BYTES_DEFAULT,
-            chunk: CHUNK_BYTES_MAX as u32,
             port_range: arguments.port_range.clone(),
             reconnect: 0,
-            bwlimit: None,
+            ..TransferOptions::default()
         };
         let quiet = ReportOptions {
             verbose: false,

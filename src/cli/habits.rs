@@ -10,8 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use clap::{Command, ValueEnum};
 
-use super::options::{Compress, parse_bytes};
 use crate::fault::escaped;
+use crate::options::{Compress, parse_bytes};
 
 /// What a letter means to `rdcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

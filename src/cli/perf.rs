@@ -14,7 +14,7 @@ use rd_proto::control::Policy;
 use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use rustix::io::Errno;
 
-use super::options::{KeyOptions, Transport, parse_bytes, parse_port, parse_ports};
+use super::options::{KeyOptions, parse_port};
 use super::print;
 use super::rdcp::HostOptions;
 use crate::fault::{Exit, Failure, escaped, os};
@@ -22,6 +22,7 @@ use crate::fs;
 use crate::job::plan::Spec;
 use crate::measure::plot;
 use crate::measure::report::Report;
+use crate::options::{Transport, parse_bytes, parse_ports};
 
 mod limits;
 mod local;

@@ -7,7 +7,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
-use super::options::{ReportOptions, TransferOptions};
+use super::options::ReportOptions;
 use super::stream::reported;
 use super::tree::TreeOptions;
 use crate::control::launch::{AGENT, Launcher};
@@ -15,6 +15,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise};
 use crate::job::plan::{Plan, Spec};
+use crate::options::TransferOptions;
 
 /// The launcher where `--rsh` names none.
 const LAUNCHER_VARIABLE: &str = "RDCP_RSH";

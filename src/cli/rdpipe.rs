@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser};
 
 use super::hosts;
 use super::json;
-use super::options::{ReportOptions, TransferOptions};
+use super::options::ReportOptions;
 use super::rdcp::HostOptions;
 use super::recv::standard_output;
 use super::report::Reporter;
@@ -19,6 +19,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::fs::identity;
 use crate::job::pipeline::grammar::{Spec, lay_out};
 use crate::job::pipeline::{Pipeline, Plan, planned};
+use crate::options::TransferOptions;
 
 /// The shell where the user names none.
 const SHELL: &str = "sh";

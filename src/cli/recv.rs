@@ -16,7 +16,7 @@ use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
 use super::key;
-use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::send::EXIT_CODES;
 use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
@@ -24,6 +24,7 @@ use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, os, shown_path};
 use crate::fs::sink::{FileSink, NO_TEXT, Sink, StreamSink, Target};
 use crate::fs::{standard, std_fact};
+use crate::options::TransferOptions;
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
 

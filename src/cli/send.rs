@@ -12,13 +12,14 @@ use rd_proto::handshake::Key;
 use rustix::io::Errno;
 
 use super::key;
-use super::options::{KeyOptions, ReportOptions, TransferOptions, parse_port};
+use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::stream::{Console, Ended, FirstLane, NotBegun, Session, check_transport, reported};
 use crate::engine::link::LinkError;
 use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
 use crate::fs::{standard, std_fact};
+use crate::options::TransferOptions;
 
 /// The pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::aside::Aside;
-use super::options::{ReportOptions, TransferOptions};
+use super::options::ReportOptions;
 use super::report::{Reporter, Terminal};
 use crate::engine::link::{
     AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last, tcp_lane,
@@ -26,6 +26,7 @@ use crate::engine::rdma;
 use crate::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
 use crate::fault::{Exit, Failure, escaped, os, words};
 use crate::fs::plain_fact;
+use crate::options::TransferOptions;
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
 
@@ -254,7 +255,7 @@ impl Session<'_> {
             dialer,
             events: self.events.clone(),
             post: self.post.clone(),
-            compress: self.transfer.compress(),
+            compress: self.transfer.compress,
             bwlimit: self.transfer.bwlimit,
             monitor: self.teller.monitor(&peer, reconnect, size_bytes),
         };

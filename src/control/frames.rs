@@ -30,6 +30,8 @@ use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
 use zeroize::Zeroize;
 
+use crate::options::TransferOptions;
+
 /// What the agent writes first. Whatever a login script has printed before it is skipped.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
 
@@ -185,38 +187,6 @@ const FAULT_PATH_BYTES_MAX: usize = 4096;
 const FAULT_DETAIL_BYTES_MAX: usize = 1024;
 const _: () = assert!(FAULTS_MAX * (FAULT_PATH_BYTES_MAX + FAULT_DETAIL_BYTES_MAX + 256) < MESSAGE_BYTES_MAX);
 
-/// The transfer's options. Numbers of a choice are its place in the list that the help shows.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Settings {
-    /// `--transport`.
-    #[n(0)]
-    pub transport: u8,
-    /// `--encrypt`.
-    #[n(1)]
-    pub encrypt: u8,
-    /// `--compress`.
-    #[n(2)]
-    pub compress: u8,
-    /// `--lanes`.
-    #[n(3)]
-    pub lanes: Option<u8>,
-    /// `--buffer`, in bytes.
-    #[n(4)]
-    pub buffer_bytes: u64,
-    /// `--port-range`, first and last.
-    #[n(5)]
-    pub ports: Option<(u16, u16)>,
-    /// `--reconnect`, in seconds.
-    #[n(6)]
-    pub reconnect_s: u32,
-    /// `--bwlimit`, in bytes a second.
-    #[n(7)]
-    pub bwlimit: Option<u64>,
-    /// `--chunk`, in bytes; the largest there is where nothing is said.
-    #[n(8)]
-    pub chunk_bytes: Option<u32>,
-}
-
 /// The key of one session: 256 random bits, wiped when dropped, never shown.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
 pub struct SessionKey(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 32]);
@@ -275,7 +245,7 @@ pub struct Begin {
     pub job: Job,
     /// How.
     #[n(2)]
-    pub settings: Settings,
+    pub options: TransferOptions,
     /// The caller is the other end of the session: without a word from it, the session's own lanes tell whether it lives.
     #[n(3)]
     pub caller_is_peer: bool,

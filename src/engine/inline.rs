@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use rd_proto::control::Path;
 use rd_proto::session::{BufferId, Machine};
 
-use super::work::{CompressMode, Job, Opener, Parts, Shared, header_of};
+use super::work::{Job, Opener, Parts, Shared, header_of};
 use super::{Engine, Half};
 use crate::fs::source::Part;
+use crate::options::Compress;
 use crate::transport::{Buffer, Inline, Prepared};
 
 /// What is known of a buffer that a lane's thread works on.
@@ -60,7 +61,7 @@ impl Table {
 
     /// Whether parts of the source can be planned.
     pub(super) fn may_plan(shared: &Shared) -> bool {
-        matches!(shared.source, Some(Parts::File(_))) && shared.compress == CompressMode::Off && shared.pace.is_free()
+        matches!(shared.source, Some(Parts::File(_))) && shared.compress == Compress::Off && shared.pace.is_free()
     }
 
     /// Plans what is to be read into a buffer.

@@ -13,9 +13,9 @@ use super::Monitor;
 use super::link::LinkError;
 use super::listen::Incoming;
 use super::tree;
-use super::work::CompressMode;
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
+use crate::options::Compress;
 use crate::transport::relay::RelayOutput;
 use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
 use crate::tree::sink::{Have, Refused, Report as TreeReport, TreeSink};
@@ -121,7 +121,7 @@ pub struct Transfer {
     /// Where they are posted.
     pub post: Post<Event>,
     /// What to compress, at the sender.
-    pub compress: CompressMode,
+    pub compress: Compress,
     /// Bytes a second, at the sender.
     pub bwlimit: Option<u64>,
     /// Told of what happens.

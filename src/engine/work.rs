@@ -19,6 +19,7 @@ use super::pace::Pace;
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
+use crate::options::Compress;
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
 use crate::tree::sink::Refused;
@@ -26,20 +27,6 @@ use crate::tree::source::{Next, TreeSource};
 
 /// Threads that seal and open. More than this many cores are better left to the source and the sink.
 const WORKERS_MAX: usize = 8;
-
-/// Compression as asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CompressMode {
-    /// None.
-    #[default]
-    Off,
-    /// LZ4 while it pays: chunks wait for the wire anyway, and the data shrinks.
-    Auto,
-    /// LZ4 always.
-    Lz4,
-    /// Zstandard, level 1, always.
-    Zstd,
-}
 
 /// A job for a worker.
 #[derive(Debug)]
@@ -87,7 +74,7 @@ pub struct Shared {
     /// The file to write.
     pub sink: Option<FileSink>,
     /// What to compress.
-    pub compress: CompressMode,
+    pub compress: Compress,
     /// Limits how fast the source is read.
     pub pace: Pace,
     /// Chunks wait for the peer: there is time to compress, and no hurry to send a part that is not full.
@@ -112,7 +99,7 @@ pub struct Shared {
 
 impl Shared {
     /// What a transfer's workers need.
-    pub fn new(keys: PayloadKeys, compress: CompressMode, pace: Pace) -> Self {
+    pub fn new(keys: PayloadKeys, compress: Compress, pace: Pace) -> Self {
         Self {
             keys,
             source: None,
@@ -366,11 +353,11 @@ impl Worker {
 
     fn compress(&mut self, buffer: &mut Buffer, length: usize) -> (Compression, usize) {
         let kind = match self.shared.compress {
-            CompressMode::Off => Compression::None,
-            CompressMode::Lz4 => Compression::Lz4,
-            CompressMode::Zstd => Compression::Zstd,
-            CompressMode::Auto if !self.shared.backlog.load(Ordering::Relaxed) => Compression::None,
-            CompressMode::Auto => {
+            Compress::Off => Compression::None,
+            Compress::Lz4 => Compression::Lz4,
+            Compress::Zstd => Compression::Zstd,
+            Compress::Auto if !self.shared.backlog.load(Ordering::Relaxed) => Compression::None,
+            Compress::Auto => {
                 let skip = &self.shared.shrinks.skip;
                 let passed = skip.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
                 if passed.is_ok() { Compression::None } else { Compression::Lz4 }
@@ -384,7 +371,7 @@ impl Worker {
             self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
             return (Compression::None, length);
         };
-        if self.shared.compress == CompressMode::Auto && written > length / 8 * SHRINK_EIGHTHS_MAX {
+        if self.shared.compress == Compress::Auto && written > length / 8 * SHRINK_EIGHTHS_MAX {
             self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
         }
         buffer.payload_mut()[..written].copy_from_slice(&self.scratch[..written]);

@@ -536,7 +536,7 @@ impl<'a> Copy<'a> {
             let begin = Begin {
                 key: key.clone(),
                 job,
-                settings: self.plan.transfer.settings(),
+                options: self.plan.transfer.clone(),
                 caller_is_peer,
                 peer: self.sides[other].label().into_bytes(),
             };

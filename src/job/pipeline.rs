@@ -16,7 +16,7 @@ use minicbor::bytes::ByteVec;
 use crate::agent::end;
 use crate::agent::station::Station;
 use crate::cli::json;
-use crate::cli::options::{ReportOptions, TransferOptions};
+use crate::cli::options::ReportOptions;
 use crate::cli::report::{Reporter, notice_line};
 use crate::cli::stream::forward_signals;
 use crate::control::frames::{self, Begin, Job, Message, StageReport};
@@ -33,6 +33,7 @@ pub(crate) mod grammar;
 mod hop;
 pub(crate) mod planned;
 mod tell;
+use crate::options::TransferOptions;
 
 use grammar::{Part, Placed, Spec};
 use hop::{Hop, Manner, Next, Which};
@@ -276,7 +277,7 @@ impl<'a> Pipeline<'a> {
                 let begin = Begin {
                     key: key.clone(),
                     job,
-                    settings: self.plan.transfer.settings(),
+                    options: self.plan.transfer.clone(),
                     caller_is_peer: self.hops[at].hosts.contains(&HERE),
                     peer: self.hops[at].names[which.other() as usize].clone().into_bytes(),
                 };

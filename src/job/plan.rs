@@ -5,11 +5,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
-use crate::cli::options::{ReportOptions, TransferOptions};
+use crate::cli::options::ReportOptions;
 use crate::control::frames::TreeSettings;
 use crate::control::launch::Launcher;
 use crate::fault::escaped;
 use crate::job::launching::AgentChoice;
+use crate::options::TransferOptions;
 
 /// Bytes of a host's name with a user's.
 const HOST_BYTES_MAX: usize = 1024;

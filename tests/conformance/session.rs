@@ -15,10 +15,10 @@ use rd_proto::control::{Cause, IoFact, Policy};
 use rd_proto::handshake::{ControlChannel, Key, LaneId, SessionId, SessionSecret, connect_first, connect_join, listen};
 use rd_proto::session::{Agreed, Counters, Notice, Outcome, RDMA_LANE_FIRST};
 use rdma_pipe::engine::link::{LinkError, rng};
-use rdma_pipe::engine::work::CompressMode;
 use rdma_pipe::engine::{Dialer, Event, Monitor, Summary, Transfer, Waits, Work, announce, run};
 use rdma_pipe::fs::sink::{FileSink, StreamSink};
 use rdma_pipe::fs::source::Source;
+use rdma_pipe::options::Compress;
 use rdma_pipe::transport::{Lane, Medium, Report};
 
 use crate::Case;
@@ -149,7 +149,7 @@ impl Plan {
                     dialer,
                     events,
                     post,
-                    compress: CompressMode::Off,
+                    compress: Compress::Off,
                     bwlimit: self.bwlimit,
                     monitor: Box::new(watch),
                 };

@@ -1,4 +1,4 @@
-//! Lists in what agents say have few members. A member may take one byte of a message and a hundred of memory, so that the
+//! What a message may say. Lists have few members: one may take a byte of a message and a hundred of memory, so that the
 //! bound on a message's length alone bounds little.
 
 use super::{FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX};
@@ -10,9 +10,10 @@ const ENDPOINTS_MAX: usize = 64;
 const REPORTED_MAX: usize = 64;
 
 impl Message {
-    /// Whether its lists are no longer than they may be.
+    /// Whether its lists and options are within their bounds.
     pub(super) fn is_within_bounds(&self) -> bool {
         match self {
+            Self::Begin(begin) => begin.options.is_valid(),
             Self::Found(found) => found.len() <= FOUND_MAX,
             Self::EntriesFailed(faults) => faults.len() <= FAULTS_MAX,
             Self::Listening(endpoints) | Self::Dial { endpoints, .. } => endpoints.len() <= ENDPOINTS_MAX,

@@ -1,6 +1,7 @@
 //! Body of the fuzz target, and the messages that it starts from.
 
 use super::*;
+use crate::options::{Compress, Encryption, Transport};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -43,21 +44,18 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         inode: u64::MAX,
     };
     let fault = Fault::io(6, "cannot write", &IoFact { errno: 28, path: b"/x".to_vec(), detail: b"d".to_vec() });
-    let settings = Settings {
-        transport: 1,
-        encrypt: 2,
-        compress: 3,
+    let options = TransferOptions {
+        transport: Transport::Rdma,
+        encrypt: Encryption::Never,
+        compress: Compress::Zstd,
         lanes: Some(4),
-        buffer_bytes: 32 << 20,
-        chunk_bytes: None,
-        ports: Some((7000, 7009)),
-        reconnect_s: 30,
-        bwlimit: None,
+        port_range: Some(7000..=7009),
+        ..TransferOptions::default()
     };
     let begin = |job| Begin {
         key: SessionKey([7; 32]),
         job,
-        settings: settings.clone(),
+        options: options.clone(),
         caller_is_peer: true,
         peer: b"h1".to_vec(),
     };

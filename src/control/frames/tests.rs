@@ -124,6 +124,18 @@ fn lists_have_few_members() {
 }
 
 #[test]
+fn options_that_no_command_line_can_say_are_refused() {
+    let (_, message) = samples().into_iter().find(|(name, _)| *name == "begin-file").expect("a beginning");
+    let Message::Begin(begin) = message else { unreachable!() };
+    for (chunk, lanes, is_valid) in [(4096, Some(16), true), (4095, None, false), (4096, Some(0), false)] {
+        let options = TransferOptions { chunk, lanes, ..begin.options.clone() };
+        let mut bytes = Vec::new();
+        Message::Begin(Box::new(Begin { options, ..(*begin).clone() })).encode(&mut bytes).expect("short");
+        assert_eq!(Message::decode(&bytes[LENGTH_BYTES..]).is_ok(), is_valid, "{chunk} {lanes:?}");
+    }
+}
+
+#[test]
 fn a_message_has_no_depth() {
     let once = Message::FoundAll.for_end(1).expect("short");
     let Message::ForEnd { message, .. } = &once else { unreachable!() };

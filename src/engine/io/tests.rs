@@ -11,8 +11,8 @@ use rustix::fs::{Advice, fadvise};
 
 use super::*;
 use crate::engine::pace::Pace;
-use crate::engine::work::CompressMode;
 use crate::fs::source::Source;
+use crate::options::Compress;
 use crate::transport::Pool;
 
 const CHUNK: usize = 64 << 10;
@@ -27,7 +27,7 @@ fn cold(length: usize) -> (Arc<Shared>, Vec<u8>) {
     std::io::Seek::rewind(&mut file).expect("rewound");
     fadvise(&file, 0, None, Advice::DontNeed).expect("evicted");
     let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
-    let mut shared = Shared::new(keys, CompressMode::Off, Pace::new(None));
+    let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
     let Ok(Source::File(file)) = Source::new(file, OsStr::new("f"), CHUNK) else { panic!("a file") };
     shared.source = Some(Parts::File(Box::new(file)));
     (Arc::new(shared), data)

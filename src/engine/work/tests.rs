@@ -19,7 +19,7 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     std::fs::File::create(&path).and_then(|file| file.set_len(RESUME_BYTES_MIN)).expect("a file");
     let root = Root { path, name: "large".into() };
     let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
-    let mut shared = Shared::new(keys, CompressMode::Off, Pace::new(None));
+    let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
     let source = TreeSource::new(vec![root], CHUNK, Options::default()).expect("a source");
     shared.source = Some(Parts::Tree(Box::new(source)));
     let shared = Arc::new(shared);

@@ -122,12 +122,13 @@ mod tests {
     use super::super::{HERE, Side};
     use super::*;
     use crate::agent::end::End;
-    use crate::cli::options::{ReportOptions, TransferOptions};
+    use crate::cli::options::ReportOptions;
     use crate::cli::report::Reporter;
     use crate::cli::tree::TreeOptions;
     use crate::control::launch::Launcher;
     use crate::job::launching::{AgentChoice, Otherwise, Voice};
     use crate::job::plan::{Plan, Spec};
+    use crate::options::TransferOptions;
 
     #[derive(Parser)]
     struct Options {

@@ -26,9 +26,7 @@ use crate::cli::send::{STANDARD_INPUT, standard_input};
 use crate::cli::stream::{FirstLane, NoWork, NotBegun, Session};
 use crate::cli::tree;
 use crate::control::endpoints;
-use crate::control::frames::{
-    Begin, Endpoint, FOUND_MAX, Fault, Found, Job, Message, Report, Root, SessionKey, TreeSettings,
-};
+use crate::control::frames::{Begin, Endpoint, FOUND_MAX, Fault, Found, Job, Message, Report, SessionKey};
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
@@ -39,6 +37,8 @@ use crate::fs::source::Source;
 use crate::fs::std_fact;
 use crate::transport::relay::{RelayInput, RelayOutput};
 use crate::tree::progress::Progress;
+use crate::tree::source::TreeSource;
+use crate::tree::{Options, Root};
 
 mod telling;
 
@@ -282,7 +282,7 @@ impl End {
     }
 
     /// Copies on this host.
-    fn copy(&mut self, roots: Vec<Root>, directory: Vec<u8>, names: Vec<ByteVec>, settings: TreeSettings) {
+    fn copy(&mut self, roots: Vec<Root>, directory: Vec<u8>, names: Vec<ByteVec>, settings: Options) {
         let (emit, stop) = (Arc::clone(&self.emit), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         let ended = Arc::new(AtomicBool::new(false));
@@ -466,8 +466,8 @@ enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     SendMemory(Duration),
     Receive(Option<Target>),
-    SendTree(Vec<Root>, TreeSettings),
-    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeSettings),
+    SendTree(Vec<Root>, Options),
+    ReceiveTree(Vec<u8>, Vec<ByteVec>, Options),
     /// Of a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),
@@ -564,7 +564,7 @@ impl Run {
             Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
-                let source = tree::source(&roots, &settings, chunk_bytes, &self.progress)?;
+                let source = TreeSource::new(roots, chunk_bytes, settings, Arc::clone(&self.progress))?;
                 Ok(Work::SendTree(Box::new(source)))
             }
             Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),

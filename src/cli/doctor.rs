@@ -13,12 +13,12 @@ use super::options::ReportOptions;
 use super::print;
 use super::rdcp::HostOptions;
 use super::report::Reporter;
-use crate::control::frames::TreeSettings;
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::Copy;
 use crate::job::plan::{Plan, Spec};
 use crate::measure::{Facts, Level, compare, examine, gather};
 use crate::options::{TransferOptions, Transport, parse_ports};
+use crate::tree::Options;
 
 mod output;
 mod words;
@@ -129,7 +129,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             directory: false,
             exact: false,
             recursive: false,
-            tree: no_tree(),
+            tree: Options { recursive: false, ..Options::default() },
             dry_run: false,
             relay: arguments.hosts.relay,
             via: arguments.hosts.via.clone(),
@@ -168,25 +168,6 @@ impl ConcatOs for [&OsStr; 2] {
         let mut whole = self[0].to_owned();
         whole.push(self[1]);
         whole
-    }
-}
-
-/// Nothing of a tree is copied.
-fn no_tree() -> TreeSettings {
-    TreeSettings {
-        recursive: false,
-        mode: false,
-        owner: false,
-        times: false,
-        xattrs: false,
-        hard_links: false,
-        sparse: false,
-        specials: false,
-        in_place: false,
-        fsync: false,
-        sieve: Vec::new(),
-        read_back: false,
-        symlinks: false,
     }
 }
 

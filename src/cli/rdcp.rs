@@ -211,7 +211,7 @@ fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) 
     if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
-    let sieve = arguments.tree.sieve(matches)?;
+    let rules = arguments.tree.rules(matches)?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);
     }
@@ -221,7 +221,7 @@ fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) 
         directory: arguments.target_directory.is_some(),
         exact: arguments.no_target_directory,
         recursive: arguments.recursive,
-        tree: arguments.tree.settings(arguments.recursive, sieve),
+        tree: arguments.tree.options(arguments.recursive, rules),
         dry_run: arguments.dry_run,
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),

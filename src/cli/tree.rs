@@ -14,27 +14,26 @@ use rd_proto::control::IoFact;
 
 use crate::agent::place;
 use crate::control::frames::{
-    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, MESSAGE_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX, Report, Root,
-    Sieve, TreeProgress, TreeSettings,
+    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, MESSAGE_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX, Report,
+    TreeProgress,
 };
 use crate::control::tunnel::Emit;
-use crate::engine::tree::{Chunk, answer};
-use crate::engine::{Event, SentTree, Summary};
+use crate::engine::tree::answer;
+use crate::engine::{Event, Summary};
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::metadata::Keep;
 use crate::tree::count;
 use crate::tree::local;
 use crate::tree::patterns::Patterns;
 use crate::tree::progress::Progress;
-use crate::tree::sink::{self as tree_sink, TreeSink};
+use crate::tree::sink::{Destination, Names, Refused, TreeSink};
 use crate::tree::source::TreeSource;
-use crate::tree::walk;
+use crate::tree::{Options, Root, Rule};
 
 /// Bytes that the patterns may take in a message: half of it, so that paths fit beside them.
-pub(crate) const SIEVE_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+pub(crate) const RULES_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
 
 /// Bytes in a message for each pattern, beside its own.
-const SIEVE_OVERHEAD_BYTES: usize = 8;
+const RULE_OVERHEAD_BYTES: usize = 8;
 
 /// How often a copy on one host tells how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -93,9 +92,9 @@ pub enum Verify {
 }
 
 impl TreeOptions {
-    /// As messages carry them. `sieve`: includes and excludes in the order of the command line.
-    pub(crate) fn settings(&self, recursive: bool, sieve: Vec<Sieve>) -> TreeSettings {
-        TreeSettings {
+    /// As they go to whoever copies. `rules`: includes and excludes in the order of the command line.
+    pub(crate) fn options(&self, recursive: bool, rules: Vec<Rule>) -> Options {
+        Options {
             recursive,
             mode: !self.no_mode,
             owner: !self.no_owner,
@@ -108,7 +107,7 @@ impl TreeOptions {
             in_place: self.in_place,
             fsync: self.fsync || self.verify.is_some(),
             read_back: self.verify.is_some(),
-            sieve,
+            rules,
         }
     }
 
@@ -117,112 +116,50 @@ impl TreeOptions {
     /// # Errors
     ///
     /// A usage failure for a pattern that is none.
-    pub(crate) fn sieve(&self, matches: &clap::ArgMatches) -> Result<Vec<Sieve>, Failure> {
-        let mut all: Vec<(usize, Sieve)> = Vec::new();
+    pub(crate) fn rules(&self, matches: &clap::ArgMatches) -> Result<Vec<Rule>, Failure> {
+        let mut all: Vec<(usize, Rule)> = Vec::new();
         for (name, patterns, is_include) in [("exclude", &self.exclude, false), ("include", &self.include, true)] {
             let places = matches.indices_of(name).into_iter().flatten();
             for (place, pattern) in places.zip(patterns) {
-                all.push((place, Sieve { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include }));
+                all.push((place, Rule { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include }));
             }
         }
         all.sort_by_key(|(place, _)| *place);
-        let sieve: Vec<Sieve> = all.into_iter().map(|(_, sieve)| sieve).collect();
-        patterns(&sieve).map_err(|detail| Failure::new(Exit::Usage, detail))?;
-        let bytes: usize = sieve.iter().map(|sieve| sieve.pattern.len() + SIEVE_OVERHEAD_BYTES).sum();
-        if bytes > SIEVE_BYTES_MAX {
-            let limit = SIEVE_BYTES_MAX >> 10;
+        let rules: Vec<Rule> = all.into_iter().map(|(_, rule)| rule).collect();
+        Patterns::new(&rules).map_err(|(rule, reason)| {
+            let option = if rule.is_include { "--include" } else { "--exclude" };
+            let pattern = escaped(OsStr::from_bytes(&rule.pattern));
+            Failure::new(Exit::Usage, format!("{option} '{pattern}': the pattern {reason}"))
+        })?;
+        let bytes: usize = rules.iter().map(|rule| rule.pattern.len() + RULE_OVERHEAD_BYTES).sum();
+        if bytes > RULES_BYTES_MAX {
+            let limit = RULES_BYTES_MAX >> 10;
             let message = format!(
                 "the patterns of --exclude and --include take {} KiB, {limit} KiB at most; use fewer with more wildcards",
                 bytes.div_ceil(1024)
             );
             return Err(Failure::new(Exit::Usage, message));
         }
-        Ok(sieve)
+        Ok(rules)
     }
-}
-
-/// What the patterns leave out.
-///
-/// # Errors
-///
-/// A sentence with the first pattern that is refused.
-fn patterns(sieve: &[Sieve]) -> Result<Patterns, String> {
-    let mut patterns = Patterns::default();
-    for Sieve { pattern, is_include } in sieve {
-        patterns.push(pattern, *is_include).map_err(|reason| {
-            let option = if *is_include { "--include" } else { "--exclude" };
-            format!("{option} '{}': the pattern {reason}", escaped(OsStr::from_bytes(pattern)))
-        })?;
-    }
-    Ok(patterns)
-}
-
-/// Whether an entry is left out, by its path below the source. The source itself never is: it was asked for by name.
-fn is_left_out(patterns: &Patterns, path: &Path, is_directory: bool) -> bool {
-    let mut components = path.components();
-    components.next();
-    let below = components.as_path().as_os_str();
-    !below.is_empty() && patterns.leave_out(below.as_bytes(), is_directory)
 }
 
 fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
 }
 
-/// How a tree is walked.
-///
-/// # Errors
-///
-/// As [`patterns`].
-fn walk_options(settings: &TreeSettings, progress: &Arc<Progress>) -> Result<walk::Options, String> {
-    let patterns = patterns(&settings.sieve)?;
-    let filter = (!patterns.is_empty())
-        .then(|| -> walk::Filter { Box::new(move |path, is_directory| !is_left_out(&patterns, path, is_directory)) });
-    Ok(walk::Options {
-        xattrs: settings.xattrs,
-        hard_links: settings.hard_links,
-        symlinks: settings.symlinks,
-        specials: settings.specials,
-        sparse: settings.sparse,
-        recursive: settings.recursive,
-        follow_roots: !settings.recursive,
-        filter,
-        progress: Arc::clone(progress),
-    })
-}
-
-fn walk_roots(roots: &[Root]) -> Vec<walk::Root> {
-    let root = |root: &Root| walk::Root { path: path_of(&root.path), name: OsString::from_vec(root.name.to_vec()) };
-    roots.iter().map(root).collect()
-}
-
-/// The sending end of a tree.
-pub(crate) fn source(
-    roots: &[Root],
-    settings: &TreeSettings,
-    chunk_bytes: usize,
-    progress: &Arc<Progress>,
-) -> Result<TreeSource, IoFact> {
-    let options =
-        walk_options(settings, progress).map_err(|detail| crate::fs::plain_fact(OsStr::new("--exclude"), &detail))?;
-    TreeSource::new(walk_roots(roots), chunk_bytes, options)
-}
-
 /// What a copy may be asked to count ahead of itself.
 #[derive(Debug)]
 pub(crate) struct Countable {
     pub(crate) roots: Vec<Root>,
-    pub(crate) settings: TreeSettings,
+    pub(crate) settings: Options,
 }
 
 impl Countable {
     /// Counts, in a thread of its own, until `is_over`.
     pub(crate) fn count(self, progress: &Arc<Progress>, is_over: Arc<AtomicBool>) {
-        let Ok(options) = walk_options(&self.settings, progress) else { return };
-        let progress = Arc::clone(progress);
-        let count = move || {
-            count::count(&walk_roots(&self.roots), &options, &progress, &|| is_over.load(Ordering::Relaxed));
-        };
+        let (Self { roots, settings }, progress) = (self, Arc::clone(progress));
+        let count = move || count::count(roots, settings, &progress, &|| is_over.load(Ordering::Relaxed));
         // Without one, nobody knows how much it is.
         let _ = std::thread::Builder::new().name("count".to_owned()).stack_size(count::STACK_BYTES).spawn(count);
     }
@@ -256,48 +193,30 @@ fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
 
 /// How a tree is written. `names`: what may appear in the directory; one name is given to the only root, whatever the
 /// sender calls it.
-fn sink_options(names: &[ByteVec], settings: &TreeSettings, progress: &Arc<Progress>) -> tree_sink::Options {
-    let keep = Keep {
-        mode: settings.mode,
-        owner: settings.owner,
-        times: settings.times,
-        xattrs: settings.xattrs,
-        symlinks: settings.symlinks,
-        specials: settings.specials,
+fn destination(names: &[ByteVec], options: &Options, progress: &Arc<Progress>) -> Destination {
+    let names = match names {
+        [name] => Names::Only(name.to_vec()),
+        names => Names::Among(names.iter().map(|name| name.to_vec()).collect()),
     };
-    let names: Vec<OsString> = names.iter().map(|name| OsString::from_vec(name.to_vec())).collect();
-    let mut options = tree_sink::Options {
-        keep,
-        fsync: settings.fsync,
-        read_back: settings.read_back,
-        in_place: settings.in_place,
-        files_only: !settings.recursive,
-        progress: Arc::clone(progress),
-        ..Default::default()
-    };
-    match <[OsString; 1]>::try_from(names) {
-        Ok([name]) => options.rename_root = Some(name),
-        Err(names) => options.names = Some(names.into_iter().map(OsString::into_vec).collect()),
-    }
-    options
+    Destination { options: options.clone(), names, progress: Arc::clone(progress), ..Destination::default() }
 }
 
-/// The receiving end of a tree. `names`: see [`sink_options`].
+/// The receiving end of a tree. `names`: see [`destination`].
 pub(crate) fn sink(
     directory: &[u8],
     names: &[ByteVec],
-    settings: &TreeSettings,
+    settings: &Options,
     post: &Sender<Event>,
     emit: &Emit,
     progress: &Arc<Progress>,
-) -> Result<TreeSink<Chunk>, IoFact> {
-    let options = sink_options(names, settings, progress);
+) -> Result<TreeSink, IoFact> {
+    let options = destination(names, settings, progress);
     let mut sink = TreeSink::new(&path_of(directory), options, answer(post.clone()))?;
     tell_kept(&mut sink, emit);
     Ok(sink)
 }
 
-fn tell_kept<C: AsRef<[u8]> + Send + Sync + 'static>(sink: &mut TreeSink<C>, emit: &Emit) {
+fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
     let emit = Emit::clone(emit);
     sink.on_kept(Box::new(move |paths, bytes| {
         if let [path, others @ ..] = paths {
@@ -310,11 +229,11 @@ fn tell_kept<C: AsRef<[u8]> + Send + Sync + 'static>(sink: &mut TreeSink<C>, emi
 /// Adds what became of a tree to an end's report.
 pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
     if let Some(sent) = &summary.sent_tree {
-        report.entries = sent.counts.entries;
-        report.directories = sent.counts.directories;
-        report.data_bytes = sent.counts.bytes;
-        report.kept_bytes = sent.counts.kept_bytes;
-        report.failed = sent.counts.failures;
+        report.entries = sent.entries;
+        report.directories = sent.directories;
+        report.data_bytes = sent.bytes;
+        report.kept_bytes = sent.kept_bytes;
+        report.failed = sent.failed;
         report.failed_there = summary.counters.unmade;
     }
     if let Some(received) = &summary.received_tree {
@@ -334,14 +253,10 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     let received = summary.received_tree.iter();
     let received = received.flat_map(|received| faults(&received.failures, Exit::Destination, "cannot write"));
     tell(sent.chain(received), emit);
-    let leftovers = summary.sent_tree.iter().flat_map(|sent| &sent.leftovers);
-    tell_leftovers(leftovers.map(Path::new), emit);
-}
-
-/// Names what is not copied and is no failure.
-fn tell_leftovers<'a>(paths: impl Iterator<Item = &'a Path>, emit: &Emit) {
-    for path in paths {
-        emit(Message::Say(format!("passed over {}, which an interrupted copy left", path.display())));
+    // What is not copied and is no failure.
+    for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {
+        let path = Path::new(OsStr::from_bytes(&leftover.path));
+        emit(Message::Say(format!("skipped {}, which an interrupted copy left", path.display())));
     }
 }
 
@@ -362,7 +277,7 @@ pub(crate) struct Here {
     pub(crate) roots: Vec<Root>,
     pub(crate) directory: Vec<u8>,
     pub(crate) names: Vec<ByteVec>,
-    pub(crate) settings: TreeSettings,
+    pub(crate) settings: Options,
     /// Set by another thread, it ends the copy.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) progress: Arc<Progress>,
@@ -378,7 +293,7 @@ impl Here {
         let mut report = Report { media: vec!["local".to_owned()], ..Report::default() };
         add_to(&mut report, &summary);
         // Both ends are this one.
-        let unsent = summary.sent_tree.map_or(0, |sent| sent.counts.failures);
+        let unsent = summary.sent_tree.map_or(0, |sent| sent.failed);
         report.failed = unsent + summary.received_tree.map_or(0, |received| received.failed);
         report.failed_there = 0;
         report.bytes = report.data_bytes;
@@ -391,14 +306,11 @@ impl Here {
         let Self { roots, directory, names, settings, stop, progress } = self;
         let unreadable = |fact: IoFact| Fault::io(Exit::Source.code(), "cannot read", &fact);
         let unwritable = |fact: IoFact| Fault::io(Exit::Destination.code(), "cannot write", &fact);
-        let source = Arc::new(source(roots, settings, local::CHUNK_BYTES, progress).map_err(unreadable)?);
+        let source = TreeSource::new(roots.clone(), local::CHUNK_BYTES, settings.clone(), Arc::clone(progress));
+        let source = Arc::new(source.map_err(unreadable)?.local());
         // Before the sink, which must have removed what it has not published when this is dropped.
         let _made = place::make(directory).map_err(unwritable)?;
-        let options = tree_sink::Options {
-            is_local: true,
-            may_share: settings.sparse,
-            ..sink_options(names, settings, progress)
-        };
+        let options = Destination { is_local: true, ..destination(names, settings, progress) };
         let mut sink = TreeSink::new(&path_of(directory), options, local::answer(&source)).map_err(unwritable)?;
         tell_kept(&mut sink, emit);
         let mut last = Instant::now();
@@ -410,14 +322,13 @@ impl Here {
             }
         };
         let copied = local::copy(&source, &mut sink, stop, tick);
-        let (failures, leftovers) = (source.take_failures(), source.take_leftovers());
-        summary.sent_tree = Some(SentTree { counts: source.counts(), failures, leftovers });
+        summary.sent_tree = Some(source.sent());
         match copied {
             Ok(received) => summary.received_tree = Some(received),
             Err(_) if stop.load(Ordering::Relaxed) => {
                 return Err(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
             }
-            Err(tree_sink::Refused::Io(fact)) => return Err(unwritable(fact)),
+            Err(Refused::Io(fact)) => return Err(unwritable(fact)),
             Err(refused) => return Err(Fault::plain(Exit::Protocol.code(), refused.to_string())),
         }
         Ok(())
@@ -438,14 +349,14 @@ mod tests {
     fn each_option_changes_what_it_names() {
         let settings = |arguments: &[&str]| {
             let parsed = <Only as clap::Parser>::try_parse_from([&["rdcp"], arguments].concat());
-            parsed.expect("an option").tree.settings(false, Vec::new())
+            parsed.expect("an option").tree.options(false, Vec::new())
         };
         let plain = settings(&[]);
-        let TreeSettings { mode, owner, times, xattrs, hard_links, sparse, symlinks, specials, .. } = plain;
+        let Options { mode, owner, times, xattrs, hard_links, sparse, symlinks, specials, .. } = plain;
         let kept = [mode, owner, times, xattrs, hard_links, sparse, symlinks, specials];
         assert!(kept.into_iter().all(|is_kept| is_kept));
         assert!(!plain.in_place && !plain.fsync && !plain.read_back);
-        let with = |change: &dyn Fn(&mut TreeSettings)| {
+        let with = |change: &dyn Fn(&mut Options)| {
             let mut settings = plain.clone();
             change(&mut settings);
             settings
@@ -465,19 +376,5 @@ mod tests {
         ] {
             assert_eq!(settings(&[option]), expected, "{option}");
         }
-    }
-
-    #[test]
-    fn the_last_pattern_that_matches_decides() {
-        let sieve =
-            |pattern: &str, is_include| Sieve { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include };
-        let patterns =
-            patterns(&[sieve("*.o", false), sieve("keep.o", true), sieve("/top", false), sieve("dir/", false)])
-                .expect("patterns");
-        let left_out = |path: &str, is_dir| is_left_out(&patterns, Path::new(path), is_dir);
-        assert!(left_out("copy/a/b.o", false) && !left_out("b.o", false));
-        assert!(!left_out("copy/a/keep.o", false));
-        assert!(left_out("copy/top", false) && !left_out("copy/a/top", false));
-        assert!(left_out("copy/a/dir", true) && !left_out("copy/a/dir", false));
     }
 }

@@ -22,8 +22,7 @@ pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
 };
 pub use tree::{
-    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, Root, Sieve,
-    TreeProgress, TreeSettings,
+    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, TreeProgress,
 };
 
 use minicbor::{Decode, Decoder, Encode};
@@ -31,6 +30,7 @@ use rd_proto::control::IoFact;
 use zeroize::Zeroize;
 
 use crate::options::TransferOptions;
+use crate::tree::{self as trees, Root};
 
 /// What the agent writes first. Whatever a login script has printed before it is skipped.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
@@ -142,7 +142,7 @@ pub enum Job {
         roots: Vec<Root>,
         /// How.
         #[n(1)]
-        settings: TreeSettings,
+        settings: trees::Options,
     },
     /// Receives files and trees.
     #[n(5)]
@@ -155,7 +155,7 @@ pub enum Job {
         names: Vec<minicbor::bytes::ByteVec>,
         /// How.
         #[n(2)]
-        settings: TreeSettings,
+        settings: trees::Options,
     },
     /// Sends memory, to measure what is behind it.
     #[n(40)]
@@ -511,7 +511,7 @@ pub enum Message {
         names: Vec<minicbor::bytes::ByteVec>,
         /// How.
         #[n(3)]
-        settings: TreeSettings,
+        settings: trees::Options,
     },
     /// A connection through the channel begins.
     #[n(20)]

@@ -24,7 +24,7 @@ use super::work::{Job, Parts, Shared};
 use crate::fs::direct::Cold;
 use crate::fs::source::Part;
 use crate::transport::Buffer;
-use crate::tree::source::ColdRange;
+use crate::tree::source::FileRange;
 
 /// Reads that are under way at once. A pool of the default size has half as many buffers.
 const DEPTH: usize = 64;
@@ -57,7 +57,7 @@ pub enum Place {
     /// A single file, as this part.
     File(Part),
     /// A large file of a tree.
-    Tree(ColdRange),
+    Tree(FileRange),
 }
 
 /// By which means direct reads are done.

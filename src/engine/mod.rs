@@ -42,7 +42,7 @@ pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
-pub use summary::{Monitor, Read, SentTree, Summary};
+pub use summary::{Monitor, Read, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
@@ -754,11 +754,10 @@ impl Engine {
             cached_bytes: self.shared.tally.cached_bytes.load(Ordering::Relaxed),
         };
         if let Some(Parts::Tree(tree)) = &self.shared.source {
-            let counts = tree.counts();
-            // What the walk has read is in the counts alone.
-            self.summary.read.cached_bytes = counts.bytes.saturating_sub(self.summary.read.direct_bytes);
-            let (failures, leftovers) = (tree.take_failures(), tree.take_leftovers());
-            self.summary.sent_tree = Some(SentTree { counts, failures, leftovers });
+            let sent = tree.sent();
+            // What the walk has read is counted there alone.
+            self.summary.read.cached_bytes = sent.bytes.saturating_sub(self.summary.read.direct_bytes);
+            self.summary.sent_tree = Some(sent);
             tree.cancel();
         }
         let mut discarding = None;

@@ -1,15 +1,12 @@
 //! What a transfer tells while it runs and at its end.
 
-use std::ffi::OsString;
-
-use rd_proto::control::IoFact;
 use rd_proto::session::{Counters, Notice, Outcome};
 
 use super::account::{View, Waits};
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
-use crate::tree::walk::Counts;
+use crate::tree::walk::Sent;
 
 /// Told of what happens during a transfer, from the loop; must not block.
 pub trait Monitor {
@@ -47,7 +44,7 @@ pub struct Summary {
     /// How files were written.
     pub written: Written,
     /// What was read of a tree.
-    pub sent_tree: Option<SentTree>,
+    pub sent_tree: Option<Sent>,
     /// What became of a tree that was received.
     pub received_tree: Option<TreeReport>,
 }
@@ -59,15 +56,4 @@ pub struct Read {
     pub direct_bytes: u64,
     /// From or through it.
     pub cached_bytes: u64,
-}
-
-/// What was read of a tree.
-#[derive(Clone, Debug)]
-pub struct SentTree {
-    /// How much.
-    pub counts: Counts,
-    /// The first of the failures.
-    pub failures: Vec<IoFact>,
-    /// The first of what interrupted copies left in it, which was passed over.
-    pub leftovers: Vec<OsString>,
 }

@@ -12,7 +12,6 @@ use rd_proto::session::Agreed;
 use super::Monitor;
 use super::link::LinkError;
 use super::listen::Incoming;
-use super::tree;
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{Part, Source};
 use crate::options::Compress;
@@ -99,7 +98,7 @@ pub enum Work {
     /// Receive into this file.
     ReceiveFile(FileSink),
     /// Receive a tree.
-    ReceiveTree(Box<TreeSink<tree::Chunk>>),
+    ReceiveTree(Box<TreeSink>),
     /// Receive into what this opens.
     ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
 }

@@ -42,10 +42,7 @@ pub fn answer(post: Post<Event>) -> Answer {
 /// # Errors
 ///
 /// What the system answered to making the thread.
-pub fn start(
-    mut sink: TreeSink<Chunk>,
-    post: Post<Event>,
-) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
+pub fn start(mut sink: TreeSink, post: Post<Event>) -> std::io::Result<(Post<SinkJob>, std::thread::JoinHandle<()>)> {
     let (jobs, queue) = unbounded();
     let thread = std::thread::Builder::new().name("tree".to_owned()).stack_size(256 << 10).spawn(move || {
         while let Ok(job) = queue.recv() {
@@ -59,7 +56,7 @@ pub fn start(
             let header = ChunkHeader::decode(buffer.header()).expect("opened before");
             let chunk =
                 Arc::new(Chunk { bytes: header.plain_bytes as usize, buffer: Some(buffer), post: post.clone() });
-            if let Err(refused) = sink.push(header.item, header.position, Arc::clone(&chunk)) {
+            if let Err(refused) = sink.push(header.item, header.position, Arc::clone(&chunk) as _) {
                 // Before the chunk is given back, which would say that it is in the tree.
                 let _ = post.send(Event::Refused(refused));
             }

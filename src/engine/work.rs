@@ -280,6 +280,7 @@ impl Worker {
                         let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
                         None
                     }
+                    Next::Copy(_) => unreachable!("of a copy within a host"),
                     Next::Ended => Some(Event::Unfilled(buffer)),
                 };
             }

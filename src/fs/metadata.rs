@@ -1,19 +1,14 @@
-//! Metadata onto an entry that is open: owner, extended attributes, mode and times, in the one order in which none of
-//! them undoes another. [`Setter`] does so for trees that are received; local copies have calls and ACLs from here.
-//!
-//! A change of owner clears setuid, setgid and capabilities, so it comes first. `user.` attributes want write permission,
-//! and setting an ACL changes the mode, so the mode comes after them. Times come last.
+//! Metadata of one entry, by a descriptor: owner, mode, times, extended attributes, and the ACLs that are some of those.
 //!
 //! Nothing here takes a name: a name may be given to something else between two calls, a descriptor may not.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rd_proto::tree::{Metadata, Time, Xattrs};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
-    fchown, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat,
-    removexattr, setxattr, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
+    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
+    utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -23,7 +18,7 @@ pub(crate) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
 pub(crate) const ACCESS_ACL_NAME: &CStr = c"system.posix_acl_access";
 
 /// The ACL that a directory gives to what is made in it.
-const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+pub(crate) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// The attributes that are ACLs.
 pub(crate) const ACLS: [&[u8]; 2] = [ACCESS_ACL, DEFAULT_ACL];
@@ -35,7 +30,7 @@ const ACL_MASK: u16 = 0x10;
 const ACL_OTHERS: u16 = 0x20;
 
 /// The longest value of an attribute, and the longest list of names, in bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX of Linux).
-const XATTR_BYTES_MAX: usize = 64 << 10;
+pub(crate) const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// Lets this process write into a directory of its user's that was made read-only, by an earlier copy perhaps: the copy
 /// can then be run again. Whether it needed that.
@@ -46,43 +41,6 @@ pub(crate) fn open_up(directory: impl AsFd, stat: &Stat) -> Result<bool, Errno> 
         fchmod(directory, Mode::from_raw_mode(stat.st_mode & 0o7777 | 0o700))?;
     }
     Ok(is_closed)
-}
-
-/// Setuid and setgid.
-const SET_IDS: u32 = 0o6000;
-const SET_GID: u32 = 0o2000;
-
-/// File capabilities: what set-user-ID root is, in parts.
-const CAPABILITY: &[u8] = b"security.capability";
-
-/// Which metadata of the source the copy gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
-    /// Permission bits, setuid, setgid and sticky among them.
-    pub mode: bool,
-    /// Owner and group; only root may, for others it has no effect.
-    pub owner: bool,
-    /// Times of the last change and the last access.
-    pub times: bool,
-    /// Extended attributes, those of `security.` and `trusted.` only by root; and ACLs, if the mode is kept as well, of
-    /// which they are a part.
-    pub xattrs: bool,
-    /// Symbolic links.
-    pub symlinks: bool,
-    /// FIFOs, sockets and, by root, devices.
-    pub specials: bool,
-}
-
-impl Keep {
-    fn acls(self) -> bool {
-        self.mode && self.xattrs
-    }
-}
-
-impl Default for Keep {
-    fn default() -> Self {
-        Self { mode: true, owner: true, times: true, xattrs: true, symlinks: true, specials: true }
-    }
 }
 
 /// An entry to read metadata of, or set it on, by a descriptor.
@@ -123,11 +81,13 @@ impl Object<'_> {
         }
     }
 
-    pub(crate) fn set_owner(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<(), Errno> {
-        match self {
-            Self::Open(fd) => fchown(fd, uid, gid),
-            Self::Path(fd) => chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH),
+    pub(crate) fn set_owner(self, uid: u32, gid: u32) -> Result<(), Errno> {
+        // The number -1 means "leave it"; no file has it.
+        if uid == u32::MAX || gid == u32::MAX {
+            return Err(Errno::INVAL);
         }
+        let (Self::Open(fd) | Self::Path(fd)) = self;
+        chownat(fd, c"", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)
     }
 
     pub(crate) fn set_mode(self, mode: u32) -> Result<(), Errno> {
@@ -186,9 +146,28 @@ pub(crate) fn without_acl(mode: u32, acl: &[u8]) -> u32 {
     mode & (!0o070 | acl_entry(acl, ACL_GROUP).unwrap_or(0) << 3)
 }
 
+/// Has a new file keep what the `old` one, which it takes the place of, has: the owner, if it `gets_owner` and we may, and
+/// the access ACL. Returns what of the old mode can be given to it.
+pub(crate) fn succeed(
+    new: impl AsFd,
+    owner: &mut (u32, u32),
+    directory: impl AsFd,
+    name: impl Arg,
+    old: &Stat,
+    gets_owner: bool,
+) -> u32 {
+    let old_owner = (old.st_uid, old.st_gid);
+    // Only root may give files away; for others the new file is theirs, as with cp, and runs as nobody else.
+    if gets_owner && *owner != old_owner && Object::Open(new.as_fd()).set_owner(old.st_uid, old.st_gid).is_ok() {
+        *owner = old_owner;
+    }
+    let mode = old.st_mode & if *owner == old_owner { 0o7777 } else { 0o1777 };
+    keep_acl(new, directory, name, mode)
+}
+
 /// Has a new file keep the access ACL of the file that it takes the place of, where that has one; returns what of its
 /// `mode` can be given to the new one.
-pub(crate) fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
+fn keep_acl(new: impl AsFd, directory: impl AsFd, name: impl Arg, mode: u32) -> u32 {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(old) = openat(directory, name, flags, Mode::empty()) else { return mode & !0o070 };
     let mut acl = vec![0; XATTR_BYTES_MAX];
@@ -236,189 +215,9 @@ pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool
     done
 }
 
-/// What an entry has before anything is set.
-#[derive(Clone, Copy, Debug)]
-pub struct Current {
-    /// Number of the owner.
-    pub uid: u32,
-    /// Number of the group.
-    pub gid: u32,
-    /// It is a directory.
-    pub is_directory: bool,
-    /// It was made in a directory that gives ACLs.
-    pub gets_acl: bool,
-    /// It was there before, and may have ACLs and attributes.
-    pub was_there: bool,
-}
-
-impl Current {
-    /// What `stat` tells.
-    pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
-        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        Self { uid: stat.st_uid, gid: stat.st_gid, is_directory, gets_acl, was_there }
-    }
-}
-
-/// What became of it: all is tried, whatever fails.
-#[derive(Clone, Copy, Debug, Default)]
-#[must_use]
-pub struct Applied {
-    /// The first call that failed.
-    pub error: Option<Errno>,
-    /// The file system has no such extended attributes, or we may not set them although we are root.
-    pub is_unsupported: bool,
-}
-
-/// Sets metadata, as far as it was asked for and we may.
-#[derive(Clone, Copy, Debug)]
-pub struct Setter {
-    /// What is asked for.
-    pub keep: Keep,
-    is_root: bool,
-    /// Who says what is to be set has read it as this user.
-    is_local: bool,
-}
-
-impl Setter {
-    /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
-    pub fn new(keep: Keep, is_local: bool) -> Self {
-        Self { keep, is_root: rustix::process::geteuid().is_root(), is_local }
-    }
-
-    /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
-    pub fn mode(self, metadata: &Metadata<'_>, permitted: u32) -> u32 {
-        if self.keep.acls() {
-            return metadata.mode;
-        }
-        let acl = metadata.xattrs.iter().find(|(name, _)| *name == ACCESS_ACL);
-        let mode = acl.map_or(metadata.mode, |(_, acl)| without_acl(metadata.mode, acl));
-        if self.keep.mode { mode } else { mode & permitted }
-    }
-
-    /// Sets `metadata` as far as [`Setter::keep`] asks for it, and the permission bits `mode` (none on a symbolic link).
-    ///
-    /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
-    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep owners:
-    /// that the sender gives a file to just them is no reason to have it run with their rights, and only a directory's
-    /// setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
-    /// be set: they are that ACL's mask then, and the group may have less.
-    pub fn apply(self, object: Object<'_>, metadata: &Metadata<'_>, mode: Option<u32>, current: Current) -> Applied {
-        let Self { keep, is_root, is_local } = self;
-        let mut applied = Applied::default();
-        let mut owner = (current.uid, current.gid);
-        if keep.owner && is_root && owner != (metadata.uid, metadata.gid) {
-            match set_owner(object, metadata) {
-                Ok(()) => owner = (metadata.uid, metadata.gid),
-                Err(error) => applied.error = Some(error),
-            }
-        }
-        // A set-ID file runs with its owner's rights: they are not to become another owner's.
-        let may_lend = keep.mode && keep.owner && owner == (metadata.uid, metadata.gid);
-        let mut lost_acl = false;
-        if keep.xattrs {
-            // Those that the source has as well are replaced in one step.
-            let of_source = |kept: &[u8]| metadata.xattrs.iter().any(|(name, _)| name == kept);
-            if keep.acls() && (current.gets_acl || current.was_there) {
-                remove_acls(object, of_source);
-            }
-            if current.was_there {
-                applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
-            }
-            let may_set = |name: &[u8]| match () {
-                () if ACLS.contains(&name) => keep.acls(),
-                () => !is_privileged(name) || is_root && (may_lend || name != CAPABILITY),
-            };
-            lost_acl = set_xattrs(object, metadata.xattrs, may_set, mode.is_some(), &mut applied);
-        }
-        if let Some(mut mode) = mode {
-            if keep.mode {
-                mode &= match (may_lend, is_root || is_local, current.is_directory) {
-                    (true, true, _) => !0,
-                    (true, false, true) => !(SET_IDS & !SET_GID),
-                    _ => !SET_IDS,
-                };
-            }
-            if lost_acl {
-                mode &= !0o070;
-            }
-            applied.error = applied.error.or(object.set_mode(mode).err());
-        }
-        if keep.times {
-            let times =
-                Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
-            applied.error = applied.error.or(object.set_times(&times).err());
-        }
-        applied
-    }
-}
-
-fn set_owner(object: Object<'_>, metadata: &Metadata<'_>) -> Result<(), Errno> {
-    // The number -1 means "leave it"; no file has it.
-    if metadata.uid == u32::MAX || metadata.gid == u32::MAX {
-        return Err(Errno::INVAL);
-    }
-    object.set_owner(Some(Uid::from_raw(metadata.uid)), Some(Gid::from_raw(metadata.gid)))
-}
-
-fn is_privileged(name: &[u8]) -> bool {
-    name.starts_with(b"security.") || name.starts_with(b"trusted.")
-}
-
-/// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
-fn set_xattrs(
-    object: Object<'_>,
-    xattrs: Xattrs<'_>,
-    may_set: impl Fn(&[u8]) -> bool,
-    may_open: bool,
-    applied: &mut Applied,
-) -> bool {
-    let mut lost_acl = false;
-    // ACLs last: they may take from a user the right to set the others.
-    let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
-    for (name, value) in are_acls(false).chain(are_acls(true)) {
-        let is_acl = ACLS.contains(&name);
-        // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
-        if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {
-            continue;
-        }
-        if let Err(error) = set_xattr(object, name, value, may_open) {
-            lost_acl |= name == ACCESS_ACL;
-            if is_acl {
-                // Nor is it to keep one that is not the source's.
-                remove_acls(object, |other| other != name);
-            }
-            // Root of a container may set few of the privileged ones; cp ignores that, too.
-            if error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
-                applied.is_unsupported = true;
-            } else {
-                // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
-                let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
-                applied.error = applied.error.or(Some(error));
-            }
-        }
-    }
-    lost_acl
-}
-
-/// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
-/// of its directory denies it to owners: with `may_open`, it gets that, and the caller sets the mode afterwards.
-pub(crate) fn set_xattr<P: Arg + Copy>(object: Object<'_>, name: P, value: &[u8], may_open: bool) -> Result<(), Errno> {
-    match object.set_xattr(name, value) {
-        Err(Errno::ACCESS) if may_open => {
-            object.set_mode(0o700)?;
-            object.set_xattr(name, value)
-        }
-        done => done,
-    }
-}
-
 /// The name that leads to what a descriptor is open on, and nowhere else: for calls that take no descriptor.
 pub(crate) fn itself(fd: impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
-}
-
-fn timespec(time: Time) -> Timespec {
-    Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) }
 }
 
 #[cfg(test)]

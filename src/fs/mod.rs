@@ -1,6 +1,7 @@
 //! One file or stream: where bytes come from and go to. Trees of them are in `tree`.
 
 pub(crate) mod close;
+pub(crate) mod copy;
 pub mod direct;
 pub mod metadata;
 pub(crate) mod partial;

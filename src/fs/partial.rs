@@ -180,6 +180,30 @@ pub(crate) fn is_named(directory: impl AsFd, name: impl Arg, file: impl AsFd) ->
     matches!((here, named), (Ok(here), Ok(named)) if identity(&here) == identity(&named))
 }
 
+/// Gives what is finished under a temporary name its own, in one step.
+///
+/// # Errors
+///
+/// ESTALE if what stands under the temporary name is not this file any more.
+pub(crate) fn publish(
+    directory: impl AsFd,
+    beside: impl Arg + Copy,
+    file: impl AsFd,
+    name: impl Arg,
+) -> Result<(), Errno> {
+    if !is_named(&directory, beside, file) {
+        return Err(Errno::STALE);
+    }
+    renameat(&directory, beside, &directory, name)
+}
+
+/// Removes a name if it is this file's still.
+pub(crate) fn remove_named(directory: impl AsFd, name: impl Arg + Copy, file: impl AsFd) {
+    if is_named(&directory, name, file) {
+        let _ = unlinkat(&directory, name, AtFlags::empty());
+    }
+}
+
 /// Removes what a killed run left under a temporary name. EBUSY if a run that lives holds it.
 pub(crate) fn make_way(directory: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {

@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fchown, fstat, fstatfs, openat, renameat, stat,
-    statat, unlinkat,
+    Access, AtFlags, CWD, FileType, Mode, OFlags, accessat, fchmod, fstat, fstatfs, openat, stat, statat,
 };
 use rustix::io::{Errno, write};
 
 use super::direct::write::{WriteBypass, Writes, Written};
-use super::metadata::keep_acl;
+use super::metadata::succeed;
 use super::text::Text;
 use super::{
     IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, standard,
@@ -198,22 +197,14 @@ impl FileSink {
         let Some(Names { directory, partial: beside, last }) = &self.names else { return Ok(()) };
         match statat(directory, last, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) if FileType::from_raw_mode(old.st_mode) == FileType::RegularFile => {
-                let owner = Some(rustix::fs::Uid::from_raw(old.st_uid));
-                let group = Some(rustix::fs::Gid::from_raw(old.st_gid));
                 let new = fstat(&self.file).map_err(fact)?;
-                // Only root may give files away; for others the new file is theirs, as with cp, and runs as nobody else.
-                let is_as_before =
-                    (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid) || fchown(&self.file, owner, group).is_ok();
-                let mode = if is_as_before { old.st_mode } else { old.st_mode & !0o6000 };
-                let mode = keep_acl(&self.file, directory, last.as_os_str(), mode);
+                let mut owner = (new.st_uid, new.st_gid);
+                let mode = succeed(&self.file, &mut owner, directory, last.as_os_str(), &old, true);
                 fchmod(&self.file, Mode::from_raw_mode(mode)).map_err(fact)?;
             }
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
-        if !partial::is_named(directory, beside.as_os_str(), &self.file) {
-            return Err(fact(Errno::STALE));
-        }
-        renameat(directory, beside, directory, last).map_err(fact)?;
+        partial::publish(directory, beside.as_os_str(), &self.file, last).map_err(fact)?;
         self.settled.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -223,9 +214,8 @@ impl FileSink {
     pub fn discard(&self) {
         if let Some(names) = &self.names
             && !self.settled.swap(true, Ordering::Relaxed)
-            && partial::is_named(&names.directory, names.partial.as_os_str(), &self.file)
         {
-            let _ = unlinkat(&names.directory, &names.partial, AtFlags::empty());
+            partial::remove_named(&names.directory, names.partial.as_os_str(), &self.file);
         }
     }
 }

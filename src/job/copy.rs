@@ -18,12 +18,13 @@ use crate::cli::json::{self, Event};
 use crate::cli::report::line::Copied;
 use crate::cli::report::{Reporter, Terminal};
 use crate::cli::stream::{Ended, forward_signals};
-use crate::cli::tree::SIEVE_BYTES_MAX;
-use crate::control::frames::{Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report, Root};
+use crate::cli::tree::RULES_BYTES_MAX;
+use crate::control::frames::{Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report};
 use crate::engine::{Monitor, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
 use crate::job::plan::{Plan, Spec};
+use crate::tree::Root;
 use crate::tree::progress::Amount;
 
 mod examine;
@@ -45,7 +46,7 @@ const SECOND_MAX: Duration = Duration::from_secs(3);
 
 /// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
 /// own: a directory, a host, settings.
-const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX - SIEVE_BYTES_MAX - (16 << 10);
+const BATCH_BYTES_MAX: usize = MESSAGE_BYTES_MAX - RULES_BYTES_MAX - (16 << 10);
 
 /// Bytes that a source takes in a message, at most: its name may be there twice.
 fn message_bytes(found: &Found) -> usize {

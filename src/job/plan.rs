@@ -6,7 +6,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rd_proto::tree::PATH_BYTES_MAX;
 
 use crate::cli::options::ReportOptions;
-use crate::control::frames::TreeSettings;
 use crate::control::launch::Launcher;
 use crate::fault::escaped;
 use crate::job::launching::AgentChoice;
@@ -119,7 +118,7 @@ pub(crate) struct Plan<'a> {
     /// The destination is never a directory to copy into.
     pub(crate) exact: bool,
     pub(crate) recursive: bool,
-    pub(crate) tree: TreeSettings,
+    pub(crate) tree: crate::tree::Options,
     pub(crate) dry_run: bool,
     pub(crate) relay: bool,
     pub(crate) via: Option<OsString>,

@@ -1,46 +1,53 @@
-//! The first of many failures, in memory that does not grow with the tree.
+//! The first of many facts, in memory that does not grow with the tree.
+
+use std::ops::Deref;
 
 use rd_proto::control::IoFact;
 
-/// How many are kept. The others are for whoever keeps them to count.
+/// How many are kept. The others are only counted, by the caller.
 pub const FIRST_MAX: usize = 10_000;
 
 /// Bytes of their paths and words together.
 const BYTES_MAX: usize = 1 << 20;
 
-/// As many of the first as fit.
-#[derive(Debug)]
-pub struct First<T> {
-    kept: Vec<T>,
+/// As many of the first as fit, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct First {
+    facts: Vec<IoFact>,
     bytes: usize,
 }
 
-impl<T> Default for First<T> {
-    fn default() -> Self {
-        Self { kept: Vec::new(), bytes: 0 }
-    }
-}
-
-impl<T> First<T> {
-    /// Keeps this one, whose path and words have so many `bytes`, if there is room for it.
-    pub fn keep(&mut self, one: T, bytes: usize) {
-        if self.kept.len() < FIRST_MAX && self.bytes + bytes <= BYTES_MAX {
+impl First {
+    /// Keeps this one, if there is room for it.
+    pub fn keep(&mut self, fact: IoFact) {
+        let bytes = fact.path.len() + fact.detail.len();
+        if self.facts.len() < FIRST_MAX && self.bytes + bytes <= BYTES_MAX {
             self.bytes += bytes;
-            self.kept.push(one);
+            self.facts.push(fact);
         }
     }
+}
 
-    /// Those that were kept, in their order.
-    pub fn into_kept(self) -> Vec<T> {
-        self.kept
+impl Extend<IoFact> for First {
+    fn extend<I: IntoIterator<Item = IoFact>>(&mut self, facts: I) {
+        facts.into_iter().for_each(|fact| self.keep(fact));
     }
 }
 
-impl First<IoFact> {
-    /// Keeps this one, if there is room for it.
-    pub fn keep_fact(&mut self, fact: IoFact) {
-        let bytes = fact.path.len() + fact.detail.len();
-        self.keep(fact, bytes);
+impl IntoIterator for First {
+    type Item = IoFact;
+    type IntoIter = std::vec::IntoIter<IoFact>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.facts.into_iter()
+    }
+}
+
+impl Deref for First {
+    type Target = [IoFact];
+
+    fn deref(&self) -> &[IoFact] {
+        &self.facts
     }
 }
 
@@ -52,8 +59,9 @@ mod tests {
     fn many_and_long_ones_are_bounded() {
         let kept = |bytes| {
             let mut first = First::default();
-            (0..2 * FIRST_MAX).for_each(|one| first.keep(one, bytes));
-            first.into_kept()
+            let fact = |number| IoFact { errno: number, path: vec![b'x'; bytes], detail: Vec::new() };
+            first.extend((0..2 * FIRST_MAX as i32).map(fact));
+            first.iter().map(|fact| fact.errno as usize).collect::<Vec<_>>()
         };
         assert_eq!(kept(10), (0..FIRST_MAX).collect::<Vec<_>>());
         assert_eq!(kept(4096), (0..256).collect::<Vec<_>>());

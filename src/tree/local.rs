@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use flume::{Receiver, Sender, bounded};
 
-use super::sink::{Have, Local, Refused, Report, TreeSink};
-use super::source::{LocalNext, TreeSource};
+use super::sink::{Answer, Have, Local, Refused, Report, TreeSink};
+use super::source::{Next, TreeSource};
+use crate::fs::direct::Tally;
+use crate::fs::source::Part;
 
 /// Bytes of a chunk: what the walk needs to take files of 128 KiB into their records.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -22,14 +23,8 @@ const DUE_BYTES: usize = 128 << 10;
 /// Chunks at work.
 const CHUNKS: usize = 8;
 
-/// Bytes of a large file that are copied as one piece of work.
-const RANGE_BYTES: usize = 32 << 20;
-
-/// How often progress is shown, and a stop heeded, while all threads are busy with large files.
-const TICK: Duration = Duration::from_millis(50);
-
 /// Records; given back for more of them when their entries have been made.
-pub struct Chunk {
+struct Chunk {
     bytes: Vec<u8>,
     length: usize,
     free: Sender<Vec<u8>>,
@@ -54,7 +49,7 @@ impl Drop for Chunk {
 /// [`Refused`]: what stopped all of it. What has been published stays.
 pub fn copy(
     source: &Arc<TreeSource>,
-    sink: &mut TreeSink<Chunk>,
+    sink: &mut TreeSink,
     stop: &Arc<AtomicBool>,
     mut tick: impl FnMut(),
 ) -> Result<Report, Refused> {
@@ -73,7 +68,7 @@ pub fn copy(
 
 fn give(
     source: &Arc<TreeSource>,
-    sink: &mut TreeSink<Chunk>,
+    sink: &mut TreeSink,
     stop: &Arc<AtomicBool>,
     tick: &mut impl FnMut(),
     (free, chunks): (&Sender<Vec<u8>>, &Receiver<Vec<u8>>),
@@ -85,41 +80,40 @@ fn give(
         }
         tick();
         target.resize(CHUNK_BYTES, 0);
-        match source.next_local(&mut target, DUE_BYTES, RANGE_BYTES, TICK) {
-            LocalNext::Records { position, length } => {
+        match source.next(&mut target, DUE_BYTES, &Tally::default()) {
+            Next::Part(Part { position, length, .. }) => {
                 let bytes = std::mem::take(&mut target);
                 sink.push(0, position, Arc::new(Chunk { bytes, length, free: free.clone() }))?;
                 target = chunks.recv().expect("we hold a sender ourselves");
             }
-            LocalNext::Range(range) => {
-                sink.copy(Local { range, stop: Arc::clone(stop), source: Arc::clone(source) })?;
-            }
-            LocalNext::Waited => sink.check()?,
-            LocalNext::Ended => return Ok(()),
+            Next::Copy(range) => sink.copy(Local { range, stop: Arc::clone(stop), source: Arc::clone(source) })?,
+            Next::Cold(..) => unreachable!("nothing is read of a source within this host"),
+            Next::Later => sink.check()?,
+            Next::Ended => return Ok(()),
         }
     }
 }
 
 /// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
-pub fn answer(source: &Arc<TreeSource>) -> super::sink::Answer {
+pub fn answer(source: &Arc<TreeSource>) -> Answer {
     let source = Arc::clone(source);
     Box::new(move |Have { item, .. }| source.handle_have(item, 1, Vec::new()))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
     use std::fs;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use tempfile::TempDir;
 
     use super::*;
-    use crate::fs::metadata::Keep;
-    use crate::tree::sink as tree_sink;
-    use crate::tree::walk::{self, Root};
+    use crate::tree::sink::{Destination, Names};
+    use crate::tree::{Options, Root};
+
+    const RANGE_BYTES: usize = 32 << 20;
 
     fn noise(bytes: usize) -> Vec<u8> {
         let mut state = 88_172_645_463_325_252_u64;
@@ -134,16 +128,12 @@ mod tests {
 
     /// Copies `from` to the name `copy` in `to`; `tick` is given what stops it.
     fn copied(from: &Path, to: &Path, mut tick: impl FnMut(&AtomicBool)) -> Result<Report, Refused> {
-        let roots = vec![Root { path: from.to_owned(), name: OsString::from("copy") }];
-        let options = walk::Options { recursive: true, sparse: true, hard_links: true, ..walk::Options::default() };
-        let source = Arc::new(TreeSource::new(roots, CHUNK_BYTES, options).expect("a source"));
-        let options = tree_sink::Options {
-            keep: Keep::default(),
-            rename_root: Some(OsString::from("copy")),
-            is_local: true,
-            may_share: true,
-            ..tree_sink::Options::default()
-        };
+        let roots = vec![Root::new(from, "copy")];
+        let source = Arc::new(
+            TreeSource::new(roots, CHUNK_BYTES, Options::default(), Arc::default()).expect("a source").local(),
+        );
+        let names = Names::Only(b"copy".to_vec());
+        let options = Destination { names, is_local: true, ..Destination::default() };
         let mut sink = TreeSink::new(to, options, answer(&source)).expect("a sink");
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
@@ -228,22 +218,23 @@ mod tests {
         let tree_path = disk.path().join("tree");
         tree(&tree_path);
         let large = tree_path.join(format!("f{}", RANGE_BYTES + 5));
-        let roots = vec![Root { path: tree_path, name: OsString::from("copy") }];
-        let options = walk::Options { recursive: true, ..walk::Options::default() };
-        let source = Arc::new(TreeSource::new(roots, CHUNK_BYTES, options).expect("a source"));
-        let options = tree_sink::Options { is_local: true, ..tree_sink::Options::default() };
+        let roots = vec![Root::new(tree_path, "copy")];
+        let source = Arc::new(
+            TreeSource::new(roots, CHUNK_BYTES, Options::default(), Arc::default()).expect("a source").local(),
+        );
+        let options = Destination { is_local: true, ..Destination::default() };
         let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
         let stop = Arc::default();
         let mut is_shrunk = false;
         let report = copy(&source, &mut sink, &stop, || {
             // When it has been announced, as the eighth entry, and none of it been read.
-            if !is_shrunk && source.counts().entries >= 8 {
+            if !is_shrunk && source.sent().entries >= 8 {
                 is_shrunk = true;
                 fs::File::options().write(true).open(&large).expect("it").set_len(10).expect("shorter");
             }
         });
         let report = report.expect("the others");
-        let failures = source.take_failures();
+        let failures = source.sent().failures;
         assert!(is_shrunk && failures.len() == 1, "{failures:?}");
         assert_eq!(report.unsent, 1, "{report:?}");
         assert!(!memory.path().join("copy").join(large.file_name().expect("a name")).exists());

@@ -3,14 +3,19 @@
 pub mod count;
 pub mod first;
 pub mod local;
+mod metadata;
+mod options;
 pub mod patterns;
 pub mod progress;
 pub mod sink;
 pub mod source;
 pub mod walk;
 
+pub use options::{Options, Root, Rule};
+
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
 use rustix::fs::{AtFlags, FileType, Stat, statat};
@@ -32,11 +37,13 @@ fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &St
 }
 
 /// Why an entry is not copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
     System(Errno),
-    /// With more for a person.
+    /// What explains it is added.
     Explained(Errno, &'static str),
+    /// It is about this path, which is not the entry's.
+    At(Errno, Vec<u8>),
     Detail(&'static str),
 }
 
@@ -47,10 +54,18 @@ impl From<Errno> for Fault {
 }
 
 impl Fault {
+    fn errno(&self) -> Option<Errno> {
+        match *self {
+            Self::System(error) | Self::Explained(error, _) | Self::At(error, _) => Some(error),
+            Self::Detail(_) => None,
+        }
+    }
+
     fn into_fact(self, path: &OsStr) -> IoFact {
         match self {
             Self::System(error) => io_fact(path, error),
             Self::Explained(error, detail) => IoFact { detail: detail.into(), ..io_fact(path, error) },
+            Self::At(error, path) => io_fact(OsStr::from_bytes(&path), error),
             Self::Detail(detail) => plain_fact(path, detail),
         }
     }

@@ -7,6 +7,8 @@
 //! All places in a pattern that a path may have come to are followed at once: the time is bounded by the product of both
 //! lengths.
 
+use super::options::Rule;
+
 /// Patterns in their order; the last that matches decides.
 #[derive(Debug, Default)]
 pub struct Patterns(Vec<Pattern>);
@@ -57,9 +59,22 @@ impl Patterns {
     /// # Errors
     ///
     /// Why it is refused.
-    pub fn push(&mut self, pattern: &[u8], is_include: bool) -> Result<(), &'static str> {
+    fn push(&mut self, pattern: &[u8], is_include: bool) -> Result<(), &'static str> {
         self.0.push(Pattern::new(pattern, is_include)?);
         Ok(())
+    }
+
+    /// Those of these rules.
+    ///
+    /// # Errors
+    ///
+    /// The first rule that is refused, and why.
+    pub fn new(rules: &[Rule]) -> Result<Self, (&Rule, &'static str)> {
+        let mut patterns = Self::default();
+        for rule in rules {
+            patterns.push(&rule.pattern, rule.is_include).map_err(|reason| (rule, reason))?;
+        }
+        Ok(patterns)
     }
 
     /// Whether there are none.

@@ -118,14 +118,12 @@ impl Progress {
         }
     }
 
-    /// What counts ahead of the copy has met these.
-    pub fn counted(&self, amount: Amount) {
+    /// What counts ahead of the copy has met these. `is_all`: there are no more.
+    pub fn counted(&self, amount: Amount, is_all: bool) {
         self.counted.add(amount);
-    }
-
-    /// It has met all.
-    pub fn counted_all(&self) {
-        self.has_counted_all.store(true, Relaxed);
+        if is_all {
+            self.has_counted_all.store(true, Relaxed);
+        }
     }
 
     /// An entry is being copied; its path is made only if it was asked for.
@@ -177,10 +175,9 @@ mod tests {
         let progress = Progress::default();
         assert_eq!(progress.total(), (amount(0, 0, 0), false));
         progress.walked(amount(3, 1, 10), false);
-        progress.counted(amount(2, 2, 20));
+        progress.counted(amount(2, 2, 20), false);
         assert_eq!(progress.total(), (amount(3, 2, 20), false));
-        progress.counted(amount(5, 0, 30));
-        progress.counted_all();
+        progress.counted(amount(5, 0, 30), true);
         assert_eq!(progress.total(), (amount(7, 2, 50), true));
         // What the copy itself has met is what it copies.
         progress.walked(amount(3, 0, 10), true);

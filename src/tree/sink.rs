@@ -21,10 +21,10 @@ mod tests;
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::hash::BuildHasher;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -39,10 +39,11 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::first::First;
+use super::metadata::{Applied, Setter};
+use super::options::Options;
 use super::progress::Progress;
 use super::{FIRST_NAME_FAILED, Fault, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
-use crate::fs::metadata::{Applied, Keep, Setter};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
 use directory::{OpenDirectory, find};
@@ -65,33 +66,40 @@ const FAILED_MAX: usize = 1 << 16;
 /// How long a name that another transfer holds is waited for: one that was killed lets go within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
-/// How a tree is written.
+/// The names that entries may have at the top. The sender is not trusted to keep to them.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Metadata that is taken over.
-    pub keep: Keep,
-    /// Each file is on stable storage before it is published, each directory after.
-    pub fsync: bool,
-    /// All data is read back from the disk and compared before its file is published; asks for `fsync` as well.
-    pub read_back: bool,
-    /// Files are written where they stand. A file that stops in the middle is then a broken one.
-    pub in_place: bool,
+pub enum Names {
+    /// Any.
+    #[default]
+    Any,
     /// The single entry at the top gets this name instead of its own. With `.`, it must be a directory, and what is in it
     /// appears in the destination itself, which gets its metadata.
-    pub rename_root: Option<OsString>,
-    /// The names that may appear at the top; any, if none is said. The sender is not trusted to keep to them.
-    pub names: Option<BTreeSet<Vec<u8>>>,
-    /// Nothing but regular files may appear, and no directories: the sender was asked for the files that links lead to.
-    pub files_only: bool,
+    Only(Vec<u8>),
+    /// These and no others.
+    Among(BTreeSet<Vec<u8>>),
+}
+
+/// Where a tree is written, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Destination {
+    /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
+    /// was asked for the files that links lead to.
+    pub options: Options,
+    /// The names at the top.
+    pub names: Names,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
-    /// The sender is this process, and reads as this user: what it says of owners is so, and large files are not resumed,
-    /// as comparing them takes longer than copying.
+    /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
+    /// comparing them takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
-    /// Such a large file may share its blocks with its source, holes and all.
-    pub may_share: bool,
+}
+
+impl From<Options> for Destination {
+    fn from(options: Options) -> Self {
+        Self { options, ..Self::default() }
+    }
 }
 
 /// Why the transfer cannot go on.
@@ -161,8 +169,11 @@ pub struct Report {
     pub is_read_back: bool,
 }
 
+/// A chunk, or whatever else has the bytes of records or of a range.
+pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
 /// The receiving end of a tree. Dropping it discards what is not published.
-pub struct TreeSink<C> {
+pub struct TreeSink {
     shared: Arc<Shared>,
     order: Order,
     /// The directories that have been entered, the top first; none below one that failed.
@@ -173,7 +184,7 @@ pub struct TreeSink<C> {
     skipped: u64,
     unsent: u64,
     directories: u64,
-    jobs: Option<Sender<Job<C>>>,
+    jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     tell_kept: Option<Kept>,
 }
@@ -194,9 +205,11 @@ struct Slot {
 /// What the threads share.
 struct Shared {
     options: Options,
+    names: Names,
+    progress: Arc<Progress>,
+    is_local: bool,
     answer: Answer,
     setter: Setter,
-    rename_root: Option<Vec<u8>>,
     /// Bits that new entries do not get where mode is not kept.
     umask: u32,
     /// Nothing more is to be made, after a failure that stops everything or since we were told.
@@ -223,38 +236,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Failures {
     fatal: Option<IoFact>,
-    first: First<IoFact>,
+    first: First,
     count: u64,
     /// Hashes of the paths of what was not published. Hashed with a key of this process, so that the sender cannot find
     /// two that collide.
     failed: HashSet<u64>,
     hasher: RandomState,
-}
-
-/// Why an entry was not made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Failed {
-    fault: Fault,
-    /// What it is about, where that is not the entry itself.
-    at: Option<Vec<u8>>,
-}
-
-impl<F: Into<Fault>> From<F> for Failed {
-    fn from(fault: F) -> Self {
-        let fault = match fault.into() {
-            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
-            other => other,
-        };
-        Self { fault, at: None }
-    }
-}
-
-impl Failed {
-    /// What stands under the partial name `beside` may be what it is about.
-    fn blocked(blocked: Blocked, directory: &OpenDirectory, beside: &str) -> Self {
-        let at = blocked.is_in_the_way.then(|| directory.path(beside.as_bytes()));
-        Self { at, ..blocked.error.into() }
-    }
 }
 
 impl Shared {
@@ -270,11 +257,22 @@ impl Shared {
         self.failures.lock().expect("no panics under it")
     }
 
+    /// The name that the single entry at the top gets instead of its own.
+    fn root_name(&self) -> Option<&[u8]> {
+        match &self.names {
+            Names::Only(name) => Some(name),
+            _ => None,
+        }
+    }
+
     /// Records that an entry was not published.
-    fn fail(&self, path: Vec<u8>, failed: impl Into<Failed>) {
-        let Failed { fault, at } = failed.into();
-        self.mark_failed(&path);
-        self.report(at.as_deref().unwrap_or(&path), fault);
+    fn fail(&self, path: &[u8], fault: impl Into<Fault>) {
+        let fault = match fault.into() {
+            Fault::System(Errno::BUSY) => Fault::Explained(Errno::BUSY, partial::HELD),
+            fault => fault,
+        };
+        self.mark_failed(path);
+        self.report(path, fault);
     }
 
     fn keep(&self, path: Vec<u8>) {
@@ -287,9 +285,12 @@ impl Shared {
         directory: &OpenDirectory,
         beside: &str,
         attempt: impl Fn() -> Result<T, Blocked>,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, Fault> {
         let opened = partial::patiently(self.held_until, || self.is_stopped.load(Acquire), attempt);
-        opened.map_err(|blocked| Failed::blocked(blocked, directory, beside))
+        opened.map_err(|Blocked { error, is_in_the_way }| match is_in_the_way {
+            true => Fault::At(error, directory.path(beside.as_bytes())),
+            false => error.into(),
+        })
     }
 
     fn mark_failed(&self, path: &[u8]) {
@@ -312,15 +313,16 @@ impl Shared {
 
     fn report(&self, path: &[u8], fault: impl Into<Fault>) {
         let fault = fault.into();
+        let is_fatal = fault.errno().is_some_and(stops_everything);
         let fact = fault.into_fact(OsStr::from_bytes(path));
         let mut failures = self.failures();
-        if matches!(fault, Fault::System(error) | Fault::Explained(error, _) if stops_everything(error)) {
+        if is_fatal {
             failures.fatal.get_or_insert(fact);
             self.is_stopped.store(true, Release);
             return;
         }
         failures.count += 1;
-        failures.first.keep_fact(fact);
+        failures.first.keep(fact);
     }
 
     /// Takes note of metadata that could not be set on an entry that was published all the same.
@@ -339,9 +341,9 @@ impl Shared {
         match linked {
             Ok(()) => {
                 self.others.fetch_add(1, Relaxed);
-                self.options.progress.made(false);
+                self.progress.made(false);
             }
-            Err(error) => self.fail(directory.path(name), error),
+            Err(fault) => self.fail(&directory.path(name), fault),
         }
     }
 
@@ -351,27 +353,30 @@ impl Shared {
     }
 }
 
-impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
+impl TreeSink {
     /// A sink whose entries appear in `directory`, which must exist. Makes nothing but threads.
     ///
     /// # Errors
     ///
-    /// The directory's path and the error number; EINVAL if [`Options::rename_root`] cannot be a name.
-    pub fn new(directory: &Path, options: Options, answer: Answer) -> Result<Self, IoFact> {
-        if let Some(name) = &options.rename_root
-            && !is_name(name.as_bytes())
-            && name != "."
+    /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
+    pub fn new(directory: &Path, destination: impl Into<Destination>, answer: Answer) -> Result<Self, IoFact> {
+        let Destination { options, names, threads, progress, is_local } = destination.into();
+        if let Names::Only(name) = &names
+            && !is_name(name)
+            && name != b"."
         {
-            return Err(io_fact(name, Errno::INVAL));
+            return Err(io_fact(OsStr::from_bytes(name), Errno::INVAL));
         }
         crate::fs::raise_open_files();
-        let threads = if options.threads == 0 { crate::processors().max(2) } else { options.threads }.min(THREADS_MAX);
+        let threads = if threads == 0 { crate::processors().max(2) } else { threads }.min(THREADS_MAX);
         let shared = Arc::new(Shared {
-            rename_root: options.rename_root.clone().map(OsStringExt::into_vec),
-            setter: Setter::new(options.keep, options.is_local),
-            umask: if options.keep.mode { 0 } else { crate::fs::umask() },
+            setter: Setter::new(is_local),
+            umask: if options.mode { 0 } else { crate::fs::umask() },
             writes: Writes::new(None),
             options,
+            names,
+            progress,
+            is_local,
             answer,
             is_stopped: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
@@ -422,7 +427,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     /// # Errors
     ///
     /// [`Refused`], also for what has gone wrong with an earlier chunk. Nothing but [`TreeSink::discard`] makes sense then.
-    pub fn push(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
+    pub fn push(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
         self.shared.check()?;
         let taken = if item == 0 { self.take_records(&chunk) } else { self.take_range(item, position, chunk) };
         taken.inspect_err(|refused| {
@@ -467,97 +472,113 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             skipped: self.skipped,
             failed: failures.count,
             unsent: self.unsent,
-            failures: std::mem::take(&mut failures.first).into_kept(),
+            failures: std::mem::take(&mut failures.first).into_iter().collect(),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.fsync,
             is_read_back: shared.options.read_back,
         })
     }
 
-    fn take_records(&mut self, chunk: &Arc<C>) -> Result<(), Refused> {
+    fn take_records(&mut self, chunk: &Bytes) -> Result<(), Refused> {
         let bytes = (**chunk).as_ref();
         let (mut rest, mut batch) = (bytes, Batch::default());
         loop {
             let offset = bytes.len() - rest.len();
             let Some(record) = Record::decode(&mut rest)? else { break };
             self.order.check(&record)?;
-            if self.levels.len() == 1
-                && let (Some(name), Some(names)) = (record.name(), &self.shared.options.names)
-                && !names.contains(name)
-            {
-                return Err(Refused::Data("an entry at the top that was not asked for"));
-            }
-            if self.shared.options.files_only
-                && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
-            {
-                return Err(Refused::Data("something else than a file, where files were asked for"));
-            }
-            if self.levels.len() == 1
-                && self.shared.rename_root.is_some()
-                && let Some(name) = record.name()
-                && self.root.replace(name.to_vec()).is_some()
-            {
-                return Err(Refused::Data("a second entry at the top, where one was announced"));
-            }
+            self.check_asked(&record)?;
+            let directory = self.levels.last().cloned().flatten();
             match record {
                 Record::Leave => drop(self.levels.pop()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
-                entry => {
-                    let directory = self.levels.last().cloned().flatten();
-                    let Some(directory) = directory.filter(|directory| self.may_be_named(directory, &entry)) else {
-                        self.skip(&entry)?;
-                        continue;
-                    };
-                    let was_left = directory.make_way(&entry);
-                    match entry {
-                        Record::Directory { name, metadata } => {
-                            let name = directory.final_name(name);
-                            let entered = OpenDirectory::enter(&directory, name, &metadata, was_left);
-                            if entered.is_ok() {
-                                self.directories += 1;
-                                self.shared.options.progress.made(true);
-                            }
-                            self.levels.push(
-                                entered
-                                    .map(Arc::new)
-                                    .map_err(|failed| self.shared.fail(directory.path(name), failed))
-                                    .ok(),
-                            );
-                        }
-                        Record::Large { name, metadata, item, size, is_sparse } => {
-                            let name = directory.final_name(name);
-                            let path = directory.path(name);
-                            let awaits_have = Record::awaits_have(size, is_sparse);
-                            let may_resume = awaits_have && !self.shared.options.is_local;
-                            let large = Large::create(&self.shared, &directory, name, &metadata, size, may_resume)
-                                .map(Arc::new)
-                                .map_err(|failed| self.shared.fail(path.clone(), failed))
-                                .ok();
-                            if awaits_have {
-                                match &large {
-                                    Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
-                                    _ => (self.shared.answer)(Have::nothing(item)),
-                                }
-                            }
-                            self.add_slot(item, size, large, path)?;
-                        }
-                        Record::HardLink { name, first } => {
+                entry => match directory.filter(|directory| self.may_be_named(directory, &entry)) {
+                    None => self.skip(&entry)?,
+                    Some(directory) => {
+                        let was_left = directory.make_way(&entry);
+                        // What comes before a hard link may be what it links to.
+                        let is_last = matches!(entry, Record::HardLink { .. })
+                            || self.is_for_threads(&entry)
+                                && batch.add(&directory, offset, bytes.len() - rest.len() - offset);
+                        if is_last {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
-                            self.link(&directory, name, first)?;
                         }
-                        Record::Symlink { .. } if !self.shared.options.keep.symlinks => self.skipped += 1,
-                        Record::Special { .. } if !self.shared.options.keep.specials => self.skipped += 1,
-                        _ => {
-                            if batch.add(&directory, offset, bytes.len() - rest.len() - offset) {
-                                self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
-                            }
-                        }
+                        self.take_entry(&directory, &entry, was_left)?;
                     }
-                }
+                },
             }
         }
         self.hand_on(Job::Make(Arc::clone(chunk), batch));
+        Ok(())
+    }
+
+    /// Whether the sender keeps to what it was asked for.
+    fn check_asked(&mut self, record: &Record<'_>) -> Result<(), Refused> {
+        if !self.shared.options.recursive
+            && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
+        {
+            return Err(Refused::Data("something else than a file, where files were asked for"));
+        }
+        let (1, Some(name)) = (self.levels.len(), record.name()) else { return Ok(()) };
+        match &self.shared.names {
+            Names::Among(names) if !names.contains(name) => {
+                Err(Refused::Data("an entry at the top that was not asked for"))
+            }
+            Names::Only(_) if self.root.replace(name.to_vec()).is_some() => {
+                Err(Refused::Data("a second entry at the top, where one was announced"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an entry is made by the threads, from its record alone.
+    fn is_for_threads(&self, entry: &Record<'_>) -> bool {
+        match entry {
+            Record::File { .. } => true,
+            Record::Symlink { .. } => self.shared.options.symlinks,
+            Record::Special { .. } => self.shared.options.specials,
+            _ => false,
+        }
+    }
+
+    /// Takes an entry whose record is not all of it.
+    fn take_entry(
+        &mut self,
+        directory: &Arc<OpenDirectory>,
+        entry: &Record<'_>,
+        was_left: bool,
+    ) -> Result<(), Refused> {
+        let shared = &self.shared;
+        let failed = |path: &[u8], fault| shared.fail(path, fault);
+        match *entry {
+            Record::Directory { name, metadata } => {
+                let name = directory.final_name(name);
+                let entered = OpenDirectory::enter(directory, name, &metadata, was_left);
+                let entered = entered.map_err(|fault| failed(&directory.path(name), fault)).ok();
+                if entered.is_some() {
+                    self.directories += 1;
+                    shared.progress.made(true);
+                }
+                self.levels.push(entered.map(Arc::new));
+            }
+            Record::Large { name, metadata, item, size, is_sparse } => {
+                let name = directory.final_name(name);
+                let path = directory.path(name);
+                let awaits_have = Record::awaits_have(size, is_sparse);
+                let may_resume = awaits_have && !shared.is_local;
+                let large = Large::create(shared, directory, name, &metadata, size, may_resume);
+                let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
+                match &large {
+                    Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
+                    _ if awaits_have => (shared.answer)(Have::nothing(item)),
+                    _ => {}
+                }
+                self.add_slot(item, size, large, path)?;
+            }
+            Record::HardLink { name, first } => self.link(directory, name, first)?,
+            _ if !self.is_for_threads(entry) => self.skipped += 1,
+            _ => {}
+        }
         Ok(())
     }
 
@@ -565,7 +586,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
     fn may_be_named(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
         let name = entry.name().map(|name| directory.final_name(name));
         let Some(name) = name.filter(|name| is_temporary_name(name)) else { return true };
-        self.shared.fail(directory.path(name), Fault::Detail(IS_TEMPORARY));
+        self.shared.fail(&directory.path(name), Fault::Detail(IS_TEMPORARY));
         false
     }
 
@@ -594,7 +615,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         Ok(())
     }
 
-    fn take_range(&mut self, item: u32, position: u64, chunk: Arc<C>) -> Result<(), Refused> {
+    fn take_range(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
         let slot = self.account(item, position, (*chunk).as_ref().len() as u64)?;
         if let Some(large) = slot.large.clone()
             && let Some(range) = large.leave(chunk, position)
@@ -635,11 +656,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
 
     fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) -> Result<(), Refused> {
         let slot = self.slots.get_mut(&item).ok_or(Refused::Tree(TreeError::Item))?;
-        let is_less = data_bytes < slot.received_bytes && !self.shared.options.is_local;
+        let is_less = data_bytes < slot.received_bytes && !self.shared.is_local;
         if data_bytes > slot.data_bytes_max || is_less {
             return Err(Refused::Data("more data of a file than announced"));
         }
-        if self.shared.options.is_local {
+        if self.shared.is_local {
             // Ranges are told of before they are copied; by now all have been, or could not be read.
             slot.received_bytes = data_bytes;
         }
@@ -668,16 +689,18 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
         let mut first = first.to_vec();
         let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
-        let was_asked_for = self.shared.options.names.as_ref().is_none_or(|names| names.contains(&first[..end]));
-        if !was_asked_for || self.shared.rename_root.is_some() && self.root.as_deref() != Some(&first[..end]) {
+        let was_asked_for = match &self.shared.names {
+            Names::Any => true,
+            Names::Only(_) => self.root.as_deref() == Some(&first[..end]),
+            Names::Among(names) => names.contains(&first[..end]),
+        };
+        if !was_asked_for {
             return Err(Refused::Data("a hard link to a file of another tree"));
         }
-        if let Some(other) = &self.shared.rename_root {
-            if other == b"." {
-                first.drain(..(end + 1).min(first.len()));
-            } else {
-                first.splice(..end, other.iter().copied());
-            }
+        match self.shared.root_name() {
+            Some(b".") => drop(first.drain(..(end + 1).min(first.len()))),
+            Some(other) => drop(first.splice(..end, other.iter().copied())),
+            None => {}
         }
         let path = top.path(&first);
         let waiting: usize = self.slots.values().map(|slot| slot.links).sum();
@@ -695,11 +718,11 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
-                let Options { keep, files_only, .. } = self.shared.options;
+                let Options { recursive, symlinks, specials, .. } = self.shared.options;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
-                    FileType::Symlink => keep.symlinks && !files_only,
-                    _ => keep.specials && !files_only,
+                    FileType::Symlink => symlinks && recursive,
+                    _ => specials && recursive,
                 };
                 let found = find(&top, &first, wanted);
                 let linked = found.and_then(|found| entry::link(&self.shared, found.as_fd(), directory, name));
@@ -710,7 +733,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         Ok(())
     }
 
-    fn hand_on(&self, job: Job<C>) {
+    fn hand_on(&self, job: Job) {
         if matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty()) {
             return;
         }
@@ -718,9 +741,7 @@ impl<C: AsRef<[u8]> + Send + Sync + 'static> TreeSink<C> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
         assert!(matches!(sent, Some(Ok(()))), "the threads live as long as the sink takes chunks");
     }
-}
 
-impl<C> TreeSink<C> {
     /// Gives up: removes what has no final name, but for trees and large files that the next transfer can go on with. What
     /// has been published stays.
     pub fn discard(&mut self) {
@@ -750,7 +771,7 @@ impl<C> TreeSink<C> {
     }
 }
 
-impl<C> Drop for TreeSink<C> {
+impl Drop for TreeSink {
     fn drop(&mut self) {
         self.discard();
     }

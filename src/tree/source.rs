@@ -15,7 +15,6 @@
 //!   has been announced: who waits for something to do may be the one who must do it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,9 +26,9 @@ use rd_proto::tree::{OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::first::First;
+use super::options::{Options, Root};
 use super::progress::{Amount, Progress};
-use super::walk::{Counts, Finished, LargeFile, Options, Root, Standing, Walk};
+use super::walk::{Finished, LargeFile, Sent, Standing, Walk};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
 use crate::fs::source::{Part, check_unchanged};
@@ -40,6 +39,12 @@ const FINISHED_DUE: usize = OPEN_MAX / 2;
 /// They also go out when the files have filled so many parts: what has arrived whole is then soon published.
 const FINISHED_DUE_PARTS: u64 = 16;
 
+/// Bytes of a large file that are copied within a host as one piece of work.
+const LOCAL_BYTES: usize = 32 << 20;
+
+/// How long a copy within a host waits while all threads are busy with large files, before it shows how far it is.
+const LOCAL_WAIT: Duration = Duration::from_millis(50);
+
 /// A tree, or several, given out in parts.
 pub struct TreeSource {
     shared: Mutex<Shared>,
@@ -48,6 +53,8 @@ pub struct TreeSource {
     cancelled: AtomicBool,
     part_bytes: usize,
     progress: Arc<Progress>,
+    /// Large files are not read, but copied by whoever asks.
+    is_local: bool,
 }
 
 struct Shared {
@@ -64,9 +71,7 @@ struct Shared {
     sequence: u64,
     /// Bytes of records given out.
     records_bytes: u64,
-    counts: Counts,
-    facts: First<IoFact>,
-    leftovers: First<OsString>,
+    sent: Sent,
     /// Ranges that were read elsewhere and are not settled, and other work that is not done.
     arrived: usize,
 }
@@ -121,48 +126,24 @@ pub enum Next {
     /// A part, which is in the target.
     Part(Part),
     /// A range that is not in the page cache, to be read into the target as it says, and then settled.
-    Cold(ColdRange, Cold),
-    /// Nothing, as others have read ranges that must be settled first. To be asked again after that.
+    Cold(FileRange, Cold),
+    /// A range that is to be copied within this host, and then told of by [`TreeSource::copied`].
+    Copy(FileRange),
+    /// Nothing, as others have read ranges that must be settled first, or are copying. To be asked again after that.
     Later,
     /// Nothing more.
     Ended,
 }
 
-/// What a copy within this host is to do next.
+/// A range of a large file, all of it data, that is read or copied elsewhere.
 #[derive(Debug)]
-pub enum LocalNext {
-    /// Records, which are in the target.
-    Records {
-        /// Where they begin among all records.
-        position: u64,
-        /// Their bytes.
-        length: usize,
-    },
-    /// A range of a large file, which is to be copied and then told of by [`TreeSource::copied`].
-    Range(LocalRange),
-    /// Nothing yet: ranges are being copied.
-    Waited,
-    /// Nothing more.
-    Ended,
-}
-
-/// A range of a large file that is copied within this host.
-#[derive(Debug)]
-pub struct LocalRange {
+pub struct FileRange {
     /// The file.
     pub file: Arc<LargeFile>,
     /// Where the range begins in it, and at the destination.
     pub position: u64,
-    /// Bytes in it, all of them data.
+    /// Bytes in it.
     pub length: usize,
-}
-
-/// A range of a large file that is being read elsewhere.
-#[derive(Debug)]
-pub struct ColdRange {
-    file: Arc<LargeFile>,
-    position: u64,
-    length: usize,
 }
 
 impl TreeSource {
@@ -172,9 +153,8 @@ impl TreeSource {
     /// # Errors
     ///
     /// Those of [`Walk::new`].
-    pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options) -> Result<Self, IoFact> {
+    pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options, progress: Arc<Progress>) -> Result<Self, IoFact> {
         crate::fs::raise_open_files();
-        let progress = Arc::clone(&options.progress);
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
             standing: Standing::Going,
@@ -184,13 +164,17 @@ impl TreeSource {
             finished_bytes: 0,
             sequence: 0,
             records_bytes: 0,
-            counts: Counts::default(),
-            facts: First::default(),
-            leftovers: First::default(),
+            sent: Sent::default(),
             arrived: 0,
         };
         let (changed, cancelled) = (Condvar::new(), AtomicBool::new(false));
-        Ok(Self { shared: Mutex::new(shared), changed, cancelled, part_bytes, progress })
+        Ok(Self { shared: Mutex::new(shared), changed, cancelled, part_bytes, progress, is_local: false })
+    }
+
+    /// For a copy within this host, by one thread: large files are not read, but given out in ranges to be copied.
+    #[must_use]
+    pub fn local(self) -> Self {
+        Self { is_local: true, ..self }
     }
 
     /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
@@ -200,11 +184,14 @@ impl TreeSource {
     /// anything has arrived that is not settled. [`Next::Ended`] once all has been given out, and after
     /// [`TreeSource::cancel`].
     pub fn next(&self, target: &mut [u8], bytes: usize, tally: &Tally) -> Next {
+        let (range_bytes, wait) = match self.is_local {
+            true => (LOCAL_BYTES, LOCAL_WAIT),
+            false => (self.part_bytes.min(bytes), Duration::MAX),
+        };
         loop {
-            match self.task(self.part_bytes.min(bytes), Duration::MAX) {
+            match self.task(range_bytes, wait) {
                 Task::Nothing => return Next::Ended,
-                Task::Wait => {}
-                Task::Settle => return Next::Later,
+                Task::Settle | Task::Wait => return Next::Later,
                 Task::Walk(walk, finished) => {
                     if let Some(part) = self.walk(walk, finished, target, bytes) {
                         return Next::Part(part);
@@ -215,10 +202,13 @@ impl TreeSource {
                     let is_same = hash_range(&file.file, range.start, length, target).is_ok_and(|ours| ours == hash);
                     self.compared(&file, range, is_same);
                 }
+                Task::Read(file, Piece::Send { position, length }) if self.is_local => {
+                    return Next::Copy(FileRange { file, position, length });
+                }
                 Task::Read(file, Piece::Send { position, length }) => {
                     let outcome = file.bypass.read(&file.file, &file.path, position, target, length, tally);
                     if let Ok(Some(cold)) = outcome {
-                        return Next::Cold(ColdRange { file, position, length }, cold);
+                        return Next::Cold(FileRange { file, position, length }, cold);
                     }
                     if let Some(part) = self.account(&file, position, length, outcome.map(drop)) {
                         return Next::Part(part);
@@ -229,30 +219,8 @@ impl TreeSource {
         }
     }
 
-    /// Like [`TreeSource::next`], for a copy within this host: large files are not read, but given out in ranges of up to
-    /// `range_bytes`. For one thread, which waits no longer than `patience` while ranges are being copied.
-    pub fn next_local(&self, target: &mut [u8], bytes: usize, range_bytes: usize, patience: Duration) -> LocalNext {
-        loop {
-            match self.task(range_bytes, patience) {
-                Task::Nothing => return LocalNext::Ended,
-                Task::Settle | Task::Wait => return LocalNext::Waited,
-                Task::Walk(walk, finished) => {
-                    if let Some(Part { position, length, .. }) = self.walk(walk, finished, target, bytes) {
-                        return LocalNext::Records { position, length };
-                    }
-                }
-                // The receiver has nothing to compare with.
-                Task::Read(file, Piece::Compare { range, .. }) => self.compared(&file, range, false),
-                Task::Read(file, Piece::Send { position, length }) => {
-                    return LocalNext::Range(LocalRange { file, position, length });
-                }
-                Task::Finish(reading) => self.finish(reading),
-            }
-        }
-    }
-
     /// A range has been copied, or `outcome` is why it could not be read.
-    pub fn copied(&self, range: &LocalRange, outcome: Result<(), IoFact>) {
+    pub fn copied(&self, range: &FileRange, outcome: Result<(), IoFact>) {
         self.account(&range.file, range.position, range.length, outcome);
         self.changed.notify_all();
     }
@@ -272,14 +240,14 @@ impl TreeSource {
     /// could not be read: the file has failed then, and the target is free again.
     pub fn settle(
         &self,
-        range: &ColdRange,
+        range: &FileRange,
         cold: &Cold,
         outcome: Result<usize, Errno>,
         target: &mut [u8],
         tally: &Tally,
     ) -> Option<Part> {
         self.shared().arrived -= 1;
-        let ColdRange { file, position, length } = range;
+        let FileRange { file, position, length } = range;
         let outcome = file.bypass.finish(&file.file, &file.path, cold, outcome, target, tally);
         self.account(file, *position, *length, outcome)
     }
@@ -298,18 +266,8 @@ impl TreeSource {
     }
 
     /// What has been given out so far.
-    pub fn counts(&self) -> Counts {
-        self.shared().counts
-    }
-
-    /// The first failures since it was last asked; [`Counts::failures`] has their number.
-    pub fn take_failures(&self) -> Vec<IoFact> {
-        std::mem::take(&mut self.shared().facts).into_kept()
-    }
-
-    /// The first of what interrupted copies left in the tree, which was passed over.
-    pub fn take_leftovers(&self) -> Vec<OsString> {
-        std::mem::take(&mut self.shared().leftovers).into_kept()
+    pub fn sent(&self) -> Sent {
+        self.shared().sent.clone()
     }
 
     /// Ends all of it early: whoever waits in [`TreeSource::next`] gets `None`, and so does whoever asks later.
@@ -359,18 +317,10 @@ impl TreeSource {
         shared.walk = Some(walk);
         shared.standing = filled.standing;
         let large_bytes = filled.opened.iter().map(data_bytes).sum::<u64>();
-        let Counts { entries, directories, bytes, .. } = filled.counts;
+        let Sent { entries, directories, bytes, .. } = filled.sent;
         let is_all = matches!(filled.standing, Standing::Over | Standing::Ended);
         self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
-        shared.counts.entries += filled.counts.entries;
-        shared.counts.directories += filled.counts.directories;
-        shared.counts.bytes += filled.counts.bytes;
-        shared.counts.failures += filled.counts.failures;
-        filled.facts.into_kept().into_iter().for_each(|fact| shared.facts.keep_fact(fact));
-        for path in filled.leftovers.into_kept() {
-            let bytes = path.len();
-            shared.leftovers.keep(path, bytes);
-        }
+        shared.sent.add(filled.sent);
         for file in filled.opened {
             let item = file.item;
             let have = if Record::awaits_have(file.stat.st_size as u64, file.is_sparse) {
@@ -403,7 +353,7 @@ impl TreeSource {
         let part = match outcome {
             Ok(()) => {
                 reading.data_bytes += length as u64;
-                shared.counts.bytes += length as u64;
+                shared.sent.bytes += length as u64;
                 Some(Part { item: file.item, sequence: shared.take_sequence(), position, length, is_final: false })
             }
             Err(fact) => {
@@ -426,8 +376,8 @@ impl TreeSource {
         let reading = shared.files.get_mut(&file.item).expect("it is being read");
         reading.in_flight -= 1;
         if is_same {
-            shared.counts.kept_bytes += range.end - range.start;
-            self.progress.set_kept(shared.counts.kept_bytes);
+            shared.sent.kept_bytes += range.end - range.start;
+            self.progress.set_kept(shared.sent.kept_bytes);
         } else {
             reading.again.push(range);
             if !shared.ready.contains(&file.item) {

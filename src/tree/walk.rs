@@ -12,32 +12,32 @@
 //! 7 bytes more than its length for each name. Hard links take at most [`LINKS_BYTES_MAX`].
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{CStr, CString, OsString};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::{
-    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, Time, Xattrs,
-    is_name,
+    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, is_name,
 };
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fgetxattr, flistxattr, fstat, lgetxattr, llistxattr,
-    major, minor, openat, readlinkat_raw, seek, statat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fstat, major, minor, openat, readlinkat_raw, seek,
+    statat,
 };
 use rustix::io::{Errno, read};
 
 use self::links::Links;
 use self::place::{Entry, Level, Names, Place};
 use super::first::First;
-use super::progress::Progress;
+use super::metadata::Reader;
+use super::options::{Options, Root};
+use super::patterns::Patterns;
+use super::progress::Amount;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
-use crate::fs::metadata::{ACCESS_ACL_NAME, without_acl};
+use crate::fs::metadata::Object;
 use crate::fs::source::{SHRANK, change};
 use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact};
 
@@ -58,49 +58,10 @@ const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
 /// Directory entries are asked for in blocks of so many bytes.
 const ENTRIES_BYTES: usize = 256 << 10;
 
-/// The longest list of attributes' names and the longest value, in bytes (XATTR_LIST_MAX, XATTR_SIZE_MAX of Linux).
-const XATTR_BYTES_MAX: usize = 64 << 10;
-
 /// A file no larger than this is not examined for holes: it fits one block.
 const BLOCK_BYTES: u64 = 4096;
 
 const REPLACED: Fault = Fault::Detail("was replaced while it was read");
-
-/// Something to send.
-#[derive(Clone, Debug)]
-pub struct Root {
-    /// Where it is.
-    pub path: PathBuf,
-    /// Its name at the destination.
-    pub name: OsString,
-}
-
-/// Says whether an entry is sent: its path at the destination from the top, and whether it is a directory. What is in
-/// a directory that is not sent is not asked about.
-pub type Filter = Box<dyn Fn(&Path, bool) -> bool + Send>;
-
-/// What of a tree is sent, and how.
-#[derive(Default)]
-pub struct Options {
-    /// Extended attributes, ACLs among them.
-    pub xattrs: bool,
-    /// Further names of a file as such, rather than as files of their own.
-    pub hard_links: bool,
-    /// Symbolic links; passed over otherwise.
-    pub symlinks: bool,
-    /// FIFOs, sockets and devices; passed over otherwise.
-    pub specials: bool,
-    /// Holes are left out of the data of files that have some.
-    pub sparse: bool,
-    /// Directories and what is in them; as a root they are refused otherwise.
-    pub recursive: bool,
-    /// A symbolic link as root stands for what it leads to.
-    pub follow_roots: bool,
-    /// Everything, if none.
-    pub filter: Option<Filter>,
-    /// What has been met is counted here as well.
-    pub progress: Arc<Progress>,
-}
 
 /// A large file that has been announced and is to be read.
 #[derive(Debug)]
@@ -131,8 +92,8 @@ pub struct Finished {
 }
 
 /// What has been sent so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+#[derive(Clone, Debug, Default)]
+pub struct Sent {
     /// Entries with a record: directories, files, links.
     pub entries: u64,
     /// Those of them that are directories.
@@ -142,7 +103,24 @@ pub struct Counts {
     /// Data that was not sent since the receiver had it, in bytes.
     pub kept_bytes: u64,
     /// Entries that were not sent, or not intact.
-    pub failures: u64,
+    pub failed: u64,
+    /// The first of those.
+    pub failures: First,
+    /// The first of what interrupted copies left, which is skipped.
+    pub leftovers: First,
+}
+
+impl Sent {
+    /// Adds what came later.
+    pub fn add(&mut self, later: Self) {
+        self.entries += later.entries;
+        self.directories += later.directories;
+        self.bytes += later.bytes;
+        self.kept_bytes += later.kept_bytes;
+        self.failed += later.failed;
+        self.failures.extend(later.failures);
+        self.leftovers.extend(later.leftovers);
+    }
 }
 
 /// Why a chunk has ended.
@@ -168,11 +146,7 @@ pub struct Filled {
     /// The large files that it announces.
     pub opened: Vec<LargeFile>,
     /// What it has added.
-    pub counts: Counts,
-    /// The first of the failures met.
-    pub facts: First<IoFact>,
-    /// The first of what interrupted copies left, which is passed over.
-    pub leftovers: First<OsString>,
+    pub sent: Sent,
 }
 
 /// A walk and where it is.
@@ -190,15 +164,18 @@ impl Walk {
     /// The path and the error number or what else is wrong: a root that is not there, a directory without
     /// [`Options::recursive`] (EISDIR), a name that cannot be one, a name given twice.
     pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: Options) -> Result<Self, IoFact> {
-        roots.sort_by(|one, other| one.name.as_bytes().cmp(other.name.as_bytes()));
+        roots.sort_by(|one, other| one.name.cmp(&other.name));
+        let patterns = Patterns::new(&options.rules)
+            .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         let mut names = Names::default();
         let mut paths = Vec::new();
         for root in &roots {
-            let path = root.path.as_os_str();
-            let name = CString::new(root.name.as_bytes()).ok().filter(|name| is_name(name.as_bytes()));
-            let name = name.ok_or_else(|| plain_fact(path, "has no name that could be given to it"))?;
+            let path = root.path().as_os_str();
+            let name = CString::new(root.name.to_vec()).ok().filter(|name| is_name(name.as_bytes()));
+            let name = name.ok_or_else(|| plain_fact(path, "cannot be created: its name is not valid here"))?;
             let open = CString::new(path.as_bytes()).map_err(|_| io_fact(path, Errno::INVAL))?;
-            let stat = statat(CWD, &open, look_flags(options.follow_roots)).map_err(|error| io_fact(path, error))?;
+            let flags = if options.recursive { AtFlags::SYMLINK_NOFOLLOW } else { AtFlags::empty() };
+            let stat = statat(CWD, &open, flags).map_err(|error| io_fact(path, error))?;
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }
@@ -206,22 +183,21 @@ impl Walk {
             paths.push(open);
         }
         if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
-            return Err(plain_fact(pair[1].path.as_os_str(), "has the same name as another source"));
+            return Err(plain_fact(pair[1].path().as_os_str(), "has the same name as another source"));
         }
         let recorder = Recorder {
             options,
+            patterns,
             inline_bytes_max: (chunk_bytes / 8).min(INLINE_BYTES_MAX),
             noatime: true,
             links: Links::default(),
             items: 0,
             open: BTreeMap::new(),
             opened: Vec::new(),
-            counts: Counts::default(),
-            facts: First::default(),
-            leftovers: First::default(),
+            sent: Sent::default(),
             failures: 0,
-            buffer: Vec::new(),
-            xattrs: Vec::new(),
+            listing: Vec::new(),
+            reader: Reader::default(),
         };
         let place = Place { roots: paths, levels: vec![Level { directory: None, names, next: 0 }] };
         Ok(Self { place, recorder, finished: VecDeque::new() })
@@ -243,9 +219,7 @@ impl Walk {
             length,
             standing,
             opened: std::mem::take(&mut recorder.opened),
-            counts: std::mem::take(&mut recorder.counts),
-            facts: std::mem::take(&mut recorder.facts),
-            leftovers: std::mem::take(&mut recorder.leftovers),
+            sent: std::mem::take(&mut recorder.sent),
         }
     }
 
@@ -282,9 +256,9 @@ impl Walk {
         Standing::Going
     }
 
-    /// Deals with the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
+    /// Processes the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
     fn step(&mut self, target: &mut [u8], is_whole: bool) -> Step {
-        let Some(entry) = self.place.entry(self.recorder.options.follow_roots) else {
+        let Some(entry) = self.place.entry(!self.recorder.options.recursive) else {
             if self.place.levels.len() == 1 {
                 return Step::Over;
             }
@@ -302,13 +276,37 @@ impl Walk {
             Step::Passed
         });
         if !matches!(step, Step::Full | Step::AtLimit) {
-            self.place.levels.last_mut().expect("the top is never left").next += 1;
+            self.advance(entered.filter(|_| matches!(step, Step::Wrote(_))));
         }
-        if let (Step::Wrote(_), Some(directory)) = (&step, entered) {
+        step
+    }
+
+    /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
+    fn advance(&mut self, entered: Option<OwnedFd>) {
+        self.place.levels.last_mut().expect("the top is never left").next += 1;
+        if let Some(directory) = entered {
             let level = self.recorder.list(&self.place, directory);
             self.place.levels.push(level);
         }
-        step
+    }
+
+    /// Counts the next entries, so many at most, instead of sending them, and whether these were the last. Opens nothing
+    /// but directories and files that may have holes; what cannot be read is left out.
+    pub fn count(&mut self, entries_max: u64) -> (Amount, bool) {
+        let mut met = Amount::default();
+        while met.entries < entries_max {
+            let Some(entry) = self.place.entry(!self.recorder.options.recursive) else {
+                if self.place.levels.len() == 1 {
+                    return (met, true);
+                }
+                self.place.levels.pop();
+                continue;
+            };
+            let (amount, entered) = self.recorder.count(&self.place, &entry).unwrap_or_default();
+            met = met.plus(amount);
+            self.advance(entered);
+        }
+        (met, false)
     }
 }
 
@@ -337,6 +335,7 @@ struct Open {
 /// Makes records of entries.
 struct Recorder {
     options: Options,
+    patterns: Patterns,
     inline_bytes_max: usize,
     /// Reading leaves access times as they are; given up once it is refused, as it is for other users' files.
     noatime: bool,
@@ -345,28 +344,26 @@ struct Recorder {
     open: BTreeMap<u32, Open>,
     opened: Vec<LargeFile>,
     /// Since the last chunk.
-    counts: Counts,
-    /// Since the last chunk.
-    facts: First<IoFact>,
-    /// Since the last chunk.
-    leftovers: First<OsString>,
+    sent: Sent,
     /// Since the beginning.
     failures: u64,
-    /// A block of directory entries, or the list and a value of extended attributes.
-    buffer: Vec<u8>,
-    /// The extended attributes of an entry, encoded.
-    xattrs: Vec<u8>,
+    /// A block of directory entries.
+    listing: Vec<u8>,
+    reader: Reader,
 }
+
+/// An entry that was opened as a place only, and what it was then.
+type Seen = Option<(OwnedFd, Stat)>;
 
 impl Recorder {
     fn fail(&mut self, fact: IoFact) {
         self.fail_also(1);
-        self.facts.keep_fact(fact);
+        self.sent.failures.keep(fact);
     }
 
     fn fail_also(&mut self, count: u64) {
         self.failures += count;
-        self.counts.failures += count;
+        self.sent.failed += count;
     }
 
     /// Accounts for a large file whose end has been recorded.
@@ -381,6 +378,46 @@ impl Recorder {
         }
     }
 
+    /// What an entry is, if it is to be copied.
+    ///
+    /// A directory mostly tells that. Then what is opened next is the first look at it, and the only one.
+    fn look(&mut self, place: &Place, entry: &Entry<'_>) -> Result<Option<(FileType, Seen)>, Fault> {
+        let seen = if [FileType::Directory, FileType::RegularFile].contains(&entry.kind) {
+            None
+        } else {
+            let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+            flags.set(OFlags::NOFOLLOW, !entry.follow);
+            let file = openat(entry.at, entry.path, flags, Mode::empty())?;
+            let stat = fstat(&file)?;
+            Some((file, stat))
+        };
+        let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
+        // What was asked for by name is not left out.
+        if place.levels.len() > 1
+            && !self.patterns.is_empty()
+            && self.patterns.leave_out(&place.path_below_root(entry.name), kind == FileType::Directory)
+        {
+            return Ok(None);
+        }
+        if is_temporary_name(entry.name) {
+            if place.levels.len() == 1 {
+                return Err(Fault::Detail(IS_LEFTOVER));
+            }
+            self.sent.leftovers.keep(plain_fact(&place.source_path(entry), IS_LEFTOVER));
+            return Ok(None);
+        }
+        let is_wanted = match kind {
+            FileType::Directory if place.levels.len() > DEPTH_MAX => {
+                return Err(Fault::Detail("lies in too many directories within each other"));
+            }
+            FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
+            FileType::Directory | FileType::RegularFile => true,
+            FileType::Symlink => self.options.symlinks,
+            _ => self.options.specials,
+        };
+        Ok(is_wanted.then_some((kind, seen)))
+    }
+
     /// Writes an entry's record. If it is a directory, `entered` becomes its descriptor.
     fn visit(
         &mut self,
@@ -389,45 +426,63 @@ impl Recorder {
         target: &mut [u8],
         entered: &mut Option<OwnedFd>,
     ) -> Result<Step, Fault> {
-        let openable = [FileType::Directory, FileType::RegularFile].contains(&entry.kind);
-        // A directory mostly tells what an entry is. Then the descriptor is the first look at it, and the only one.
-        let seen = if openable { None } else { Some(statat(entry.at, entry.path, look_flags(entry.follow))?) };
-        let kind = seen.map_or(entry.kind, |stat| FileType::from_raw_mode(stat.st_mode));
-        if let Some(filter) = &self.options.filter
-            && !filter(Path::new(&OsString::from_vec(place.tree_path(entry.name))), kind == FileType::Directory)
-        {
-            return Ok(Step::Passed);
-        }
-        if is_temporary_name(entry.name) {
-            if place.levels.len() == 1 {
-                return Err(Fault::Detail(IS_LEFTOVER));
-            }
-            let path = place.source_path(entry);
-            let bytes = path.len();
-            self.leftovers.keep(path, bytes);
-            return Ok(Step::Passed);
-        }
+        let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
         let step = match (kind, seen) {
-            (FileType::Directory, seen) => self.directory(place, entry, seen, target, entered)?,
+            (FileType::Directory, seen) => {
+                let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
+                let metadata = self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?;
+                let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
+                *entered = Some(directory);
+                step
+            }
             (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
-            (_, Some(stat)) => self.other(place, entry, &stat, target)?,
+            (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
         if let Step::Wrote(_) = step {
-            self.counts.entries += 1;
-            self.counts.directories += u64::from(kind == FileType::Directory);
+            self.sent.entries += 1;
+            self.sent.directories += u64::from(kind == FileType::Directory);
         }
         Ok(step)
     }
 
+    /// What an entry adds to a copy. If it is a directory, with its descriptor.
+    fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<OwnedFd>), Fault> {
+        let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Default::default()) };
+        let (mut amount, mut entered) = (Amount { entries: 1, ..Amount::default() }, None);
+        if kind == FileType::Directory {
+            amount.directories = 1;
+            entered = self.open(entry, kind, seen, OFlags::DIRECTORY).ok().map(|(directory, _)| directory);
+        } else if kind == FileType::RegularFile {
+            let stat = match seen {
+                Some((_, stat)) => stat,
+                None => statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW)?,
+            };
+            amount.bytes = self.data_bytes(entry, &stat)?;
+        }
+        Ok((amount, entered))
+    }
+
+    /// The data of a file that will be copied, roughly.
+    fn data_bytes(&mut self, entry: &Entry<'_>, stat: &Stat) -> Result<u64, Fault> {
+        let (size, blocks) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(512));
+        if let Some(inode) = self.inode(stat) {
+            if self.links.first(inode).is_some() {
+                self.links.count(inode);
+                return Ok(0);
+            }
+            self.links.insert(inode, Vec::new(), stat.st_nlink - 1, 0);
+        }
+        let may_have_holes = self.options.sparse && blocks < size;
+        let (file, _) = match may_have_holes {
+            true => self.open(entry, FileType::RegularFile, None, OFlags::empty())?,
+            false => return Ok(size),
+        };
+        Ok(if is_sparse(&file, stat)? { blocks } else { size })
+    }
+
     /// Opens an entry and looks at it; it must be of a `kind`, and what was `seen` before, if anything was.
-    fn open(
-        &mut self,
-        entry: &Entry<'_>,
-        kind: FileType,
-        seen: Option<Stat>,
-        flags: OFlags,
-    ) -> Result<(OwnedFd, Stat), Fault> {
+    fn open(&mut self, entry: &Entry<'_>, kind: FileType, seen: Seen, flags: OFlags) -> Result<(OwnedFd, Stat), Fault> {
         // Not to wait, should it be a FIFO by now.
         let mut flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         flags.set(OFlags::NOFOLLOW, !entry.follow);
@@ -447,43 +502,16 @@ impl Recorder {
             }
         };
         let stat = fstat(&file)?;
-        let is_same = seen.is_none_or(|seen| identity(&seen) == identity(&stat));
+        let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
-    }
-
-    fn directory(
-        &mut self,
-        place: &Place,
-        entry: &Entry<'_>,
-        seen: Option<Stat>,
-        target: &mut [u8],
-        entered: &mut Option<OwnedFd>,
-    ) -> Result<Step, Fault> {
-        if place.levels.len() > DEPTH_MAX {
-            return Err(Fault::Detail("lies in too many directories within each other"));
-        }
-        if !self.options.recursive {
-            return Err(Errno::ISDIR.into());
-        }
-        let (directory, mut stat) = self.open(entry, FileType::Directory, seen, OFlags::DIRECTORY)?;
-        self.read_xattrs(
-            &mut stat,
-            |list| flistxattr(&directory, list),
-            |name, value| fgetxattr(&directory, name, value),
-        )?;
-        let record = Record::Directory { name: entry.name, metadata: metadata(&stat, &self.xattrs) };
-        let step = wrote(record.encode(target));
-        *entered = Some(directory);
-        Ok(step)
     }
 
     /// Reads the names of a directory that has been recorded, the last that was entered.
     fn list(&mut self, place: &Place, directory: OwnedFd) -> Level {
         let mut names = Names::default();
         let mut failures = Vec::new();
-        self.buffer.clear();
-        self.buffer.reserve(ENTRIES_BYTES);
-        let mut entries = RawDir::new(&directory, self.buffer.spare_capacity_mut());
+        self.listing.reserve(ENTRIES_BYTES);
+        let mut entries = RawDir::new(&directory, self.listing.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             match entry {
                 Ok(entry) => {
@@ -513,8 +541,8 @@ impl Recorder {
         Level { directory: Some(directory), names, next: 0 }
     }
 
-    fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Option<Stat>, target: &mut [u8]) -> Result<Step, Fault> {
-        let (file, mut stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
+    fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
+        let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = self.inode(&stat);
         if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
@@ -525,12 +553,14 @@ impl Recorder {
         if !is_inline && self.open.len() == OPEN_MAX {
             return Ok(Step::AtLimit);
         }
-        self.read_xattrs(&mut stat, |list| flistxattr(&file, list), |name, value| fgetxattr(&file, name, value))?;
+        let metadata = self.reader.read(&self.options, Object::Open(file.as_fd()), &stat)?;
+        let mut item = 0;
         let step = if is_inline {
-            self.small_file(entry, &file, &stat, target)?
+            let (step, bytes) = small_file(entry, &file, &stat, &metadata, self.inline_bytes_max, target)?;
+            self.sent.bytes += bytes;
+            step
         } else {
-            let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
-            let metadata = metadata(&stat, &self.xattrs);
+            item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
             let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
             if let Step::Wrote(_) = step {
                 self.items = item;
@@ -541,43 +571,9 @@ impl Recorder {
             step
         };
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            let item = if is_inline { 0 } else { self.items };
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
         }
         Ok(step)
-    }
-
-    /// Writes the record of a file with its data, which is read to where it belongs.
-    fn small_file(&mut self, entry: &Entry<'_>, file: &OwnedFd, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
-        let metadata = metadata(stat, &self.xattrs);
-        let mut size = stat.st_size as usize;
-        let Some(head) = Record::encode_file_head(entry.name, &metadata, size, target) else { return Ok(Step::Full) };
-        #[cfg(test)]
-        hook::before_read(entry.name);
-        if size > 0 {
-            if read_whole(file, &mut target[head..head + size])? < size {
-                return Err(Fault::Detail(SHRANK));
-            }
-        } else {
-            // Files of the kernel's (/proc) say that they are empty and are not.
-            let room = (target.len() - head).min(self.inline_bytes_max);
-            size = read_whole(file, &mut target[head..head + room])?;
-            if size == room && room < self.inline_bytes_max {
-                return Ok(Step::Full);
-            }
-            if size == room {
-                return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
-            }
-            Record::encode_file_head(entry.name, &metadata, size, target).expect("it has been read there");
-        }
-        // What was empty twice has not changed.
-        if size > 0
-            && let Some(change) = change(stat, &fstat(file)?)
-        {
-            return Err(Fault::Detail(change));
-        }
-        self.counts.bytes += size as u64;
-        Ok(Step::Wrote(head + size))
     }
 
     /// What an entry that may have further names is known by.
@@ -603,132 +599,87 @@ impl Recorder {
     }
 
     /// A symbolic link, a FIFO, a socket, a device.
-    fn other(&mut self, place: &Place, entry: &Entry<'_>, stat: &Stat, target: &mut [u8]) -> Result<Step, Fault> {
+    fn other(
+        &mut self,
+        place: &Place,
+        entry: &Entry<'_>,
+        file: &OwnedFd,
+        stat: &Stat,
+        target: &mut [u8],
+    ) -> Result<Step, Fault> {
         let inode = self.inode(stat);
         if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
         }
-        let step = if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-            self.symlink(entry, *stat, target)?
-        } else {
-            self.special(entry, *stat, target)?
+        let (name, metadata) = (entry.name, self.reader.read(&self.options, Object::Path(file.as_fd()), stat)?);
+        let special = |kind, device| Record::Special { name, metadata, kind, device: (major(device), minor(device)) };
+        let mut leads_to = [0; PATH_BYTES_MAX + 1];
+        let record = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => match readlinkat_raw(file, c"", &mut leads_to[..])? {
+                0 => return Err(Fault::Detail("leads nowhere")),
+                length if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
+                length => Record::Symlink { name, metadata, target: &leads_to[..length] },
+            },
+            FileType::Fifo => special(Special::Fifo, 0),
+            FileType::Socket => special(Special::Socket, 0),
+            FileType::CharacterDevice => special(Special::Character, stat.st_rdev),
+            FileType::BlockDevice => special(Special::Block, stat.st_rdev),
+            _ => return Err(Fault::Detail("is of a kind that is not known")),
         };
+        let step = wrote(record.encode(target));
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, 0);
+            self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
         }
         Ok(step)
     }
+}
 
-    fn symlink(&mut self, entry: &Entry<'_>, mut stat: Stat, target: &mut [u8]) -> Result<Step, Fault> {
-        if !self.options.symlinks {
-            return Ok(Step::Passed);
+/// Writes the record of a file with its data, which is read to where it belongs; and how much data that is.
+fn small_file(
+    entry: &Entry<'_>,
+    file: &OwnedFd,
+    stat: &Stat,
+    metadata: &Metadata<'_>,
+    bytes_max: usize,
+    target: &mut [u8],
+) -> Result<(Step, u64), Fault> {
+    let mut size = stat.st_size as usize;
+    let Some(head) = Record::encode_file_head(entry.name, metadata, size, target) else { return Ok((Step::Full, 0)) };
+    #[cfg(test)]
+    hook::before_read(entry.name);
+    if size > 0 {
+        if read_whole(file, &mut target[head..head + size])? < size {
+            return Err(Fault::Detail(SHRANK));
         }
-        let mut leads_to = [0; PATH_BYTES_MAX + 1];
-        let length = match readlinkat_raw(entry.at, entry.path, &mut leads_to[..]) {
-            Ok(length) if length > PATH_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
-            Ok(0) => return Err(Fault::Detail("leads nowhere")),
-            Ok(length) => length,
-            Err(Errno::INVAL) => return Err(REPLACED),
-            Err(error) => return Err(error.into()),
-        };
-        self.read_xattrs_by_name(entry, &mut stat)?;
-        let metadata = metadata(&stat, &self.xattrs);
-        Ok(wrote(Record::Symlink { name: entry.name, metadata, target: &leads_to[..length] }.encode(target)))
+    } else {
+        // Files of the kernel's (/proc) say that they are empty and are not.
+        let room = (target.len() - head).min(bytes_max);
+        size = read_whole(file, &mut target[head..head + room])?;
+        if size == room && room < bytes_max {
+            return Ok((Step::Full, 0));
+        }
+        if size == room {
+            return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
+        }
+        Record::encode_file_head(entry.name, metadata, size, target).expect("it has been read there");
     }
-
-    fn special(&mut self, entry: &Entry<'_>, mut stat: Stat, target: &mut [u8]) -> Result<Step, Fault> {
-        if !self.options.specials {
-            return Ok(Step::Passed);
-        }
-        let (kind, device) = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Fifo => (Special::Fifo, 0),
-            FileType::Socket => (Special::Socket, 0),
-            FileType::CharacterDevice => (Special::Character, stat.st_rdev),
-            FileType::BlockDevice => (Special::Block, stat.st_rdev),
-            _ => return Err(Fault::Detail("is of a kind that is not known")),
-        };
-        self.read_xattrs_by_name(entry, &mut stat)?;
-        let metadata = metadata(&stat, &self.xattrs);
-        let device = (major(device), minor(device));
-        Ok(wrote(Record::Special { name: entry.name, metadata, kind, device }.encode(target)))
+    // What was empty twice has not changed.
+    if size > 0
+        && let Some(change) = change(stat, &fstat(file)?)
+    {
+        return Err(Fault::Detail(change));
     }
-
-    /// Reads the attributes of what is not to be opened. The directory is named by its descriptor, and no link followed.
-    fn read_xattrs_by_name(&mut self, entry: &Entry<'_>, stat: &mut Stat) -> Result<(), Fault> {
-        let mut path = match entry.at.as_raw_fd() {
-            at if at == CWD.as_raw_fd() => Vec::new(),
-            at => format!("/proc/self/fd/{at}/").into_bytes(),
-        };
-        path.extend(entry.path.to_bytes());
-        self.read_xattrs(stat, |list| llistxattr(&path[..], list), |name, value| lgetxattr(&path[..], name, value))
-    }
-
-    /// Reads the attributes of an entry, if they are asked for: one call where there are none. Otherwise `stat` loses what
-    /// its mode says by an ACL that is not sent.
-    fn read_xattrs(
-        &mut self,
-        stat: &mut Stat,
-        list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
-        value: impl Fn(&CStr, &mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<(), Fault> {
-        self.xattrs.clear();
-        let is_symlink = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-        if !self.options.xattrs && (is_symlink || stat.st_mode & 0o070 == 0) {
-            return Ok(());
-        }
-        self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
-        let (names, found) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
-        if !self.options.xattrs {
-            if let Ok(length) = value(ACCESS_ACL_NAME, found) {
-                stat.st_mode = without_acl(stat.st_mode, &found[..length]);
-            }
-            return Ok(());
-        }
-        let length = match list(names) {
-            Ok(length) => length,
-            // There is no /proc to name the directory by; links and FIFOs hardly ever have any.
-            Err(Errno::OPNOTSUPP | Errno::NOENT) => 0,
-            Err(error) => return Err(error.into()),
-        };
-        for name in names[..length].split_inclusive(|&byte| byte == 0) {
-            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
-            let length = match value(name, found) {
-                Ok(length) => length,
-                // It is gone, or is listed for others to read.
-                Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &found[..length]) {
-                return Err(Fault::Detail("has extended attributes that are too large"));
-            }
-        }
-        Ok(())
-    }
+    Ok((Step::Wrote(head + size), size as u64))
 }
 
 fn wrote(length: Option<usize>) -> Step {
     length.map_or(Step::Full, Step::Wrote)
 }
 
-fn look_flags(follow: bool) -> AtFlags {
-    if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW }
-}
-
-fn metadata<'a>(stat: &Stat, xattrs: &'a [u8]) -> Metadata<'a> {
-    Metadata {
-        mode: stat.st_mode & 0o7777,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
-        accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
-        xattrs: Xattrs::new(xattrs),
-    }
-}
-
 /// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
 /// stay small, and of a large one what has arrived is to be kept where the transfer is cut. The file is read from its
 /// beginning afterwards.
-pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
+fn is_sparse(file: &OwnedFd, stat: &Stat) -> Result<bool, Errno> {
     let size = stat.st_size as u64;
     if size <= BLOCK_BYTES || stat.st_blocks as u64 >= size.div_ceil(512) {
         return Ok(false);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::options::{Compress, Encryption, Transport};
+use crate::tree::{Options, Rule};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -59,7 +60,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         caller_is_peer: true,
         peer: b"h1".to_vec(),
     };
-    let tree = TreeSettings {
+    let tree = Options {
         recursive: true,
         mode: true,
         owner: false,
@@ -70,7 +71,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         specials: false,
         in_place: false,
         fsync: false,
-        sieve: vec![Sieve { pattern: b"*.o".to_vec().into(), is_include: false }],
+        rules: vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }],
         read_back: true,
         symlinks: true,
     };

@@ -6,7 +6,7 @@ use rd_proto::tree::RESUME_BYTES_MIN;
 use super::*;
 use crate::fs::sink::Also;
 use crate::transport::Pool;
-use crate::tree::walk::{Options, Root};
+use crate::tree::{Options, Root};
 
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -17,10 +17,11 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("large");
     std::fs::File::create(&path).and_then(|file| file.set_len(RESUME_BYTES_MIN)).expect("a file");
-    let root = Root { path, name: "large".into() };
+    let root = Root::new(path, "large");
     let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
     let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
-    let source = TreeSource::new(vec![root], CHUNK, Options::default()).expect("a source");
+    let source = TreeSource::new(vec![root], CHUNK, Options { recursive: false, ..Options::default() }, Arc::default())
+        .expect("a source");
     shared.source = Some(Parts::Tree(Box::new(source)));
     let shared = Arc::new(shared);
     let (events, told) = unbounded();

@@ -148,7 +148,7 @@ mod tests {
             directory: false,
             exact: false,
             recursive: false,
-            tree: TreeOptions::default().settings(false, Vec::new()),
+            tree: TreeOptions::default().options(false, Vec::new()),
             dry_run: false,
             relay: false,
             via: None,

@@ -6,14 +6,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record, Time, Xattrs};
+use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::{Failed, Shared};
-use crate::fs::metadata::{Applied, Current, Object, has_default_acl, open_up, permitted, permitted_directory};
+use super::{Fault, Shared};
+use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
+use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
 
 /// How a directory is opened: itself and no link.
 const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -75,32 +76,6 @@ struct Place {
     name: Vec<u8>,
 }
 
-/// [`Metadata`] that outlives its chunk.
-pub(super) struct OwnedMetadata {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    modified: Time,
-    accessed: Time,
-    xattrs: Vec<u8>,
-}
-
-impl OwnedMetadata {
-    pub fn new(metadata: &Metadata<'_>) -> Self {
-        let mut xattrs = Vec::new();
-        for (name, value) in metadata.xattrs.iter() {
-            let _fits = Xattrs::push(&mut xattrs, name, value);
-        }
-        let &Metadata { mode, uid, gid, modified, accessed, .. } = metadata;
-        Self { mode, uid, gid, modified, accessed, xattrs }
-    }
-
-    pub fn borrow(&self) -> Metadata<'_> {
-        let &Self { mode, uid, gid, modified, accessed, ref xattrs } = self;
-        Metadata { mode, uid, gid, modified, accessed, xattrs: Xattrs::new(xattrs) }
-    }
-}
-
 impl OpenDirectory {
     /// The destination itself; its path comes from the user, links in it are followed.
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
@@ -113,7 +88,7 @@ impl OpenDirectory {
 
     /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
     /// anywhere. `was_left`: by an earlier transfer, see [`Self::make_way`].
-    pub fn enter(parent: &Arc<Self>, name: &[u8], metadata: &Metadata<'_>, was_left: bool) -> Result<Self, Failed> {
+    pub fn enter(parent: &Arc<Self>, name: &[u8], described: &Metadata<'_>, was_left: bool) -> Result<Self, Fault> {
         let shared = &parent.shared;
         let made = if parent.last.is_none() && name != b"." {
             Self::make_at_top(parent, name)?
@@ -123,19 +98,19 @@ impl OpenDirectory {
         let Made { fd, is_new, was_left, unnamed } = made;
         let left = if was_left { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let stat = fstat(&fd)?;
-        let keep = shared.options.keep;
+        let options = &shared.options;
         let was_closed = !is_new && open_up(&fd, &stat)?;
-        let mode = if keep.mode {
-            Some(shared.setter.mode(metadata, 0o777))
+        let mode = if options.mode {
+            Some(metadata::mode(options, described, 0o777))
         } else if is_new {
             // A group that is handed down is so by a bit that mkdir has set.
             let permitted = permitted_directory(parent.permitted, shared.umask);
-            Some(shared.setter.mode(metadata, permitted) & 0o777 | stat.st_mode & Mode::SGID.bits())
+            Some(metadata::mode(options, described, permitted) & 0o777 | stat.st_mode & Mode::SGID.bits())
         } else {
             was_closed.then_some(stat.st_mode & 0o7777)
         };
         let current = Current::new(&stat, parent.gives_acl, !is_new || was_left);
-        let last = Last { mode, current, metadata: OwnedMetadata::new(metadata) };
+        let last = Last { mode, current, metadata: OwnedMetadata::new(described) };
         let place = match name {
             // Merged into it.
             b"." => Arc::clone(&parent.place),
@@ -150,7 +125,7 @@ impl OpenDirectory {
 
     /// A directory at the top gets its name when all that comes into it is done: one that is half full would be taken for
     /// a destination to copy into.
-    fn make_at_top(parent: &Arc<Self>, name: &[u8]) -> Result<Made, Failed> {
+    fn make_at_top(parent: &Arc<Self>, name: &[u8]) -> Result<Made, Fault> {
         match openat(&parent.fd, name, OPEN, Mode::empty()) {
             Err(Errno::NOENT) => {}
             there => return Ok(Made { fd: there?, is_new: false, was_left: false, unnamed: None }),
@@ -200,7 +175,7 @@ impl OpenDirectory {
 
     fn new(fd: OwnedFd, place: Arc<Place>, shared: Arc<Shared>, last: Option<Last>) -> Self {
         let gives_acl = has_default_acl(&fd);
-        let permitted = if shared.options.keep.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
+        let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
         let (unnamed, is_unseen, left) = (None, false, None);
         Self { fd, place, shared, gives_acl, permitted, wants_names, new_owner, last, unnamed, is_unseen, left }
@@ -224,7 +199,7 @@ impl OpenDirectory {
             names.push(&place.name);
             place = above;
         }
-        let is_below_root = names.len() > 1 && self.shared.rename_root.as_ref().is_some_and(|root| root != b".");
+        let is_below_root = names.len() > 1 && self.shared.root_name().is_some_and(|root| root != b".");
         names.truncate(names.len() - usize::from(is_below_root));
         names.reverse();
         names.join(&b'/')
@@ -244,7 +219,7 @@ impl OpenDirectory {
 
     /// The name that an entry gets here: its own, unless it is the root and is to have another.
     pub fn final_name<'a>(&'a self, name: &'a [u8]) -> &'a [u8] {
-        match (&self.last, &self.shared.rename_root) {
+        match (&self.last, self.shared.root_name()) {
             (None, Some(other)) => other,
             _ => name,
         }
@@ -260,7 +235,7 @@ impl OpenDirectory {
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
-            self.shared.setter.apply(opened, &last.metadata.borrow(), last.mode, last.current)
+            self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);
         if options.fsync {
@@ -286,7 +261,7 @@ impl Drop for OpenDirectory {
                 || publish_directory(parent.fd.as_fd(), partial, &CString::new(&name[..]).map_err(|_| Errno::INVAL)?);
             match if is_ours() { publish() } else { Err(Errno::STALE) } {
                 Ok(()) => return,
-                Err(error) => self.shared.fail(self.own_path(), error),
+                Err(error) => self.shared.fail(&self.own_path(), error),
             }
         }
         if !self.shared.is_trusted.load(Ordering::Relaxed) && is_ours() {
@@ -358,6 +333,8 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::Path;
     use std::sync::mpsc;
+
+    use rd_proto::tree::{Time, Xattrs};
 
     use super::super::tests::chunk;
     use super::super::{Options, TreeSink};

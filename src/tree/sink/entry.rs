@@ -15,21 +15,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rd_proto::control::{GRANULES_MAX, IoFact};
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, copy_file_range, fadvise, fchown,
-    fdatasync, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone, linkat, makedev, mknodat, openat, renameat, seek,
-    statat, symlinkat, unlinkat,
+    Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
+    ioctl_ficlone, linkat, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::{Errno, pread};
 
-use super::directory::{OpenDirectory, OwnedMetadata};
-use super::{Failed, Local, Shared};
+use super::directory::OpenDirectory;
+use super::{Bytes, Local, Shared};
+use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
-use crate::fs::metadata::{Current, Object, itself, keep_acl};
+use crate::fs::metadata::{Object, itself, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
     HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, write_at,
 };
+use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
 
 /// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
@@ -41,20 +42,6 @@ const GRANULE_ALIGN: u64 = 1 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
-
-/// Bytes that the kernel copies at once, between two looks whether it is to go on.
-const COPY_BYTES: usize = 8 << 20;
-
-/// Bytes that this process reads and writes at once.
-const SCRATCH_BYTES: usize = 128 << 10;
-
-/// File systems whose server or driver may copy from file to file where the data is: NFS, CIFS and SMB, Ceph, FUSE. For
-/// others the kernel moves page after page, which takes longer than to read and write (measured on tmpfs).
-const COPYING_MAGICS: [u32; 5] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x00c3_6400, 0x6573_5546];
-
-fn may_be_copied_elsewhere(file: impl AsFd) -> bool {
-    fstatfs(file).is_ok_and(|system| COPYING_MAGICS.contains(&(system.f_type as u32)))
-}
 
 fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -69,7 +56,7 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
         Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
-            make_other(shared, directory, name, &metadata, FileType::Symlink, make).map_err(Failed::from)
+            make_other(shared, directory, name, &metadata, FileType::Symlink, make)
         }
         Record::Special { metadata, kind, device, .. } => {
             let (kind, is_device) = match kind {
@@ -80,12 +67,12 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
             };
             let device = if is_device { makedev(device.0, device.1) } else { 0 };
             let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
-            make_other(shared, directory, name, &metadata, kind, make).map_err(Failed::from)
+            make_other(shared, directory, name, &metadata, kind, make)
         }
         _ => Ok(()),
     };
-    if let Err(failed) = done {
-        shared.fail(directory.path(name), failed);
+    if let Err(fault) = done {
+        shared.fail(&directory.path(name), fault);
     }
 }
 
@@ -95,13 +82,13 @@ fn make_file(
     name: &[u8],
     metadata: &Metadata<'_>,
     data: &[u8],
-) -> Result<(), Failed> {
+) -> Result<(), Fault> {
     let partial = Partial::create(shared, directory, name)?;
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
         .inspect(|()| {
             shared.writes.note_buffered(data.len());
-            shared.options.progress.wrote(data.len() as u64);
+            shared.progress.wrote(data.len() as u64);
         })
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
@@ -160,10 +147,10 @@ fn make_other(
     shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
-    metadata: &Metadata<'_>,
+    described: &Metadata<'_>,
     kind: FileType,
     make: impl Fn(&str) -> Result<(), Errno>,
-) -> Result<(), Errno> {
+) -> Result<(), Fault> {
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || make(&beside))?;
     let name_it = || {
@@ -171,18 +158,15 @@ fn make_other(
         let stat = fstat(&fd)?;
         // Whoever can write to the directory may have put another's file in its place, to have us give it away.
         if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink != 1 {
-            return Err(Errno::BUSY);
+            return Err(Errno::BUSY.into());
         }
         let has_mode = kind != FileType::Symlink;
-        let mode = has_mode.then(|| shared.setter.mode(metadata, directory.permitted));
+        let mode = has_mode.then(|| metadata::mode(&shared.options, described, directory.permitted));
         let current = Current::new(&stat, has_mode && directory.gives_acl, false);
-        let applied = shared.setter.apply(Object::Path(fd.as_fd()), metadata, mode, current);
-        if !partial::is_named(&directory.fd, &*beside, &fd) {
-            return Err(Errno::STALE);
-        }
-        renameat(&directory.fd, &beside, &directory.fd, name)?;
+        let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
+        partial::publish(&directory.fd, &*beside, &fd, name)?;
         shared.others.fetch_add(1, Relaxed);
-        shared.options.progress.made(false);
+        shared.progress.made(false);
         shared.note(applied, directory, name);
         Ok(())
     };
@@ -211,10 +195,7 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     }
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
-    if !partial::is_named(&directory.fd, &*beside, fd) {
-        return Err(Errno::STALE);
-    }
-    let done = renameat(&directory.fd, &beside, &directory.fd, name);
+    let done = partial::publish(&directory.fd, &*beside, fd, name);
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
     done
@@ -256,9 +237,9 @@ enum Way {
 
 impl Partial {
     /// A file to be written at once and published.
-    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Failed> {
+    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
-            return Ok(Self::in_place(directory, name, shared.options.read_back)?);
+            return Self::in_place(directory, name, shared.options.read_back);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -290,7 +271,7 @@ impl Partial {
         directory: &OpenDirectory,
         name: &[u8],
         may_adopt: bool,
-    ) -> Result<(Self, bool), Failed> {
+    ) -> Result<(Self, bool), Fault> {
         if shared.options.in_place {
             return Ok((Self::in_place(directory, name, shared.options.read_back)?, false));
         }
@@ -298,7 +279,7 @@ impl Partial {
     }
 
     /// A file under a partial name, and whether it was there.
-    fn named(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Failed> {
+    fn named(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Fault> {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open(&directory.fd, &beside, may_adopt);
         let (file, was_there) = shared.patiently(directory, &beside, open)?;
@@ -331,57 +312,42 @@ impl Partial {
         shared: &Shared,
         directory: &OpenDirectory,
         name: &[u8],
-        metadata: &Metadata<'_>,
+        described: &Metadata<'_>,
     ) -> Result<(), Errno> {
         let in_place = matches!(self.way, Way::InPlace(_));
-        let mut owner = match directory.new_owner.get() {
-            Some(&owner) if !in_place => owner,
-            _ => {
+        let known = directory.new_owner.get().filter(|_| !in_place);
+        let mut owner = match known {
+            Some(&owner) => owner,
+            None => {
                 let stat = fstat(&self.file)?;
                 let owner = (stat.st_uid, stat.st_gid);
-                if !in_place {
-                    directory.new_owner.get_or_init(|| owner);
-                }
-                owner
+                if in_place { owner } else { *directory.new_owner.get_or_init(|| owner) }
             }
         };
-        let keep = shared.options.keep;
-        let new_mode = shared.setter.mode(metadata, directory.permitted);
-        let mode = if keep.mode {
-            new_mode
-        } else {
-            match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(old) if is_regular(&old) && !matches!(self.way, Way::Unseen | Way::InPlace(true)) => {
-                    if !keep.owner && owner != (old.st_uid, old.st_gid) {
-                        let (uid, gid) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
-                        // Only root may give files away; for others the new file is theirs, as with cp.
-                        if fchown(&self.file, Some(uid), Some(gid)).is_ok() {
-                            owner = (old.st_uid, old.st_gid);
-                        }
-                    }
-                    let mode = old.st_mode & 0o777;
-                    if in_place { mode } else { keep_acl(&self.file, &directory.fd, name, mode) }
-                }
-                _ => new_mode & 0o777,
+        let options = &shared.options;
+        let mut mode = metadata::mode(options, described, directory.permitted);
+        if !options.mode {
+            mode &= 0o777;
+            let is_new = matches!(self.way, Way::Unseen | Way::InPlace(true));
+            let old = (!is_new).then(|| statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()).flatten();
+            if let Some(old) = old.filter(is_regular) {
+                mode = succeed(&self.file, &mut owner, &directory.fd, name, &old, !options.owner) & 0o777;
             }
-        };
+        }
         let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace(false)));
         let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
-        let applied = shared.setter.apply(Object::Open(self.file.as_fd()), metadata, Some(mode), current);
-        if shared.options.fsync {
+        let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
+        if options.fsync {
             fsync(&self.file)?;
         }
         match &self.way {
             Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
-            Way::Named(beside) if !partial::is_named(&directory.fd, &**beside, &self.file) => {
-                return Err(Errno::STALE);
-            }
-            Way::Named(beside) => renameat(&directory.fd, beside, &directory.fd, name)?,
+            Way::Named(beside) => partial::publish(&directory.fd, &**beside, &self.file, name)?,
             Way::Unseen | Way::InPlace(_) => {}
         }
         shared.files.fetch_add(1, Relaxed);
-        shared.options.progress.made(false);
-        shared.options.progress.at(|| directory.tree_path(name));
+        shared.progress.made(false);
+        shared.progress.at(|| directory.tree_path(name));
         shared.note(applied, directory, name);
         Ok(())
     }
@@ -393,14 +359,9 @@ impl Partial {
             Way::Unseen => name,
             Way::Nameless | Way::InPlace(_) => return,
         };
-        if partial::is_named(&directory.fd, name, &self.file) {
-            let _ = unlinkat(&directory.fd, name, AtFlags::empty());
-        }
+        partial::remove_named(&directory.fd, name, &self.file);
     }
 }
-
-/// A chunk, or whatever else has the bytes of a range.
-pub(super) type Range = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// A file whose data comes in ranges.
 ///
@@ -421,7 +382,7 @@ pub(super) struct Large {
     /// Ranges of it are written one after the other.
     is_serial: bool,
     /// Ranges for the thread that is writing to it; none if no thread is.
-    waiting: Mutex<Option<VecDeque<(Range, u64)>>>,
+    waiting: Mutex<Option<VecDeque<(Bytes, u64)>>>,
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
     has_failed: AtomicBool,
@@ -446,7 +407,7 @@ impl Large {
         metadata: &Metadata<'_>,
         size: u64,
         awaits_have: bool,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, Fault> {
         let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
@@ -482,7 +443,7 @@ impl Large {
 
     /// Leaves a range to the thread that is writing to the file, which has more to do then before it lets go of it. Gives
     /// it back where there is none, or several may write at once.
-    pub fn leave(&self, range: Range, position: u64) -> Option<Range> {
+    pub fn leave(&self, range: Bytes, position: u64) -> Option<Bytes> {
         match &mut *self.waiting() {
             Some(waiting) => {
                 waiting.push_back((range, position));
@@ -494,7 +455,7 @@ impl Large {
 
     /// Writes a range, and those that are left to this thread meanwhile. The caller has checked that they are within the
     /// size.
-    pub fn take(&self, range: Range, position: u64) {
+    pub fn take(&self, range: Bytes, position: u64) {
         if !self.is_serial {
             return self.write((*range).as_ref(), position);
         }
@@ -518,7 +479,7 @@ impl Large {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Option<VecDeque<(Range, u64)>>> {
+    fn waiting(&self) -> MutexGuard<'_, Option<VecDeque<(Bytes, u64)>>> {
         self.waiting.lock().expect("no panics under it")
     }
 
@@ -531,8 +492,8 @@ impl Large {
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
-                self.shared.options.progress.wrote(data.len() as u64);
-                self.shared.options.progress.at(|| self.directory.tree_path(&self.name));
+                self.shared.progress.wrote(data.len() as u64);
+                self.shared.progress.at(|| self.directory.tree_path(&self.name));
             }
             Err(error) => {
                 if !self.has_failed.swap(true, Relaxed) {
@@ -542,8 +503,7 @@ impl Large {
         }
     }
 
-    /// Copies a range of a file of this host. It shares the blocks where the file system can, and has a server copy that
-    /// has both files.
+    /// Copies a range of a file of this host. It shares the blocks where the file system can.
     ///
     /// # Errors
     ///
@@ -553,57 +513,34 @@ impl Large {
             return Ok(());
         }
         let (source, file) = (&range.file.file, &self.partial.file);
-        let (mut at, end) = (range.position, range.position + range.length as u64);
-        let unreadable = |error| io_fact(&range.file.path, error);
         // The whole file at once: who comes second waits.
-        let may_share = self.shared.options.may_share;
+        let may_share = self.shared.options.sparse;
         if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
             self.note_copied(range.length);
             return Ok(());
         }
-        let mut scratch = if may_be_copied_elsewhere(file) { Vec::new() } else { vec![0; SCRATCH_BYTES] };
-        while at < end && !stop.load(Relaxed) && !self.shared.is_stopped.load(Relaxed) {
-            let left = ((end - at) as usize).min(COPY_BYTES);
-            let (mut read, mut written) = (at, at);
-            let by_kernel = if scratch.is_empty() {
-                copy_file_range(source, Some(&mut read), file, Some(&mut written), left)
-            } else {
-                Err(Errno::OPNOTSUPP)
-            };
-            let count = match by_kernel {
-                Ok(count) => count,
-                Err(Errno::INTR) => continue,
-                // Of other errors it is not known which file they are about; or this cannot be done for these two.
-                Err(_) => {
-                    scratch.resize(SCRATCH_BYTES, 0);
-                    let part = &mut scratch[..left.min(SCRATCH_BYTES)];
-                    let count = match pread(source, &mut *part, at) {
-                        Err(Errno::INTR) => continue,
-                        read => read.map_err(unreadable)?,
-                    };
-                    if let Err(error) = write_at(file, &part[..count], at) {
-                        if !self.has_failed.swap(true, Relaxed) {
-                            self.fail(error);
-                        }
-                        return Ok(());
-                    }
-                    count
+        let goes_on = |bytes| {
+            self.note_copied(bytes);
+            !stop.load(Relaxed) && !self.shared.is_stopped.load(Relaxed)
+        };
+        match copy_range(source, file, range.position..range.position + range.length as u64, goes_on) {
+            Ok(()) => Ok(()),
+            Err(CopyError::Read(Errno::NODATA)) => Err(plain_fact(&range.file.path, SHRANK)),
+            Err(CopyError::Read(error)) => Err(io_fact(&range.file.path, error)),
+            Err(CopyError::Write(error)) => {
+                if !self.has_failed.swap(true, Relaxed) {
+                    self.fail(error);
                 }
-            };
-            if count == 0 {
-                return Err(plain_fact(&range.file.path, SHRANK));
+                Ok(())
             }
-            at += count as u64;
-            self.note_copied(count);
         }
-        Ok(())
     }
 
     fn note_copied(&self, bytes: usize) {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
         self.shared.writes.note_buffered(bytes);
-        self.shared.options.progress.wrote(bytes as u64);
-        self.shared.options.progress.at(|| self.directory.tree_path(&self.name));
+        self.shared.progress.wrote(bytes as u64);
+        self.shared.progress.at(|| self.directory.tree_path(&self.name));
     }
 
     fn fail(&self, error: Errno) {
@@ -612,7 +549,7 @@ impl Large {
             self.has_filled_up.store(true, Relaxed);
             fault = Fault::Explained(error, "what had come of it was removed");
         }
-        self.shared.fail(self.path(), fault);
+        self.shared.fail(&self.path(), fault);
     }
 
     /// What the file holds already, for the sender to compare: the bytes of a granule, and a hash for each that is all
@@ -629,7 +566,7 @@ impl Large {
             let length = granule_bytes.min(self.size - start);
             let file = &self.partial.file;
             if let Some(finished) = &self.finished
-                && (self.shared.is_stopped.load(Relaxed) || copy_range(finished, file, start, length).is_err())
+                && copy_range(finished, file, start..start + length, |_| !self.shared.is_stopped.load(Relaxed)).is_err()
             {
                 return None;
             }
@@ -700,20 +637,6 @@ fn finished(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, siz
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = is_like_it(&named).then(|| openat(&directory.fd, name, flags, Mode::empty()).ok()).flatten()?;
     fstat(&file).is_ok_and(|stat| is_like_it(&stat)).then_some(file)
-}
-
-/// Copies a range of a file to the same place in another one.
-fn copy_range(from: impl AsFd, to: impl AsFd, start: u64, length: u64) -> Result<(), Errno> {
-    let (mut read, mut written) = (start, start);
-    while read < start + length {
-        let left = (start + length - read) as usize;
-        match copy_file_range(&from, Some(&mut read), &to, Some(&mut written), left) {
-            Ok(0) => return Err(Errno::NODATA),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 impl Drop for Large {

@@ -8,9 +8,9 @@ use flume::Receiver;
 use rd_proto::tree::Record;
 
 use super::directory::OpenDirectory;
-use super::entry::{self, Large, Range};
-use super::{Have, Shared};
-use crate::tree::source::{LocalRange, TreeSource};
+use super::entry::{self, Large};
+use super::{Bytes, Have, Shared};
+use crate::tree::source::{FileRange, TreeSource};
 
 /// Entries that one job makes, the bytes of their records, and the directories that they are in.
 const BATCH_ENTRIES_MAX: usize = 64;
@@ -20,7 +20,7 @@ const BATCH_DIRECTORIES_MAX: usize = 8;
 /// A range of a large file of this host, to be copied from there.
 pub struct Local {
     /// Where it is in the file and in its copy.
-    pub range: LocalRange,
+    pub range: FileRange,
     /// Set, it ends the copy.
     pub stop: Arc<AtomicBool>,
     /// Is told when it has been copied, or why it could not be read.
@@ -35,9 +35,9 @@ pub(super) struct Batch {
     bytes: usize,
 }
 
-pub(super) enum Job<C> {
-    Make(Arc<C>, Batch),
-    Write(Range, Arc<Large>, u64),
+pub(super) enum Job {
+    Make(Bytes, Batch),
+    Write(Bytes, Arc<Large>, u64),
     Copy(Local, Arc<Large>),
     /// Tell the sender what there is of a large file already.
     Look(Arc<Large>, u32),
@@ -73,7 +73,7 @@ impl Batch {
     }
 }
 
-pub(super) fn work<C: AsRef<[u8]>>(shared: &Shared, queue: &Receiver<Job<C>>) {
+pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
     while let Ok(job) = queue.recv() {
         match job {
             Job::Make(chunk, batch) => batch.make(shared, (*chunk).as_ref()),

@@ -53,12 +53,12 @@ impl Scratch {
         assert_ne!(fs::metadata(self.outside()).expect("there").mtime(), META.modified.seconds);
     }
 
-    fn sink(&self, options: Options) -> TreeSink<Vec<u8>> {
+    fn sink(&self, options: impl Into<Destination>) -> TreeSink {
         TreeSink::new(&self.dst(), options, Box::new(|_| {})).expect("the destination is there")
     }
 
     /// All records in one chunk.
-    fn run(&self, options: Options, records: &[Record<'_>]) -> Result<Report, Refused> {
+    fn run(&self, options: impl Into<Destination>, records: &[Record<'_>]) -> Result<Report, Refused> {
         let mut sink = self.sink(options);
         sink.push(0, 0, chunk(records))?;
         sink.finish()
@@ -149,7 +149,8 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
     for threads in [1, 4] {
         for fsync in [false, true] {
             let scratch = Scratch::new();
-            let mut sink = scratch.sink(Options { threads, fsync, read_back: fsync, ..Options::default() });
+            let mut sink = scratch
+                .sink(Destination { threads, ..Options { fsync, read_back: fsync, ..Options::default() }.into() });
             let mut xattrs = Vec::new();
             assert!(Xattrs::push(&mut xattrs, b"user.colour", b"blue"));
             let with_xattrs = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
@@ -166,7 +167,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
                 Record::Leave,
                 link(b"e\xff", b"../d"),
             ]);
-            sink.push(0, 0, Arc::clone(&first)).expect("taken");
+            sink.push(0, 0, Arc::clone(&first) as _).expect("taken");
             sink.push(1, 1 << 29, Arc::new(b"in the middle".to_vec())).expect("taken");
             sink.push(0, 0, chunk(&[closed(1, 13 + 4), END])).expect("taken");
             sink.push(1, 0, Arc::new(b"head".to_vec())).expect("taken");
@@ -203,7 +204,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
             scratch.no_temporaries();
 
             // A second time: over what is there, read-only directories among it.
-            let mut sink = scratch.sink(Options { threads, fsync, ..Options::default() });
+            let mut sink = scratch.sink(Destination { threads, ..Options { fsync, ..Options::default() }.into() });
             sink.push(0, 0, first).expect("taken");
             sink.push(0, 0, chunk(&[closed(1, 0), END])).expect("taken");
             assert_eq!(sink.finish().expect("whole").failures, []);
@@ -228,8 +229,7 @@ fn owners_and_set_id_bits_are_kept_by_root_alone() {
         END,
     ];
     for owner in [true, false] {
-        let keep = Keep { owner, ..Keep::default() };
-        let report = scratch.run(Options { keep, ..Options::default() }, &records).expect("whole");
+        let report = scratch.run(Options { owner, ..Options::default() }, &records).expect("whole");
         assert_eq!(report.failures, []);
         let kept = owner && is_root();
         for path in ["d", "d/f", "d/p", "d/s"] {
@@ -254,10 +254,10 @@ fn devices_are_made_by_root_alone() {
     } else {
         assert_eq!(errnos(&report), [Errno::PERM]);
     }
-    let keep = Keep { specials: false, ..Keep::default() };
-    assert_eq!(scratch.run(Options { keep, ..Options::default() }, &[null, END]).expect("whole").skipped, 1);
-    let (keep, skipped) = (Keep { symlinks: false, ..keep }, link(b"link", b"null"));
-    assert_eq!(scratch.run(Options { keep, ..Options::default() }, &[skipped, null, END]).expect("whole").skipped, 2);
+    let options = Options { specials: false, ..Options::default() };
+    assert_eq!(scratch.run(options.clone(), &[null, END]).expect("whole").skipped, 1);
+    let (options, skipped) = (Options { symlinks: false, ..options }, link(b"link", b"null"));
+    assert_eq!(scratch.run(options, &[skipped, null, END]).expect("whole").skipped, 2);
     assert!(!names_below(&scratch.dst()).contains(&scratch.dst().join("link")));
 }
 
@@ -300,8 +300,7 @@ fn acls_are_set_and_inherited_ones_are_not() {
     }
     assert_eq!(fs::metadata(scratch.dst().join("b")).expect("there").mode() & 0o777, 0o640);
     // Without its ACL the file's group gets nothing.
-    let keep = Keep { xattrs: false, ..Keep::default() };
-    scratch.run(Options { keep, ..Options::default() }, &[with_acl, END]).expect("whole");
+    scratch.run(Options { xattrs: false, ..Options::default() }, &[with_acl, END]).expect("whole");
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
 
@@ -339,7 +338,7 @@ fn acls_of_what_was_there_before_go() {
         rustix::fs::getxattr(dst.join(name), &attribute, &mut value).map(|length| value[..length].to_vec())
     };
     let run = |xattrs| {
-        let options = Options { keep: Keep { xattrs, ..Keep::default() }, in_place: true, ..Options::default() };
+        let options = Options { xattrs, in_place: true, ..Options::default() };
         assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
     };
     run(false);
@@ -360,12 +359,12 @@ fn acls_of_what_was_there_before_go() {
 #[test]
 fn an_existing_file_keeps_its_mode_where_modes_are_not_copied() {
     let scratch = Scratch::new();
-    let keep = Keep { mode: false, owner: false, times: false, xattrs: false, symlinks: true, specials: true };
+    let options = Options { mode: false, owner: false, times: false, xattrs: false, ..Options::default() };
     let old = scratch.dst().join("old");
     fs::write(&old, "before").expect("a file");
     fs::set_permissions(&old, fs::Permissions::from_mode(0o604)).expect("ours");
     let records = [file(b"new", b"1"), file(b"old", b"2"), END];
-    scratch.run(Options { keep, ..Options::default() }, &records).expect("whole");
+    scratch.run(options, &records).expect("whole");
     assert_eq!(fs::metadata(&old).expect("there").mode() & 0o7777, 0o604);
     assert_eq!(fs::read(&old).expect("readable"), b"2");
     let new = fs::metadata(scratch.dst().join("new")).expect("there");
@@ -381,7 +380,7 @@ fn what_stands_in_the_way_is_not_replaced_by_another_kind() {
     symlink(scratch.outside().join("file"), scratch.dst().join("c")).expect("a link");
     fs::create_dir(scratch.dst().join("d")).expect("a directory");
     let records = [file(b"a", b"new"), directory(b"b"), Record::Leave, file(b"c", b"new"), link(b"d", b"x"), END];
-    let report = scratch.run(Options { threads: 1, ..Options::default() }, &records).expect("whole");
+    let report = scratch.run(Destination { threads: 1, ..Destination::default() }, &records).expect("whole");
     let mut errors = errnos(&report);
     errors.sort_by_key(|error| error.raw_os_error());
     assert_eq!(errors, [Errno::NOTDIR, Errno::ISDIR, Errno::ISDIR]);
@@ -473,7 +472,7 @@ fn a_partial_file_that_is_being_written_is_left_alone() {
 fn the_root_gets_another_name() {
     let scratch = Scratch::new();
     fs::write(scratch.dst().join("mine"), "mine").expect("a file");
-    let options = || Options { rename_root: Some("other".into()), ..Options::default() };
+    let options = || Destination { names: Names::Only(b"other".to_vec()), ..Destination::default() };
     let records = [
         directory(b"root"),
         file(b"a", b"data"),
@@ -487,8 +486,8 @@ fn the_root_gets_another_name() {
     let foreign = [directory(b"root"), Record::HardLink { name: b"b", first: b"mine" }];
     assert!(matches!(scratch.run(options(), &foreign), Err(Refused::Data(_))));
     assert!(matches!(scratch.run(options(), &[file(b"a", b""), file(b"b", b""), END]), Err(Refused::Data(_))));
-    let bad = Options { rename_root: Some("../other".into()), ..Options::default() };
-    assert!(TreeSink::<Vec<u8>>::new(&scratch.dst(), bad, Box::new(|_| {})).is_err());
+    let bad = Destination { names: Names::Only(b"../other".to_vec()), ..Destination::default() };
+    assert!(TreeSink::new(&scratch.dst(), bad, Box::new(|_| {})).is_err());
     let scratch = Scratch::new();
     scratch.run(options(), &[file(b"a", b"data"), END]).expect("whole");
     assert_eq!(fs::read(scratch.dst().join("other")).expect("readable"), b"data");
@@ -500,7 +499,8 @@ fn the_root_is_merged_into_the_destination() {
     let dst = scratch.dst();
     fs::write(dst.join("mine"), "mine").expect("a file");
     fs::create_dir_all(dst.join("b/x")).expect("a directory");
-    let options = || Options { rename_root: Some(".".into()), fsync: true, ..Options::default() };
+    let names = || Names::Only(b".".to_vec());
+    let options = || Destination { names: names(), ..Options { fsync: true, ..Options::default() }.into() };
     let records = [
         directory(b"root"),
         file(b"a", b"data"),
@@ -593,10 +593,10 @@ fn a_full_disk_stops_everything() {
     }
     let _mount = Mount(scratch.dst());
     let mut sink = scratch.sink(Options::default());
-    let data = Arc::new(vec![1; 1 << 20]);
+    let data = Arc::new(vec![1_u8; 1 << 20]);
     sink.push(0, 0, chunk(&[large(b"a", 1, 4 << 20)])).expect("taken");
     for part in 0..4 {
-        let _ = sink.push(1, part << 20, Arc::clone(&data));
+        let _ = sink.push(1, part << 20, Arc::clone(&data) as _);
     }
     let _ = sink.push(0, 0, chunk(&[closed(1, 4 << 20), END]));
     let Err(Refused::Io(fact)) = sink.finish() else { panic!("it cannot have fitted") };
@@ -654,7 +654,7 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let looked = Arc::new(Mutex::new(None));
     let told = Arc::clone(&looked);
     let answer = Box::new(move |have: Have| _ = told.lock().expect("no panic").insert(have));
-    let mut sink = TreeSink::<Vec<u8>>::new(&scratch.dst(), Options::default(), answer).expect("there");
+    let mut sink = TreeSink::new(&scratch.dst(), Options::default(), answer).expect("there");
     sink.push(0, 0, chunk(&[large, closed(1, 0), END])).expect("taken");
     sink.finish().expect("whole");
     let have = looked.lock().expect("no panic").take().expect("it was asked");
@@ -714,8 +714,8 @@ fn measure_small_files() {
     let threads = std::env::var("RD_TREE_THREADS").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let chunks = small_files();
     let start = Instant::now();
-    let mut sink =
-        TreeSink::new(&directory, Options { threads, ..Options::default() }, Box::new(|_| {})).expect("a directory");
+    let mut sink = TreeSink::new(&directory, Destination { threads, ..Destination::default() }, Box::new(|_| {}))
+        .expect("a directory");
     for chunk in chunks {
         sink.push(0, 0, chunk).expect("taken");
     }
@@ -777,10 +777,10 @@ fn capabilities_go_with_owner_and_mode() {
     assert!(Xattrs::push(&mut xattrs, NAME.as_bytes(), &value));
     let metadata = Metadata { xattrs: Xattrs::new(&xattrs), uid: 12, ..META };
     for (owner, mode) in [(true, true), (true, false), (false, true), (false, false)] {
-        let keep = Keep { owner, mode, ..Keep::default() };
+        let options = Options { owner, mode, ..Options::default() };
         let name = format!("f{owner}{mode}");
         let records = [Record::File { name: name.as_bytes(), metadata, data: b"" }, END];
-        assert_eq!(scratch.run(Options { keep, ..Options::default() }, &records).expect("whole").failures, []);
+        assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
         let is_set = rustix::fs::getxattr(scratch.dst().join(name), NAME, &mut [0_u8; 64]).is_ok();
         assert_eq!(is_set, owner && mode, "owner: {owner}, mode: {mode}");
     }

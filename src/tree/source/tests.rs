@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use rd_proto::tree::{DEPTH_MAX, Order, Record, Special};
 use rustix::fs::{CWD, Mode, XattrFlags, mkfifoat, setxattr};
 
+use super::super::options::Rule;
 use super::super::walk::hook::set_before_read;
 use super::*;
 
@@ -44,11 +45,11 @@ impl Scratch {
 
     /// All of it as one root, `t`.
     fn source(&self, part_bytes: usize) -> TreeSource {
-        self.source_with(part_bytes, all())
+        self.source_with(part_bytes, Options::default())
     }
 
     fn source_with(&self, part_bytes: usize, options: Options) -> TreeSource {
-        TreeSource::new(vec![root(&self.0, "t")], part_bytes, options).expect("a source")
+        TreeSource::new(vec![Root::new(&self.0, "t")], part_bytes, options, Arc::default()).expect("a source")
     }
 }
 
@@ -58,13 +59,9 @@ impl Drop for Scratch {
     }
 }
 
-fn root(path: &Path, name: &str) -> Root {
-    Root { path: path.to_owned(), name: name.into() }
-}
-
-fn all() -> Options {
-    let [xattrs, hard_links, symlinks, specials, sparse, recursive] = [true; 6];
-    Options { xattrs, hard_links, symlinks, specials, sparse, recursive, ..Options::default() }
+/// All of one root.
+fn source_of(path: &Path, name: &str) -> TreeSource {
+    TreeSource::new(vec![Root::new(path, name)], PART_BYTES, Options::default(), Arc::default()).expect("a source")
 }
 
 fn bytes(count: usize, seed: usize) -> Vec<u8> {
@@ -83,6 +80,7 @@ fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
     loop {
         let part = match source.next(&mut target, part_bytes, &tally) {
             Next::Part(part) => Some(part),
+            Next::Copy(_) => unreachable!("of a copy within a host"),
             Next::Ended => return None,
             Next::Later => {
                 std::thread::yield_now();
@@ -253,9 +251,9 @@ fn check(scratch: &Scratch, part_bytes: usize) -> Tree {
         let source = scratch.source(part_bytes);
         last = rebuild(rest(&source, threads, part_bytes));
         assert_same(scratch, &last);
-        assert_eq!((source.take_failures(), last.failures), (vec![], 0));
-        let counts = source.counts();
-        assert_eq!((counts.entries, counts.failures), (last.entries.len() as u64, 0));
+        let sent = source.sent();
+        assert_eq!((&*sent.failures, last.failures), (&[][..], 0));
+        assert_eq!((sent.entries, sent.failed), (last.entries.len() as u64, 0));
     }
     last
 }
@@ -267,7 +265,7 @@ fn facts(source: &TreeSource) -> Vec<String> {
         0 => String::from_utf8_lossy(&fact.detail).into_owned(),
         errno => format!("errno {errno}"),
     };
-    source.take_failures().iter().map(|fact| format!("{}: {}", base(&fact.path), detail(fact))).collect()
+    source.sent().failures.iter().map(|fact| format!("{}: {}", base(&fact.path), detail(fact))).collect()
 }
 
 #[test]
@@ -281,8 +279,8 @@ fn a_small_tree_is_one_part() {
     let tree = rebuild(parts);
     assert_same(&scratch, &tree);
     assert_eq!(tree.modes[&b"t/d/e/f"[..]], 0o4751);
-    let source = TreeSource::new(vec![root(&scratch.0.join("d/e/f"), "g")], PART_BYTES, Options::default());
-    let tree = rebuild(rest(&source.expect("a source"), 1, PART_BYTES));
+    let source = source_of(&scratch.0.join("d/e/f"), "g");
+    let tree = rebuild(rest(&source, 1, PART_BYTES));
     assert_eq!(tree.entries, BTreeMap::from([(b"g".to_vec(), What::File(b"contents".to_vec()))]));
 }
 
@@ -310,7 +308,7 @@ fn a_large_file_does_not_wait_for_slow_small_ones() {
     set_before_read(Some(Box::new(|_| std::thread::sleep(Duration::from_millis(20)))));
     let source = scratch.source(PART_BYTES);
     let mut parts = vec![one(&source, PART_BYTES).expect("records")];
-    assert_eq!(source.counts().entries, 3, "the top, the large file, one small file");
+    assert_eq!(source.sent().entries, 3, "the top, the large file, one small file");
     set_before_read(None);
     parts.extend(rest(&source, 1, PART_BYTES));
     assert_same(&scratch, &rebuild(parts));
@@ -344,7 +342,7 @@ fn holes_are_left_out() {
     assert_eq!(tree.large[&b"t/all"[..]], 0);
     assert!(tree.large[&b"t/middle"[..]] <= 64 << 10, "{:?}", tree.large);
     assert_eq!(tree.large[&b"t/small"[..]], 4096);
-    let options = Options { sparse: false, ..all() };
+    let options = Options { sparse: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 2, PART_BYTES));
     assert_same(&scratch, &tree);
     assert_eq!((tree.large.len(), tree.large[&b"t/all"[..]]), (2, 9 << 20));
@@ -368,7 +366,7 @@ fn further_names_of_a_file() {
             .map(|(name, first)| (&name[..], &first[..]))
             .eq(links.map(|(name, first)| (name.as_bytes(), first.as_bytes())))
     );
-    let options = Options { hard_links: false, ..all() };
+    let options = Options { hard_links: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_same(&scratch, &tree);
     assert!(tree.links.is_empty());
@@ -406,7 +404,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
     let tree = rebuild(parts);
     // The second and third name of the large file came before its failure was known, as the walk goes first.
     assert_eq!(facts(&source), ["s1: changed size while it was read", "l1: shrank while it was read"]);
-    assert_eq!((tree.failures, source.counts().failures), (4, 4));
+    assert_eq!((tree.failures, source.sent().failed), (4, 4));
     assert_eq!(tree.links[&b"t/s3"[..]], b"t/s2");
     assert_eq!(tree.entries[&b"t/s2"[..]], What::File(b"quite otherwise".to_vec()));
     assert!(!tree.entries.contains_key(&b"t/l2"[..]));
@@ -498,7 +496,7 @@ fn what_is_gone_or_replaced_when_its_turn_comes() {
     for name in ["t/f-gone", "t/g-link", "t/h-file"] {
         scratch.directory(name);
     }
-    let source = TreeSource::new(vec![root(&scratch.0.join("t"), "t")], PART_BYTES, all()).expect("a source");
+    let source = source_of(&scratch.0.join("t"), "t");
     let mut parts = vec![one(&source, PART_BYTES).expect("the first files")];
     for name in ["b-gone", "c-link", "d-fifo", "e-directory"] {
         scratch.remove(&format!("t/{name}"));
@@ -540,13 +538,13 @@ fn entries_of_every_kind_and_odd_names() {
     mkfifoat(CWD, scratch.0.join("fifo"), Mode::RUSR).expect("made");
     let _socket = std::os::unix::net::UnixListener::bind(scratch.0.join("socket")).expect("bound");
     check(&scratch, PART_BYTES);
-    let options = Options { specials: false, ..all() };
+    let options = Options { specials: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (9, 0));
-    let options = Options { symlinks: false, specials: false, ..all() };
+    let options = Options { symlinks: false, specials: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (8, 0));
-    let source = TreeSource::new(vec![root(Path::new("/dev/null"), "null")], PART_BYTES, all()).expect("a source");
+    let source = source_of(Path::new("/dev/null"), "null");
     let tree = rebuild(rest(&source, 1, PART_BYTES));
     assert_eq!(tree.entries[&b"null"[..]], What::Special(Special::Character, 1, 3));
 }
@@ -569,7 +567,7 @@ fn extended_attributes() {
     found.sort();
     assert_eq!(*found, [(b"user.b".to_vec(), vec![]), (b"user.c".to_vec(), vec![0, 1])]);
     assert!(tree.xattrs[&b"t/d"[..]].contains(&(b"user.a".to_vec(), b"1".to_vec())));
-    let options = Options { xattrs: false, ..all() };
+    let options = Options { xattrs: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert!(tree.xattrs.values().all(Vec::is_empty));
     // More than a chunk has room for.
@@ -582,7 +580,7 @@ fn extended_attributes() {
 #[test]
 fn files_that_lie_about_their_size() {
     let take = |path: &str| {
-        let source = TreeSource::new(vec![root(Path::new(path), "x")], PART_BYTES, all()).expect("a source");
+        let source = source_of(Path::new(path), "x");
         let tree = rebuild(rest(&source, 1, PART_BYTES));
         (tree.entries.get(&b"x"[..]).cloned(), facts(&source))
     };
@@ -614,26 +612,34 @@ fn roots() {
     scratch.directory("d/pass");
     scratch.write("d/pass/x", "x");
     symlink("d", scratch.0.join("l")).expect("linked");
-    let at = |path: &str, name: &str| root(&scratch.0.join(path), name);
-    let errno = |roots: Vec<Root>, options| TreeSource::new(roots, PART_BYTES, options).err().map(|fact| fact.errno);
-    assert_eq!(errno(vec![at("d/f", "f"), at("none", "n")], all()), Some(Errno::NOENT.raw_os_error()));
-    assert_eq!(errno(vec![at("d", "d")], Options::default()), Some(Errno::ISDIR.raw_os_error()));
-    assert_eq!(errno(vec![at("d/f", "f"), at("d/skip", "f")], all()), Some(0));
-    assert_eq!(errno(vec![at("d/f", "../f")], all()), Some(0));
+    let at = |path: &str, name: &str| Root::new(scratch.0.join(path), name);
+    let errno = |roots: Vec<Root>, options| {
+        TreeSource::new(roots, PART_BYTES, options, Arc::default()).err().map(|fact| fact.errno)
+    };
+    assert_eq!(errno(vec![at("d/f", "f"), at("none", "n")], Options::default()), Some(Errno::NOENT.raw_os_error()));
+    assert_eq!(
+        errno(vec![at("d", "d")], Options { recursive: false, ..Options::default() }),
+        Some(Errno::ISDIR.raw_os_error())
+    );
+    assert_eq!(errno(vec![at("d/f", "f"), at("d/skip", "f")], Options::default()), Some(0));
+    assert_eq!(errno(vec![at("d/f", "../f")], Options::default()), Some(0));
 
-    let take =
-        |roots, options| rebuild(rest(&TreeSource::new(roots, PART_BYTES, options).expect("a source"), 2, PART_BYTES));
-    let tree = take(vec![at("l", "2"), at("d/f", "3"), at("d/", "1")], all());
+    let take = |roots, options| {
+        let source = TreeSource::new(roots, PART_BYTES, options, Arc::default()).expect("a source");
+        rebuild(rest(&source, 2, PART_BYTES))
+    };
+    let tree = take(vec![at("l", "2"), at("d/f", "3"), at("d/", "1")], Options::default());
     let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
     assert_eq!(names, ["1", "1/f", "1/pass", "1/pass/x", "1/skip", "2", "3"]);
     assert_eq!(tree.entries[&b"2"[..]], What::Symlink(b"d".to_vec()));
-    let filter: super::super::walk::Filter = Box::new(|path, is_directory| {
-        assert_eq!(is_directory, ["2", "2/pass"].contains(&path.to_str().expect("text")));
-        !path.ends_with("skip") && !path.ends_with("pass")
-    });
-    let tree = take(vec![at("l", "2")], Options { follow_roots: true, filter: Some(filter), ..all() });
+    let rule = |pattern: &[u8]| Rule { pattern: pattern.to_vec().into(), is_include: false };
+    let rules = vec![rule(b"skip"), rule(b"pass/"), rule(b"f/"), rule(b"2")];
+    let tree = take(vec![at("d", "2")], Options { rules, ..Options::default() });
     let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
-    assert_eq!(names, ["2", "2/f"]);
+    assert_eq!(names, ["2", "2/f"], "the root itself never is left out");
+    symlink("d/f", scratch.0.join("k")).expect("linked");
+    let tree = take(vec![at("k", "4")], Options { recursive: false, ..Options::default() });
+    assert_eq!(tree.entries[&b"4"[..]], What::File(b"f".to_vec()));
 }
 
 #[test]
@@ -752,7 +758,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
     let file = fs::File::open(&path).expect("there");
     file.sync_all().expect("synced");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("evicted");
-    let source = TreeSource::new(vec![root(directory.path(), "t")], PART_BYTES, all()).expect("a source");
+    let source = source_of(directory.path(), "t");
     let tally = Tally::default();
     let (mut got, mut waiting) = (vec![0; data.len()], VecDeque::new());
     let buffer = || {
@@ -768,6 +774,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
             Next::Ended => break,
             Next::Part(_) => {}
             Next::Cold(range, cold) => waiting.push_back((range, cold, target, start)),
+            Next::Copy(_) => unreachable!("of a copy within a host"),
             Next::Later => laters += 1,
         }
         if waiting.len() == 4 || waiting.iter().map(|(range, ..)| range.length).any(|length| length < PART_BYTES) {
@@ -792,5 +799,5 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
     assert!(is_told && laters == 0);
     assert_eq!(tally.direct_bytes.load(Ordering::Relaxed), data.len() as u64);
     assert_eq!(tally.cached_bytes.load(Ordering::Relaxed), 0);
-    assert_eq!(source.counts().bytes, data.len() as u64);
+    assert_eq!(source.sent().bytes, data.len() as u64);
 }

@@ -53,6 +53,12 @@ impl Place {
         above.iter().map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
+    /// The same, from below its root, as patterns take it.
+    pub fn path_below_root(&self, name: &[u8]) -> Vec<u8> {
+        let above = self.levels.iter().skip(1).take(self.levels.len().saturating_sub(2));
+        above.map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
+    }
+
     /// Where an entry of the last level is, for messages.
     pub fn source_path(&self, entry: &Entry<'_>) -> OsString {
         let (_, above) = self.levels.split_last().expect("the top is never left");

@@ -113,10 +113,9 @@ fn hard_links_lead_to_what_is_kept_only() {
     scratch.outside_is_unchanged();
     // Nor to what was there before, where no such thing is to come.
     let records = [Record::HardLink { name: b"q", first: b"old" }, END];
-    for options in [
-        Options { files_only: true, ..Options::default() },
-        Options { keep: Keep { symlinks: false, ..Keep::default() }, ..Options::default() },
-    ] {
+    for options in
+        [Options { recursive: false, ..Options::default() }, Options { symlinks: false, ..Options::default() }]
+    {
         assert_eq!(errnos(&scratch.run(options, &records).expect("whole")), [Errno::INVAL]);
     }
     scratch.outside_is_unchanged();
@@ -156,7 +155,7 @@ fn temporary_names_are_not_received() {
     }
     let records = [Record::HardLink { name: b"another", first: &part_name }, END];
     assert_eq!(errnos(&scratch.run(Options::default(), &records).expect("whole")), [Errno::INVAL]);
-    let renamed = Options { rename_root: Some(OsStr::from_bytes(&part_name).to_owned()), ..Options::default() };
+    let renamed = Destination { names: Names::Only(part_name.to_vec()), ..Destination::default() };
     assert_eq!(scratch.run(renamed, &[file(b"a", b"new"), END]).expect("whole").failed, 1);
     assert_eq!(names_below(&scratch.dst()).len(), 2, "the other transfer's, and the link");
     assert_eq!(fs::read(&part).expect("there"), b"another transfer's");
@@ -233,7 +232,7 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         let mut rounds = 0;
         while start.elapsed().as_millis() < 500 {
             // Entries may fail; what counts is where none is.
-            scratch.run(Options { threads: 2, ..Options::default() }, &records).expect("whole");
+            scratch.run(Destination { threads: 2, ..Destination::default() }, &records).expect("whole");
             rounds += 1;
         }
         is_over.store(true, Relaxed);
@@ -249,12 +248,12 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
     let good = chunk(&records);
     let scratch = Scratch::new();
     // No device nodes with numbers that nobody chose.
-    let keep = Keep { specials: false, ..Keep::default() };
+    let options = Options { specials: false, ..Options::default() };
     for at in 0..good.len() {
         for mask in [1, 0x80, 0xff] {
             let mut bad = good.to_vec();
             bad[at] ^= mask;
-            let mut sink = scratch.sink(Options { keep, threads: 1, ..Options::default() });
+            let mut sink = scratch.sink(Destination { threads: 1, ..options.clone().into() });
             let _ = sink.push(0, 0, Arc::new(bad)).and_then(|()| sink.finish().map(|_| ()));
         }
     }
@@ -267,8 +266,8 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
 fn a_link_to_what_was_not_asked_for() {
     let scratch = Scratch::new();
     fs::write(scratch.dst().join("a"), b"1").expect("a file");
-    let names = Some([b"b".to_vec(), b"c".to_vec()].into());
-    let options = Options { names, ..Options::default() };
+    let names = Names::Among([b"b".to_vec(), b"c".to_vec()].into());
+    let options = Destination { names, ..Destination::default() };
     let records =
         [Record::File { name: b"b", metadata: META, data: b"2" }, Record::HardLink { name: b"c", first: b"a" }, END];
     let refused = scratch.run(options, &records).expect_err("not asked for");

@@ -1,0 +1,76 @@
+//! Copies ranges from file to file within a host.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use rustix::fs::{copy_file_range, fstatfs};
+use rustix::io::{Errno, pread};
+
+use super::write_at;
+
+/// Bytes that the kernel copies at once, between two looks whether it is to go on.
+const KERNEL_BYTES: usize = 8 << 20;
+
+/// Bytes that this process reads and writes at once.
+const SCRATCH_BYTES: usize = 128 << 10;
+
+/// File systems whose server or driver may copy from file to file where the data is: NFS, CIFS and SMB, Ceph, FUSE. For
+/// others the kernel moves page after page, which takes longer than to read and write (measured on tmpfs).
+const COPYING_MAGICS: [u32; 5] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x00c3_6400, 0x6573_5546];
+
+/// Which end of a copy has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyError {
+    /// The source cannot be read; ENODATA where it ends before the range does.
+    Read(Errno),
+    /// The copy cannot be written.
+    Write(Errno),
+}
+
+/// Copies a range to the same place in another file. `goes_on` is told of each piece that has been copied, and whether
+/// to go on.
+///
+/// # Errors
+///
+/// The end that has failed, and what the system answered.
+pub(crate) fn copy_range(
+    from: impl AsFd,
+    to: impl AsFd,
+    range: Range<u64>,
+    mut goes_on: impl FnMut(usize) -> bool,
+) -> Result<(), CopyError> {
+    let by_kernel = fstatfs(&to).is_ok_and(|system| COPYING_MAGICS.contains(&(system.f_type as u32)));
+    let mut scratch = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let left = ((range.end - at) as usize).min(KERNEL_BYTES);
+        let (mut read, mut written) = (at, at);
+        let by_kernel = match by_kernel && scratch.is_empty() {
+            true => copy_file_range(&from, Some(&mut read), &to, Some(&mut written), left),
+            false => Err(Errno::OPNOTSUPP),
+        };
+        let count = match by_kernel {
+            Ok(count) => count,
+            Err(Errno::INTR) => continue,
+            // Of other errors it is not known which file they are about; or this cannot be done for these two.
+            Err(_) => {
+                scratch.resize(SCRATCH_BYTES, 0);
+                let part = &mut scratch[..left.min(SCRATCH_BYTES)];
+                let count = match pread(&from, &mut *part, at) {
+                    Err(Errno::INTR) => continue,
+                    read => read.map_err(CopyError::Read)?,
+                };
+                write_at(&to, &part[..count], at).map_err(CopyError::Write)?;
+                count
+            }
+        };
+        if count == 0 {
+            return Err(CopyError::Read(Errno::NODATA));
+        }
+        at += count as u64;
+        if !goes_on(count) {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! Metadata of entries: read for their records, and set on what is made of them, in the one order in which no step undoes
+//! another.
+//!
+//! A change of owner clears setuid, setgid and capabilities, so it comes first. `user.` attributes want write permission,
+//! and setting an ACL changes the mode, so the mode comes after them. Times come last.
+
+use std::ffi::CStr;
+
+use rd_proto::tree::{Metadata, Record, Time, Xattrs};
+use rustix::fs::{FileType, Stat, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use super::Fault;
+use super::options::Options;
+use crate::fs::metadata::{
+    ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_user_xattrs, without_acl,
+};
+
+/// Setuid and setgid.
+const SET_IDS: u32 = 0o6000;
+const SET_GID: u32 = 0o2000;
+
+/// File capabilities: what set-user-ID root is, in parts.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// Reads the metadata of entries, and keeps its buffers.
+#[derive(Default)]
+pub(super) struct Reader {
+    /// The list and a value of extended attributes.
+    buffer: Vec<u8>,
+    /// The extended attributes of an entry, encoded.
+    xattrs: Vec<u8>,
+}
+
+impl Reader {
+    /// The metadata of an entry: one call where it has no attributes. Where they are not asked for, the mode is without
+    /// what it says by an ACL that is not sent.
+    pub fn read(&mut self, options: &Options, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
+        self.xattrs.clear();
+        let mut mode = stat.st_mode & 0o7777;
+        if options.xattrs {
+            self.read_xattrs(entry)?;
+        } else if mode & 0o070 != 0 && FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
+            if let Ok(length) = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer) {
+                mode = without_acl(mode, &self.buffer[..length]);
+            }
+        }
+        Ok(Metadata {
+            mode,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
+            accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
+            xattrs: Xattrs::new(&self.xattrs),
+        })
+    }
+
+    fn read_xattrs(&mut self, entry: Object<'_>) -> Result<(), Fault> {
+        self.buffer.resize(2 * XATTR_BYTES_MAX, 0);
+        let (names, value) = self.buffer.split_at_mut(XATTR_BYTES_MAX);
+        let length = match entry.list_xattrs(names) {
+            Ok(length) => length,
+            // There is no /proc to name it by; links and FIFOs hardly ever have any.
+            Err(Errno::OPNOTSUPP | Errno::NOENT) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for name in names[..length].split_inclusive(|&byte| byte == 0) {
+            let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::INVAL)?;
+            let length = match entry.xattr(name, value) {
+                Ok(length) => length,
+                // It is gone, or is listed for others to read.
+                Err(Errno::NODATA | Errno::OPNOTSUPP) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if !Xattrs::push(&mut self.xattrs, name.to_bytes(), &value[..length]) {
+                return Err(Fault::Detail("has extended attributes that are too large"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// [`Metadata`] that outlives its chunk, encoded.
+pub(super) struct OwnedMetadata(Vec<u8>);
+
+impl OwnedMetadata {
+    pub fn new(metadata: &Metadata<'_>) -> Self {
+        let record = Record::Directory { name: b"-", metadata: *metadata };
+        let mut bytes = vec![0; record.encoded_bytes()];
+        record.encode(&mut bytes).expect("as long as it says");
+        Self(bytes)
+    }
+
+    pub fn borrow(&self) -> Metadata<'_> {
+        match Record::decode(&mut &self.0[..]) {
+            Ok(Some(Record::Directory { metadata, .. })) => metadata,
+            _ => unreachable!("as it was encoded"),
+        }
+    }
+}
+
+/// What an entry has before anything is set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Current {
+    /// Number of the owner.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+    /// It is a directory.
+    pub is_directory: bool,
+    /// It was made in a directory that gives ACLs.
+    pub gets_acl: bool,
+    /// It was there before, and may have ACLs and attributes.
+    pub was_there: bool,
+}
+
+impl Current {
+    /// What `stat` tells.
+    pub fn new(stat: &Stat, gets_acl: bool, was_there: bool) -> Self {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        Self { uid: stat.st_uid, gid: stat.st_gid, is_directory, gets_acl, was_there }
+    }
+}
+
+/// What became of it: all is tried, whatever fails.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub(super) struct Applied {
+    /// The first call that failed.
+    pub error: Option<Errno>,
+    /// The file system has no such extended attributes, or we may not set them although we are root.
+    pub is_unsupported: bool,
+}
+
+/// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
+pub(super) fn mode(options: &Options, metadata: &Metadata<'_>, permitted: u32) -> u32 {
+    if options.acls() {
+        return metadata.mode;
+    }
+    let acl = metadata.xattrs.iter().find(|(name, _)| *name == ACCESS_ACL);
+    let mode = acl.map_or(metadata.mode, |(_, acl)| without_acl(metadata.mode, acl));
+    if options.mode { mode } else { mode & permitted }
+}
+
+/// Sets metadata, as far as it was asked for and we may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setter {
+    is_root: bool,
+    /// What is set was read by this process, as this user.
+    is_local: bool,
+}
+
+impl Setter {
+    /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
+    pub fn new(is_local: bool) -> Self {
+        Self { is_root: rustix::process::geteuid().is_root(), is_local }
+    }
+
+    /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).
+    ///
+    /// Setuid and setgid of the source are left out where owner or group are not the source's, or were not to be kept:
+    /// they would lend somebody else's rights; and so are file capabilities. Those who are not root do not keep owners:
+    /// that the sender gives a file to just them is no reason to have it run with their rights, and only a directory's
+    /// setgid, which lends none, stays. The group's permissions are left out where the source has an ACL that could not
+    /// be set: they are that ACL's mask then, and the group may have less.
+    pub fn apply(
+        self,
+        options: &Options,
+        object: Object<'_>,
+        metadata: &Metadata<'_>,
+        mode: Option<u32>,
+        current: Current,
+    ) -> Applied {
+        let Self { is_root, is_local } = self;
+        let mut applied = Applied::default();
+        let mut owner = (current.uid, current.gid);
+        if options.owner && is_root && owner != (metadata.uid, metadata.gid) {
+            match object.set_owner(metadata.uid, metadata.gid) {
+                Ok(()) => owner = (metadata.uid, metadata.gid),
+                Err(error) => applied.error = Some(error),
+            }
+        }
+        // A set-ID file runs with its owner's rights: they are not to become another owner's.
+        let may_lend = options.mode && options.owner && owner == (metadata.uid, metadata.gid);
+        let mut lost_acl = false;
+        if options.xattrs {
+            // Those that the source has as well are replaced in one step.
+            let of_source = |kept: &[u8]| metadata.xattrs.iter().any(|(name, _)| name == kept);
+            if options.acls() && (current.gets_acl || current.was_there) {
+                remove_acls(object, of_source);
+            }
+            if current.was_there {
+                applied.error = applied.error.or(remove_user_xattrs(object, of_source).err());
+            }
+            let may_set = |name: &[u8]| match () {
+                () if ACLS.contains(&name) => options.acls(),
+                () => !is_privileged(name) || is_root && (may_lend || name != CAPABILITY),
+            };
+            lost_acl = set_xattrs(object, metadata.xattrs, may_set, mode.is_some(), &mut applied);
+        }
+        if let Some(mut mode) = mode {
+            if options.mode {
+                mode &= match (may_lend, is_root || is_local, current.is_directory) {
+                    (true, true, _) => !0,
+                    (true, false, true) => !(SET_IDS & !SET_GID),
+                    _ => !SET_IDS,
+                };
+            }
+            if lost_acl {
+                mode &= !0o070;
+            }
+            applied.error = applied.error.or(object.set_mode(mode).err());
+        }
+        if options.times {
+            let times =
+                Timestamps { last_access: timespec(metadata.accessed), last_modification: timespec(metadata.modified) };
+            applied.error = applied.error.or(object.set_times(&times).err());
+        }
+        applied
+    }
+}
+
+fn is_privileged(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
+}
+
+/// Whether an access ACL was not set. `may_set`: whether an attribute of those that can be set at all may be.
+fn set_xattrs(
+    object: Object<'_>,
+    xattrs: Xattrs<'_>,
+    may_set: impl Fn(&[u8]) -> bool,
+    may_open: bool,
+    applied: &mut Applied,
+) -> bool {
+    let mut lost_acl = false;
+    // ACLs last: they may take from a user the right to set the others.
+    let are_acls = |wanted: bool| xattrs.iter().filter(move |(name, _)| ACLS.contains(name) == wanted);
+    for (name, value) in are_acls(false).chain(are_acls(true)) {
+        let is_acl = ACLS.contains(&name);
+        // Other names of `system.` are no attributes but doors into a file system (CIFS, NFS).
+        if !(is_acl || name.starts_with(b"user.") || is_privileged(name)) || !may_set(name) {
+            continue;
+        }
+        if let Err(error) = set_xattr(object, name, value, may_open) {
+            lost_acl |= name == ACCESS_ACL;
+            if is_acl {
+                // Nor is it to keep one that is not the source's.
+                remove_acls(object, |other| other != name);
+            }
+            // Root of a container may set few of the privileged ones; cp ignores that, too.
+            if error == Errno::OPNOTSUPP || is_privileged(name) && error == Errno::PERM {
+                applied.is_unsupported = true;
+            } else {
+                // No room for an attribute does not mean a full disk: ext4 says so of those longer than a block.
+                let error = if error == Errno::NOSPC { Errno::TOOBIG } else { error };
+                applied.error = applied.error.or(Some(error));
+            }
+        }
+    }
+    lost_acl
+}
+
+/// Sets an extended attribute. `user.` attributes want write permission, which a file of ours lacks where the default ACL
+/// of its directory denies it to owners: with `may_open`, it gets that, and the caller sets the mode afterwards.
+fn set_xattr(object: Object<'_>, name: &[u8], value: &[u8], may_open: bool) -> Result<(), Errno> {
+    match object.set_xattr(name, value) {
+        Err(Errno::ACCESS) if may_open => {
+            object.set_mode(0o700)?;
+            object.set_xattr(name, value)
+        }
+        done => done,
+    }
+}
+
+fn timespec(time: Time) -> Timespec {
+    Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) }
+}

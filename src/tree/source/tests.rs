@@ -279,8 +279,7 @@ fn a_small_tree_is_one_part() {
     let tree = rebuild(parts);
     assert_same(&scratch, &tree);
     assert_eq!(tree.modes[&b"t/d/e/f"[..]], 0o4751);
-    let source = source_of(&scratch.0.join("d/e/f"), "g");
-    let tree = rebuild(rest(&source, 1, PART_BYTES));
+    let tree = rebuild(rest(&source_of(&scratch.0.join("d/e/f"), "g"), 1, PART_BYTES));
     assert_eq!(tree.entries, BTreeMap::from([(b"g".to_vec(), What::File(b"contents".to_vec()))]));
 }
 
@@ -544,8 +543,7 @@ fn entries_of_every_kind_and_odd_names() {
     let options = Options { symlinks: false, specials: false, ..Options::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (8, 0));
-    let source = source_of(Path::new("/dev/null"), "null");
-    let tree = rebuild(rest(&source, 1, PART_BYTES));
+    let tree = rebuild(rest(&source_of(Path::new("/dev/null"), "null"), 1, PART_BYTES));
     assert_eq!(tree.entries[&b"null"[..]], What::Special(Special::Character, 1, 3));
 }
 
@@ -556,8 +554,7 @@ fn extended_attributes() {
     scratch.write("d/f", "contents");
     let set = |path: &str, name: &str, value: &[u8]| setxattr(scratch.0.join(path), name, value, XattrFlags::empty());
     if set("d", "user.a", b"1") == Err(Errno::OPNOTSUPP) {
-        eprintln!("skipped: no extended attributes in {}", scratch.0.display());
-        return;
+        return eprintln!("skipped: no extended attributes in {}", scratch.0.display());
     }
     set("d/f", "user.b", b"").expect("set");
     set("d/f", "user.c", &[0, 1]).expect("set");

@@ -115,7 +115,6 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     let by_pipe = |options: &str| pair(options, "> /dev/null", "< {file}");
     let mut contestants = vec![
         Contestant::new(Kind::Ours, "rdsend, 1 MiB", &by_pipe(""), to_null(&[])),
-        Contestant::new(Kind::Ours, "rdsend, 1 MiB, 1 lane", &by_pipe(" --lanes 1"), to_null(&["--lanes", "1"])),
         ib_send_bw(ends, "1048576", true),
         Contestant::new(Kind::Ours, "rdsend, 64 KiB", &by_pipe(" --chunk 64K"), to_null(SMALL)),
         ib_send_bw(ends, "65536", true),
@@ -143,7 +142,6 @@ fn streams(device: &str, ends: &Ends<'_>, rounds: usize) -> Result<Vec<Row>> {
     };
     let mut rows = vec![
         ratio("against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB", large]),
-        ratio("1 lane against ib_send_bw, 1 MiB", 0.98, ["rdsend, 1 MiB, 1 lane", large]).for_the_record(),
         ratio("against ib_send_bw, 64 KiB", 0.98, ["rdsend, 64 KiB", small]),
         ratio("against qperf, 1 MiB", 0.98, ["rdsend, 1 MiB", "qperf rc_bw, 1 MiB"]).for_the_record(),
     ];

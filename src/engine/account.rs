@@ -10,6 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rd_proto::control::Path;
+use rd_proto::session::Machine;
+
 use super::{Engine, Half};
 
 /// Chunks before a sink that mean that it does not keep up. Fewer may have come in a burst, from several lanes at once.
@@ -261,7 +264,6 @@ impl Engine {
         let busy = since(&self.shared.busy, &mut account.busy);
         let reading = since(&self.shared.reading, &mut account.reading);
         let pausing = since(self.shared.pace.clock(), &mut account.pausing);
-        let (lane_reading, lane_sealing) = self.inline.as_ref().map(|table| table.take_times()).unwrap_or_default();
         let mut part = |of: f64| {
             let part = of.min(left);
             left -= part;
@@ -275,10 +277,11 @@ impl Engine {
                 if machine.waits_for_credit() {
                     &mut waits.credits
                 } else if backlog {
-                    let lanes = self.lanes.values().filter(|live| live.is_inline).count().max(1) as f64;
-                    // What has piled up before a lane that reads and seals itself waits for these, too.
-                    waits.source += part(lane_reading.as_secs_f64() / lanes);
-                    waits.cpu += part(lane_sealing.as_secs_f64() / lanes);
+                    // What has piled up before a lane that reads and seals itself waits for that, too.
+                    if self.may_plan && machine.core_ref().path() == Some(Path::Tcp) {
+                        waits.source += part(reading);
+                        waits.cpu += part(busy);
+                    }
                     &mut waits.wire
                 } else {
                     waits.limit += part(pausing);

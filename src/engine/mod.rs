@@ -128,14 +128,10 @@ struct Engine {
     sealed: Vec<u8>,
     /// What the sender is told of large files that are open, and by which lane; told again where that lane goes.
     haves: VecDeque<(Option<LaneId>, Frame)>,
-    /// What lanes do themselves, where they do.
-    inline: Option<Arc<inline::Table>>,
     /// Parts of the source are planned for lanes that read them.
     may_plan: bool,
-    /// Scratch.
-    tags: Vec<(BufferId, [u8; 16])>,
-    /// By buffer: what was planned for it is being read by a worker.
-    rereads: Vec<bool>,
+    /// By buffer: whether the chunk in it is genuine, where its lane has opened it.
+    opened: Vec<Option<bool>>,
     /// Where this end listens for RDMA, once it does.
     endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
@@ -221,10 +217,8 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         frame: Vec::new(),
         sealed: Vec::new(),
         haves: VecDeque::new(),
-        may_plan: inline::Table::may_plan(&shared),
-        inline: inline::Table::new(count, agreed.tcp_lanes),
-        tags: Vec::new(),
-        rereads: vec![false; count as usize],
+        may_plan: inline::may_plan(&shared),
+        opened: vec![None; count as usize],
         shared,
         endpoints: None,
         reason: None,
@@ -320,9 +314,7 @@ impl Engine {
             }
             Event::LaneUp(id, mut lane, control) => {
                 self.monitor.lane_up(lane.medium(), &lane.describe());
-                let inline = self.inline.as_ref();
-                let inline = inline.map(|table| inline::Lane::new(Arc::clone(table), Arc::clone(&self.shared)));
-                let is_inline = inline.is_some_and(|inline| lane.work_inline(Arc::new(inline)));
+                let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
                 if let Some(endpoints) = self.endpoints.clone() {
@@ -437,11 +429,12 @@ impl Engine {
         core.agreed().seal(core.path().unwrap_or(Path::Tcp))
     }
 
-    fn handle_sealed(&mut self, buffer: Buffer, header: &ChunkHeader, now: Duration) {
+    fn handle_sealed(&mut self, mut buffer: Buffer, header: &ChunkHeader, now: Duration) {
+        let was_unread = buffer.is_unread();
+        buffer.set_unread(false);
         let id = self.keep(buffer);
         let Half::Send { machine, .. } = &mut self.half else { return };
-        let was_planned = std::mem::take(&mut self.rereads[id as usize]);
-        if (was_planned || !machine.is_resealing(id)) && !self.note_read(header.plain_bytes as usize, now) {
+        if (was_unread || !machine.is_resealing(id)) && !self.note_read(header.plain_bytes as usize, now) {
             return;
         }
         if let Half::Send { machine, .. } = &mut self.half {
@@ -467,11 +460,12 @@ impl Engine {
     fn handle_lane(&mut self, id: LaneId, event: LaneEvent, now: Duration) {
         match event {
             LaneEvent::Control(sealed) => self.handle_control(id, &sealed, now),
-            LaneEvent::Chunk { buffer, wire_bytes } => {
+            LaneEvent::Chunk { buffer, wire_bytes, opened } => {
                 let header = ChunkHeader::decode(buffer.header()).ok().filter(|header| {
                     header.wire_bytes == wire_bytes && header.plain_bytes as usize <= self.chunk_bytes
                 });
                 let buffer = self.keep(buffer);
+                self.opened[buffer as usize] = opened;
                 if let Half::Receive { machine, .. } = &mut self.half
                     && machine.handle_chunk(id, buffer, header.as_ref()).is_err()
                 {
@@ -605,10 +599,6 @@ impl Engine {
                     refused.map(|buffer| self.keep(buffer));
                 }
                 Action::PostReceive(id, buffer) => {
-                    if let Some(table) = &self.inline {
-                        // What is known of the chunk that was in it is not known of the next one.
-                        table.take_opened(buffer);
-                    }
                     let buffer = self.take(buffer);
                     self.note_medium(id);
                     let refused = match self.lanes.get_mut(&id) {
@@ -618,11 +608,11 @@ impl Engine {
                     refused.map(|buffer| self.keep(buffer));
                 }
                 Action::Open(buffer) => {
-                    let known = self.inline.as_ref().and_then(|table| table.take_opened(buffer));
-                    if known == Some(true) {
+                    let opened = self.opened[buffer as usize].take();
+                    if opened == Some(true) {
                         self.note_protection(buffer);
                     }
-                    match (known, &mut self.half) {
+                    match (opened, &mut self.half) {
                         (Some(genuine), Half::Receive { machine, .. }) => {
                             machine.handle_opened(buffer, genuine, self.began.elapsed());
                             again = true;

@@ -2,7 +2,7 @@
 //! come with a job and go back with its result.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, WeakSender, unbounded};
@@ -10,6 +10,7 @@ use rd_proto::compress::{Compressor, Decompressor};
 use rd_proto::control::IoFact;
 use rd_proto::frame::{ChunkHeader, Compression};
 use rd_proto::record::PayloadKeys;
+use rd_proto::session::BufferId;
 use rustix::io::Errno;
 
 use super::Event;
@@ -89,6 +90,8 @@ pub struct Shared {
     pub afloat: AtomicU32,
     /// What was read of the source, and how.
     pub tally: Tally,
+    /// Of chunks that lanes have read and sealed. Pushed before they are sent, so before any acknowledgement can come.
+    pub(super) tags: Mutex<Vec<(BufferId, [u8; 16])>>,
     /// By which means cold ranges are read.
     pub means: Means,
     direct: OnceLock<DirectReads>,
@@ -112,6 +115,7 @@ impl Shared {
             reading: Clock::default(),
             afloat: AtomicU32::new(0),
             tally: Tally::default(),
+            tags: Mutex::default(),
             means: Means::default(),
             direct: OnceLock::new(),
             over: AtomicBool::new(false),

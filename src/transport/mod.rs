@@ -50,6 +50,8 @@ pub enum LaneEvent {
         buffer: Buffer,
         /// Payload bytes that arrived.
         wire_bytes: u32,
+        /// Whether it is genuine, where the lane's [`Inline`] has opened it.
+        opened: Option<bool>,
     },
     /// The transport is done with a buffer given to [`Lane::send_chunk`]. That the peer has it is not implied.
     Sent(Buffer),
@@ -65,22 +67,14 @@ pub enum LaneEvent {
     },
 }
 
-/// What a lane's own threads do with chunks before they send, and after they receive them: for a machine that has no
-/// processor to spare for somebody else to do it, so that the chunk stays in one processor's cache.
+/// What a lane's own threads do with chunks before they send and after they receive them, so that a chunk stays in one
+/// processor's cache.
 pub trait Inline: Send + Sync {
-    /// Called with each chunk just before it is sent.
-    fn prepare(&self, buffer: &mut Buffer) -> Prepared;
-    /// Called with each chunk that has arrived, before that is reported.
-    fn receive(&self, buffer: &mut Buffer);
-}
-
-/// What came of preparing a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prepared {
-    /// It is to be sent.
-    Ready,
-    /// It would take waiting: it is reported as [`LaneEvent::Unsent`].
-    WouldWait,
+    /// Called with each chunk just before it is sent. False if it would have to wait: the chunk is reported as
+    /// [`LaneEvent::Unsent`].
+    fn prepare(&self, buffer: &mut Buffer) -> bool;
+    /// Called with each chunk that has arrived, before that is reported. Whether it is genuine.
+    fn open(&self, buffer: &mut Buffer) -> bool;
 }
 
 /// Where a lane reports. Called from the lane's own threads; must not block.

@@ -54,7 +54,7 @@ impl Pool {
             // SAFETY: the range is exactly the mapping made above; neither advice changes its contents.
             unsafe { madvise(base.as_ptr().cast::<c_void>(), mapping_bytes, advice)? };
         }
-        let buffers = (0..count).rev().map(|id| Buffer { pool: Arc::clone(&pool), id }).collect();
+        let buffers = (0..count).rev().map(|id| Buffer { pool: Arc::clone(&pool), id, is_unread: false }).collect();
         Ok((pool, buffers))
     }
 
@@ -98,12 +98,23 @@ impl Drop for Pool {
 pub struct Buffer {
     pool: Arc<Pool>,
     id: u32,
+    is_unread: bool,
 }
 
 impl Buffer {
     /// Its number within the pool, from 0.
     pub fn id(&self) -> u32 {
         self.id
+    }
+
+    /// Whether the header says what the payload will be, and that has still to be read.
+    pub fn is_unread(&self) -> bool {
+        self.is_unread
+    }
+
+    /// See [`Buffer::is_unread`].
+    pub fn set_unread(&mut self, is_unread: bool) {
+        self.is_unread = is_unread;
     }
 
     /// The whole payload area.

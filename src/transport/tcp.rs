@@ -18,7 +18,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags
 
 use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
 use self::unsent::Speed;
-use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Prepared, Report};
+use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Report};
 
 mod records;
 mod unsent;
@@ -264,7 +264,7 @@ impl Shared {
                     self.write_all(&record, &[])
                 }
                 Work::Chunk(mut buffer, wire_bytes) => {
-                    if self.inline.get().is_some_and(|inline| inline.prepare(&mut buffer) == Prepared::WouldWait) {
+                    if self.inline.get().is_some_and(|inline| !inline.prepare(&mut buffer)) {
                         (self.report)(LaneEvent::Unsent(buffer));
                         continue;
                     }
@@ -413,10 +413,8 @@ impl Shared {
                 }
                 self.note_heard();
                 let (mut buffer, wanted, _) = current.take().expect("just seen");
-                if let Some(inline) = self.inline.get() {
-                    inline.receive(&mut buffer);
-                }
-                (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32 });
+                let opened = self.inline.get().map(|inline| inline.open(&mut buffer));
+                (self.report)(LaneEvent::Chunk { buffer, wire_bytes: wanted as u32, opened });
             }
             let Some(record) = next_record(staging.staged(), *chunks)? else { return Ok(()) };
             let record_bytes = record.bytes();

@@ -97,7 +97,7 @@ impl End {
     fn take(&mut self, chunks: &mut Vec<(Buffer, u32)>, mut arriving: usize, mut sent: usize, mut controls: usize) {
         while arriving + sent + controls > 0 {
             match self.next() {
-                LaneEvent::Chunk { buffer, wire_bytes } => {
+                LaneEvent::Chunk { buffer, wire_bytes, .. } => {
                     arriving = arriving.checked_sub(1).expect("a chunk too many");
                     chunks.push((buffer, wire_bytes));
                 }

@@ -295,7 +295,7 @@ impl State {
         peer.heard = now;
         end.heard = now;
         Step::Delivered {
-            to: (Arc::clone(&peer.report), LaneEvent::Chunk { buffer: target, wire_bytes }),
+            to: (Arc::clone(&peer.report), LaneEvent::Chunk { buffer: target, wire_bytes, opened: None }),
             from: (Arc::clone(&end.report), LaneEvent::Sent(buffer)),
         }
     }

@@ -117,7 +117,7 @@ pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>, ear: Arc<Ear>) -
         LaneEvent::Chunk { buffer, .. } if wire.is_silent() => {
             ear.withheld.lock().expect("not poisoned").as_mut().expect("before the end").push(buffer);
         }
-        LaneEvent::Chunk { mut buffer, wire_bytes } => {
+        LaneEvent::Chunk { mut buffer, wire_bytes, opened } => {
             let sequence = u64::from_le_bytes(buffer.header()[16..24].try_into().expect("8 bytes"));
             script.arrivals.lock().expect("not poisoned").push(sequence);
             let needle = &script.needle;
@@ -131,7 +131,7 @@ pub fn report(to: Report, script: Arc<Script>, wire: Arc<Wire>, ear: Arc<Ear>) -
                 buffer.payload_mut()[wire_bytes as usize / 2] ^= 0x10;
             }
             drop(damage);
-            to(LaneEvent::Chunk { buffer, wire_bytes });
+            to(LaneEvent::Chunk { buffer, wire_bytes, opened });
         }
         LaneEvent::Down { reason, mut buffers } => {
             buffers.append(&mut ear.withheld.lock().expect("not poisoned").take().expect("one end"));

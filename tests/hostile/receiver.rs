@@ -184,7 +184,7 @@ fn serve(name: &str, post: &flume::Sender<Event>, events: &Receiver<Event>, clai
         };
         last = Instant::now();
         match event {
-            LaneEvent::Chunk { buffer, wire_bytes } => {
+            LaneEvent::Chunk { buffer, wire_bytes, .. } => {
                 chunks += 1;
                 payload_bytes += u64::from(wire_bytes);
                 taken.insert(ChunkHeader::decode(buffer.header()).expect("an honest header").sequence);

@@ -130,7 +130,7 @@ fn send_all_sizes(endpoint: &Endpoint) {
         right.lane.post_receive(received).expect("up");
         left.lane.send_chunk(sent, bytes as u32).expect("up");
         match right.next() {
-            LaneEvent::Chunk { buffer, wire_bytes } => {
+            LaneEvent::Chunk { buffer, wire_bytes, .. } => {
                 assert_eq!((buffer.id(), wire_bytes as usize), (received_id, bytes));
                 check(&buffer, seed as u8, bytes);
                 other.buffers.push(buffer);
@@ -647,7 +647,7 @@ fn bandwidth() -> Result<(), Failed> {
             let (mut arrived, mut buffers, mut due) = (0, Vec::new(), 0u32);
             while arrived < CHUNKS {
                 match right.next() {
-                    LaneEvent::Chunk { buffer, wire_bytes } => {
+                    LaneEvent::Chunk { buffer, wire_bytes, .. } => {
                         assert_eq!(wire_bytes as usize, CHUNK_BYTES);
                         arrived += 1;
                         due += 1;

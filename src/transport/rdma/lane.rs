@@ -3,12 +3,9 @@
 //! Work is posted from the owner's thread. Completions, connection events and the end of the lane are the lane
 //! thread's, and it alone reports.
 //!
-//! A software device works in the time of the thread that posts: rxe returns from the call when it has carried the whole
-//! chunk. There a thread of its own posts chunks, so that the owner can hear acknowledgements and have others read.
-//!
 //! # Invariants
 //!
-//! * A buffer that is posted, or waits for it, is in `Shared::slots`, under its number, and nowhere else.
+//! * A buffer that is posted is in `Shared::slots`, under its number, and nowhere else.
 //! * The queue pairs are destroyed before a buffer that was posted on them is given back without its completion.
 //! * No verbs object outlives the lane thread: when that has reported `Down`, the device may go.
 
@@ -25,7 +22,6 @@ use rustix::io::Errno;
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
-use super::gather::Gather;
 use super::{Wake, lane_error, sleep_on};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
 
@@ -113,30 +109,11 @@ pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno
         .name("rd-rdma-lane".to_owned())
         .spawn(move || poller.run(frames))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
-    Ok(Box::new(RdmaLane { shared, poster: None }))
+    Ok(Box::new(RdmaLane { shared }))
 }
 
 struct RdmaLane {
     shared: Arc<Shared>,
-    /// Where chunks are queued for the thread that posts them, on a software device that has been given one.
-    poster: Option<flume::Sender<(u32, u32)>>,
-}
-
-impl RdmaLane {
-    /// Has another thread post what is sent from now on, each chunk as the number of its buffer and its payload's bytes.
-    /// It ends with this lane's owner, and touches nothing once the lane has ended.
-    fn start_poster(&mut self) {
-        let (poster, queue) = flume::unbounded();
-        let shared = Arc::clone(&self.shared);
-        let post = move || {
-            for (number, payload_bytes) in queue {
-                shared.post(number, Work::ChunkSend, payload_bytes);
-            }
-        };
-        // Without it, this thread posts.
-        let spawned = std::thread::Builder::new().name("rd-rdma-post".to_owned()).stack_size(128 << 10).spawn(post);
-        self.poster = spawned.is_ok().then_some(poster);
-    }
 }
 
 impl Lane for RdmaLane {
@@ -161,23 +138,12 @@ impl Lane for RdmaLane {
 
     fn send_chunk(&mut self, buffer: Buffer, wire_bytes: u32) -> Result<(), Buffer> {
         assert!(wire_bytes as usize <= buffer.payload().len(), "a chunk fits its buffer");
-        if self.poster.is_none() && self.shared.medium == Medium::RdmaSoftware {
-            self.start_poster();
-        }
-        let number = buffer.id();
-        self.shared.hold(buffer)?;
-        match &self.poster {
-            Some(poster) => drop(poster.send((number, wire_bytes))),
-            None => self.shared.post(number, Work::ChunkSend, wire_bytes),
-        }
-        Ok(())
+        self.shared.post(buffer, Work::ChunkSend, wire_bytes)
     }
 
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer> {
-        let (number, room) = (buffer.id(), buffer.payload().len() as u32);
-        self.shared.hold(buffer)?;
-        self.shared.post(number, Work::ChunkReceive, room);
-        Ok(())
+        let room = buffer.payload().len() as u32;
+        self.shared.post(buffer, Work::ChunkReceive, room)
     }
 
     fn close(&mut self) {
@@ -197,29 +163,20 @@ impl Drop for RdmaLane {
 }
 
 impl Shared {
-    /// Takes a buffer into its slot, unless the lane has reported its end.
-    fn hold(&self, buffer: Buffer) -> Result<(), Buffer> {
-        // Until it is in its slot: the lane thread must not collect them in between.
+    /// Posts a buffer: the first `payload_bytes` of its payload, then its header slot. If the lane is ending, its last
+    /// event gives the buffer back; once that has been reported, this call does.
+    fn post(&self, mut buffer: Buffer, work: fn(u32) -> Work, payload_bytes: u32) -> Result<(), Buffer> {
+        // Until it has been posted: the lane thread must not collect the buffers in between.
         let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
         if matches!(*payload, Payload::Reported) {
             return Err(buffer);
         }
-        let number = buffer.id() as usize;
-        *lock(&self.slots[number]) = Some(buffer);
-        Ok(())
-    }
-
-    /// Posts the buffer in slot `number`: the first `payload_bytes` of its payload, then its header slot. Does nothing if
-    /// the lane is ending: its last event gives the buffer back.
-    fn post(&self, number: u32, work: fn(u32) -> Work, payload_bytes: u32) {
-        let payload = self.payload.read().unwrap_or_else(PoisonError::into_inner);
-        let Payload::Open { queue_pair, registered } = &*payload else { return };
+        let number = buffer.id();
+        let (header_at, payload_at) =
+            (buffer.header_mut().as_mut_ptr() as u64, buffer.payload_mut().as_mut_ptr() as u64);
+        *lock(&self.slots[number as usize]) = Some(buffer);
+        let Payload::Open { queue_pair, registered } = &*payload else { return Ok(()) };
         let local_key = registered.local_key();
-        let (header_at, payload_at) = {
-            let mut slot = lock(&self.slots[number as usize]);
-            let buffer = slot.as_mut().expect("held until it has been posted");
-            (buffer.header_mut().as_mut_ptr() as u64, buffer.payload_mut().as_mut_ptr() as u64)
-        };
         let (start, bytes) = registered.pool.mapping();
         let pool = start.as_ptr() as u64..start.as_ptr() as u64 + bytes as u64;
         assert!(pool.contains(&header_at), "a buffer of the pool that is registered");
@@ -240,9 +197,9 @@ impl Shared {
         };
         if let Err(error) = outcome {
             self.note_done();
-            drop(payload);
             self.fail(lane_error(&error));
         }
+        Ok(())
     }
 
     /// A work request has completed, or was refused. As a connection ends a device may say both of one, so this may count
@@ -282,8 +239,6 @@ impl Poller {
 
     /// Handles completions and events until the lane must end; returns why.
     fn serve(&mut self) -> LaneError {
-        let is_software = self.shared.medium == Medium::RdmaSoftware;
-        let mut gather = is_software.then(|| Gather::new(self.kit.registered.pool.count()));
         loop {
             let taken = match self.poll_batch() {
                 Ok(taken) => taken,
@@ -294,13 +249,6 @@ impl Poller {
                 return reason;
             }
             if taken > 0 {
-                let rest = gather.as_mut().and_then(|gather| gather.rest(taken, Instant::now()));
-                // Behind a full batch there may be more.
-                if taken < BATCH
-                    && let Some(rest) = rest
-                {
-                    std::thread::sleep(rest);
-                }
                 continue;
             }
             if !self.kit.armed {
@@ -435,7 +383,7 @@ impl Poller {
                 };
                 if let Some(mut buffer) = self.shared.take_buffer(number) {
                     buffer.move_header_from(wire_bytes as usize);
-                    (self.report)(LaneEvent::Chunk { buffer, wire_bytes });
+                    (self.report)(LaneEvent::Chunk { buffer, wire_bytes, opened: None });
                 }
             }
             Work::Greeting => self.shared.note_done(),

@@ -15,7 +15,6 @@
 //! * `path`: what an endpoint's packets can be.
 //! * `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
-//! * `gather`: how long a software device's completions are left to gather.
 //! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!
 //! # When a device goes
@@ -28,7 +27,6 @@ pub mod bundle;
 mod connection;
 mod control;
 mod devices;
-mod gather;
 mod lane;
 mod listener;
 mod pairs;

@@ -50,10 +50,6 @@ pub const TCP_LANES_DEFAULT: u8 = 2;
 /// Lanes used on RDMA where nobody asks for a number: an adapter needs no more.
 pub const RDMA_LANES_DEFAULT: u8 = 1;
 
-/// Lanes used on RDMA where nobody asks for a number and an end has software devices alone: such a device carries a
-/// message in the time of the thread that posts it, so the second lane gives it a second core.
-pub const RDMA_SOFTWARE_LANES_DEFAULT: u8 = 2;
-
 /// What both ends hold after their offers have been compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
@@ -129,10 +125,7 @@ impl Agreed {
             },
             seal_rdma: encrypt == Encrypt::Always,
             tcp_lanes: lanes(TCP_LANES_DEFAULT),
-            rdma_lanes: lanes(match kind {
-                RdmaKind::Hardware => RDMA_LANES_DEFAULT,
-                RdmaKind::Software | RdmaKind::None => RDMA_SOFTWARE_LANES_DEFAULT,
-            }),
+            rdma_lanes: lanes(RDMA_LANES_DEFAULT),
             chunk_bytes,
             reconnect: Duration::from_secs(u64::from(ours.reconnect_s.min(theirs.reconnect_s))),
         })

@@ -20,7 +20,7 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     let root = Root::new(path, "large");
     let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
     let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
-    let source = TreeSource::new(vec![root], CHUNK, Options { recursive: false, ..Options::default() }, Arc::default())
+    let source = TreeSource::new(vec![root], CHUNK, Options { sparse: false, ..Options::default() }, Arc::default())
         .expect("a source");
     shared.source = Some(Parts::Tree(Box::new(source)));
     let shared = Arc::new(shared);

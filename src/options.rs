@@ -1,8 +1,11 @@
-//! What the options of a transfer are: parsed from the command line, sent whole to the ends, and asked by who needs them.
+//! The options that concern both ends: parsed from the command line, sent whole to the ends, and asked where they matter.
 
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
+use std::os::unix::ffi::OsStringExt;
 
-use clap::{Args, ValueEnum};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use rd_proto::control::{Encrypt, Policy};
 use rd_proto::frame::CHUNK_BYTES_MAX;
@@ -177,6 +180,180 @@ impl TransferOptions {
     }
 }
 
+/// A pattern that excludes entries, or includes them again.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Rule {
+    /// As a line of a `.gitignore`.
+    #[n(0)]
+    pub pattern: ByteVec,
+    /// What matches is not left out.
+    #[n(1)]
+    pub is_include: bool,
+}
+
+/// `--exclude` and `--include`, in the order of the command line: the last that matches decides.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(transparent)]
+pub struct Rules(#[n(0)] pub Vec<Rule>);
+
+/// `--exclude`: its help.
+const EXCLUDE: &str = "Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing \
+    spaces are part of it; of several patterns the last that matches decides";
+
+/// `--include`: its help.
+const INCLUDE: &str = "Include what matches PATTERN, although an --exclude before it does";
+
+impl Args for Rules {
+    fn augment_args(command: Command) -> Command {
+        [("exclude", EXCLUDE), ("include", INCLUDE)].into_iter().fold(command, |command, (name, help)| {
+            let parser = clap::value_parser!(OsString);
+            command.arg(
+                Arg::new(name)
+                    .long(name)
+                    .value_name("PATTERN")
+                    .action(ArgAction::Append)
+                    .value_parser(parser)
+                    .help(help),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Rules {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut rules = Self::default();
+        rules.update_from_arg_matches(matches)?;
+        Ok(rules)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let mut all = Vec::new();
+        for (name, is_include) in [("exclude", false), ("include", true)] {
+            let places = matches.indices_of(name).into_iter().flatten();
+            let patterns = matches.get_many::<OsString>(name).into_iter().flatten();
+            all.extend(places.zip(patterns).map(|(place, pattern)| {
+                let pattern = ByteVec::from(pattern.clone().into_vec());
+                (place, Rule { pattern, is_include })
+            }));
+        }
+        all.sort_by_key(|(place, _)| *place);
+        self.0.extend(all.into_iter().map(|(_, rule)| rule));
+        Ok(())
+    }
+}
+
+/// `--verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Encode, Decode)]
+#[cbor(index_only)]
+pub enum Verify {
+    /// What the disk has stored
+    #[n(0)]
+    Disk,
+}
+
+/// What of a tree is copied, and how it is written. An option that leaves something out is true unless it is given.
+#[derive(Args, Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[command(next_help_heading = "Files")]
+pub struct TreeOptions {
+    /// Copy directories with everything in them
+    // Without it a directory is refused, and a symbolic link named as source is followed.
+    #[arg(short, long, overrides_with = "recursive")]
+    #[n(0)]
+    pub recursive: bool,
+    /// `--exclude` and `--include`.
+    #[command(flatten)]
+    #[n(10)]
+    pub rules: Rules,
+    /// Give copies the mode and ACL of new files instead of their source's
+    #[arg(long = "no-mode", action = ArgAction::SetFalse)]
+    #[n(1)]
+    pub mode: bool,
+    /// Do not preserve owner and group, which only root can
+    #[arg(long = "no-owner", action = ArgAction::SetFalse)]
+    #[n(2)]
+    pub owner: bool,
+    /// Do not preserve the times of last modification and access
+    #[arg(long = "no-times", action = ArgAction::SetFalse)]
+    #[n(3)]
+    pub times: bool,
+    /// Do not preserve extended attributes and ACLs
+    // Those of `security.` and `trusted.` only root can.
+    #[arg(long = "no-xattrs", action = ArgAction::SetFalse)]
+    #[n(4)]
+    pub xattrs: bool,
+    /// Copy hard links as separate files
+    #[arg(long = "no-hard-links", action = ArgAction::SetFalse)]
+    #[n(5)]
+    pub hard_links: bool,
+    /// Write the holes of sparse files out as zeros
+    #[arg(long = "no-sparse", action = ArgAction::SetFalse)]
+    #[n(6)]
+    pub sparse: bool,
+    /// Skip symbolic links
+    #[arg(long = "no-symlinks", action = ArgAction::SetFalse)]
+    #[n(12)]
+    pub symlinks: bool,
+    /// Skip FIFOs, sockets and devices
+    #[arg(long = "no-specials", action = ArgAction::SetFalse)]
+    #[n(7)]
+    pub specials: bool,
+    /// Write into existing files instead of replacing them once all data has arrived
+    // A file that stops in the middle is then a broken one.
+    #[arg(long)]
+    #[n(8)]
+    pub in_place: bool,
+    /// Flush each file, then its directory, to stable storage before the copy ends
+    #[arg(long)]
+    #[n(9)]
+    pub fsync: bool,
+    /// Read all data back from the disk and compare it before its file appears; not for copies within one host
+    #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
+    #[n(11)]
+    pub verify: Option<Verify>,
+}
+
+impl Default for TreeOptions {
+    /// All of a tree, with all its metadata.
+    fn default() -> Self {
+        Self {
+            recursive: true,
+            mode: true,
+            owner: true,
+            times: true,
+            xattrs: true,
+            hard_links: true,
+            sparse: true,
+            specials: true,
+            in_place: false,
+            fsync: false,
+            rules: Rules::default(),
+            verify: None,
+            symlinks: true,
+        }
+    }
+}
+
+impl TreeOptions {
+    /// ACLs are preserved: they are a part of the mode.
+    pub fn acls(&self) -> bool {
+        self.mode && self.xattrs
+    }
+
+    /// All data is read back from the disk and compared before its file is published.
+    pub fn reads_back(&self) -> bool {
+        self.verify == Some(Verify::Disk)
+    }
+
+    /// Each file is on stable storage before it is published, each directory after.
+    pub fn syncs(&self) -> bool {
+        self.fsync || self.reads_back()
+    }
+}
+
 /// Whether a chunk can be of this size.
 fn is_chunk(bytes: u64) -> bool {
     (CHUNK_BYTES_MIN as u64..=CHUNK_BYTES_MAX as u64).contains(&bytes)
@@ -274,5 +451,51 @@ mod tests {
         for bad in ["", "7000", "0-1", "2-1", "1-65536", "a-b"] {
             assert!(parse_ports(bad).is_err(), "{bad}");
         }
+    }
+
+    #[derive(clap::Parser)]
+    struct Tree {
+        #[command(flatten)]
+        options: TreeOptions,
+    }
+
+    fn tree(arguments: &[&str]) -> TreeOptions {
+        let parsed = <Tree as clap::Parser>::try_parse_from([&["rdcp"], arguments].concat());
+        parsed.expect("options of a tree").options
+    }
+
+    #[test]
+    fn each_option_of_a_tree_changes_what_it_names() {
+        let plain = TreeOptions { recursive: false, ..TreeOptions::default() };
+        assert_eq!(tree(&[]), plain);
+        let with = |change: &dyn Fn(&mut TreeOptions)| {
+            let mut options = plain.clone();
+            change(&mut options);
+            options
+        };
+        for (option, expected) in [
+            ("-r", with(&|it| it.recursive = true)),
+            ("--no-mode", with(&|it| it.mode = false)),
+            ("--no-owner", with(&|it| it.owner = false)),
+            ("--no-times", with(&|it| it.times = false)),
+            ("--no-xattrs", with(&|it| it.xattrs = false)),
+            ("--no-hard-links", with(&|it| it.hard_links = false)),
+            ("--no-sparse", with(&|it| it.sparse = false)),
+            ("--no-symlinks", with(&|it| it.symlinks = false)),
+            ("--no-specials", with(&|it| it.specials = false)),
+            ("--in-place", with(&|it| it.in_place = true)),
+            ("--fsync", with(&|it| it.fsync = true)),
+            ("--verify=disk", with(&|it| it.verify = Some(Verify::Disk))),
+        ] {
+            assert_eq!(tree(&[option]), expected, "{option}");
+        }
+        assert!(tree(&["--verify=disk"]).syncs() && tree(&["--fsync"]).syncs() && !plain.syncs());
+    }
+
+    #[test]
+    fn rules_keep_the_order_of_the_command_line() {
+        let Rules(rules) = tree(&["--include", "a", "--exclude=b", "--include", "c"]).rules;
+        let rules: Vec<_> = rules.iter().map(|rule| (&rule.pattern[..], rule.is_include)).collect();
+        assert_eq!(rules, [(&b"a"[..], true), (b"b", false), (b"c", true)]);
     }
 }

@@ -23,7 +23,7 @@ _rdcp() {
 
     case "${cmd}" in
         rdcp)
-            opts="-r -t -T -n -P -i -J -F -o -v -q -h -V --recursive --target-directory --no-target-directory --dry-run --exclude --include --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --in-place --fsync --verify --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
+            opts="-t -T -n -r -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --dry-run --recursive --exclude --include --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --in-place --fsync --verify --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

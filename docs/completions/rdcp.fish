@@ -1,7 +1,7 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
-complete -c rdcp -l exclude -d 'Leave out what matches PATTERN, as in a .gitignore, but a # in front and spaces behind are part of it; of several patterns the last that matches decides' -r
-complete -c rdcp -l include -d 'Do not leave out what matches PATTERN, although an --exclude before it does' -r
-complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies on one host' -r -f -a "disk\t'What the disk has stored'"
+complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces are part of it; of several patterns the last that matches decides' -r
+complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude before it does' -r
+complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies within one host' -r -f -a "disk\t'What the disk has stored'"
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
@@ -32,19 +32,19 @@ complete -c rdcp -l json-fd -d 'Report as JSON to the open file descriptor FD' -
 complete -c rdcp -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t'Always'
 never\t'Never'"
-complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
-complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files, not those of their source'
-complete -c rdcp -l no-owner -d 'Do not keep owner and group, which only root can'
-complete -c rdcp -l no-times -d 'Do not keep the times of last change and access'
-complete -c rdcp -l no-xattrs -d 'Do not keep extended attributes and ACLs'
-complete -c rdcp -l no-hard-links -d 'Copy a file with several names once for each of them'
-complete -c rdcp -l no-sparse -d 'Write out the holes of files that have some'
-complete -c rdcp -l no-symlinks -d 'Pass over symbolic links'
-complete -c rdcp -l no-specials -d 'Pass over FIFOs, sockets and devices'
-complete -c rdcp -l in-place -d 'Write into files that are there instead of replacing them when all has arrived'
-complete -c rdcp -l fsync -d 'Have each file, then its directory, on stable storage before the end'
+complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
+complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files instead of their source\'s'
+complete -c rdcp -l no-owner -d 'Do not preserve owner and group, which only root can'
+complete -c rdcp -l no-times -d 'Do not preserve the times of last modification and access'
+complete -c rdcp -l no-xattrs -d 'Do not preserve extended attributes and ACLs'
+complete -c rdcp -l no-hard-links -d 'Copy hard links as separate files'
+complete -c rdcp -l no-sparse -d 'Write the holes of sparse files out as zeros'
+complete -c rdcp -l no-symlinks -d 'Skip symbolic links'
+complete -c rdcp -l no-specials -d 'Skip FIFOs, sockets and devices'
+complete -c rdcp -l in-place -d 'Write into existing files instead of replacing them once all data has arrived'
+complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable storage before the copy ends'
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdcp -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'

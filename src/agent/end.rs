@@ -19,12 +19,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::measure;
+use super::{measure, tree};
 use crate::agent::examiner::Examiner;
 use crate::agent::place;
 use crate::cli::send::{STANDARD_INPUT, standard_input};
 use crate::cli::stream::{FirstLane, NoWork, NotBegun, Session};
-use crate::cli::tree;
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, FOUND_MAX, Fault, Found, Job, Message, Report, SessionKey};
 use crate::control::stages::{Attachment, Inlet, Outlet};
@@ -35,10 +34,11 @@ use crate::fault::{Exit, escaped, os};
 use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
+use crate::options::TreeOptions;
 use crate::transport::relay::{RelayInput, RelayOutput};
+use crate::tree::Root;
 use crate::tree::progress::Progress;
 use crate::tree::source::TreeSource;
-use crate::tree::{Options, Root};
 
 mod telling;
 
@@ -282,7 +282,7 @@ impl End {
     }
 
     /// Copies on this host.
-    fn copy(&mut self, roots: Vec<Root>, directory: Vec<u8>, names: Vec<ByteVec>, settings: Options) {
+    fn copy(&mut self, roots: Vec<Root>, directory: Vec<u8>, names: Vec<ByteVec>, settings: TreeOptions) {
         let (emit, stop) = (Arc::clone(&self.emit), Arc::new(AtomicBool::new(false)));
         let stopped = Arc::clone(&stop);
         let ended = Arc::new(AtomicBool::new(false));
@@ -466,8 +466,8 @@ enum Prepared {
     Send(File, std::ffi::OsString, Option<u64>),
     SendMemory(Duration),
     Receive(Option<Target>),
-    SendTree(Vec<Root>, Options),
-    ReceiveTree(Vec<u8>, Vec<ByteVec>, Options),
+    SendTree(Vec<Root>, TreeOptions),
+    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions),
     /// Of a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),

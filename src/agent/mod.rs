@@ -6,3 +6,4 @@ pub mod measure;
 pub mod place;
 pub mod serve;
 pub mod station;
+mod tree;

@@ -17,8 +17,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::Copy;
 use crate::job::plan::{Plan, Spec};
 use crate::measure::{Facts, Level, compare, examine, gather};
-use crate::options::{TransferOptions, Transport, parse_ports};
-use crate::tree::Options;
+use crate::options::{TransferOptions, Transport, TreeOptions, parse_ports};
 
 mod output;
 mod words;
@@ -129,7 +128,7 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             directory: false,
             exact: false,
             recursive: false,
-            tree: Options { recursive: false, ..Options::default() },
+            tree: TreeOptions { recursive: false, ..TreeOptions::default() },
             dry_run: false,
             relay: arguments.hosts.relay,
             via: arguments.hosts.via.clone(),

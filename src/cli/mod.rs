@@ -21,7 +21,6 @@ pub mod recv;
 pub mod report;
 pub mod send;
 pub(crate) mod stream;
-pub mod tree;
 mod wrong;
 
 use crate::fault::{self, Exit, Failure};

@@ -1,21 +1,23 @@
 //! `rdcp`: copies files between any two hosts.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::options::ReportOptions;
 use super::stream::reported;
-use super::tree::TreeOptions;
+use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise};
 use crate::job::plan::{Plan, Spec};
-use crate::options::TransferOptions;
+use crate::options::{Rule, TransferOptions, TreeOptions};
+use crate::tree::patterns::Patterns;
 
 /// The launcher where `--rsh` names none.
 const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
@@ -42,9 +44,6 @@ pub struct CopyArguments {
     /// What is copied, and where to
     #[arg(value_name = "SRC... DST")]
     paths: Vec<OsString>,
-    /// Copy directories with everything in them
-    #[arg(short, long, overrides_with = "recursive")]
-    recursive: bool,
     /// Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC
     #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
     target_directory: Option<OsString>,
@@ -153,12 +152,12 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
         let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
         let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
         let parsed = command.try_get_matches_from(words);
-        match parsed.and_then(|matches| Ok((CopyArguments::from_arg_matches(&matches)?, matches))) {
-            Ok((arguments, matches)) => {
+        match parsed.and_then(|matches| CopyArguments::from_arg_matches(&matches)) {
+            Ok(arguments) => {
                 if !arguments.report.quiet {
                     done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
                 }
-                copy(arguments, &matches, &done)
+                copy(arguments, &done)
             }
             Err(error) => super::parse_failure(&error),
         }
@@ -183,8 +182,26 @@ fn exists(name: &OsStr) -> bool {
     std::path::Path::new(name).symlink_metadata().is_ok()
 }
 
+/// A usage failure for patterns that are none, or too many.
+fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
+    Patterns::new(rules).map_err(|(rule, reason)| {
+        let option = if rule.is_include { "--include" } else { "--exclude" };
+        let pattern = escaped(OsStr::from_bytes(&rule.pattern));
+        Failure::new(Exit::Usage, format!("{option} '{pattern}': the pattern {reason}"))
+    })?;
+    let bytes: usize = rules.iter().map(|rule| rule.pattern.len() + RULE_OVERHEAD_BYTES).sum();
+    if bytes > RULES_BYTES_MAX {
+        let (bytes, limit) = (bytes.div_ceil(1024), RULES_BYTES_MAX >> 10);
+        let line = format!(
+            "the patterns of --exclude and --include take {bytes} KiB, {limit} KiB at most; use fewer with more wildcards"
+        );
+        return Err(Failure::new(Exit::Usage, line));
+    }
+    Ok(())
+}
+
 /// `typed`: the command line, with what it has beside the arguments.
-fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) -> Result<(), Failure> {
+fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let missing = || match &typed.key {
         Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
@@ -211,7 +228,7 @@ fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) 
     if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
-    let rules = arguments.tree.rules(matches)?;
+    check_rules(&arguments.tree.rules.0)?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);
     }
@@ -220,8 +237,8 @@ fn copy(mut arguments: CopyArguments, matches: &ArgMatches, typed: &Translated) 
         destination,
         directory: arguments.target_directory.is_some(),
         exact: arguments.no_target_directory,
-        recursive: arguments.recursive,
-        tree: arguments.tree.options(arguments.recursive, rules),
+        recursive: arguments.tree.recursive,
+        tree: arguments.tree,
         dry_run: arguments.dry_run,
         relay: arguments.hosts.relay,
         via: arguments.hosts.via.clone(),

@@ -22,15 +22,16 @@ pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
 };
 pub use tree::{
-    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, TreeProgress,
+    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, RULE_OVERHEAD_BYTES,
+    RULES_BYTES_MAX, TreeProgress,
 };
 
 use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
 use zeroize::Zeroize;
 
-use crate::options::TransferOptions;
-use crate::tree::{self as trees, Root};
+use crate::options::{TransferOptions, TreeOptions};
+use crate::tree::Root;
 
 /// What the agent writes first. Whatever a login script has printed before it is skipped.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
@@ -142,7 +143,7 @@ pub enum Job {
         roots: Vec<Root>,
         /// How.
         #[n(1)]
-        settings: trees::Options,
+        settings: TreeOptions,
     },
     /// Receives files and trees.
     #[n(5)]
@@ -155,7 +156,7 @@ pub enum Job {
         names: Vec<minicbor::bytes::ByteVec>,
         /// How.
         #[n(2)]
-        settings: trees::Options,
+        settings: TreeOptions,
     },
     /// Sends memory, to measure what is behind it.
     #[n(40)]
@@ -511,7 +512,7 @@ pub enum Message {
         names: Vec<minicbor::bytes::ByteVec>,
         /// How.
         #[n(3)]
-        settings: trees::Options,
+        settings: TreeOptions,
     },
     /// A connection through the channel begins.
     #[n(20)]

@@ -18,8 +18,9 @@ use crate::cli::json::{self, Event};
 use crate::cli::report::line::Copied;
 use crate::cli::report::{Reporter, Terminal};
 use crate::cli::stream::{Ended, forward_signals};
-use crate::cli::tree::RULES_BYTES_MAX;
-use crate::control::frames::{Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, Report};
+use crate::control::frames::{
+    Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
+};
 use crate::engine::{Monitor, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};

@@ -118,7 +118,7 @@ pub(crate) struct Plan<'a> {
     /// The destination is never a directory to copy into.
     pub(crate) exact: bool,
     pub(crate) recursive: bool,
-    pub(crate) tree: crate::tree::Options,
+    pub(crate) tree: crate::options::TreeOptions,
     pub(crate) dry_run: bool,
     pub(crate) relay: bool,
     pub(crate) via: Option<OsString>,

@@ -8,9 +8,10 @@ use std::time::Duration;
 use rd_proto::control::IoFact;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::options::{Options, Root};
 use super::progress::Progress;
+use super::root::Root;
 use super::walk::Walk;
+use crate::options::TreeOptions;
 
 /// Entries between two reports of what was met, and between two pauses.
 const REPORT_EVERY: u64 = 256;
@@ -29,7 +30,7 @@ pub const STACK_BYTES: usize = 1 << 20;
 /// Those of [`Walk::new`].
 pub fn count(
     roots: Vec<Root>,
-    options: Options,
+    options: TreeOptions,
     progress: &Progress,
     is_over: &dyn Fn() -> bool,
 ) -> Result<(), IoFact> {
@@ -62,12 +63,12 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::super::options::Rule;
     use super::super::progress::Amount;
     use super::*;
+    use crate::options::{Rule, Rules};
 
     /// Counted in a thread of its own, since its priority is lowered.
-    fn counted(roots: &[Root], options: Options, is_over: bool) -> Progress {
+    fn counted(roots: &[Root], options: TreeOptions, is_over: bool) -> Progress {
         let progress = Progress::default();
         let (counting, roots) = (&progress, roots.to_vec());
         std::thread::scope(|scope| {
@@ -88,14 +89,14 @@ mod tests {
         fs::hard_link(top.join("a"), top.join("deep/again")).expect("a link");
         symlink("nowhere", top.join("link")).expect("a link");
         let roots = [Root::new(&top, "name.o")];
-        let counted = |options: Options| counted(&roots, options, false).total();
+        let counted = |options: TreeOptions| counted(&roots, options, false).total();
         let met = |entries, directories, bytes| (Amount { entries, directories, bytes }, true);
-        assert_eq!(counted(Options::default()), met(9, 3, 43_210));
-        assert_eq!(counted(Options { hard_links: false, ..Options::default() }), met(9, 3, 43_220));
-        assert_eq!(counted(Options { symlinks: false, ..Options::default() }), met(8, 3, 43_210));
-        let rules = vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }];
+        assert_eq!(counted(TreeOptions::default()), met(9, 3, 43_210));
+        assert_eq!(counted(TreeOptions { hard_links: false, ..TreeOptions::default() }), met(9, 3, 43_220));
+        assert_eq!(counted(TreeOptions { symlinks: false, ..TreeOptions::default() }), met(8, 3, 43_210));
+        let rules = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
         assert_eq!(
-            counted(Options { rules, ..Options::default() }),
+            counted(TreeOptions { rules, ..TreeOptions::default() }),
             met(8, 3, 3210),
             "the root itself never is left out"
         );
@@ -107,7 +108,7 @@ mod tests {
         for number in 0..2 * REPORT_EVERY {
             fs::write(scratch.path().join(number.to_string()), "x").expect("a file");
         }
-        let progress = counted(&[Root::new(scratch.path(), "name")], Options::default(), true);
+        let progress = counted(&[Root::new(scratch.path(), "name")], TreeOptions::default(), true);
         let (met, is_all) = progress.total();
         assert!(!is_all && met.entries < 2 * REPORT_EVERY, "{met:?}");
     }

@@ -110,8 +110,9 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::options::TreeOptions;
+    use crate::tree::Root;
     use crate::tree::sink::{Destination, Names};
-    use crate::tree::{Options, Root};
 
     const RANGE_BYTES: usize = 32 << 20;
 
@@ -130,7 +131,7 @@ mod tests {
     fn copied(from: &Path, to: &Path, mut tick: impl FnMut(&AtomicBool)) -> Result<Report, Refused> {
         let roots = vec![Root::new(from, "copy")];
         let source = Arc::new(
-            TreeSource::new(roots, CHUNK_BYTES, Options::default(), Arc::default()).expect("a source").local(),
+            TreeSource::new(roots, CHUNK_BYTES, TreeOptions::default(), Arc::default()).expect("a source").local(),
         );
         let names = Names::Only(b"copy".to_vec());
         let options = Destination { names, is_local: true, ..Destination::default() };
@@ -220,7 +221,7 @@ mod tests {
         let large = tree_path.join(format!("f{}", RANGE_BYTES + 5));
         let roots = vec![Root::new(tree_path, "copy")];
         let source = Arc::new(
-            TreeSource::new(roots, CHUNK_BYTES, Options::default(), Arc::default()).expect("a source").local(),
+            TreeSource::new(roots, CHUNK_BYTES, TreeOptions::default(), Arc::default()).expect("a source").local(),
         );
         let options = Destination { is_local: true, ..Destination::default() };
         let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");

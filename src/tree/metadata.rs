@@ -11,10 +11,10 @@ use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::Fault;
-use super::options::Options;
 use crate::fs::metadata::{
     ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_user_xattrs, without_acl,
 };
+use crate::options::TreeOptions;
 
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
@@ -35,7 +35,7 @@ pub(super) struct Reader {
 impl Reader {
     /// The metadata of an entry: one call where it has no attributes. Where they are not asked for, the mode is without
     /// what it says by an ACL that is not sent.
-    pub fn read(&mut self, options: &Options, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
+    pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
         self.xattrs.clear();
         let mut mode = stat.st_mode & 0o7777;
         if options.xattrs {
@@ -134,7 +134,7 @@ pub(super) struct Applied {
 }
 
 /// The mode for a copy of what has this `metadata`; where modes are not kept, no more than is `permitted`.
-pub(super) fn mode(options: &Options, metadata: &Metadata<'_>, permitted: u32) -> u32 {
+pub(super) fn mode(options: &TreeOptions, metadata: &Metadata<'_>, permitted: u32) -> u32 {
     if options.acls() {
         return metadata.mode;
     }
@@ -166,7 +166,7 @@ impl Setter {
     /// be set: they are that ACL's mask then, and the group may have less.
     pub fn apply(
         self,
-        options: &Options,
+        options: &TreeOptions,
         object: Object<'_>,
         metadata: &Metadata<'_>,
         mode: Option<u32>,

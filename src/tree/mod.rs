@@ -4,14 +4,14 @@ pub mod count;
 pub mod first;
 pub mod local;
 mod metadata;
-mod options;
 pub mod patterns;
 pub mod progress;
+mod root;
 pub mod sink;
 pub mod source;
 pub mod walk;
 
-pub use options::{Options, Root, Rule};
+pub use root::Root;
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;

@@ -7,7 +7,7 @@
 //! All places in a pattern that a path may have come to are followed at once: the time is bounded by the product of both
 //! lengths.
 
-use super::options::Rule;
+use crate::options::Rule;
 
 /// Patterns in their order; the last that matches decides.
 #[derive(Debug, Default)]

@@ -40,12 +40,12 @@ use rustix::io::Errno;
 
 use super::first::First;
 use super::metadata::{Applied, Setter};
-use super::options::Options;
 use super::progress::Progress;
 use super::{FIRST_NAME_FAILED, Fault, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
+use crate::options::TreeOptions;
 use directory::{OpenDirectory, find};
 use entry::Large;
 pub use jobs::Local;
@@ -84,7 +84,7 @@ pub enum Names {
 pub struct Destination {
     /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
     /// was asked for the files that links lead to.
-    pub options: Options,
+    pub options: TreeOptions,
     /// The names at the top.
     pub names: Names,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
@@ -96,8 +96,8 @@ pub struct Destination {
     pub is_local: bool,
 }
 
-impl From<Options> for Destination {
-    fn from(options: Options) -> Self {
+impl From<TreeOptions> for Destination {
+    fn from(options: TreeOptions) -> Self {
         Self { options, ..Self::default() }
     }
 }
@@ -204,7 +204,7 @@ struct Slot {
 
 /// What the threads share.
 struct Shared {
-    options: Options,
+    options: TreeOptions,
     names: Names,
     progress: Arc<Progress>,
     is_local: bool,
@@ -474,8 +474,8 @@ impl TreeSink {
             unsent: self.unsent,
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
             without_xattrs: shared.without_xattrs.load(Relaxed),
-            is_synced: shared.options.fsync,
-            is_read_back: shared.options.read_back,
+            is_synced: shared.options.syncs(),
+            is_read_back: shared.options.reads_back(),
         })
     }
 
@@ -718,7 +718,7 @@ impl TreeSink {
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
-                let Options { recursive, symlinks, specials, .. } = self.shared.options;
+                let TreeOptions { recursive, symlinks, specials, .. } = self.shared.options;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
                     FileType::Symlink => symlinks && recursive,

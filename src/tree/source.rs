@@ -26,12 +26,13 @@ use rd_proto::tree::{OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::options::{Options, Root};
 use super::progress::{Amount, Progress};
+use super::root::Root;
 use super::walk::{Finished, LargeFile, Sent, Standing, Walk};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
 use crate::fs::source::{Part, check_unchanged};
+use crate::options::TreeOptions;
 
 /// While the walk cannot go on, ends of large files wait until there are so many, so that they do not take a chunk each.
 const FINISHED_DUE: usize = OPEN_MAX / 2;
@@ -153,7 +154,12 @@ impl TreeSource {
     /// # Errors
     ///
     /// Those of [`Walk::new`].
-    pub fn new(roots: Vec<Root>, part_bytes: usize, options: Options, progress: Arc<Progress>) -> Result<Self, IoFact> {
+    pub fn new(
+        roots: Vec<Root>,
+        part_bytes: usize,
+        options: TreeOptions,
+        progress: Arc<Progress>,
+    ) -> Result<Self, IoFact> {
         crate::fs::raise_open_files();
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),

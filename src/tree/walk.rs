@@ -32,14 +32,15 @@ use self::links::Links;
 use self::place::{Entry, Level, Names, Place};
 use super::first::First;
 use super::metadata::Reader;
-use super::options::{Options, Root};
 use super::patterns::Patterns;
 use super::progress::Amount;
+use super::root::Root;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
 use crate::fs::source::{SHRANK, change};
 use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact};
+use crate::options::TreeOptions;
 
 mod links;
 mod place;
@@ -162,10 +163,10 @@ impl Walk {
     /// # Errors
     ///
     /// The path and the error number or what else is wrong: a root that is not there, a directory without
-    /// [`Options::recursive`] (EISDIR), a name that cannot be one, a name given twice.
-    pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: Options) -> Result<Self, IoFact> {
+    /// [`TreeOptions::recursive`] (EISDIR), a name that cannot be one, a name given twice.
+    pub fn new(mut roots: Vec<Root>, chunk_bytes: usize, options: TreeOptions) -> Result<Self, IoFact> {
         roots.sort_by(|one, other| one.name.cmp(&other.name));
-        let patterns = Patterns::new(&options.rules)
+        let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         let mut names = Names::default();
         let mut paths = Vec::new();
@@ -334,7 +335,7 @@ struct Open {
 
 /// Makes records of entries.
 struct Recorder {
-    options: Options,
+    options: TreeOptions,
     patterns: Patterns,
     inline_bytes_max: usize,
     /// Reading leaves access times as they are; given up once it is refused, as it is for other users' files.

@@ -13,9 +13,10 @@ use rd_proto::session::Outcome;
 use rd_proto::tree::RESUME_BYTES_MIN;
 use rdma_pipe::engine::tree::answer;
 use rdma_pipe::engine::{Event, Work};
+use rdma_pipe::options::TreeOptions;
+use rdma_pipe::tree::Root;
 use rdma_pipe::tree::sink::TreeSink;
 use rdma_pipe::tree::source::TreeSource;
-use rdma_pipe::tree::{Options, Root};
 
 use crate::Case;
 use crate::fabric::Fabric;
@@ -54,11 +55,12 @@ impl Scratch {
     }
 
     fn start(&self, plan: Plan) -> Session {
-        let options = Options { xattrs: false, ..Options::default() };
+        let options = TreeOptions { xattrs: false, ..TreeOptions::default() };
         let root = Root::new(self.source(), "copy");
         let source = TreeSource::new(vec![root], CHUNK_BYTES, options, Arc::default()).expect("a source");
         plan.start_with(Work::SendTree(Box::new(source)), |post| {
-            let sink = TreeSink::new(&self.destination(), Options::default(), answer(post.clone())).expect("a sink");
+            let sink =
+                TreeSink::new(&self.destination(), TreeOptions::default(), answer(post.clone())).expect("a sink");
             Work::ReceiveTree(Box::new(sink))
         })
     }

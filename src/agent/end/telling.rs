@@ -6,9 +6,9 @@ use std::time::Duration;
 use rd_proto::control::Cause;
 use rd_proto::session::{Counters, Notice, Outcome};
 
+use super::tree;
 use crate::cli::report::{medium_from_name, medium_name};
 use crate::cli::stream::{Ended, Teller};
-use crate::cli::tree;
 use crate::control::frames::{Fault, Message, Report};
 use crate::control::tunnel::Emit;
 use crate::engine::{Monitor, Read, Summary, Waits};

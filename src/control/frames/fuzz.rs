@@ -1,8 +1,7 @@
 //! Body of the fuzz target, and the messages that it starts from.
 
 use super::*;
-use crate::options::{Compress, Encryption, Transport};
-use crate::tree::{Options, Rule};
+use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -60,7 +59,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         caller_is_peer: true,
         peer: b"h1".to_vec(),
     };
-    let tree = Options {
+    let tree = TreeOptions {
         recursive: true,
         mode: true,
         owner: false,
@@ -71,8 +70,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         specials: false,
         in_place: false,
         fsync: false,
-        rules: vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }],
-        read_back: true,
+        rules: Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]),
+        verify: Some(Verify::Disk),
         symlinks: true,
     };
     let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into() };

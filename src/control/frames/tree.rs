@@ -9,6 +9,12 @@ use super::MESSAGE_BYTES_MAX;
 pub const FOUND_MAX: usize = 32;
 const _: () = assert!(FOUND_MAX * (PATH_BYTES_MAX + NAME_BYTES_MAX + 64) < MESSAGE_BYTES_MAX);
 
+/// Bytes that the patterns of --exclude and --include may take in a message: half of it, so that paths fit beside them.
+pub const RULES_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
+
+/// Bytes in a message for each pattern, beside its own.
+pub const RULE_OVERHEAD_BYTES: usize = 8;
+
 /// What a name in a file system is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[cbor(index_only)]

@@ -5,8 +5,9 @@ use rd_proto::tree::RESUME_BYTES_MIN;
 
 use super::*;
 use crate::fs::sink::Also;
+use crate::options::TreeOptions;
 use crate::transport::Pool;
-use crate::tree::{Options, Root};
+use crate::tree::Root;
 
 const CHUNK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -20,8 +21,9 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
     let root = Root::new(path, "large");
     let keys = PayloadKeys::new(PayloadSecret::from_bytes([7; 32]), Accept::Checksummed);
     let mut shared = Shared::new(keys, Compress::Off, Pace::new(None));
-    let source = TreeSource::new(vec![root], CHUNK, Options { sparse: false, ..Options::default() }, Arc::default())
-        .expect("a source");
+    let source =
+        TreeSource::new(vec![root], CHUNK, TreeOptions { sparse: false, ..TreeOptions::default() }, Arc::default())
+            .expect("a source");
     shared.source = Some(Parts::Tree(Box::new(source)));
     let shared = Arc::new(shared);
     let (events, told) = unbounded();

@@ -124,11 +124,10 @@ mod tests {
     use crate::agent::end::End;
     use crate::cli::options::ReportOptions;
     use crate::cli::report::Reporter;
-    use crate::cli::tree::TreeOptions;
     use crate::control::launch::Launcher;
     use crate::job::launching::{AgentChoice, Otherwise, Voice};
     use crate::job::plan::{Plan, Spec};
-    use crate::options::TransferOptions;
+    use crate::options::{TransferOptions, TreeOptions};
 
     #[derive(Parser)]
     struct Options {
@@ -148,7 +147,7 @@ mod tests {
             directory: false,
             exact: false,
             recursive: false,
-            tree: TreeOptions::default().options(false, Vec::new()),
+            tree: TreeOptions::default(),
             dry_run: false,
             relay: false,
             via: None,

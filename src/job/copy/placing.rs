@@ -289,13 +289,13 @@ impl Copy<'_> {
         placed: Option<&Placed>,
     ) -> Result<(), Failure> {
         let tree = &self.plan.tree;
-        let asked = [(tree.read_back, "--verify=disk"), (self.plan.transfer.bwlimit.is_some(), "--bwlimit")];
+        let asked = [(tree.reads_back(), "--verify=disk"), (self.plan.transfer.bwlimit.is_some(), "--bwlimit")];
         if let Some((_, option)) = asked.into_iter().find(|(is_asked, _)| *is_asked)
             && found.iter().any(|(from, found)| *from == to && !self.is_stream(*from, found, placed))
         {
             return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
         }
-        let asked = [(tree.read_back, "--verify=disk"), (tree.in_place, "--in-place"), (tree.fsync, "--fsync")];
+        let asked = [(tree.reads_back(), "--verify=disk"), (tree.in_place, "--in-place"), (tree.syncs(), "--fsync")];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };

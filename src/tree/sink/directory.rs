@@ -238,7 +238,7 @@ impl OpenDirectory {
             self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);
-        if options.fsync {
+        if options.syncs() {
             fsync(&self.fd)?;
         }
         applied.error.map_or(Ok(()), Err)
@@ -337,7 +337,7 @@ mod tests {
     use rd_proto::tree::{Time, Xattrs};
 
     use super::super::tests::chunk;
-    use super::super::{Options, TreeSink};
+    use super::super::{TreeOptions, TreeSink};
     use super::*;
 
     const META: Metadata<'static> = Metadata {
@@ -372,7 +372,7 @@ mod tests {
         let partial = name_beside(b"new", PARTIAL);
         let mut kept = Vec::new();
         for is_cut in [true, true, false] {
-            let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+            let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
             let (tell, told) = mpsc::channel();
             sink.on_kept(Box::new(move |paths, bytes| {
                 assert_eq!(bytes, 0, "small files are sent again");
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn a_tree_of_which_nothing_came_leaves_nothing() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
         sink.push(0, 0, chunk(&[directory(b"new")])).expect("taken");
         drop(sink);
         assert_eq!(names(scratch.path()), [""; 0]);
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn a_name_that_was_taken_meanwhile_is_left_alone() {
         let scratch = tempfile::tempdir().expect("a directory");
-        let mut sink = TreeSink::new(scratch.path(), Options::default(), Box::new(|_| {})).expect("there");
+        let mut sink = TreeSink::new(scratch.path(), TreeOptions::default(), Box::new(|_| {})).expect("there");
         sink.push(0, 0, chunk(&[directory(b"new"), file(b"file")])).expect("taken");
         fs::create_dir(scratch.path().join("new")).expect("made");
         fs::write(scratch.path().join("new/theirs"), "theirs").expect("a file");

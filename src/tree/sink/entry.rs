@@ -99,7 +99,7 @@ fn make_file(
 
 /// Reads what has been written back from the disk where that was asked for.
 fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
-    if shared.options.read_back { read_back(file, data, position) } else { Ok(()) }
+    if shared.options.reads_back() { read_back(file, data, position) } else { Ok(()) }
 }
 
 /// Writes what is in the cache to the disk and drops the pages of this range.
@@ -239,7 +239,7 @@ impl Partial {
     /// A file to be written at once and published.
     fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
-            return Self::in_place(directory, name, shared.options.read_back);
+            return Self::in_place(directory, name, shared.options.reads_back());
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -273,7 +273,7 @@ impl Partial {
         may_adopt: bool,
     ) -> Result<(Self, bool), Fault> {
         if shared.options.in_place {
-            return Ok((Self::in_place(directory, name, shared.options.read_back)?, false));
+            return Ok((Self::in_place(directory, name, shared.options.reads_back())?, false));
         }
         Self::named(shared, directory, name, may_adopt)
     }
@@ -337,7 +337,7 @@ impl Partial {
         let (gets_acl, was_there) = (directory.gives_acl, matches!(self.way, Way::InPlace(false)));
         let current = Current { uid: owner.0, gid: owner.1, is_directory: false, gets_acl, was_there };
         let applied = shared.setter.apply(options, Object::Open(self.file.as_fd()), described, Some(mode), current);
-        if options.fsync {
+        if options.syncs() {
             fsync(&self.file)?;
         }
         match &self.way {
@@ -417,7 +417,7 @@ impl Large {
         }
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
-        let waits = !is_cache_only(kind) && (shared.options.read_back || shared.writes.are_direct(size));
+        let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
         Ok(Self {
             partial,
@@ -575,7 +575,7 @@ impl Large {
                 return None;
             }
             // What stays of it is told to have been read from the disk.
-            if self.shared.options.read_back && evict(file, start, length).is_err() {
+            if self.shared.options.reads_back() && evict(file, start, length).is_err() {
                 return None;
             }
             hash_range(file, start, length, &mut scratch).ok()
@@ -605,7 +605,7 @@ impl Large {
         let settled = self.bypass.settle(&self.partial.file);
         // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
         // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
-        let is_synced_first = self.is_lasting && self.shared.options.fsync;
+        let is_synced_first = self.is_lasting && self.shared.options.syncs();
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
         match settled.and_then(|()| sync()).and_then(|()| publish()) {

@@ -149,8 +149,8 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
     for threads in [1, 4] {
         for fsync in [false, true] {
             let scratch = Scratch::new();
-            let mut sink = scratch
-                .sink(Destination { threads, ..Options { fsync, read_back: fsync, ..Options::default() }.into() });
+            let verify = fsync.then_some(crate::options::Verify::Disk);
+            let mut sink = scratch.sink(Destination { threads, ..TreeOptions { verify, ..Default::default() }.into() });
             let mut xattrs = Vec::new();
             assert!(Xattrs::push(&mut xattrs, b"user.colour", b"blue"));
             let with_xattrs = Metadata { xattrs: Xattrs::new(&xattrs), ..META };
@@ -204,7 +204,7 @@ fn every_kind_of_entry_arrives_with_its_metadata() {
             scratch.no_temporaries();
 
             // A second time: over what is there, read-only directories among it.
-            let mut sink = scratch.sink(Destination { threads, ..Options { fsync, ..Options::default() }.into() });
+            let mut sink = scratch.sink(Destination { threads, ..TreeOptions { fsync, ..Default::default() }.into() });
             sink.push(0, 0, first).expect("taken");
             sink.push(0, 0, chunk(&[closed(1, 0), END])).expect("taken");
             assert_eq!(sink.finish().expect("whole").failures, []);
@@ -229,7 +229,7 @@ fn owners_and_set_id_bits_are_kept_by_root_alone() {
         END,
     ];
     for owner in [true, false] {
-        let report = scratch.run(Options { owner, ..Options::default() }, &records).expect("whole");
+        let report = scratch.run(TreeOptions { owner, ..TreeOptions::default() }, &records).expect("whole");
         assert_eq!(report.failures, []);
         let kept = owner && is_root();
         for path in ["d", "d/f", "d/p", "d/s"] {
@@ -248,15 +248,15 @@ fn owners_and_set_id_bits_are_kept_by_root_alone() {
 fn devices_are_made_by_root_alone() {
     let scratch = Scratch::new();
     let null = Record::Special { name: b"null", metadata: META, kind: Special::Character, device: (1, 3) };
-    let report = scratch.run(Options::default(), &[null, END]).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &[null, END]).expect("whole");
     if is_root() {
         assert_eq!(fs::metadata(scratch.dst().join("null")).expect("there").rdev(), 0x103);
     } else {
         assert_eq!(errnos(&report), [Errno::PERM]);
     }
-    let options = Options { specials: false, ..Options::default() };
+    let options = TreeOptions { specials: false, ..TreeOptions::default() };
     assert_eq!(scratch.run(options.clone(), &[null, END]).expect("whole").skipped, 1);
-    let (options, skipped) = (Options { symlinks: false, ..options }, link(b"link", b"null"));
+    let (options, skipped) = (TreeOptions { symlinks: false, ..options }, link(b"link", b"null"));
     assert_eq!(scratch.run(options, &[skipped, null, END]).expect("whole").skipped, 2);
     assert!(!names_below(&scratch.dst()).contains(&scratch.dst().join("link")));
 }
@@ -284,12 +284,12 @@ fn acls_are_set_and_inherited_ones_are_not() {
         Ok(()) => {}
         Err(error) => {
             // Then the group's bits are only a mask, and must not become the group's.
-            assert_eq!(scratch.run(Options::default(), &[with_acl, END]).expect("whole").without_xattrs, 1);
+            assert_eq!(scratch.run(TreeOptions::default(), &[with_acl, END]).expect("whole").without_xattrs, 1);
             assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o777, 0o600);
             return eprintln!("no ACLs on this file system: {error}");
         }
     }
-    let report = scratch.run(Options::default(), &[with_acl, file(b"b", b""), directory(b"c"), Record::Leave, END]);
+    let report = scratch.run(TreeOptions::default(), &[with_acl, file(b"b", b""), directory(b"c"), Record::Leave, END]);
     assert_eq!(report.expect("whole").failures, []);
     let mut value = [0; 64];
     let length = rustix::fs::getxattr(scratch.dst().join("a"), "system.posix_acl_access", &mut value).expect("an ACL");
@@ -300,7 +300,7 @@ fn acls_are_set_and_inherited_ones_are_not() {
     }
     assert_eq!(fs::metadata(scratch.dst().join("b")).expect("there").mode() & 0o777, 0o640);
     // Without its ACL the file's group gets nothing.
-    scratch.run(Options { xattrs: false, ..Options::default() }, &[with_acl, END]).expect("whole");
+    scratch.run(TreeOptions { xattrs: false, ..TreeOptions::default() }, &[with_acl, END]).expect("whole");
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
 
@@ -338,7 +338,7 @@ fn acls_of_what_was_there_before_go() {
         rustix::fs::getxattr(dst.join(name), &attribute, &mut value).map(|length| value[..length].to_vec())
     };
     let run = |xattrs| {
-        let options = Options { xattrs, in_place: true, ..Options::default() };
+        let options = TreeOptions { xattrs, in_place: true, ..TreeOptions::default() };
         assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
     };
     run(false);
@@ -359,7 +359,7 @@ fn acls_of_what_was_there_before_go() {
 #[test]
 fn an_existing_file_keeps_its_mode_where_modes_are_not_copied() {
     let scratch = Scratch::new();
-    let options = Options { mode: false, owner: false, times: false, xattrs: false, ..Options::default() };
+    let options = TreeOptions { mode: false, owner: false, times: false, xattrs: false, ..TreeOptions::default() };
     let old = scratch.dst().join("old");
     fs::write(&old, "before").expect("a file");
     fs::set_permissions(&old, fs::Permissions::from_mode(0o604)).expect("ours");
@@ -409,7 +409,7 @@ fn a_hard_link_never_takes_an_old_file_for_its_first() {
         not_intact(2),
         END,
     ];
-    let report = scratch.run(Options::default(), &records).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &records).expect("whole");
     assert_eq!((report.failed, report.files, report.others), (4, 0, 0));
     for name in ["a", "b"] {
         assert_eq!(fs::read(scratch.dst().join(name)).expect("readable"), b"old");
@@ -426,7 +426,7 @@ fn the_old_file_stays_whole_until_the_new_one_is() {
         fs::write(&old, "before").expect("a file");
         fs::write(&other, "before").expect("a file");
         let inode = fs::metadata(&old).expect("there").ino();
-        let mut sink = scratch.sink(Options::default());
+        let mut sink = scratch.sink(TreeOptions::default());
         sink.push(0, 0, chunk(&[large(b"large", 1, 8), file(b"small", b"after")])).expect("taken");
         sink.push(1, 4, Arc::new(b"ter!".to_vec())).expect("taken");
         sink.shared.wait_drained();
@@ -458,9 +458,9 @@ fn the_old_file_stays_whole_until_the_new_one_is() {
 #[test]
 fn a_partial_file_that_is_being_written_is_left_alone() {
     let scratch = Scratch::new();
-    let mut first = scratch.sink(Options::default());
+    let mut first = scratch.sink(TreeOptions::default());
     first.push(0, 0, chunk(&[large(b"a", 1, 4)])).expect("taken");
-    let report = scratch.run(Options::default(), &[large(b"a", 1, 0), closed(1, 0), END]).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &[large(b"a", 1, 0), closed(1, 0), END]).expect("whole");
     assert_eq!(errnos(&report), [Errno::BUSY]);
     first.push(1, 0, Arc::new(b"data".to_vec())).expect("taken");
     first.push(0, 0, chunk(&[closed(1, 4), END])).expect("taken");
@@ -500,7 +500,7 @@ fn the_root_is_merged_into_the_destination() {
     fs::write(dst.join("mine"), "mine").expect("a file");
     fs::create_dir_all(dst.join("b/x")).expect("a directory");
     let names = || Names::Only(b".".to_vec());
-    let options = || Destination { names: names(), ..Options { fsync: true, ..Options::default() }.into() };
+    let options = || Destination { names: names(), ..TreeOptions { fsync: true, ..TreeOptions::default() }.into() };
     let records = [
         directory(b"root"),
         file(b"a", b"data"),
@@ -541,7 +541,7 @@ fn in_place_keeps_the_inode_and_follows_no_link() {
     fs::write(&old, "longer than the new one").expect("a file");
     symlink(scratch.outside().join("file"), scratch.dst().join("b")).expect("a link");
     let inode = fs::metadata(&old).expect("there").ino();
-    let options = Options { in_place: true, ..Options::default() };
+    let options = TreeOptions { in_place: true, ..TreeOptions::default() };
     let records = [file(b"a", b"new"), file(b"b", b"new"), file(b"c", b"new"), END];
     let report = scratch.run(options, &records).expect("whole");
     assert_eq!(report.files, 2);
@@ -558,7 +558,7 @@ fn a_tree_may_be_as_deep_as_the_protocol_allows() {
     records.push(file(b"f", b"deep"));
     records.extend(vec![Record::Leave; DEPTH_MAX]);
     records.push(END);
-    let report = scratch.run(Options::default(), &records).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &records).expect("whole");
     assert_eq!((report.directories, report.files, report.failures), (DEPTH_MAX as u64, 1, Vec::new()));
     let deepest = scratch.dst().join("d/".repeat(DEPTH_MAX));
     assert_eq!(fs::read(deepest.join("f")).expect("readable"), b"deep");
@@ -574,7 +574,7 @@ fn failures_are_bounded_and_counted() {
     }
     let mut records: Vec<_> = names.iter().map(|name| file(name.as_bytes(), b"")).collect();
     records.push(END);
-    let report = scratch.run(Options::default(), &records).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &records).expect("whole");
     assert_eq!((report.failed, report.failures.len()), (names.len() as u64, FIRST_MAX));
 }
 
@@ -592,7 +592,7 @@ fn a_full_disk_stops_everything() {
         return eprintln!("not run: a small file system cannot be mounted here");
     }
     let _mount = Mount(scratch.dst());
-    let mut sink = scratch.sink(Options::default());
+    let mut sink = scratch.sink(TreeOptions::default());
     let data = Arc::new(vec![1_u8; 1 << 20]);
     sink.push(0, 0, chunk(&[large(b"a", 1, 4 << 20)])).expect("taken");
     for part in 0..4 {
@@ -613,8 +613,8 @@ fn a_failure_told_at_close_is_one() {
         let scratch = Scratch::new();
         fs::create_dir_all(scratch.dst()).expect("made");
         let refused = where_closing_fails(|| {
-            let small = scratch.run(Options { in_place, ..Options::default() }, &[file(b"small", b"bytes"), END]);
-            let mut sink = scratch.sink(Options { in_place, ..Options::default() });
+            let small = scratch.run(TreeOptions { in_place, ..Default::default() }, &[file(b"small", b"bytes"), END]);
+            let mut sink = scratch.sink(TreeOptions { in_place, ..TreeOptions::default() });
             sink.push(0, 0, chunk(&[large(b"large", 1, 1 << 20)])).expect("taken");
             sink.push(1, 0, Arc::new(vec![1; 1 << 20])).expect("taken");
             let _ = sink.push(0, 0, chunk(&[closed(1, 1 << 20), END]));
@@ -640,7 +640,7 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     assert!(Record::awaits_have(SIZE, false));
     // As if killed there: a failure that stops everything leaves what is to be gone on with.
     let refused = where_calls_fail(&[libc::SYS_fsync, libc::SYS_fdatasync], libc::EIO, || {
-        let mut sink = scratch.sink(Options { fsync: true, ..Options::default() });
+        let mut sink = scratch.sink(TreeOptions { fsync: true, ..TreeOptions::default() });
         sink.push(0, 0, chunk(&[large])).expect("taken");
         sink.push(1, 0, Arc::new(vec![1; SIZE as usize])).expect("taken");
         let _ = sink.push(0, 0, chunk(&[closed(1, SIZE), END]));
@@ -654,7 +654,7 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     let looked = Arc::new(Mutex::new(None));
     let told = Arc::clone(&looked);
     let answer = Box::new(move |have: Have| _ = told.lock().expect("no panic").insert(have));
-    let mut sink = TreeSink::new(&scratch.dst(), Options::default(), answer).expect("there");
+    let mut sink = TreeSink::new(&scratch.dst(), TreeOptions::default(), answer).expect("there");
     sink.push(0, 0, chunk(&[large, closed(1, 0), END])).expect("taken");
     sink.finish().expect("whole");
     let have = looked.lock().expect("no panic").take().expect("it was asked");
@@ -777,7 +777,7 @@ fn capabilities_go_with_owner_and_mode() {
     assert!(Xattrs::push(&mut xattrs, NAME.as_bytes(), &value));
     let metadata = Metadata { xattrs: Xattrs::new(&xattrs), uid: 12, ..META };
     for (owner, mode) in [(true, true), (true, false), (false, true), (false, false)] {
-        let options = Options { owner, mode, ..Options::default() };
+        let options = TreeOptions { owner, mode, ..TreeOptions::default() };
         let name = format!("f{owner}{mode}");
         let records = [Record::File { name: name.as_bytes(), metadata, data: b"" }, END];
         assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
@@ -795,6 +795,6 @@ fn what_a_killed_transfer_left_of_small_files_goes() {
         fs::write(place.join(name_beside(b"f", PARTIAL)), "half").expect("ours");
     }
     let records = [directory(b"d"), file(b"f", b"whole"), Record::Leave, file(b"f", b"whole"), END];
-    assert!(scratch.run(Options::default(), &records).expect("a walk").failures.is_empty());
+    assert!(scratch.run(TreeOptions::default(), &records).expect("a walk").failures.is_empty());
     scratch.no_temporaries();
 }

@@ -13,9 +13,9 @@ use proptest::prelude::*;
 use rd_proto::tree::{DEPTH_MAX, Order, Record, Special};
 use rustix::fs::{CWD, Mode, XattrFlags, mkfifoat, setxattr};
 
-use super::super::options::Rule;
 use super::super::walk::hook::set_before_read;
 use super::*;
+use crate::options::{Rule, Rules};
 
 const PART_BYTES: usize = 64 << 10;
 const INLINE_BYTES: usize = PART_BYTES / 8;
@@ -45,10 +45,10 @@ impl Scratch {
 
     /// All of it as one root, `t`.
     fn source(&self, part_bytes: usize) -> TreeSource {
-        self.source_with(part_bytes, Options::default())
+        self.source_with(part_bytes, TreeOptions::default())
     }
 
-    fn source_with(&self, part_bytes: usize, options: Options) -> TreeSource {
+    fn source_with(&self, part_bytes: usize, options: TreeOptions) -> TreeSource {
         TreeSource::new(vec![Root::new(&self.0, "t")], part_bytes, options, Arc::default()).expect("a source")
     }
 }
@@ -61,7 +61,7 @@ impl Drop for Scratch {
 
 /// All of one root.
 fn source_of(path: &Path, name: &str) -> TreeSource {
-    TreeSource::new(vec![Root::new(path, name)], PART_BYTES, Options::default(), Arc::default()).expect("a source")
+    TreeSource::new(vec![Root::new(path, name)], PART_BYTES, TreeOptions::default(), Arc::default()).expect("a source")
 }
 
 fn bytes(count: usize, seed: usize) -> Vec<u8> {
@@ -341,7 +341,7 @@ fn holes_are_left_out() {
     assert_eq!(tree.large[&b"t/all"[..]], 0);
     assert!(tree.large[&b"t/middle"[..]] <= 64 << 10, "{:?}", tree.large);
     assert_eq!(tree.large[&b"t/small"[..]], 4096);
-    let options = Options { sparse: false, ..Options::default() };
+    let options = TreeOptions { sparse: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 2, PART_BYTES));
     assert_same(&scratch, &tree);
     assert_eq!((tree.large.len(), tree.large[&b"t/all"[..]]), (2, 9 << 20));
@@ -365,7 +365,7 @@ fn further_names_of_a_file() {
             .map(|(name, first)| (&name[..], &first[..]))
             .eq(links.map(|(name, first)| (name.as_bytes(), first.as_bytes())))
     );
-    let options = Options { hard_links: false, ..Options::default() };
+    let options = TreeOptions { hard_links: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_same(&scratch, &tree);
     assert!(tree.links.is_empty());
@@ -537,10 +537,10 @@ fn entries_of_every_kind_and_odd_names() {
     mkfifoat(CWD, scratch.0.join("fifo"), Mode::RUSR).expect("made");
     let _socket = std::os::unix::net::UnixListener::bind(scratch.0.join("socket")).expect("bound");
     check(&scratch, PART_BYTES);
-    let options = Options { specials: false, ..Options::default() };
+    let options = TreeOptions { specials: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (9, 0));
-    let options = Options { symlinks: false, specials: false, ..Options::default() };
+    let options = TreeOptions { symlinks: false, specials: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert_eq!((tree.entries.len(), tree.failures), (8, 0));
     let tree = rebuild(rest(&source_of(Path::new("/dev/null"), "null"), 1, PART_BYTES));
@@ -564,7 +564,7 @@ fn extended_attributes() {
     found.sort();
     assert_eq!(*found, [(b"user.b".to_vec(), vec![]), (b"user.c".to_vec(), vec![0, 1])]);
     assert!(tree.xattrs[&b"t/d"[..]].contains(&(b"user.a".to_vec(), b"1".to_vec())));
-    let options = Options { xattrs: false, ..Options::default() };
+    let options = TreeOptions { xattrs: false, ..TreeOptions::default() };
     let tree = rebuild(rest(&scratch.source_with(PART_BYTES, options), 1, PART_BYTES));
     assert!(tree.xattrs.values().all(Vec::is_empty));
     // More than a chunk has room for.
@@ -613,29 +613,29 @@ fn roots() {
     let errno = |roots: Vec<Root>, options| {
         TreeSource::new(roots, PART_BYTES, options, Arc::default()).err().map(|fact| fact.errno)
     };
-    assert_eq!(errno(vec![at("d/f", "f"), at("none", "n")], Options::default()), Some(Errno::NOENT.raw_os_error()));
+    assert_eq!(errno(vec![at("d/f", "f"), at("none", "n")], TreeOptions::default()), Some(Errno::NOENT.raw_os_error()));
     assert_eq!(
-        errno(vec![at("d", "d")], Options { recursive: false, ..Options::default() }),
+        errno(vec![at("d", "d")], TreeOptions { recursive: false, ..TreeOptions::default() }),
         Some(Errno::ISDIR.raw_os_error())
     );
-    assert_eq!(errno(vec![at("d/f", "f"), at("d/skip", "f")], Options::default()), Some(0));
-    assert_eq!(errno(vec![at("d/f", "../f")], Options::default()), Some(0));
+    assert_eq!(errno(vec![at("d/f", "f"), at("d/skip", "f")], TreeOptions::default()), Some(0));
+    assert_eq!(errno(vec![at("d/f", "../f")], TreeOptions::default()), Some(0));
 
     let take = |roots, options| {
         let source = TreeSource::new(roots, PART_BYTES, options, Arc::default()).expect("a source");
         rebuild(rest(&source, 2, PART_BYTES))
     };
-    let tree = take(vec![at("l", "2"), at("d/f", "3"), at("d/", "1")], Options::default());
+    let tree = take(vec![at("l", "2"), at("d/f", "3"), at("d/", "1")], TreeOptions::default());
     let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
     assert_eq!(names, ["1", "1/f", "1/pass", "1/pass/x", "1/skip", "2", "3"]);
     assert_eq!(tree.entries[&b"2"[..]], What::Symlink(b"d".to_vec()));
     let rule = |pattern: &[u8]| Rule { pattern: pattern.to_vec().into(), is_include: false };
-    let rules = vec![rule(b"skip"), rule(b"pass/"), rule(b"f/"), rule(b"2")];
-    let tree = take(vec![at("d", "2")], Options { rules, ..Options::default() });
+    let rules = Rules(vec![rule(b"skip"), rule(b"pass/"), rule(b"f/"), rule(b"2")]);
+    let tree = take(vec![at("d", "2")], TreeOptions { rules, ..TreeOptions::default() });
     let names: Vec<_> = tree.entries.keys().map(|name| String::from_utf8_lossy(name)).collect();
     assert_eq!(names, ["2", "2/f"], "the root itself never is left out");
     symlink("d/f", scratch.0.join("k")).expect("linked");
-    let tree = take(vec![at("k", "4")], Options { recursive: false, ..Options::default() });
+    let tree = take(vec![at("k", "4")], TreeOptions { recursive: false, ..TreeOptions::default() });
     assert_eq!(tree.entries[&b"4"[..]], What::File(b"f".to_vec()));
 }
 

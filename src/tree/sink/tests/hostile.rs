@@ -38,7 +38,7 @@ fn what_cannot_be_a_tree_is_refused() {
     ];
     for (steps, error) in cases {
         let scratch = Scratch::new();
-        let mut sink = scratch.sink(Options::default());
+        let mut sink = scratch.sink(TreeOptions::default());
         let outcome = steps
             .iter()
             .try_for_each(|(item, position, records, bytes)| {
@@ -52,7 +52,7 @@ fn what_cannot_be_a_tree_is_refused() {
         scratch.outside_is_unchanged();
     }
     let scratch = Scratch::new();
-    let mut sink = scratch.sink(Options::default());
+    let mut sink = scratch.sink(TreeOptions::default());
     assert_eq!(sink.push(0, 0, Arc::new(vec![77])), Err(order(TreeError::Kind(77))));
 }
 
@@ -62,7 +62,7 @@ fn nothing_is_written_through_a_link() {
     let outside = scratch.outside();
     let target = outside.as_os_str().as_bytes();
     symlink(&outside, scratch.dst().join("b")).expect("a link");
-    let mut sink = scratch.sink(Options::default());
+    let mut sink = scratch.sink(TreeOptions::default());
     let records = [
         link(b"a", target),
         directory(b"b"),
@@ -106,16 +106,17 @@ fn hard_links_lead_to_what_is_kept_only() {
         Record::HardLink { name: b"p", first: b"l/file" },
         END,
     ];
-    let report = scratch.run(Options::default(), &records).expect("whole");
+    let report = scratch.run(TreeOptions::default(), &records).expect("whole");
     assert_eq!(errnos(&report), [Errno::INVAL, Errno::NOENT, Errno::NOTDIR]);
     let inode = |name: &str| fs::symlink_metadata(scratch.dst().join(name)).expect("there").ino();
     assert_eq!(inode("l"), inode("n"), "the link has two names, and what it leads to has one");
     scratch.outside_is_unchanged();
     // Nor to what was there before, where no such thing is to come.
     let records = [Record::HardLink { name: b"q", first: b"old" }, END];
-    for options in
-        [Options { recursive: false, ..Options::default() }, Options { symlinks: false, ..Options::default() }]
-    {
+    for options in [
+        TreeOptions { recursive: false, ..TreeOptions::default() },
+        TreeOptions { symlinks: false, ..TreeOptions::default() },
+    ] {
         assert_eq!(errnos(&scratch.run(options, &records).expect("whole")), [Errno::INVAL]);
     }
     scratch.outside_is_unchanged();
@@ -130,7 +131,7 @@ fn temporary_names_are_not_received() {
     let [part_name, whole_name] = [&part, &whole].map(|path| path.file_name().expect("a name").as_bytes().to_vec());
     let plain = link(b"x", b"y");
     let named = |name: &[u8], record: Record<'_>| {
-        let mut sink = scratch.sink(Options::default());
+        let mut sink = scratch.sink(TreeOptions::default());
         sink.push(0, 0, chunk(&[record])).expect("taken");
         match record {
             Record::Large { size, .. } => {
@@ -154,7 +155,7 @@ fn temporary_names_are_not_received() {
         named(name, Record::Special { name, metadata: META, kind: Special::Fifo, device: (0, 0) });
     }
     let records = [Record::HardLink { name: b"another", first: &part_name }, END];
-    assert_eq!(errnos(&scratch.run(Options::default(), &records).expect("whole")), [Errno::INVAL]);
+    assert_eq!(errnos(&scratch.run(TreeOptions::default(), &records).expect("whole")), [Errno::INVAL]);
     let renamed = Destination { names: Names::Only(part_name.to_vec()), ..Destination::default() };
     assert_eq!(scratch.run(renamed, &[file(b"a", b"new"), END]).expect("whole").failed, 1);
     assert_eq!(names_below(&scratch.dst()).len(), 2, "the other transfer's, and the link");
@@ -189,7 +190,7 @@ fn what_is_planted_under_a_partial_name_is_not_written_to() {
             closed(1, 0),
             END,
         ];
-        let report = scratch.run(Options::default(), &records).expect("whole");
+        let report = scratch.run(TreeOptions::default(), &records).expect("whole");
         assert_eq!(report.failures, []);
         for name in ["file", "hard"] {
             assert_eq!(fs::read(scratch.dst().join(name)).expect("readable"), b"new");
@@ -248,7 +249,7 @@ fn a_stream_with_any_byte_changed_harms_nothing() {
     let good = chunk(&records);
     let scratch = Scratch::new();
     // No device nodes with numbers that nobody chose.
-    let options = Options { specials: false, ..Options::default() };
+    let options = TreeOptions { specials: false, ..TreeOptions::default() };
     for at in 0..good.len() {
         for mask in [1, 0x80, 0xff] {
             let mut bad = good.to_vec();

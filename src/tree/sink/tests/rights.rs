@@ -18,7 +18,7 @@ fn a_sender_who_names_us_as_the_owner_cannot_lend_our_rights() {
         END,
     ];
     for in_place in [false, true] {
-        let options = Options { in_place, ..Options::default() };
+        let options = TreeOptions { in_place, ..TreeOptions::default() };
         assert_eq!(scratch.run(options, &records).expect("whole").failures, []);
         for (path, lent) in [("d", 0o2000), ("d/f", 0), ("d/l", 0), ("d/p", 0)] {
             let mode = fs::symlink_metadata(scratch.dst().join(path)).expect("there").mode() & 0o7777;
@@ -34,7 +34,7 @@ fn in_place_refuses_a_file_with_other_names() {
     for name in ["a", "b"] {
         fs::hard_link(scratch.outside().join("file"), scratch.dst().join(name)).expect("a link");
     }
-    let options = Options { in_place: true, ..Options::default() };
+    let options = TreeOptions { in_place: true, ..TreeOptions::default() };
     let report = scratch.run(options, &[file(b"a", b"x"), large(b"b", 1, 0), closed(1, 0), END]).expect("whole");
     assert_eq!((report.failed, report.files), (2, 0));
     assert!(report.failures.iter().all(|fact| fact.detail.starts_with(b"has other names")), "{report:?}");

@@ -1,4 +1,4 @@
-//! What of a tree is copied: the options of `rdcp`, as messages carry them and as the ends take them.
+//! Trees at an end: what walks or makes them, and what the caller is sent about them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,142 +7,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
 use flume::Sender;
 use minicbor::bytes::ByteVec;
 use rd_proto::control::IoFact;
 
-use crate::agent::place;
+use super::place;
 use crate::control::frames::{
-    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, MESSAGE_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX, Report,
-    TreeProgress,
+    FAULTS_MAX, Fault, KEPT_PATH_BYTES_MAX, Kept, Message, PROGRESS_NAME_BYTES_MAX, Report, TreeProgress,
 };
 use crate::control::tunnel::Emit;
 use crate::engine::tree::answer;
 use crate::engine::{Event, Summary};
-use crate::fault::{Exit, Failure, escaped};
+use crate::fault::Exit;
+use crate::options::TreeOptions;
+use crate::tree::Root;
 use crate::tree::count;
 use crate::tree::local;
-use crate::tree::patterns::Patterns;
 use crate::tree::progress::Progress;
 use crate::tree::sink::{Destination, Names, Refused, TreeSink};
 use crate::tree::source::TreeSource;
-use crate::tree::{Options, Root, Rule};
-
-/// Bytes that the patterns may take in a message: half of it, so that paths fit beside them.
-pub(crate) const RULES_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 2;
-
-/// Bytes in a message for each pattern, beside its own.
-const RULE_OVERHEAD_BYTES: usize = 8;
 
 /// How often a copy on one host tells how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-
-/// Options of what is copied and how it is written.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Files")]
-pub struct TreeOptions {
-    /// Leave out what matches PATTERN, as in a .gitignore, but a # in front and spaces behind are part of it; of several
-    /// patterns the last that matches decides
-    #[arg(long, value_name = "PATTERN")]
-    exclude: Vec<OsString>,
-    /// Do not leave out what matches PATTERN, although an --exclude before it does
-    #[arg(long, value_name = "PATTERN")]
-    include: Vec<OsString>,
-    /// Give copies the mode and ACL of new files, not those of their source
-    #[arg(long)]
-    no_mode: bool,
-    /// Do not keep owner and group, which only root can
-    #[arg(long)]
-    no_owner: bool,
-    /// Do not keep the times of last change and access
-    #[arg(long)]
-    no_times: bool,
-    /// Do not keep extended attributes and ACLs
-    #[arg(long)]
-    no_xattrs: bool,
-    /// Copy a file with several names once for each of them
-    #[arg(long)]
-    no_hard_links: bool,
-    /// Write out the holes of files that have some
-    #[arg(long)]
-    no_sparse: bool,
-    /// Pass over symbolic links
-    #[arg(long)]
-    no_symlinks: bool,
-    /// Pass over FIFOs, sockets and devices
-    #[arg(long)]
-    no_specials: bool,
-    /// Write into files that are there instead of replacing them when all has arrived
-    #[arg(long)]
-    in_place: bool,
-    /// Have each file, then its directory, on stable storage before the end
-    #[arg(long)]
-    fsync: bool,
-    /// Read all data back from the disk and compare it before its file appears; not for copies on one host
-    #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
-    verify: Option<Verify>,
-}
-
-/// `--verify`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Verify {
-    /// What the disk has stored
-    Disk,
-}
-
-impl TreeOptions {
-    /// As they go to whoever copies. `rules`: includes and excludes in the order of the command line.
-    pub(crate) fn options(&self, recursive: bool, rules: Vec<Rule>) -> Options {
-        Options {
-            recursive,
-            mode: !self.no_mode,
-            owner: !self.no_owner,
-            times: !self.no_times,
-            xattrs: !self.no_xattrs,
-            hard_links: !self.no_hard_links,
-            sparse: !self.no_sparse,
-            symlinks: !self.no_symlinks,
-            specials: !self.no_specials,
-            in_place: self.in_place,
-            fsync: self.fsync || self.verify.is_some(),
-            read_back: self.verify.is_some(),
-            rules,
-        }
-    }
-
-    /// The patterns, in the order in which they were given.
-    ///
-    /// # Errors
-    ///
-    /// A usage failure for a pattern that is none.
-    pub(crate) fn rules(&self, matches: &clap::ArgMatches) -> Result<Vec<Rule>, Failure> {
-        let mut all: Vec<(usize, Rule)> = Vec::new();
-        for (name, patterns, is_include) in [("exclude", &self.exclude, false), ("include", &self.include, true)] {
-            let places = matches.indices_of(name).into_iter().flatten();
-            for (place, pattern) in places.zip(patterns) {
-                all.push((place, Rule { pattern: ByteVec::from(pattern.as_bytes().to_vec()), is_include }));
-            }
-        }
-        all.sort_by_key(|(place, _)| *place);
-        let rules: Vec<Rule> = all.into_iter().map(|(_, rule)| rule).collect();
-        Patterns::new(&rules).map_err(|(rule, reason)| {
-            let option = if rule.is_include { "--include" } else { "--exclude" };
-            let pattern = escaped(OsStr::from_bytes(&rule.pattern));
-            Failure::new(Exit::Usage, format!("{option} '{pattern}': the pattern {reason}"))
-        })?;
-        let bytes: usize = rules.iter().map(|rule| rule.pattern.len() + RULE_OVERHEAD_BYTES).sum();
-        if bytes > RULES_BYTES_MAX {
-            let limit = RULES_BYTES_MAX >> 10;
-            let message = format!(
-                "the patterns of --exclude and --include take {} KiB, {limit} KiB at most; use fewer with more wildcards",
-                bytes.div_ceil(1024)
-            );
-            return Err(Failure::new(Exit::Usage, message));
-        }
-        Ok(rules)
-    }
-}
 
 fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
@@ -152,7 +38,7 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct Countable {
     pub(crate) roots: Vec<Root>,
-    pub(crate) settings: Options,
+    pub(crate) settings: TreeOptions,
 }
 
 impl Countable {
@@ -193,7 +79,7 @@ fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
 
 /// How a tree is written. `names`: what may appear in the directory; one name is given to the only root, whatever the
 /// sender calls it.
-fn destination(names: &[ByteVec], options: &Options, progress: &Arc<Progress>) -> Destination {
+fn destination(names: &[ByteVec], options: &TreeOptions, progress: &Arc<Progress>) -> Destination {
     let names = match names {
         [name] => Names::Only(name.to_vec()),
         names => Names::Among(names.iter().map(|name| name.to_vec()).collect()),
@@ -205,7 +91,7 @@ fn destination(names: &[ByteVec], options: &Options, progress: &Arc<Progress>) -
 pub(crate) fn sink(
     directory: &[u8],
     names: &[ByteVec],
-    settings: &Options,
+    settings: &TreeOptions,
     post: &Sender<Event>,
     emit: &Emit,
     progress: &Arc<Progress>,
@@ -277,7 +163,7 @@ pub(crate) struct Here {
     pub(crate) roots: Vec<Root>,
     pub(crate) directory: Vec<u8>,
     pub(crate) names: Vec<ByteVec>,
-    pub(crate) settings: Options,
+    pub(crate) settings: TreeOptions,
     /// Set by another thread, it ends the copy.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) progress: Arc<Progress>,
@@ -332,49 +218,5 @@ impl Here {
             Err(refused) => return Err(Fault::plain(Exit::Protocol.code(), refused.to_string())),
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(clap::Parser)]
-    struct Only {
-        #[command(flatten)]
-        tree: TreeOptions,
-    }
-
-    #[test]
-    fn each_option_changes_what_it_names() {
-        let settings = |arguments: &[&str]| {
-            let parsed = <Only as clap::Parser>::try_parse_from([&["rdcp"], arguments].concat());
-            parsed.expect("an option").tree.options(false, Vec::new())
-        };
-        let plain = settings(&[]);
-        let Options { mode, owner, times, xattrs, hard_links, sparse, symlinks, specials, .. } = plain;
-        let kept = [mode, owner, times, xattrs, hard_links, sparse, symlinks, specials];
-        assert!(kept.into_iter().all(|is_kept| is_kept));
-        assert!(!plain.in_place && !plain.fsync && !plain.read_back);
-        let with = |change: &dyn Fn(&mut Options)| {
-            let mut settings = plain.clone();
-            change(&mut settings);
-            settings
-        };
-        for (option, expected) in [
-            ("--no-mode", with(&|it| it.mode = false)),
-            ("--no-owner", with(&|it| it.owner = false)),
-            ("--no-times", with(&|it| it.times = false)),
-            ("--no-xattrs", with(&|it| it.xattrs = false)),
-            ("--no-hard-links", with(&|it| it.hard_links = false)),
-            ("--no-sparse", with(&|it| it.sparse = false)),
-            ("--no-symlinks", with(&|it| it.symlinks = false)),
-            ("--no-specials", with(&|it| it.specials = false)),
-            ("--in-place", with(&|it| it.in_place = true)),
-            ("--fsync", with(&|it| it.fsync = true)),
-            ("--verify=disk", with(&|it| (it.fsync, it.read_back) = (true, true))),
-        ] {
-            assert_eq!(settings(&[option]), expected, "{option}");
-        }
     }
 }

@@ -1,5 +1,7 @@
 //! Where KEY comes from, and keeping it from where others could read it.
 
+#![allow(unsafe_code, reason = "KEY in argv is overwritten; --key-fd is taken")]
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};

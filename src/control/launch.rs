@@ -7,6 +7,8 @@
 //! line with the launcher's own reason in it; from then on, or after [`HOLD_MAX`], it is passed on as it comes. Nobody
 //! waits for that stream to end: with ssh's ControlPersist a process in the background keeps it open.
 
+#![allow(unsafe_code, reason = "signals between fork and exec")]
+
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -1,6 +1,8 @@
 //! What a path from a command line means on this host: `~`, `~user` and patterns, which the agent expands since no
 //! shell does. Names are bytes.
 
+#![allow(unsafe_code, reason = "the C library's user database and patterns")]
+
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};

@@ -10,6 +10,8 @@
 //!   taken from the ring, and never frees one before. A buffer holds its pool: whatever ends meanwhile, the memory stays.
 //! * The thread ends when all who could ask have gone and nothing is under way. Who ends need not wait for it.
 
+#![allow(unsafe_code, reason = "what a ring reads into must outlive its completion: proved here")]
+
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -1,5 +1,7 @@
 //! What a file system tells only when a file is closed.
 
+#![allow(unsafe_code, reason = "a descriptor is closed and its error read")]
+
 use std::os::fd::{AsFd, IntoRawFd};
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec, try_close};

@@ -12,6 +12,8 @@
 //!
 //! A file that cannot be read so (its file system, an offset that is not aligned, no /proc) is read by `pread`.
 
+#![allow(unsafe_code, reason = "cachestat, which no crate has")]
+
 use std::ffi::OsStr;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

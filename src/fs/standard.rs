@@ -3,6 +3,8 @@
 //! Where one of them is closed, Rust's runtime opens /dev/null in its place before `main`: what is sent would be nothing,
 //! and what is received would be lost, and both would succeed.
 
+#![allow(unsafe_code, reason = "descriptors are checked before the runtime does")]
+
 use std::fs::File;
 use std::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};

@@ -6,6 +6,8 @@
 //!
 //! A [`Buffer`] is the right to use one slot: it is not `Clone`, and whoever holds it is alone with those bytes.
 
+#![allow(unsafe_code, reason = "the mapping that buffers are made of")]
+
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p rd-proto --example speed`
 
+#![allow(clippy::disallowed_types, clippy::disallowed_macros, reason = "it measures, which rd-proto itself never does")]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

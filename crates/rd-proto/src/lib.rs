@@ -10,6 +10,15 @@
 //! that a peer sends is checked against a named limit before anything is allocated for it.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
+        clippy::disallowed_macros,
+        reason = "tests read their corpus and print their seed"
+    )
+)]
 
 pub mod compress;
 pub mod control;

@@ -13,6 +13,8 @@
 //! it: queue pair → protection domain, completion queue → completion channel → device. Within each structure the
 //! fields stand in the order in which they must be dropped.
 
+#![allow(unsafe_code, reason = "two C libraries are called")]
+
 mod cm;
 mod device;
 mod ffi;

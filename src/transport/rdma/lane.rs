@@ -9,6 +9,8 @@
 //! * The queue pairs are destroyed before a buffer that was posted on them is given back without its completion.
 //! * No verbs object outlives the lane thread: when that has reported `Down`, the device may go.
 
+#![allow(unsafe_code, reason = "what is posted must outlive its completion: proved here")]
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};

@@ -4,6 +4,8 @@
 //! is the work of many seconds: a frame that says that this end gives up would come after all of it. So the buffer is kept
 //! short (TCP_NOTSENT_LOWAT), except on a lane that has been seen to be fast: there a long one costs no time.
 
+#![allow(unsafe_code, reason = "TCP_NOTSENT_LOWAT, which no crate has")]
+
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;

@@ -17,7 +17,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
-.PHONY: all build install uninstall deps check-deps bench-deps check test test-long demo demo-rdma record bench bench-quick bench-report clean
+.PHONY: all build install uninstall deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-quick bench-report clean
 
 all: build
 
@@ -62,6 +62,19 @@ check: check-deps
 	$(CARGO) deny --locked check bans licenses sources
 	shellcheck -x -P SCRIPTDIR $(SCRIPTS)
 	tests/planted/run --apply
+	@$(MAKE) --no-print-directory advisories
+
+# Known vulnerabilities of what is linked in. Without a database, and without a network to fetch it, nothing has been
+# checked, and the last line says so.
+ADVISORIES = $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs
+advisories:
+	@timeout 60 $(CARGO) deny --locked fetch db >/dev/null 2>&1 || offline=1; \
+	if ls -d "$(ADVISORIES)"/*/crates >/dev/null 2>&1; then \
+		[ -z "$$offline" ] || echo "make check: advisories: no network, the database is of an earlier day" >&2; \
+		$(CARGO) deny --locked --offline check advisories; \
+	else \
+		echo "make check: advisories: SKIPPED, nothing checked: there is no database, and it cannot be fetched" >&2; \
+	fi
 
 test: deps
 	tests/run

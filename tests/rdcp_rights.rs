@@ -1,4 +1,4 @@
-//! `rdcp` with other rights than those of whoever owns the files, and what it must not destroy, within a host and between
+//! `rdcp` with other rights than those of the owner of the files, and what it must not destroy, within a host and between
 //! hosts: with a launcher that runs the agent on this host.
 
 mod rig;

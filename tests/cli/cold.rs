@@ -29,7 +29,7 @@ fn send(source: &Path, offset: Option<u64>, expected: &[u8]) -> (String, [u64; 2
         None => drop(command.arg(source).stdin(Stdio::null())),
         Some(offset) => {
             let mut file = std::fs::File::open(source).expect("there");
-            file.seek(SeekFrom::Start(offset)).expect("sought");
+            file.seek(SeekFrom::Start(offset)).expect("a position in the file");
             command.stdin(file);
         }
     }

@@ -18,7 +18,7 @@ fn a_signal_to_the_sender_ends_both() {
         flowing.send.signal(signal);
         let (send, recv) = flowing.wait();
         send.expect(128 + number).within(SOON);
-        assert_eq!(send.stderr, "", "whoever sent the signal knows");
+        assert_eq!(send.stderr, "", "the sender of the signal knows why");
         recv.expect(4).within(SOON).one_line("rdrecv", &["signal", &number.to_string(), "127.0.0.1"]);
     }
 }

@@ -190,7 +190,7 @@ impl Shared {
                     let wait = until.saturating_duration_since(now);
                     state = self.work.wait_timeout(state, wait).expect("no thread panics with the pair locked").0;
                 }
-                // Reports are made without the lock: whoever gets them may call the lane.
+                // Reports are made without the lock: the receiver of one may call the lane.
                 Step::Report(report, event) => {
                     drop(state);
                     report(event);

@@ -111,7 +111,7 @@ pub fn codes(struck: Option<(Victim, Blow)>) -> Vec<i32> {
         Some((Victim::Caller, Blow::Kill | Blow::Freeze(_))) => vec![0, 137],
         Some((Victim::Caller, Blow::Interrupt)) => vec![0, 130],
         Some((Victim::Caller, Blow::Terminate)) => vec![0, 143],
-        // What it is told of late is a lost link or one that never came about.
+        // What it may report late is a lost link or one that was never made.
         Some(_) => vec![0, 3, 4],
     }
 }

@@ -68,7 +68,7 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
             let lane = LaneId { index: 31, generation: u32::MAX };
             vec![Frame::LaneGone { lane, have: set(u64::MAX - SPAN_MAX as u64, vec![0xff; SPAN_MAX / 8]) }]
         }
-        "lets go of the lane that it speaks on" => {
+        "closes the lane that it speaks on" => {
             vec![Frame::LaneGone { lane: first, have: set(u64::MAX - SPAN_MAX as u64, vec![0xff; 8]) }]
         }
         "granules of nothing" => vec![have(1, 0, wrong(3))],
@@ -292,7 +292,7 @@ pub fn a_receiver_that_lies_about_what_it_has() {
         ("no answer", &[4]),
         // Where a chunk comes for which it has no receive its own lane breaks, and it does not let the sender in again.
         ("more credit than receives", &[0, 4]),
-        ("lets go of the lane that it speaks on", &[4, 9]),
+        ("closes the lane that it speaks on", &[4, 9]),
     ] {
         let (ended, bytes) = copied(&scratch, &source, name);
         assert!(codes.contains(&ended.code), "{name}: {}: {}", ended.code, ended.stderr);

@@ -198,7 +198,7 @@ fn a_disk_that_is_full() {
     lab.deserted(GONE);
 }
 
-/// What it cannot write is a failure, at the end; whoever comes behind gets all of it.
+/// What it cannot write is a failure, at the end; the next stage gets all of it.
 #[test]
 fn tee_passes_on_what_it_cannot_write() {
     let lab = Lab::new();
@@ -218,7 +218,7 @@ fn tee_passes_on_what_it_cannot_write() {
 #[test]
 fn a_source_that_cannot_be_read() {
     let lab = Lab::new();
-    // Nothing is at the beginning of a process's memory. Whoever may not open it gets the same exit code.
+    // Nothing is at the beginning of a process's memory. A user who may not open it gets the same exit code.
     lab.pipe(&["h1:< /proc/1/mem", "h2:cat"]).fails(5, &["h1", "/proc/1/mem"]).ended.within(FAILED);
     lab.deserted(GONE);
 }

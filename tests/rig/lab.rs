@@ -12,7 +12,7 @@ use super::{Scratch, same};
 /// What every process that a laboratory's command starts has in its environment, with the laboratory's directory.
 pub const MARK: &str = "RD_LAB";
 
-/// A scratch directory with a launcher in it that notes what it is told to run, and the process that it becomes.
+/// A scratch directory with a launcher in it that records what it is asked to run, and the process that it becomes.
 pub struct Lab(pub Scratch);
 
 impl Lab {

@@ -289,7 +289,7 @@ impl Scratch {
         path
     }
 
-    /// Leaves the directory for whoever looks into a failure.
+    /// Keeps the directory, to look into a failure.
     pub fn keep(self) -> PathBuf {
         let path = self.0.clone();
         std::mem::forget(self);

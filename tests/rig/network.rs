@@ -28,7 +28,7 @@ impl Network {
     pub fn start() -> Self {
         let scratch = Scratch::new();
         fs::create_dir_all("/run/sshd").expect("root");
-        // What the login shell of whoever tests has to say is not part of the hosts.
+        // The output of the login shell of the user who tests is not part of the hosts.
         fs::create_dir_all(scratch.join("home")).expect("a home");
         for name in ["host_key", "user_key"] {
             let mut keygen = Command::new("ssh-keygen");

@@ -173,7 +173,7 @@ impl Connection {
     fn reset(&self) {
         if !self.reset.swap(true, Ordering::SeqCst) {
             for socket in &self.sockets {
-                // Our threads hold the socket too; disconnecting it sends RST now, whoever holds it.
+                // Our threads hold the socket too; disconnecting it sends RST now, even so.
                 disconnect(socket);
             }
         }
@@ -354,7 +354,7 @@ impl Shared {
             if let Some(delay) = self.plan.delay {
                 std::thread::sleep(delay);
             }
-            // Recorded first: whoever has seen the bytes arrive finds them here.
+            // Recorded first: a test that has seen the bytes arrive finds them here.
             if self.plan.record {
                 connection.recorded[way as usize].lock().expect("no panic").extend(&bytes);
             }

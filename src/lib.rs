@@ -12,6 +12,7 @@ pub mod fs;
 mod job;
 pub mod measure;
 pub mod options;
+mod signals;
 pub mod transport;
 pub mod tree;
 

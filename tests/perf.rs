@@ -314,7 +314,7 @@ fn what_limits_a_copy() {
 
     let missing = run(rdperf().args(["h1:nowhere", "limits"]).args(&options).env("HOME", &home));
     assert!([5, 6].contains(&missing.ended.code), "{:?}", missing.ended);
-    missing.ended.one_line("rdperf", &["h1: ", "nowhere", "No such file"]);
+    missing.ended.one_line("rdperf", &["h1:nowhere: ", "No such file"]);
 }
 
 #[test]

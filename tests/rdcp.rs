@@ -542,12 +542,12 @@ fn what_login_scripts_print_does_no_harm() {
 fn another_major_is_refused_by_name() {
     let lab = Lab::new();
     lab.0.file("source", b"1");
-    // The magic, then HELLO of major 2, minor 7, program 9.9, with a field that is not known here.
-    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\0039.9\141L\141m\141c\100\100\144more";
+    // The magic, then HELLO of major 3, minor 7, program 9.9, with a field that is not known here.
+    let hello = r"\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\0039.9\141L\141m\141c\100\100\144more";
     let hello = hello.replace(r"\0039.9", r"\1439.9");
     lab.script("newer", &format!("printf '{hello}'; cat >/dev/null"));
     let ended = Process::spawn(lab.rdcp_by("newer").arg("source").arg(lab.there("h", "x"))).wait();
-    ended.expect(9).one_line("rdcp", &["h has rdma-pipe 9.9", "2.7", env!("CARGO_PKG_VERSION"), "1.0"]).within(SOON);
+    ended.expect(9).one_line("rdcp", &["h has rdma-pipe 9.9", "3.7", env!("CARGO_PKG_VERSION"), "2.0"]).within(SOON);
     assert!(!lab.join("x").exists());
     lab.all_gone(SOON);
 }

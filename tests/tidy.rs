@@ -15,9 +15,12 @@ use std::process::Command;
 /// What each folder (or file) of `src` may name: only what stands below it in this table, so there is no cycle.
 const ARROWS: &[(&str, &[&str])] = &[
     ("bin", &["cli"]),
-    ("cli", &["job", "agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "options"]),
-    ("job", &["agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "options"]),
-    ("agent", &["control", "engine", "measure", "tree", "transport", "fs", "fault", "options"]),
+    (
+        "cli",
+        &["job", "agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "options", "signals"],
+    ),
+    ("job", &["agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "options", "signals"]),
+    ("agent", &["control", "engine", "measure", "tree", "transport", "fs", "fault", "options", "signals"]),
     ("control", &["tree", "transport", "fs", "fault", "options"]),
     ("engine", &["tree", "transport", "fs", "fault", "options"]),
     ("measure", &["tree", "transport", "fs", "fault", "options"]),
@@ -26,6 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fs", &["fault", "options"]),
     ("fault", &[]),
     ("options", &[]),
+    ("signals", &[]),
 ];
 
 /// What was one folder is being parted: these go when it is done.

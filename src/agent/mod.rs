@@ -1,9 +1,176 @@
-//! The remote half: what a host does when it is asked. The caller has the same for what is on its own host.
+//! The remote half: what a host does when it is asked. The caller has the same in its own process for its own host, so
+//! that who asks and who does is the same code wherever both are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rd_proto::session::TCP_LANES_DEFAULT;
+
+use crate::control::frames::{Begin, FOUND_MAX, Fault, Job, Message, STAGES_MAX};
+use crate::control::stages::{Share, Stages};
+use crate::control::tunnel::Emit;
+use crate::engine::work;
+use crate::fault::Exit;
 
 pub mod end;
-pub mod examiner;
-pub mod measure;
+mod examiner;
+mod measure;
 pub mod place;
 pub mod serve;
-pub mod station;
 mod tree;
+
+use end::{End, Moves, ended_with};
+use examiner::Examiner;
+
+/// Ends of sessions that one host has at most: each stage of a pipeline has two.
+const ENDS_MAX: usize = 2 * STAGES_MAX;
+
+/// How long sessions may take to end, and to tell their other ends so, after a signal.
+const STOP_MAX: Duration = Duration::from_secs(2);
+
+/// What one host does.
+pub(crate) struct Agent {
+    emit: Emit,
+    is_remote: bool,
+    stages: Stages,
+    ends: HashMap<u32, End>,
+    examiner: Examiner,
+    /// Why there is no room for the stages that are being begun; `None` until that has been asked.
+    refusal: Option<Option<String>>,
+}
+
+impl Agent {
+    /// `emit` takes what the host says and must not wait; `tell` takes what its stages write to standard error, and may wait
+    /// for a reader; `tells_stderr`: they write there, not to this process's own. A remote one expands `~` and patterns,
+    /// as the caller's shell does for its own host, and has no standard input and output to move.
+    pub(crate) fn new(emit: Emit, tell: Emit, is_remote: bool, tells_stderr: bool) -> Self {
+        let (stages, examiner) = (Stages::new(tell, is_remote, tells_stderr), Examiner::new(Arc::clone(&emit)));
+        Self { emit, is_remote, stages, ends: HashMap::new(), examiner, refusal: None }
+    }
+
+    /// Does what a message asks for. Does not wait: what takes long is done by a thread, and its answer comes later.
+    pub(crate) fn handle(&mut self, message: Message) {
+        match message {
+            Message::ForEnd { end, message } => match message.decode() {
+                Ok(Some(Message::Begin(begin))) => self.begin(end, *begin),
+                Ok(Some(message)) => {
+                    if let Some(end) = self.ends.get_mut(&end) {
+                        end.handle(message);
+                    }
+                }
+                Ok(None) | Err(_) => {}
+            },
+            Message::Find { patterns, links } => {
+                let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
+                let (found, missing) = place::find(&patterns, links, self.is_remote);
+                tree::tell(missing.iter().map(end::read_fault), &self.emit);
+                for some in found.chunks(FOUND_MAX) {
+                    self.say(Message::Found(some.to_vec()));
+                }
+                self.say(Message::FoundAll);
+            }
+            Message::Place(asked) => {
+                self.say(place::place(&asked, self.is_remote).map_or_else(Message::Failed, Message::Placed));
+            }
+            Message::Examine | Message::OpenDoor { .. } | Message::Knock(_) => self.examiner.handle(message),
+            Message::Measure { key, ports, via } => {
+                let listening = measure::listen(&key, ports, |port| end::reachable(port, &via, self.is_remote));
+                self.say(listening.map_or_else(Message::Failed, Message::Listening));
+            }
+            Message::MeasureStorage { path, writes, micros } => {
+                measure::measure_storage(path, writes, micros, Arc::clone(&self.emit));
+            }
+            Message::Stage(stage) => self.stages.take(*stage),
+            Message::StartStages => {
+                self.refusal = None;
+                self.stages.start();
+            }
+            Message::EndStage { stage, signal } => self.stages.signal(stage, signal),
+            // Answers, which nobody asks for.
+            _ => {}
+        }
+    }
+
+    fn say(&self, message: Message) {
+        (self.emit)(message);
+    }
+
+    fn begin(&mut self, number: u32, begin: Begin) {
+        self.examiner.rest();
+        self.ends.retain(|_, end| end.is_busy());
+        if self.ends.len() >= ENDS_MAX {
+            return;
+        }
+        let emit = Arc::clone(&self.emit);
+        let say = move |message: Message| {
+            // One that is too long does not exist; nobody would be helped by a panic.
+            if let Ok(message) = message.for_end(number) {
+                emit(message);
+            }
+        };
+        if begin.waits
+            && let Some(reason) = self.refusal(begin.options.lanes)
+        {
+            return say(ended_with(Fault::plain(Exit::Usage.code(), reason)));
+        }
+        let moves = match begin.job {
+            Job::SendStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
+            Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(Moves::Input),
+            _ => Some(Moves::Named),
+        };
+        self.ends.insert(number, End::begin(Arc::new(say), self.is_remote, begin, moves));
+    }
+
+    /// Why this host has no room for the stages that wait, which are all of a part's by the time that the first session is
+    /// begun.
+    fn refusal(&mut self, lanes: Option<u8>) -> Option<String> {
+        let (stages, ends) = self.stages.waiting();
+        let threads = work::threads_max(usize::from(lanes.unwrap_or(TCP_LANES_DEFAULT)));
+        self.refusal.get_or_insert_with(|| Share { stages, ends, threads }.is_too_much()).clone()
+    }
+
+    /// A session lost its other end, and nothing else goes on: where that was not the caller, the caller may be out of
+    /// reach as well.
+    pub(crate) fn has_lost_its_link(&self) -> bool {
+        self.ends.values().any(End::has_lost_its_link)
+    }
+
+    /// Ends everything, sessions as by this signal, then the stages, and waits a while until all have ended.
+    pub(crate) fn stop(&mut self, number: u8) {
+        self.stop_some(number, |_| true);
+        self.stages.end();
+    }
+
+    fn stop_some(&self, number: u8, which: impl Fn(&End) -> bool) {
+        let ends = || self.ends.values().filter(|end| which(end));
+        ends().for_each(|end| end.stop(number));
+        let deadline = Instant::now() + STOP_MAX;
+        while ends().any(End::is_busy) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The caller is not heard any more. A pipeline ends; copies see for themselves whether they are still wanted. Returns
+    /// the threads to wait for, and for how long.
+    pub(crate) fn abandon(&mut self) -> Vec<(JoinHandle<()>, Option<Duration>)> {
+        self.stop_some(libc::SIGHUP as u8, End::is_of_pipeline);
+        self.stages.end();
+        self.ends.drain().filter(|(_, end)| !end.is_of_pipeline()).filter_map(|(_, end)| end.abandon()).collect()
+    }
+
+    /// All is done. What stages have left running is given a little time.
+    pub(crate) fn finish(&mut self) {
+        self.stages.end();
+    }
+
+    /// Stops this process until it is continued. Sessions tell their other ends first.
+    pub(crate) fn suspend(&self) {
+        let mut sessions = self.ends.values().filter(|end| end.is_busy() && end.has_peer()).peekable();
+        if sessions.peek().is_none() {
+            crate::signals::stop_here();
+        }
+        sessions.for_each(|end| end.stop(libc::SIGTSTP as u8));
+    }
+}

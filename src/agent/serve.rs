@@ -11,6 +11,7 @@
 //! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
 //! * Its standard input has something that is no message.
 
+use super::Agent;
 use std::io::{BufReader, IsTerminal};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,9 +19,6 @@ use std::time::{Duration, Instant};
 
 use flume::{RecvTimeoutError, unbounded};
 
-use crate::agent::end::End;
-use crate::agent::station::Station;
-use crate::cli::stream::forward_signals;
 use crate::control::channel::{ChannelError, Outbox, receive};
 use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
 use crate::control::names;
@@ -42,9 +40,6 @@ const READER_MAX: Duration = Duration::from_secs(3600);
 
 /// How often it looks whether that has happened.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-
-/// How long a session may take to end after a signal.
-const STOP_MAX: Duration = Duration::from_secs(2);
 
 enum Input {
     Message(Message),
@@ -76,7 +71,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
     let signals = post.clone();
-    forward_signals(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
+    crate::signals::forward(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
         let mut stdin = BufReader::new(stdin);
         let last = loop {
@@ -111,14 +106,13 @@ pub(crate) fn serve() -> Result<(), Failure> {
         // Whoever writes to standard error waits for who reads it, as with a pipe.
         messages.flush(READER_MAX);
     });
-    let mut end = End::new(Arc::clone(&say), true);
-    let mut station = Station::new(say, tell, true, true);
+    let mut agent = Agent::new(say, tell, true, true);
     let mut lost_since = None;
     let mut outcome = Ok(());
     loop {
         let input = match inputs.recv_timeout(LOOK_AGAIN) {
             Ok(input) => input,
-            Err(RecvTimeoutError::Timeout) if end.has_lost_its_link() || station.has_lost_its_link() => {
+            Err(RecvTimeoutError::Timeout) if agent.has_lost_its_link() => {
                 if lost_since.get_or_insert_with(Instant::now).elapsed() > LOST_MAX {
                     break;
                 }
@@ -128,43 +122,28 @@ pub(crate) fn serve() -> Result<(), Failure> {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         match input {
-            Input::Message(message) => {
-                if let Some(message) = station.handle(message) {
-                    end.handle(message);
-                }
-            }
+            Input::Message(message) => agent.handle(message),
             Input::Gone => {
-                station.stop(libc::SIGHUP as u8);
-                if let Some((session, limit)) = end.abandon() {
+                for (session, limit) in agent.abandon() {
                     wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
                 }
                 break;
             }
             Input::Signal(number) if number == libc::SIGTSTP => {}
             Input::Signal(number) => {
-                stop(number as u8, &end, &mut station);
+                agent.stop(number as u8);
                 break;
             }
             Input::Broken(error) => {
-                stop(libc::SIGTERM as u8, &end, &mut station);
+                agent.stop(libc::SIGTERM as u8);
                 outcome = Err(broken(&error));
                 break;
             }
         }
     }
-    station.finish();
+    agent.finish();
     outbox.flush(FLUSH_MAX);
     outcome
-}
-
-/// Ends what goes on as this signal would.
-fn stop(number: u8, end: &End, station: &mut Station) {
-    end.stop(number);
-    station.stop(number);
-    let deadline = Instant::now() + STOP_MAX;
-    while end.is_busy() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn broken(error: &MessageError) -> Failure {

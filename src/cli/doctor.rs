@@ -9,15 +9,13 @@ use std::time::Duration;
 use clap::Parser;
 
 use super::color::ColorOption;
-use super::options::ReportOptions;
 use super::print;
 use super::rdcp::HostOptions;
-use super::report::Reporter;
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::copy::Copy;
-use crate::job::plan::{Plan, Spec};
+use crate::job::examine::Examination;
+use crate::job::plan::Spec;
 use crate::measure::{Facts, Level, compare, examine, gather};
-use crate::options::{TransferOptions, Transport, TreeOptions, parse_ports};
+use crate::options::{TransferOptions, Transport, parse_ports};
 
 mod output;
 mod words;
@@ -101,7 +99,7 @@ struct Section {
 
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let host = arguments.host.as_deref().map(parse_host).transpose()?;
-    let launcher = arguments.hosts.launcher()?;
+    let setup = arguments.hosts.setup("rddoctor", host.as_deref(), false, false)?;
     let here = gather::here();
     let mut sections = vec![of_host("this host", "here", &here)];
     let report = Report::of(arguments);
@@ -114,30 +112,13 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             reconnect: 0,
             ..TransferOptions::default()
         };
-        let quiet = ReportOptions {
-            verbose: false,
-            quiet: true,
-            progress: false,
-            json: None,
-            json_fd: None,
-            color: arguments.color,
-        };
-        let plan = Plan {
-            sources: Vec::new(),
-            destination: Spec::There(host.clone(), OsString::new()),
-            directory: false,
-            exact: false,
-            recursive: false,
-            tree: TreeOptions { recursive: false, ..TreeOptions::default() },
-            dry_run: false,
-            relay: arguments.hosts.relay,
-            via: arguments.hosts.via.clone(),
-            launcher,
-            agent: arguments.hosts.agent("rddoctor", false, false),
+        let examination = Examination {
+            setup,
+            host,
+            lasting: (arguments.seconds > 0).then(|| Duration::from_secs(arguments.seconds.into())),
             transfer: &transfer,
-            report: &quiet,
         };
-        let others = of_other(&plan, arguments, host, here)?;
+        let others = of_other(&examination, arguments, here)?;
         report.section(&others)?;
         sections.extend(others);
     }
@@ -183,12 +164,11 @@ fn line(finding: crate::measure::Finding, patient: &Patient<'_>) -> Line {
 }
 
 /// The other host, and the way there.
-fn of_other(plan: &Plan<'_>, arguments: &DoctorArguments, host: &OsStr, here: Facts) -> Result<Vec<Section>, Failure> {
-    let reporter = Reporter::open(plan.report, false)?;
-    let lasting = (arguments.seconds > 0).then(|| Duration::from_secs(arguments.seconds.into()));
+fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Facts) -> Result<Vec<Section>, Failure> {
+    let host = examination.host;
     let (label, node) = (escaped(host), here.host.clone());
     let path_title = format!("this host -> {label}");
-    match Copy::new(plan, &reporter)?.examine(here, lasting) {
+    match examination.run(here) {
         Ok(path) => {
             let there = of_host(&label, "there", &path.there);
             let patient = Patient { facts: &path.there, ports: arguments.port_range.clone() };

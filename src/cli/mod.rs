@@ -153,16 +153,6 @@ fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
     })
 }
 
-/// Stops this process, as a terminal's ^Z is to do, until it is continued. Several who were asked to at once do it once.
-pub(crate) fn stop_here() {
-    static LAST: std::sync::Mutex<Option<std::time::Instant>> = std::sync::Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if last.is_none_or(|last| last.elapsed() > std::time::Duration::from_secs(1)) {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
-        *last = Some(std::time::Instant::now());
-    }
-}
-
 /// A wrong command line: one sentence, and how it is meant.
 fn usage(command: &clap::Command, message: &str) -> Failure {
     let usage = command.clone().render_usage();

@@ -1,7 +1,8 @@
 //! `rdcp`: copies files between any two hosts.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -13,8 +14,9 @@ use super::stream::reported;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};
+use crate::job::Setup;
 use crate::job::copy::Copy;
-use crate::job::launching::{AgentChoice, Otherwise};
+use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::patterns::Patterns;
@@ -103,8 +105,31 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
+    /// How `command` reaches these hosts.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 where the launcher cannot be understood.
+    pub(crate) fn setup<'a>(
+        &self,
+        command: &'static str,
+        hosts: impl IntoIterator<Item = &'a OsStr>,
+        quiet: bool,
+        is_dry_run: bool,
+    ) -> Result<Setup, Failure> {
+        let hosts: BTreeSet<&OsStr> = hosts.into_iter().filter(|host| !host.is_empty()).collect();
+        Ok(Setup {
+            launcher: self.launcher()?,
+            agent: self.agent(command, quiet, is_dry_run),
+            relay: self.relay,
+            via: self.via.clone().map(OsStringExt::into_vec).unwrap_or_default(),
+            name: None,
+            may_ask: may_ask(hosts.len()),
+        })
+    }
+
     /// The launcher that they ask for.
-    pub(crate) fn launcher(&self) -> Result<Launcher, Failure> {
+    fn launcher(&self) -> Result<Launcher, Failure> {
         let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
             (Some(command), _) => (command.clone(), "--rsh"),
             (None, Some(command)) if !command.is_empty() => (command, LAUNCHER_VARIABLE),
@@ -127,7 +152,7 @@ impl HostOptions {
     }
 
     /// The agent on other hosts, for `command`.
-    pub(crate) fn agent(&self, command: &'static str, quiet: bool, is_dry_run: bool) -> AgentChoice {
+    fn agent(&self, command: &'static str, quiet: bool, is_dry_run: bool) -> AgentChoice {
         let otherwise = match is_dry_run {
             // One that is named is run, or nothing.
             _ if self.no_bootstrap || self.agent.is_some() && !self.bootstrap => Otherwise::Fail,
@@ -232,6 +257,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);
     }
+    let hosts = sources.iter().chain([&destination]).map(Spec::host);
+    let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     let plan = Plan {
         sources,
         destination,
@@ -240,10 +267,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         recursive: arguments.tree.recursive,
         tree: arguments.tree,
         dry_run: arguments.dry_run,
-        relay: arguments.hosts.relay,
-        via: arguments.hosts.via.clone(),
-        launcher: arguments.hosts.launcher()?,
-        agent: arguments.hosts.agent("rdcp", arguments.report.quiet, arguments.dry_run),
+        setup,
         transfer: &arguments.transfer,
         report: &arguments.report,
     };

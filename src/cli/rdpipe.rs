@@ -17,6 +17,7 @@ use super::send::standard_input;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::identity;
+use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, lay_out};
 use crate::job::pipeline::{Pipeline, Plan, planned};
 use crate::options::TransferOptions;
@@ -116,16 +117,15 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if let Some(first) = arguments.listen {
         transfer.port_range = Some(first..=first.saturating_add(PORTS - 1));
     }
+    let hosts = specs.iter().map(|spec| &*spec.host);
+    let setup = arguments.hosts.setup("rdpipe", hosts, arguments.report.quiet, arguments.dry_run)?;
+    let setup = Setup { name: arguments.name, ..setup };
     let plan = Plan {
         specs,
         parts,
         shell: shell.into_iter().map(|word| word.into_bytes().into()).collect(),
         label: !arguments.no_label,
-        launcher: arguments.hosts.launcher()?,
-        agent: arguments.hosts.agent("rdpipe", arguments.report.quiet, arguments.dry_run),
-        relay: arguments.hosts.relay,
-        via: arguments.hosts.via.clone(),
-        name: arguments.name,
+        setup,
         transfer: &transfer,
         report: &arguments.report,
         may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),

@@ -11,8 +11,6 @@ use flume::{Receiver, Sender};
 use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
-use signal_hook::iterator::Signals;
 
 use super::aside::Aside;
 use super::options::ReportOptions;
@@ -193,11 +191,13 @@ impl Session<'_> {
         // From here on there is something to clean up and a peer to tell, and no session of this process comes after this one.
         if self.heeds_signals {
             let post = self.post.clone();
-            forward_signals(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(|error| {
-                let failure =
-                    Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
-                give_up(&mut first, role, failure)
-            })?;
+            crate::signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(
+                |error| {
+                    let failure =
+                        Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
+                    give_up(&mut first, role, failure)
+                },
+            )?;
         }
         let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
             let (failure, cause) = match (no_work, role) {
@@ -401,32 +401,6 @@ impl Dialer for Dialing {
             rdma.handle_endpoints(endpoints);
         }
     }
-}
-
-/// Hands the signals that end or stop a process to `heed`, from now on, until that answers false. `is_launched`: whoever
-/// has started this process ignores SIGINT.
-pub(crate) fn forward_signals(is_launched: bool, heed: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
-    let ignored = ignored_signals() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
-    // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
-    let heeded = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
-    let heeded = heeded.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(heeded)?;
-    std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
-        for signal in signals.forever() {
-            // What has grown too long for a limit of ours is told by the write that failed.
-            if signal != SIGXFSZ && !heed(signal) {
-                return;
-            }
-        }
-    })?;
-    Ok(())
-}
-
-/// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Whether the other end of a connection is this host: then the system gives both ends the same address, or a loopback

@@ -49,7 +49,7 @@ pub const LENGTH_BYTES: usize = 4;
 pub const OPTIONAL_FROM: u64 = 1000;
 
 /// Ends of the same major understand each other.
-pub const MAJOR: u32 = 1;
+pub const MAJOR: u32 = 2;
 
 /// Grows with what is added.
 pub const MINOR: u32 = 0;
@@ -158,6 +158,22 @@ pub enum Job {
         #[n(2)]
         settings: TreeOptions,
     },
+    /// Copies files and trees to another place of the same host: a session without another end.
+    #[n(8)]
+    Copy {
+        /// What.
+        #[n(0)]
+        roots: Vec<Root>,
+        /// Where the copies are to lie.
+        #[cbor(n(1), with = "minicbor::bytes")]
+        directory: Vec<u8>,
+        /// The name of each copy.
+        #[n(2)]
+        names: Vec<minicbor::bytes::ByteVec>,
+        /// How.
+        #[n(3)]
+        settings: TreeOptions,
+    },
     /// Sends memory, to measure what is behind it.
     #[n(40)]
     SendMemory {
@@ -253,6 +269,9 @@ pub struct Begin {
     /// The other end, as the user named it.
     #[cbor(n(4), with = "minicbor::bytes")]
     pub peer: Vec<u8>,
+    /// It belongs to a pipeline: it says AGREED and READY, and moves nothing before GO.
+    #[n(5)]
+    pub waits: bool,
 }
 
 /// A place where an end listens.
@@ -498,22 +517,6 @@ pub enum Message {
     /// The user wants it to end: a signal's number. The session's other end is told.
     #[n(18)]
     Signal(#[n(0)] u8),
-    /// Copies files and trees to another place of the same host.
-    #[n(19)]
-    Copy {
-        /// What.
-        #[n(0)]
-        roots: Vec<Root>,
-        /// Where the copies are to lie.
-        #[cbor(n(1), with = "minicbor::bytes")]
-        directory: Vec<u8>,
-        /// The name of each copy.
-        #[n(2)]
-        names: Vec<minicbor::bytes::ByteVec>,
-        /// How.
-        #[n(3)]
-        settings: TreeOptions,
-    },
     /// A connection through the channel begins.
     #[n(20)]
     TunnelOpen(#[n(0)] u32),

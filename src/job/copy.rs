@@ -1,49 +1,36 @@
-//! The caller's side of a copy: starts the ends, has them meet, and learns what came of it.
-//!
-//! Each host of the copy is a *side*: the caller's own is an [`end::End`] in this process, any other an agent behind a
-//! channel. Both take the same messages, and what they say comes through one queue. So who copies to whom makes a
-//! difference only in who listens and who connects.
+//! A copy: what it takes, where that comes to lie, one session for each host and directory, and what came of it.
 
-use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, RecvTimeoutError, unbounded};
 use minicbor::bytes::ByteVec;
 
+use super::hop::Side;
+use super::plan::{Plan, Spec};
+use super::{EndOf, HERE, Job, Update, name_at, told};
 use crate::agent::end;
 use crate::agent::place::{final_name, target};
 use crate::cli::json::{self, Event};
 use crate::cli::report::line::Copied;
 use crate::cli::report::{Reporter, Terminal};
-use crate::cli::stream::{Ended, forward_signals};
+use crate::cli::stream::Ended;
 use crate::control::frames::{
-    Begin, Fault, Found, Job, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
+    self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
 };
 use crate::engine::{Monitor, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::launching::{News, Post, Remote, Voice, greet, is_same_kernel, may_ask, session_key};
-use crate::job::plan::{Plan, Spec};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 
-mod examine;
 mod interrupt;
-mod meet;
 mod placing;
 mod progress;
-mod side;
 
 use progress::Progress;
-use side::Side;
-pub(crate) use side::told;
 
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-
-/// How long the second end may take to tell its outcome after the first.
-const SECOND_MAX: Duration = Duration::from_secs(3);
 
 /// Bytes of sources in one message. Beside them the patterns of --exclude and --include fit, and what has bounds of its
 /// own: a directory, a host, settings.
@@ -54,30 +41,21 @@ fn message_bytes(found: &Found) -> usize {
     found.path.len() + 2 * found.name.len() + 64
 }
 
-/// Messages of other sides that wait while one is asked something.
-const UNASKED_MAX: usize = 64;
-
-/// The side that this process itself is. It has the first number.
-const HERE: usize = 0;
+/// How often it is looked whether an end that has not told its outcome still will.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A copy that is being made.
 pub(crate) struct Copy<'a> {
     plan: &'a Plan<'a>,
     reporter: &'a Reporter<'a>,
-    sides: Vec<Side>,
-    post: Post,
-    news: Receiver<(usize, News)>,
-    /// Said while something else was waited for.
-    later: VecDeque<(usize, Message)>,
+    job: Job,
     terminal: Option<Terminal>,
-    /// Whose progress and notices are told.
-    teller: usize,
-    /// The two sides of the session, while there is one: a channel that ends then is no failure yet.
-    session: Option<(usize, usize)>,
-    /// Its ends have met: there are lanes.
-    met: bool,
-    /// Its data goes through the channels.
-    tunneled: bool,
+    /// The session at hand.
+    hop: Option<usize>,
+    /// Which of its ends tells how far it is, and what becomes of its lanes.
+    told_by: Side,
+    /// Entries of it that each end has named, since it failed with them.
+    named: [u64; 2],
     total: Summary,
     /// Entries that could not be copied, and the exit code of the first of them.
     failed: u64,
@@ -94,28 +72,18 @@ pub(crate) struct Copy<'a> {
 }
 
 impl<'a> Copy<'a> {
+    /// # Errors
+    ///
+    /// Exit 3 where signals cannot be handled.
     pub(crate) fn new(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>) -> Result<Self, Failure> {
-        let (post, news) = unbounded();
-        let signals = post.clone();
-        forward_signals(false, move |signal| signals.send((HERE, News::Signal(signal))).is_ok())
-            .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
-        Ok(Self::heedless(plan, reporter, post, news))
-    }
-
-    /// One that no signal ends.
-    fn heedless(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>, post: Post, news: Receiver<(usize, News)>) -> Self {
-        Self {
+        Ok(Self {
             plan,
             reporter,
-            sides: vec![Side::here(HERE, post.clone())],
-            post,
-            news,
-            later: VecDeque::new(),
+            job: Job::new(plan.setup.clone(), false)?,
             terminal: None,
-            teller: HERE,
-            session: None,
-            met: false,
-            tunneled: false,
+            hop: None,
+            told_by: Side::From,
+            named: [0; 2],
             total: Summary::default(),
             failed: 0,
             first_failed: None,
@@ -125,7 +93,7 @@ impl<'a> Copy<'a> {
             told: Instant::now(),
             progress: Progress::new(),
             kept: None,
-        }
+        })
     }
 
     /// Makes the copy.
@@ -134,9 +102,9 @@ impl<'a> Copy<'a> {
     ///
     /// Why nothing was begun. What happens later is in what is returned.
     pub(crate) fn run(mut self) -> Result<Ended, Failure> {
-        let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.side_of(spec)).collect::<Result<_, _>>()?;
-        let destination = self.side_of(&self.plan.destination)?;
-        self.greet()?;
+        let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
+        let destination = self.host_of(&self.plan.destination)?;
+        self.job.greet()?;
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
@@ -168,112 +136,72 @@ impl<'a> Copy<'a> {
         Some(Copied { seconds: self.total.seconds, failed, ..self.copied }.line())
     }
 
-    /// The side that a part of the command line is on, started if it is a new one.
-    fn side_of(&mut self, spec: &Spec) -> Result<usize, Failure> {
-        let Spec::There(host, _) = spec else { return Ok(HERE) };
-        if let Some(known) = self.sides.iter().position(|side| side.host == *host) {
-            return Ok(known);
-        }
-        self.start(host)
+    /// The host that a part of the command line is on, started if it is a new one.
+    fn host_of(&mut self, spec: &Spec) -> Result<usize, Failure> {
+        self.job.host(spec.host())
     }
 
-    fn start(&mut self, host: &OsStr) -> Result<usize, Failure> {
-        let number = self.sides.len();
-        let may_ask = may_ask(self.plan.hosts());
-        let remote = Remote::start(&self.plan.launcher, host, &self.plan.agent, number, self.post.clone(), may_ask)?;
-        self.sides.push(Side::new(host.to_owned(), Voice::There(Box::new(remote))));
-        Ok(number)
+    /// A path of a host, for a person.
+    fn name(&self, host: usize, path: &[u8]) -> String {
+        name_at(&self.job.hosts[host].name, path)
     }
 
-    /// Another side on the host of this one: a session has two.
-    fn second(&mut self, side: usize) -> Result<usize, Failure> {
-        let is_one = |other: &Side| other.host == self.sides[side].host && !other.gone;
-        if let Some(known) = (0..self.sides.len()).find(|&other| other != side && is_one(&self.sides[other])) {
-            return Ok(known);
-        }
-        if side == HERE {
-            self.sides.push(Side::here(self.sides.len(), self.post.clone()));
-            return Ok(self.sides.len() - 1);
-        }
-        let host = self.sides[side].host.clone();
-        let second = self.start(&host)?;
-        self.greet()?;
-        Ok(second)
+    fn label(&self, host: usize) -> String {
+        self.job.hosts[host].label()
     }
 
-    /// Waits until every agent has said who it is.
-    fn greet(&mut self) -> Result<(), Failure> {
-        let agents = self.sides.iter_mut().filter_map(|side| side.voice.agent());
-        greet(agents, &self.news, &self.plan.launcher)
+    /// What went wrong on a host, for a person.
+    fn failure(&self, host: usize, fault: &Fault) -> Failure {
+        told(&self.job.hosts[host].name, fault)
     }
 
-    fn send(&mut self, side: usize, message: Message) {
-        match &mut self.sides[side].voice {
-            Voice::Here(end) => end.handle(message),
-            Voice::There(remote) => remote.send(message),
-        }
-    }
-
-    /// The next thing that is said, after what it means for both sides has been done.
-    fn next(&mut self, deadline: Instant) -> Result<Option<(usize, Message)>, Failure> {
-        if let Some(said) = self.later.pop_front() {
-            return Ok(Some(said));
-        }
-        loop {
-            let (side, news) = match self.news.recv_deadline(deadline) {
-                Ok(news) => news,
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
-            };
-            match news {
-                News::Message(message) if message.is_tunnel() => {
-                    if let Some((one, other)) = self.session {
-                        self.send(if side == one { other } else { one }, message);
-                    }
-                }
-                News::Message(message) => {
-                    if let Some(message) = self.hear(side, message) {
-                        return Ok(Some((side, message)));
-                    }
-                }
-                News::Gone => self.lose(side)?,
-                News::Broken(failure) => {
-                    self.sides[side].gone = true;
-                    self.stop_all(libc::SIGTERM as u8);
-                    return Err(failure);
-                }
-                News::Signal(number) if number == libc::SIGTSTP => self.suspend(),
-                News::Signal(number) => return Err(self.interrupt(number as u8)),
+    /// Does what follows from what was heard.
+    fn heed(&mut self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::End(_, side, message) => self.hear(side, message),
+            Update::Say(line) => self.say(&line),
+            // How it ended is taken from the hop; what hosts say is only asked for before there is one.
+            Update::Ended(..) | Update::Host(..) => {}
+            Update::Unmet(_, reason) => {
+                self.stop_all(libc::SIGTERM as u8);
+                return Err(Failure::new(Exit::Connect, reason));
             }
+            Update::Gone(_, Some(failure)) => {
+                self.stop_all(libc::SIGTERM as u8);
+                return Err(failure);
+            }
+            Update::Gone(host, None) => self.lose(host)?,
+            Update::Signal(number) if number == libc::SIGTSTP => self.job.suspend(),
+            Update::Signal(number) => return Err(self.interrupt(number as u8)),
         }
+        Ok(())
     }
 
-    /// Tells what is for the user; gives back what is for the copy.
-    fn hear(&mut self, side: usize, message: Message) -> Option<Message> {
+    /// What an end of the session at hand says.
+    fn hear(&mut self, side: Side, message: Message) {
+        let Some(hop) = self.hop else { return };
+        let host = self.job.hops[hop].host(side);
         match message {
             Message::Say(line) => {
                 let line = escaped(OsStr::new(&line));
-                let line = if side == HERE { line } else { format!("{}: {line}", self.sides[side].label()) };
+                let line = if host == HERE { line } else { format!("{}: {line}", self.label(host)) };
                 self.say(&line);
             }
-            Message::Progress { bytes, waits, tree } => self.hear_progress(side, bytes, &waits, tree),
-            Message::Kept(kept) => {
-                if self.session.is_some_and(|(_, to)| side == to) {
-                    self.kept = Some(kept);
-                }
-            }
-            Message::Notice { code, index, generation, reason } if side == self.teller => {
+            Message::Progress { bytes, waits, tree } => self.hear_progress(hop, side, bytes, &waits, tree),
+            Message::Kept(kept) if self.job.hops[hop].sides().last() == Some(&side) => self.kept = Some(kept),
+            Message::Notice { code, index, generation, reason } if side == self.told_by => {
                 if let (Some(notice), Some(terminal)) = (end::notice(code, index, generation), &mut self.terminal) {
                     let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
                     terminal.notice(notice, reason.as_deref());
                     self.reporter.event(&Event::Notice(json::Notice::new(notice, reason.as_deref())));
                 }
             }
-            Message::Notice { .. } => {}
-            Message::EntriesFailed(faults) => self.tell_failures(side, &faults),
-            other => return Some(other),
+            Message::EntriesFailed(faults) => {
+                self.named[side as usize] += faults.len() as u64;
+                self.tell_failures(host, &faults);
+            }
+            _ => {}
         }
-        None
     }
 
     fn say(&mut self, line: &str) {
@@ -293,65 +221,23 @@ impl<'a> Copy<'a> {
     }
 
     /// An agent is not heard any more. A session of which the other end still is goes on as long as it has lanes.
-    fn lose(&mut self, side: usize) -> Result<(), Failure> {
-        self.sides[side].gone = true;
-        let other = match self.session {
-            Some((one, other)) if side == one => Some(other),
-            Some((one, other)) if side == other => Some(one),
-            Some(_) => return Ok(()),
-            None => None,
-        };
-        if let Some(other) = other.filter(|&other| self.met && !self.sides[other].gone) {
-            self.teller = other;
-            self.send(other, Message::OtherLost);
+    fn lose(&mut self, host: usize) -> Result<(), Failure> {
+        let Some(hop) = self.hop else { return Err(self.job.lost(host)) };
+        let sides = self.job.hops[hop].sides();
+        let Some(&lost) = sides.iter().find(|&&side| self.job.hops[hop].host(side) == host) else { return Ok(()) };
+        let other = sides.iter().copied().find(|&side| !self.job.hosts[self.job.hops[hop].host(side)].gone);
+        if let Some(other) = other.filter(|&other| other != lost && self.job.hops[hop].has_met()) {
+            self.told_by = other;
+            self.job.send_end(hop, other, &Message::OtherLost);
             return Ok(());
         }
         self.stop_all(libc::SIGTERM as u8);
-        Err(self.lost(side))
-    }
-
-    fn lost(&self, side: usize) -> Failure {
-        let label = self.sides[side].label();
-        Failure::new(Exit::LinkLost, format!("lost the agent on {label}: it ended, or {} did", self.launcher_name()))
-    }
-
-    fn launcher_name(&self) -> String {
-        escaped(self.plan.launcher.name())
-    }
-
-    /// The answer of one side to a question.
-    fn answer(&mut self, side: usize, limit: Duration) -> Result<Message, Failure> {
-        let deadline = Instant::now() + limit;
-        let mut others = VecDeque::new();
-        loop {
-            match self.next(deadline)? {
-                Some((from, message)) if from == side => {
-                    self.later.append(&mut others);
-                    return Ok(message);
-                }
-                Some((from, _)) if others.len() >= UNASKED_MAX => return Err(self.unexpected(from)),
-                Some(other) => others.push_back(other),
-                None => {
-                    let label = self.sides[side].label();
-                    let within = limit.as_secs();
-                    let message = format!("{label} does not answer within {within} s; try again");
-                    return Err(Failure::new(Exit::Connect, message));
-                }
-            }
-        }
-    }
-
-    fn unexpected(&self, side: usize) -> Failure {
-        Failure::new(Exit::Protocol, format!("the agent on {} does not keep to the protocol", self.sides[side].label()))
-    }
-
-    fn same_kernel(&self, one: usize, other: usize) -> bool {
-        one == other || is_same_kernel(&self.sides[one].voice.kernel_id(), &self.sides[other].voice.kernel_id())
+        Err(self.job.lost(host))
     }
 
     fn watch(&mut self, sources: &[usize], destination: usize) {
-        let other = sources.iter().copied().find(|&side| side != HERE).unwrap_or(destination);
-        let peer = self.sides[if destination == HERE { other } else { destination }].label();
+        let other = sources.iter().copied().find(|&host| host != HERE).unwrap_or(destination);
+        let peer = self.label(if destination == HERE { other } else { destination });
         let reconnect = Duration::from_secs(u64::from(self.plan.transfer.reconnect));
         let may_draw = self.plan.destination != Spec::Standard;
         self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, None, may_draw));
@@ -362,8 +248,8 @@ impl<'a> Copy<'a> {
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
         while let Some((from, first)) = rest.first() {
-            if let Some(gone) = [*from, to].into_iter().find(|&side| self.sides[side].gone) {
-                return Err(self.lost(gone));
+            if let Some(gone) = [*from, to].into_iter().find(|&host| self.job.hosts[host].gone) {
+                return Err(self.job.lost(gone));
             }
             let is_stream = self.is_stream(*from, first, placed);
             let mut bytes = 0;
@@ -383,7 +269,8 @@ impl<'a> Copy<'a> {
             if !matches!(ended, Ok((_, None))) {
                 self.tell_kept();
             }
-            self.session = None;
+            self.hop = None;
+            self.job.forget_hops();
             self.progress.end();
             let (summary, failure) = ended?;
             self.add(&summary);
@@ -413,13 +300,15 @@ impl<'a> Copy<'a> {
         placed: Option<&Placed>,
     ) -> Result<Outcomes, Failure> {
         if found.kind == Kind::Directory {
-            let name = self.sides[from].name(&found.path);
+            let name = self.name(from, &found.path);
             return Err(Failure::new(Exit::Usage, format!("{name} is a directory, which only a directory can take")));
         }
-        let to = if from == to { self.second(from)? } else { to };
-        let send =
-            if self.is_standard(from, found) { Job::SendStandard } else { Job::SendFile { path: found.path.clone() } };
-        let receive = placed.map_or(Job::ReceiveStandard, |placed| Job::ReceiveFile {
+        let send = if self.is_standard(from, found) {
+            frames::Job::SendStandard
+        } else {
+            frames::Job::SendFile { path: found.path.clone() }
+        };
+        let receive = placed.map_or(frames::Job::ReceiveStandard, |placed| frames::Job::ReceiveFile {
             path: target(placed, found).into_os_string().into_vec(),
         });
         self.session(from, send, to, receive)
@@ -442,13 +331,13 @@ impl<'a> Copy<'a> {
         let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
         let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
         if from == to {
-            self.session = Some((from, to));
-            self.teller = from;
-            self.send(from, Message::Copy { roots, directory, names, settings });
-            return self.outcomes(from, to);
+            let job = frames::Job::Copy { roots, directory, names, settings };
+            let end = EndOf { host: from, stage: None, name: self.label(from), job };
+            let hop = self.job.copy_within(end, self.plan.transfer);
+            return self.outcomes(hop, Side::From);
         }
-        let send = Job::SendTree { roots, settings: settings.clone() };
-        self.session(from, send, to, Job::ReceiveTree { directory, names, settings })
+        let send = frames::Job::SendTree { roots, settings: settings.clone() };
+        self.session(from, send, to, frames::Job::ReceiveTree { directory, names, settings })
     }
 
     /// The failure of a copy that has left entries out.
@@ -470,10 +359,9 @@ impl<'a> Copy<'a> {
     }
 
     /// Tells of single entries that an end could not read or write.
-    fn tell_failures(&mut self, side: usize, faults: &[Fault]) {
-        self.sides[side].named += faults.len() as u64;
+    fn tell_failures(&mut self, host: usize, faults: &[Fault]) {
         for fault in faults {
-            let failure = self.sides[side].failure(fault);
+            let failure = self.failure(host, fault);
             self.tell_failed(&failure);
         }
     }
@@ -485,12 +373,12 @@ impl<'a> Copy<'a> {
     }
 
     /// Counts them all, and tells how many it has not named.
-    fn count_failures(&mut self, side: usize, count: u64) {
+    fn count_failures(&mut self, hop: usize, side: Side, count: u64) {
         self.failed = self.failed.saturating_add(count);
-        let untold = count.saturating_sub(std::mem::take(&mut self.sides[side].named));
-        if untold > 0 {
+        let unnamed = count.saturating_sub(std::mem::take(&mut self.named[side as usize]));
+        if unnamed > 0 {
             self.first_failed.get_or_insert(Exit::Partial);
-            self.say(&format!("and {untold} more on {}", self.sides[side].label()));
+            self.say(&format!("and {unnamed} more on {}", self.label(self.job.hops[hop].host(side))));
         }
     }
 
@@ -501,7 +389,7 @@ impl<'a> Copy<'a> {
         }
         self.failed = self.failed.saturating_add(count);
         let exit = *self.first_failed.get_or_insert(Exit::Partial);
-        let label = self.sides[silent].label();
+        let label = self.label(silent);
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
         self.reporter.event(&Event::Failed(json::Failed::new(&Failure::new(exit, line.as_str()))));
@@ -518,7 +406,7 @@ impl<'a> Copy<'a> {
         };
         let kept = sent.kept_bytes;
         self.reporter.event(&Event::Copied(json::Copied {
-            from: self.sides[from].label(),
+            from: self.label(from),
             entries: received.entries,
             bytes: received.data_bytes,
             kept_bytes: kept,
@@ -527,97 +415,58 @@ impl<'a> Copy<'a> {
         }));
     }
 
-    /// Runs one session between two sides.
-    fn session(&mut self, from: usize, send: Job, to: usize, receive: Job) -> Result<Outcomes, Failure> {
-        let key = session_key();
-        let caller_is_peer = from == HERE || to == HERE;
-        self.teller = if caller_is_peer { HERE } else { from };
-        self.session = Some((from, to));
-        (self.met, self.tunneled) = (false, false);
-        for (side, other, job) in [(from, to, send), (to, from, receive)] {
-            let begin = Begin {
-                key: key.clone(),
-                job,
-                options: self.plan.transfer.clone(),
-                caller_is_peer,
-                peer: self.sides[other].label().into_bytes(),
-            };
-            self.send(side, Message::Begin(Box::new(begin)));
-        }
-        // A remote end listens: the firewall of whoever sits in front of a terminal is the likelier one to be shut.
-        let (listener, dialer) = if to == HERE { (from, to) } else { (to, from) };
-        let connected = self.connect(listener, dialer);
-        if let Err(failure) = connected {
-            self.stop_all(libc::SIGTERM as u8);
-            return Err(failure);
-        }
-        self.met = true;
-        self.outcomes(from, to)
+    /// Runs one session between two hosts, or two ends on one.
+    fn session(
+        &mut self,
+        from: usize,
+        send: frames::Job,
+        to: usize,
+        receive: frames::Job,
+    ) -> Result<Outcomes, Failure> {
+        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
+        let (sender, receiver) = (end(from, send), end(to, receive));
+        let hop = self.job.connect(sender, receiver, self.plan.transfer, false);
+        self.outcomes(hop, if to == HERE { Side::To } else { Side::From })
     }
 
     /// Waits until the ends have told how it ended.
-    fn outcomes(&mut self, from: usize, to: usize) -> Result<Outcomes, Failure> {
-        let mut reports: Vec<(usize, Report)> = Vec::new();
-        let mut deadline = None;
-        let wanted = if from == to { 1 } else { 2 };
-        while reports.len() < wanted {
-            // In a session with this end, this end's own word is enough: it has heard the other's.
-            let lost = |side: usize| self.sides[side].gone && !reports.iter().any(|(told, _)| *told == side);
-            if !reports.is_empty() && (lost(from) || lost(to)) {
-                break;
-            }
-            let wait = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
-            match self.next(wait)? {
-                Some((side, Message::Ended(report)))
-                    if [from, to].contains(&side) && !reports.iter().any(|(told, _)| *told == side) =>
-                {
-                    if report.fault.as_ref().is_some_and(|fault| fault.own) && wanted == 2 && reports.is_empty() {
-                        // The other end may not have met it, and would wait.
-                        let other = if side == from { to } else { from };
-                        self.wake(other);
-                    }
-                    reports.push((side, *report));
-                    deadline.get_or_insert_with(|| Instant::now() + SECOND_MAX);
-                }
-                Some(_) => {}
-                // That all went well is for this end to say where it is one of the two: the other may be lying, and has at
-                // least not told it.
-                None if deadline.is_some() => {
-                    let ours_is_due = (from == HERE || to == HERE) && !reports.iter().any(|(side, _)| *side == HERE);
-                    if !ours_is_due || reports.iter().any(|(_, report)| report.fault.is_some()) {
-                        break;
-                    }
-                    deadline = None;
-                }
-                None => {}
+    fn outcomes(&mut self, at: usize, told_by: Side) -> Result<Outcomes, Failure> {
+        (self.hop, self.told_by, self.named) = (Some(at), told_by, [0; 2]);
+        while !self.job.is_settled(at) {
+            let wait = if self.job.hops[at].ended_since.is_some() { LOOK_AGAIN } else { Duration::from_secs(3600) };
+            if let Some(update) = self.job.next(Instant::now() + wait) {
+                self.heed(update)?;
             }
         }
-        for (side, report) in &reports {
-            self.count_failures(*side, report.failed);
+        let hop = &self.job.hops[at];
+        let (reports, tunneled, is_within) = (hop.reports.clone(), hop.tunneled, hop.sides().len() == 1);
+        let [from, to] = hop.hosts;
+        for (side, report) in [Side::From, Side::To].into_iter().zip(&reports) {
+            self.count_failures(at, side, report.as_ref().map_or(0, |report| report.failed));
         }
-        if let [(side, report)] = &reports[..]
-            && wanted == 2
-        {
-            let silent = if *side == from { to } else { from };
-            self.tell_failed_there(silent, report.failed_there);
+        match &reports {
+            [Some(sent), None] if !is_within => self.tell_failed_there(to, sent.failed_there),
+            [None, Some(received)] => self.tell_failed_there(from, received.failed_there),
+            _ => {}
         }
+        let [sent, received] = &reports;
+        let received = if is_within { sent } else { received };
         // The sender's word counts where there is one: it is told last.
-        let sent = reports.iter().find(|(side, _)| *side == from).or(reports.first());
-        let mut summary = sent.map(|(_, report)| end::summary(report)).unwrap_or_default();
-        if let Some((_, report)) = sent
+        let summed = sent.as_ref().or(received.as_ref());
+        let mut summary = summed.map(end::summary).unwrap_or_default();
+        if let Some(report) = summed
             && self.plan.report.verbose
         {
-            let launcher = self.launcher_name();
-            self.say(&format!("data: {}", route(report, self.tunneled.then_some(&launcher))));
+            let launcher = self.plan.setup.launcher_name();
+            self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));
         }
-        let received = reports.iter().find(|(side, _)| *side == to).map(|(_, report)| report);
         if let Some(received) = received {
             self.arrived = self.arrived.saturating_add(received.entries);
             if received.entries > 0 {
                 let (entries, directories, bytes) = (received.entries, received.directories, received.data_bytes);
                 self.add_copied(Copied {
                     amount: Amount { entries, directories, bytes },
-                    kept_bytes: sent.map_or(0, |(_, sent)| sent.kept_bytes),
+                    kept_bytes: summed.map_or(0, |sent| sent.kept_bytes),
                     is_verified: from != to,
                     is_synced: received.is_synced,
                     is_read_back: received.is_read_back,
@@ -625,22 +474,20 @@ impl<'a> Copy<'a> {
                 });
             }
             summary.written = end::written(received);
-            if sent.is_some_and(|(side, _)| *side == from) {
+            if sent.is_some() {
                 summary.waits = summary.waits.joined(end::waits(&received.waits));
                 summary.view = View::Both;
             }
         }
-        if let (Some((_, sent)), Some(received)) = (sent, received.filter(|report| report.entries > 0)) {
-            self.tell_copied(from, sent, received, from == to);
+        if let (Some(sent), Some(received)) = (summed, received.as_ref().filter(|report| report.entries > 0)) {
+            self.tell_copied(from, sent, received, is_within);
         }
         // No end's word that all is well stands against a failure of the other.
-        let faults = || reports.iter().filter_map(|(side, report)| Some((*side, report.fault.as_ref()?)));
-        let told = faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next());
-        let failure = told.map(|(side, fault)| self.sides[side].failure(fault));
+        let failure = self.job.first_fault(at).map(|(host, fault)| self.failure(host, fault));
         // That it could not reconnect is then not for want of time.
-        let gone = [from, to].into_iter().find(|&side| self.sides[side].gone);
+        let gone = [from, to].into_iter().find(|&host| self.job.hosts[host].gone);
         let failure = match (failure, gone) {
-            (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.lost(gone)),
+            (Some(Failure { exit: Exit::LinkLost, .. }), Some(gone)) => Some(self.job.lost(gone)),
             (failure, _) => failure,
         };
         Ok((summary, failure))
@@ -657,13 +504,6 @@ impl<'a> Copy<'a> {
         all.is_verified &= some.is_verified;
         all.is_synced &= some.is_synced;
         all.is_read_back &= some.is_read_back;
-    }
-
-    /// An end that has not met the other, which has failed, is told to stop.
-    fn wake(&mut self, side: usize) {
-        if !self.sides[side].gone {
-            self.send(side, Message::Signal(libc::SIGTERM as u8));
-        }
     }
 
     fn add(&mut self, summary: &Summary) {

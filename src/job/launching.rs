@@ -8,13 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
-use rand_core::Rng as _;
 
 use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
-use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message, SessionKey};
+use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::stages::{Warden, own_program};
-use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os};
 
 mod bootstrap;
@@ -23,7 +21,7 @@ pub(crate) use bootstrap::{AgentChoice, Otherwise};
 use bootstrap::{Own, Request};
 
 /// What comes from the hosts of a copy or a pipeline.
-pub(crate) enum News {
+pub(crate) enum Heard {
     /// An end says something.
     Message(Message),
     /// An agent is not heard any more.
@@ -34,66 +32,29 @@ pub(crate) enum News {
     Signal(i32),
 }
 
-/// Where a host's news are posted, with its number.
-pub(crate) type Post = Sender<(usize, News)>;
+/// Where what is heard of a host is posted, with its number.
+pub(crate) type Post = Sender<(usize, Heard)>;
 
-/// News that may wait to be heard before an agent, and what is written to standard error, has to wait as well.
-const NEWS_MAX: usize = 64;
+/// What may wait to be heard before an agent, and what is written to standard error, has to wait as well.
+const HEARD_MAX: usize = 64;
 
 /// Bytes that may wait for an agent to take them: more than all connections of a few sessions through its channel have
 /// on their way.
 const WAITING_BYTES_MAX: usize = 256 << 20;
 
-/// Posts what this host's own part says; false if nobody hears it any more. As with a pipe, what writes to standard error
+/// Posts what this host's own part says. As with a pipe, what writes to standard error
 /// waits for its reader: a stage that is louder than that would fill the memory, and a signal would wait behind all of it.
-pub(crate) fn post_in_turn(post: &Post, host: usize, message: Message) -> bool {
+pub(crate) fn post_in_turn(post: &Post, host: usize, message: Message) {
     if matches!(message, Message::StageStderr { .. }) {
         await_turn(post);
     }
-    post.send((host, News::Message(message))).is_ok()
+    let _ = post.send((host, Heard::Message(message)));
 }
 
 fn await_turn(post: &Post) {
-    while post.len() > NEWS_MAX && !post.is_disconnected() {
+    while post.len() > HEARD_MAX && !post.is_disconnected() {
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// How a host is spoken to.
-pub(crate) enum Voice<Own> {
-    /// It is this one, and its part is in this process.
-    Here(Own),
-    There(Box<Remote>),
-}
-
-impl<Own> Voice<Own> {
-    /// The agent, on another host.
-    pub(crate) fn agent(&mut self) -> Option<&mut Remote> {
-        match self {
-            Self::Here(_) => None,
-            Self::There(remote) => Some(remote),
-        }
-    }
-
-    /// Names the kernel that the host runs on; empty where that is not known.
-    pub(crate) fn kernel_id(&self) -> Vec<u8> {
-        match self {
-            Self::Here(_) => Hello::ours().kernel_id,
-            Self::There(remote) => remote.kernel_id().to_vec(),
-        }
-    }
-}
-
-/// Whether two kernels with these names are one.
-pub(crate) fn is_same_kernel(one: &[u8], other: &[u8]) -> bool {
-    !one.is_empty() && one == other
-}
-
-/// A key for one session.
-pub(crate) fn session_key() -> SessionKey {
-    let mut key = SessionKey([0; 32]);
-    rng().fill_bytes(&mut key.0);
-    key
 }
 
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
@@ -148,14 +109,14 @@ pub(crate) fn may_ask(hosts: usize) -> bool {
 /// Exit 3 for the first that cannot be started or reached, 9 for one of another protocol, 128+n for a signal meanwhile.
 pub(crate) fn greet<'a>(
     agents: impl Iterator<Item = &'a mut Remote>,
-    news: &Receiver<(usize, News)>,
+    heard: &Receiver<(usize, Heard)>,
     launcher: &Launcher,
 ) -> Result<(), Failure> {
     let waiting = agents.filter(|remote| remote.hello.is_none()).collect();
-    for remote in greet_all(waiting, news, launcher)? {
+    for remote in greet_all(waiting, heard, launcher)? {
         remote.is_unasking = false;
         remote.start_again(launcher)?;
-        greet_all(vec![remote], news, launcher)?;
+        greet_all(vec![remote], heard, launcher)?;
     }
     Ok(())
 }
@@ -163,19 +124,19 @@ pub(crate) fn greet<'a>(
 /// Gives back those that would have to ask for something.
 fn greet_all<'a>(
     mut waiting: Vec<&'a mut Remote>,
-    news: &Receiver<(usize, News)>,
+    heard: &Receiver<(usize, Heard)>,
     launcher: &Launcher,
 ) -> Result<Vec<&'a mut Remote>, Failure> {
     let mut unasked = Vec::new();
     while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
         let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
-        match news.recv_deadline(first) {
-            Ok((side, News::Message(Message::Hello(hello)))) => {
+        match heard.recv_deadline(first) {
+            Ok((side, Heard::Message(Message::Hello(hello)))) => {
                 let Some(at) = from(&waiting, side) else { continue };
                 waiting[at].greeted(hello);
                 waiting.swap_remove(at);
             }
-            Ok((side, News::Gone)) => {
+            Ok((side, Heard::Gone)) => {
                 let Some(at) = from(&waiting, side) else { continue };
                 match waiting[at].not_begun(launcher) {
                     NotBegun::MustAsk => unasked.push(waiting.swap_remove(at)),
@@ -183,8 +144,8 @@ fn greet_all<'a>(
                     NotBegun::Failed(failure) => return Err(failure),
                 }
             }
-            Ok((_, News::Broken(failure))) => return Err(failure),
-            Ok((_, News::Signal(number))) if number != libc::SIGTSTP => {
+            Ok((_, Heard::Broken(failure))) => return Err(failure),
+            Ok((_, Heard::Signal(number))) if number != libc::SIGTSTP => {
                 return Err(Failure::silent(Exit::Signal(number as u8)));
             }
             Ok(_) => {}
@@ -275,7 +236,7 @@ impl Remote {
         self.start_again(launcher)
     }
 
-    /// Sends a message. One that cannot be sent is answered with news of that.
+    /// Sends a message. One that cannot be sent is reported as heard of the host.
     pub(crate) fn send(&self, message: Message) {
         let failure = if self.outbox.waiting_bytes() > WAITING_BYTES_MAX {
             Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
@@ -286,7 +247,7 @@ impl Remote {
         } else {
             return;
         };
-        let _ = self.post.send((self.side, News::Broken(failure)));
+        let _ = self.post.send((self.side, Heard::Broken(failure)));
     }
 
     /// When it was started, or had been sent so far.
@@ -437,7 +398,7 @@ fn begin(
     let read = move || {
         let give_up = |failed| {
             *shared.failed.lock().expect("no panic with it locked") = Some(failed);
-            let _ = post.send((side, News::Gone));
+            let _ = post.send((side, Heard::Gone));
         };
         let mut stdout = BufReader::with_capacity(128 << 10, stdout);
         let begun = match request {
@@ -460,7 +421,7 @@ fn begin(
             match received {
                 Ok(message) => {
                     await_turn(&post);
-                    if post.send((side, News::Message(message))).is_err() {
+                    if post.send((side, Heard::Message(message))).is_err() {
                         return;
                     }
                 }
@@ -468,14 +429,14 @@ fn begin(
             }
             received = receive(&mut stdout);
         };
-        let news = match error {
+        let last = match error {
             ChannelError::Message(error) => {
                 let line = format!("the agent on {label} does not keep to the protocol: {error}");
-                News::Broken(Failure::new(Exit::Protocol, line))
+                Heard::Broken(Failure::new(Exit::Protocol, line))
             }
-            _ => News::Gone,
+            _ => Heard::Gone,
         };
-        let _ = post.send((side, news));
+        let _ = post.send((side, last));
     };
     std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
     Ok((process, outbox, beginning))

@@ -1,19 +1,17 @@
 //! The other end, started by ssh or another launcher for one measurement.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, unbounded};
 use rd_proto::handshake::{Established, Key};
 
-use crate::cli::perf::PerfArguments;
+use super::{HERE, Job, Setup, session_key, told};
 use crate::control::endpoints;
-use crate::control::frames::{Fault, Hello, Message, Storage};
+use crate::control::frames::{Message, Storage};
 use crate::engine::reach::reach_best;
-use crate::fault::{Exit, Failure, escaped, os_number};
-use crate::job::launching::{News, Remote, greet, is_same_kernel, session_key};
+use crate::fault::{Exit, Failure, escaped};
 
 /// How long the agent may take to listen.
 const LISTEN_MAX: Duration = Duration::from_secs(15);
@@ -24,50 +22,52 @@ const REACH_MAX: Duration = Duration::from_secs(5);
 /// How much longer than asked for measuring storage may take: a file is written first.
 const STORAGE_EXTRA: Duration = Duration::from_secs(120);
 
-/// An agent that answers. Dropping it ends it.
+/// An agent that measures with this process. Dropping it ends it.
 pub(crate) struct Launched {
-    remote: Remote,
-    news: Receiver<(usize, News)>,
-    host: OsString,
-    via: Vec<u8>,
+    job: Job,
+    host: usize,
     ports: Option<(u16, u16)>,
 }
 
 impl Launched {
-    /// Starts the agent on `host`.
-    pub(crate) fn start(arguments: &PerfArguments, host: &OsStr) -> Result<Self, Failure> {
-        let hosts = &arguments.hosts;
-        if hosts.relay {
-            return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
-        }
-        let launcher = hosts.launcher()?;
-        let (post, news) = unbounded();
-        let mut remote = Remote::start(&launcher, host, &hosts.agent("rdperf", false, false), 0, post, true)?;
-        greet([&mut remote].into_iter(), &news, &launcher)?;
-        let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
-        let via = hosts.via.as_ref().map_or(Vec::new(), |via| via.as_bytes().to_vec());
-        Ok(Self { remote, news, host: host.to_owned(), via, ports })
+    /// Starts the agent on `host`. `ports`: those that it may listen on, first and last.
+    ///
+    /// # Errors
+    ///
+    /// As [`super::launching::greet`].
+    pub(crate) fn start(setup: Setup, host: &OsStr, ports: Option<(u16, u16)>) -> Result<Self, Failure> {
+        // A signal ends this process, and the agent with it: nothing is half done.
+        let mut job = Job::without_signals(setup, false);
+        let host = job.host(host)?;
+        job.greet()?;
+        Ok(Self { job, host, ports })
     }
 
+    /// The host, for a person.
     pub(crate) fn label(&self) -> String {
-        escaped(&self.host)
+        self.job.hosts[self.host].label()
     }
 
     /// Has the agent listen, and connects to it.
-    pub(crate) fn reach(&self) -> Result<(TcpStream, Established), Failure> {
-        let key = session_key();
-        self.remote.send(Message::Measure { key: key.clone(), ports: self.ports, via: self.via.clone() });
-        let Message::Listening(endpoints) = self.answer(LISTEN_MAX)? else { return Err(self.unexpected()) };
-        let is_one_kernel = is_same_kernel(&Hello::ours().kernel_id, self.remote.kernel_id());
-        let (endpoints, via) = endpoints::offered(endpoints, &self.via, is_one_kernel);
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 where none of its addresses can be reached.
+    pub(crate) fn reach(&mut self) -> Result<(TcpStream, Established), Failure> {
+        let (key, via) = (session_key(), self.job.setup.via.clone());
+        let Message::Listening(endpoints) =
+            self.ask(Message::Measure { key: key.clone(), ports: self.ports, via: via.clone() }, LISTEN_MAX)?
+        else {
+            return Err(self.job.unexpected(self.host));
+        };
+        let (endpoints, via) = endpoints::offered(endpoints, &via, self.job.is_one_kernel(HERE, self.host));
+        let label = self.label();
         let addresses = endpoints::ranked(&endpoints, &via).map_err(|reason| {
-            let by = if self.via.is_empty() { "" } else { " by --via" };
-            let label = self.label();
+            let by = if self.job.setup.via.is_empty() { "" } else { " by --via" };
             Failure::new(Exit::Connect, format!("no connection to {label}{by}: {}", escaped(OsStr::new(&reason))))
         })?;
         let key = Key::from_random(key.0);
         reach_best(&addresses, &key, Instant::now() + REACH_MAX).map_err(|error| {
-            let label = self.label();
             Failure::new(
                 Exit::Connect,
                 format!(
@@ -79,61 +79,24 @@ impl Launched {
     }
 
     /// Has the agent measure storage.
-    pub(crate) fn storage(&self, path: &OsStr, writes: bool, duration: Duration) -> Result<Storage, Failure> {
+    ///
+    /// # Errors
+    ///
+    /// Exit 5 or 6 where it cannot be read or written.
+    pub(crate) fn storage(&mut self, path: &OsStr, writes: bool, duration: Duration) -> Result<Storage, Failure> {
         let micros = duration.as_micros() as u64;
-        self.remote.send(Message::MeasureStorage { path: path.as_bytes().to_vec(), writes, micros });
-        match self.answer(duration + STORAGE_EXTRA)? {
+        let asked = Message::MeasureStorage { path: path.as_bytes().to_vec(), writes, micros };
+        match self.ask(asked, duration + STORAGE_EXTRA)? {
             Message::Storage(storage) => Ok(storage),
-            _ => Err(self.unexpected()),
+            _ => Err(self.job.unexpected(self.host)),
         }
     }
 
-    fn answer(&self, limit: Duration) -> Result<Message, Failure> {
-        let deadline = Instant::now() + limit;
-        let label = self.label();
-        loop {
-            match self.news.recv_deadline(deadline) {
-                Ok((_, News::Message(Message::Failed(fault)))) => return Err(failed(&fault, &label)),
-                Ok((_, News::Message(Message::Say(line)))) => {
-                    crate::cli::say(&format!("rdperf: {label}: {}", escaped(OsStr::new(&line))));
-                }
-                Ok((_, News::Message(message))) => return Ok(message),
-                Ok((_, News::Broken(failure))) => return Err(failure),
-                Ok((_, News::Gone)) => {
-                    return Err(Failure::new(
-                        Exit::LinkLost,
-                        format!("lost the agent on {label}: it ended, or its connection did"),
-                    ));
-                }
-                Ok(_) => {}
-                Err(_) => {
-                    let within = limit.as_secs();
-                    let message = format!("{label} does not answer within {within} s; try again");
-                    return Err(Failure::new(Exit::Connect, message));
-                }
-            }
+    fn ask(&mut self, question: Message, limit: Duration) -> Result<Message, Failure> {
+        self.job.send(self.host, question);
+        match self.job.answer(self.host, limit)? {
+            Message::Failed(fault) => Err(told(&self.job.hosts[self.host].name, &fault)),
+            answer => Ok(answer),
         }
     }
-
-    fn unexpected(&self) -> Failure {
-        Failure::new(Exit::Protocol, format!("the agent on {} does not keep to the protocol", self.label()))
-    }
-}
-
-/// What went wrong there, for a person.
-fn failed(fault: &Fault, label: &str) -> Failure {
-    let detail = escaped(OsStr::new(&fault.detail));
-    let mut line = format!("{label}: ");
-    if fault.what.is_empty() {
-        line += &detail;
-    } else {
-        line += &format!("{} {}", escaped(OsStr::new(&fault.what)), escaped(OsStr::from_bytes(&fault.path)));
-        if fault.errno != 0 {
-            line += &format!(": {}", os_number(fault.errno));
-        }
-        if !detail.is_empty() {
-            line += &format!(": {detail}");
-        }
-    }
-    Failure::new(Exit::from_code(fault.exit), line)
 }

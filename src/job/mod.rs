@@ -1,7 +1,534 @@
 //! The caller: starts the hosts of a command, has their ends meet, runs what is to be done, and learns what came of it.
+//!
+//! A [`Job`] is a graph of hosts and hops. The caller's own host is an [`Agent`] in this process, any other an agent behind
+//! a channel; both take the same messages, and what they say comes through one queue. What commands have in common is
+//! done here, once: starting, meeting, passing connections through the channels, ending. What is left for a command to
+//! decide it gets as an [`Update`].
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError, unbounded};
+
+use crate::agent::Agent;
+use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
+use crate::control::launch::Launcher;
+use crate::control::tunnel::Emit;
+use crate::engine::link::rng;
+use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
+use crate::options::TransferOptions;
 
 pub mod copy;
+pub mod examine;
+mod hop;
 pub mod launching;
 pub mod measure;
 pub mod pipeline;
 pub mod plan;
+
+use hop::{Hop, Next, Route, Side};
+use launching::{AgentChoice, Heard, Post, Remote, greet, post_in_turn};
+
+/// The host that this process itself is.
+const HERE: usize = 0;
+
+/// How long the second end of a session may take to tell its outcome after the first.
+const SECOND_MAX: Duration = Duration::from_secs(3);
+
+/// How other hosts are reached, as the command line has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) launcher: Launcher,
+    pub(crate) agent: AgentChoice,
+    /// Data goes through the channels.
+    pub(crate) relay: bool,
+    /// The interface or address that data goes by; empty for any.
+    pub(crate) via: Vec<u8>,
+    /// What the other hosts call this one, where the user says so.
+    pub(crate) name: Option<String>,
+    /// Launchers may ask the user for passwords as they like: several on one terminal would not be told apart.
+    pub(crate) may_ask: bool,
+}
+
+impl Setup {
+    /// For a person.
+    pub(crate) fn launcher_name(&self) -> String {
+        escaped(self.launcher.name())
+    }
+}
+
+/// A host, as the caller knows it.
+struct Host {
+    /// As the launcher is given it; empty for this host.
+    name: OsString,
+    link: Link,
+    /// It is not heard any more.
+    gone: bool,
+}
+
+/// How a host is spoken to.
+enum Link {
+    Here(Box<Agent>),
+    There(Box<Remote>),
+}
+
+impl Host {
+    /// For a person.
+    fn label(&self) -> String {
+        label(&self.name)
+    }
+
+    /// Names the kernel that the host runs on; empty where that is not known.
+    fn kernel_id(&self) -> Vec<u8> {
+        match &self.link {
+            Link::Here(_) => Hello::ours().kernel_id,
+            Link::There(remote) => remote.kernel_id().to_vec(),
+        }
+    }
+}
+
+/// A host, for a person. `name`: empty for this host.
+pub(crate) fn label(name: &OsStr) -> String {
+    if name.is_empty() { "this host".to_owned() } else { escaped(name) }
+}
+
+/// What a command has to decide about.
+enum Update {
+    /// A host says something that is about no session.
+    Host(usize, Message),
+    /// An end of a hop says something.
+    End(usize, Side, Message),
+    /// It has told how it ended.
+    Ended(usize, Side),
+    /// A line for the user about a hop.
+    Say(String),
+    /// The ends of a hop cannot be brought together, for this reason.
+    Unmet(usize, String),
+    /// A host is not heard any more; why, where its channel is of no use.
+    Gone(usize, Option<Failure>),
+    /// A signal to this process.
+    Signal(i32),
+}
+
+/// What one end of a hop is to do.
+struct EndOf {
+    host: usize,
+    /// The stage of a pipeline that it belongs to.
+    stage: Option<usize>,
+    /// For a person, as the other end is told.
+    name: String,
+    job: frames::Job,
+}
+
+/// The hosts of a command and the hops between them.
+pub(crate) struct Job {
+    setup: Setup,
+    hosts: Vec<Host>,
+    hops: Vec<Hop>,
+    /// Ends by their numbers in messages: the hop, and which of its ends.
+    ends: HashMap<u32, (usize, Side)>,
+    ends_begun: u32,
+    post: Post,
+    heard: Receiver<(usize, Heard)>,
+    updates: VecDeque<Update>,
+}
+
+impl Job {
+    /// A job on this host so far. `tells_stderr`: see [`Agent::new`].
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 where signals cannot be handled.
+    fn new(setup: Setup, tells_stderr: bool) -> Result<Self, Failure> {
+        let job = Self::without_signals(setup, tells_stderr);
+        let signals = job.post.clone();
+        crate::signals::forward(false, move |signal| signals.send((HERE, Heard::Signal(signal))).is_ok())
+            .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        Ok(job)
+    }
+
+    fn without_signals(setup: Setup, tells_stderr: bool) -> Self {
+        let (post, heard) = unbounded();
+        let (said, queue) = (post.clone(), post.clone());
+        let say: Emit = Arc::new(move |message| drop(said.send((HERE, Heard::Message(message)))));
+        let tell: Emit = Arc::new(move |message| post_in_turn(&queue, HERE, message));
+        let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
+        let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
+        let (hops, ends, updates) = Default::default();
+        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates }
+    }
+
+    /// The number of a host, which is started if it is a new one. `name`: empty for this host.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 where its launcher cannot be started.
+    fn host(&mut self, name: &OsStr) -> Result<usize, Failure> {
+        if let Some(known) = self.hosts.iter().position(|host| host.name == name) {
+            return Ok(known);
+        }
+        let Setup { launcher, agent, may_ask, .. } = &self.setup;
+        let number = self.hosts.len();
+        let remote = Remote::start(launcher, name, agent, number, self.post.clone(), *may_ask)?;
+        self.hosts.push(Host { name: name.to_owned(), link: Link::There(Box::new(remote)), gone: false });
+        Ok(number)
+    }
+
+    /// Waits until every agent has said who it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`launching::greet`].
+    fn greet(&mut self) -> Result<(), Failure> {
+        let agents = self.hosts.iter_mut().filter_map(|host| match &mut host.link {
+            Link::Here(_) => None,
+            Link::There(remote) => Some(&mut **remote),
+        });
+        greet(agents, &self.heard, &self.setup.launcher)
+    }
+
+    /// The agent on another host.
+    fn remote(&self, host: usize) -> Option<&Remote> {
+        match &self.hosts[host].link {
+            Link::Here(_) => None,
+            Link::There(remote) => Some(remote),
+        }
+    }
+
+    fn send(&mut self, host: usize, message: Message) {
+        match &mut self.hosts[host].link {
+            Link::Here(agent) => agent.handle(message),
+            Link::There(remote) => remote.send(message),
+        }
+    }
+
+    fn send_end(&mut self, hop: usize, side: Side, message: &Message) {
+        let host = self.hops[hop].host(side);
+        match message.for_end(self.hops[hop].ends[side as usize]) {
+            Ok(message) => self.send(host, message),
+            Err(error) => {
+                let failure = Failure::new(Exit::Usage, format!("what is to be done takes too long to say ({error})"));
+                self.updates.push_back(Update::Gone(host, Some(failure)));
+            }
+        }
+    }
+
+    /// Whether two hosts are one machine.
+    fn is_one_kernel(&self, one: usize, other: usize) -> bool {
+        let kernel_id = self.hosts[one].kernel_id();
+        one == other || !kernel_id.is_empty() && kernel_id == self.hosts[other].kernel_id()
+    }
+
+    /// Begins a session between two ends, which meet from now on; gives its number. `waits`: both say that they are ready,
+    /// and begin together.
+    fn connect(&mut self, from: EndOf, to: EndOf, options: &TransferOptions, waits: bool) -> usize {
+        let is_one_kernel = self.is_one_kernel(from.host, to.host);
+        let (hosts, names) = ([from.host, to.host], [from.name.clone(), to.name.clone()]);
+        let stages = [from.stage, to.stage];
+        let ends = [self.ends_begun, self.ends_begun + 1];
+        let route = Route { hosts, names, stages, ends, is_within: false, waits_for_go: waits };
+        let hop = self.add(Hop::new(route, HERE, is_one_kernel, &self.setup));
+        let key = session_key();
+        for (side, job, peer) in [(Side::From, from.job, to.name), (Side::To, to.job, from.name)] {
+            let begin = Begin {
+                key: key.clone(),
+                job,
+                options: options.clone(),
+                caller_is_peer: hosts.contains(&HERE),
+                peer: peer.into_bytes(),
+                waits,
+            };
+            self.send_end(hop, side, &Message::Begin(Box::new(begin)));
+        }
+        let next = self.hops[hop].begin(&self.setup);
+        self.advance(hop, next);
+        hop
+    }
+
+    /// Begins a copy within one host.
+    fn copy_within(&mut self, end: EndOf, options: &TransferOptions) -> usize {
+        let (hosts, names) = ([end.host; 2], [end.name.clone(), end.name]);
+        let (stages, ends) = ([None; 2], [self.ends_begun; 2]);
+        let route = Route { hosts, names, stages, ends, is_within: true, waits_for_go: false };
+        let hop = self.add(Hop::new(route, HERE, true, &self.setup));
+        let begin = Begin {
+            key: session_key(),
+            job: end.job,
+            options: options.clone(),
+            caller_is_peer: false,
+            peer: Vec::new(),
+            waits: false,
+        };
+        self.send_end(hop, Side::From, &Message::Begin(Box::new(begin)));
+        hop
+    }
+
+    fn add(&mut self, hop: Hop) -> usize {
+        let number = self.hops.len();
+        self.ends_begun += 2;
+        self.ends.extend(hop.sides().iter().map(|&side| (hop.ends[side as usize], (number, side))));
+        self.hops.push(hop);
+        number
+    }
+
+    /// Forgets hops that are over. What is still said about them is ignored.
+    fn forget_hops(&mut self) {
+        self.hops.clear();
+        self.ends.clear();
+        self.updates.retain(|update| !matches!(update, Update::End(..) | Update::Ended(..) | Update::Unmet(..)));
+    }
+
+    fn advance(&mut self, hop: usize, next: Next) {
+        self.updates.extend(next.say.map(Update::Say));
+        if let Some((side, message)) = next.send {
+            self.send_end(hop, side, &message);
+        }
+        self.updates.extend(next.failure.map(|reason| Update::Unmet(hop, reason)));
+    }
+
+    /// The next thing that a command has to decide about; `None` where there is none by `deadline`.
+    fn next(&mut self, deadline: Instant) -> Option<Update> {
+        loop {
+            if let Some(update) = self.updates.pop_front() {
+                return Some(update);
+            }
+            let due = self.hops.iter().filter_map(Hop::due).min().map_or(deadline, |due| due.min(deadline));
+            match self.heard.recv_deadline(due) {
+                Ok((host, heard)) => self.hear(host, heard),
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = Instant::now();
+                    for hop in 0..self.hops.len() {
+                        if self.hops[hop].due().is_some_and(|due| due <= now) {
+                            let next = self.hops[hop].late();
+                            self.advance(hop, next);
+                        }
+                    }
+                    if now >= deadline && self.updates.is_empty() {
+                        return None;
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            }
+        }
+    }
+
+    fn hear(&mut self, host: usize, heard: Heard) {
+        match heard {
+            Heard::Message(Message::ForEnd { end, message }) => {
+                let Some(&(hop, side)) = self.ends.get(&end) else { return };
+                if self.hops[hop].host(side) != host {
+                    return;
+                }
+                match message.decode() {
+                    Ok(Some(message)) => self.hear_end(hop, side, message),
+                    Ok(None) => {}
+                    Err(_) => {
+                        self.hosts[host].gone = true;
+                        let failure = self.unexpected(host);
+                        self.updates.push_back(Update::Gone(host, Some(failure)));
+                    }
+                }
+            }
+            Heard::Message(message) => self.updates.push_back(Update::Host(host, message)),
+            Heard::Gone => {
+                self.hosts[host].gone = true;
+                self.updates.push_back(Update::Gone(host, None));
+            }
+            Heard::Broken(failure) => {
+                self.hosts[host].gone = true;
+                self.updates.push_back(Update::Gone(host, Some(failure)));
+            }
+            Heard::Signal(number) => self.updates.push_back(Update::Signal(number)),
+        }
+    }
+
+    fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
+        match message {
+            message if message.is_tunnel() => self.send_end(hop, side.other(), &message),
+            Message::Agreed => self.hops[hop].note_agreed(side),
+            Message::Ready => {
+                if self.hops[hop].note_ready(side) {
+                    self.send_end(hop, Side::From, &Message::Go);
+                    self.send_end(hop, Side::To, &Message::Go);
+                }
+            }
+            Message::Listening(_) | Message::Failed(_) | Message::Dialed | Message::DialFailed(_) => {
+                let next = self.hops[hop].handle(side, message, &self.setup);
+                self.advance(hop, next);
+            }
+            Message::Ended(report) => {
+                let wakes = self.hops[hop].note_ended(side, *report);
+                if wakes && !self.hosts[self.hops[hop].host(side.other())].gone {
+                    self.send_end(hop, side.other(), &Message::Signal(libc::SIGTERM as u8));
+                }
+                self.updates.push_back(Update::Ended(hop, side));
+            }
+            message => self.updates.push_back(Update::End(hop, side, message)),
+        }
+    }
+
+    /// Has the ends of a session that have not ended do so, as by this signal.
+    fn stop(&mut self, hop: usize, number: u8) {
+        self.hops[hop].is_stopping = true;
+        for &side in self.hops[hop].sides() {
+            if self.hops[hop].report(side).is_none() && !self.hosts[self.hops[hop].host(side)].gone {
+                self.send_end(hop, side, &Message::Signal(number));
+            }
+        }
+    }
+
+    /// Whether an end that is still heard has not told how it ended.
+    fn is_heard(&self, hop: usize) -> bool {
+        let hop = &self.hops[hop];
+        hop.sides().iter().any(|&side| hop.report(side).is_none() && !self.hosts[hop.host(side)].gone)
+    }
+
+    /// Whether all has been heard of how a session ended that will be.
+    fn is_settled(&self, hop: usize) -> bool {
+        let hop = &self.hops[hop];
+        let mut missing = hop.sides().iter().filter(|&&side| hop.report(side).is_none()).peekable();
+        if missing.peek().is_none() {
+            return true;
+        }
+        let is_gone = |side: &Side| self.hosts[hop.host(*side)].gone;
+        let Some(since) = hop.ended_since else { return missing.all(is_gone) };
+        if missing.clone().all(is_gone) {
+            return true;
+        }
+        // That all went well is for this host's own end to say where there is one: the other may be lying, and has at least
+        // not told it.
+        let is_ours_missing = missing.any(|side| hop.host(*side) == HERE);
+        let has_failed = hop.reports.iter().flatten().any(|report| report.fault.is_some());
+        since.elapsed() > SECOND_MAX && (!is_ours_missing || has_failed)
+    }
+
+    /// What went wrong with a session, if anything, and on which host: no end's word that all is well stands against a
+    /// failure of the other, and what an end has found itself comes before what it has from the other.
+    fn first_fault(&self, hop: usize) -> Option<(usize, &Fault)> {
+        let hop = &self.hops[hop];
+        let faults =
+            || hop.sides().iter().filter_map(|&side| Some((hop.host(side), hop.report(side)?.fault.as_ref()?)));
+        faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next())
+    }
+
+    /// The answer of a host to a question, while nothing else goes on.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if it does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
+    fn answer(&mut self, host: usize, limit: Duration) -> Result<Message, Failure> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.next(deadline) {
+                Some(Update::Host(from, message)) if from == host => return Ok(message),
+                Some(Update::Host(other, _)) => return Err(self.unexpected(other)),
+                Some(Update::Gone(_, Some(failure))) => return Err(failure),
+                Some(Update::Gone(lost, None)) => return Err(self.lost(lost)),
+                Some(Update::Signal(number)) if number == libc::SIGTSTP => self.suspend(),
+                Some(Update::Signal(number)) => return Err(Failure::silent(Exit::Signal(number as u8))),
+                // Of sessions that are over.
+                Some(Update::End(..) | Update::Ended(..) | Update::Unmet(..) | Update::Say(_)) => {}
+                None => {
+                    let (label, within) = (self.hosts[host].label(), limit.as_secs());
+                    let line = format!("{label} does not answer within {within} s; try again");
+                    return Err(Failure::new(Exit::Connect, line));
+                }
+            }
+        }
+    }
+
+    fn lost(&self, host: usize) -> Failure {
+        let (label, launcher) = (self.hosts[host].label(), self.setup.launcher_name());
+        Failure::new(Exit::LinkLost, format!("lost the agent on {label}: it ended, or {launcher} did"))
+    }
+
+    fn unexpected(&self, host: usize) -> Failure {
+        let label = self.hosts[host].label();
+        Failure::new(Exit::Protocol, format!("the agent on {label} does not keep to the protocol"))
+    }
+
+    /// Stops this process until it is continued. Sessions tell their other ends first.
+    fn suspend(&self) {
+        if let Link::Here(agent) = &self.hosts[HERE].link {
+            agent.suspend();
+        }
+    }
+
+    /// Lets all agents end, at once, as their channels do. `number`: the signal that ends what still runs on this host,
+    /// if anything is to.
+    fn close(&mut self, number: Option<u8>) {
+        for host in &mut self.hosts {
+            match (&mut host.link, number) {
+                (Link::Here(agent), None) => agent.finish(),
+                (Link::Here(agent), Some(number)) => agent.stop(number),
+                (Link::There(remote), _) => remote.close(),
+            }
+        }
+        self.hosts.truncate(1);
+    }
+}
+
+/// A key for one session.
+fn session_key() -> SessionKey {
+    use rand_core::Rng as _;
+    let mut key = SessionKey([0; 32]);
+    rng().fill_bytes(&mut key.0);
+    key
+}
+
+fn name_at(host: &OsStr, path: &[u8]) -> String {
+    let path = shown_path(path);
+    match (host.is_empty(), path.strip_prefix("./")) {
+        (true, _) => path,
+        (false, Some(below)) => format!("{}:{below}", escaped(host)),
+        (false, None) => format!("{}:{path}", escaped(host)),
+    }
+}
+
+/// What went wrong on a host, for a person; the host is empty where it is this one.
+fn told(host: &OsStr, fault: &Fault) -> Failure {
+    let label = escaped(host);
+    let mut exit = Exit::from_code(fault.exit);
+    if let (Exit::Signal(number), false) = (exit, host.is_empty()) {
+        return Failure::new(Exit::LinkLost, format!("{label} was ended by signal {number}"));
+    }
+    if exit == Exit::SinkClosed || (matches!(exit, Exit::Signal(_)) && fault.detail.is_empty()) {
+        return Failure::silent(exit);
+    }
+    if fault.exit == 0 {
+        exit = Exit::Protocol;
+    }
+    let detail = escaped(OsStr::new(&fault.detail));
+    if fault.what.is_empty() {
+        let told_by = if host.is_empty() || !fault.own { String::new() } else { format!("{label}: ") };
+        return Failure::new(exit, format!("{told_by}{detail}"));
+    }
+    let mut line = format!("{} {}", escaped(OsStr::new(&fault.what)), name_at(host, &fault.path));
+    if fault.errno != 0 {
+        line += &format!(": {}", os_number(fault.errno));
+    }
+    if !detail.is_empty() {
+        line += &format!(": {detail}");
+    }
+    Failure::new(exit, line).about(host, &fault.path, fault.errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_named_as_they_would_be_typed() {
+        for (host, path, name) in [
+            ("", "./x", "./x"),
+            ("", "a//b", "a/b"),
+            ("h", "./x", "h:x"),
+            ("h", "/tmp//new//x", "h:/tmp/new/x"),
+            ("u@h", ".", "u@h:."),
+        ] {
+            assert_eq!(name_at(OsStr::new(host), path.as_bytes()), name);
+        }
+    }
+}

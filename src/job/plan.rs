@@ -6,10 +6,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rd_proto::tree::PATH_BYTES_MAX;
 
 use crate::cli::options::ReportOptions;
-use crate::control::launch::Launcher;
 use crate::fault::escaped;
-use crate::job::launching::AgentChoice;
-use crate::options::TransferOptions;
+use crate::job::Setup;
+use crate::options::{TransferOptions, TreeOptions};
 
 /// Bytes of a host's name with a user's.
 const HOST_BYTES_MAX: usize = 1024;
@@ -101,6 +100,14 @@ impl Spec {
         Ok(Self::There(OsString::from_vec(host), OsString::from_vec(path.to_vec())))
     }
 
+    /// The host, as the launcher is given it; empty for this one.
+    pub(crate) fn host(&self) -> &OsStr {
+        match self {
+            Self::Here(_) | Self::Standard => OsStr::new(""),
+            Self::There(host, _) => host,
+        }
+    }
+
     pub(crate) fn path(&self) -> &OsStr {
         match self {
             Self::Here(path) | Self::There(_, path) => path,
@@ -118,23 +125,11 @@ pub(crate) struct Plan<'a> {
     /// The destination is never a directory to copy into.
     pub(crate) exact: bool,
     pub(crate) recursive: bool,
-    pub(crate) tree: crate::options::TreeOptions,
+    pub(crate) tree: TreeOptions,
     pub(crate) dry_run: bool,
-    pub(crate) relay: bool,
-    pub(crate) via: Option<OsString>,
-    pub(crate) launcher: Launcher,
-    pub(crate) agent: AgentChoice,
+    pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
     pub(crate) report: &'a ReportOptions,
-}
-
-impl Plan<'_> {
-    /// Number of other hosts.
-    pub(crate) fn hosts(&self) -> usize {
-        let specs = self.sources.iter().chain([&self.destination]);
-        let hosts = specs.filter_map(|spec| if let Spec::There(host, _) = spec { Some(host) } else { None });
-        hosts.collect::<std::collections::BTreeSet<_>>().len()
-    }
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
     session.close_wire();
     add(memory_stage(load.duration));
     add(source_stage(&arguments.source, load.duration)?);
-    if let Some(launched) = &session.launched {
+    if let Some(launched) = &mut session.launched {
         let storage = launched.storage(path, true, load.duration)?;
         let what = format!("{}:{}", launched.label(), path.to_string_lossy());
         let cached = if storage.direct { "" } else { ", through the page cache" };

@@ -269,7 +269,12 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, asked: Asked) -> 
             (first.stream, first.established, first.peer_name, None)
         }
         Target::Launched(host) => {
-            let launched = Launched::start(arguments, host)?;
+            let hosts = &arguments.hosts;
+            if hosts.relay {
+                return Err(Failure::new(Exit::Usage, "--relay: what goes through ssh says nothing of the wire"));
+            }
+            let ports = arguments.serve.port_range.as_ref().map(|ports| (*ports.start(), *ports.end()));
+            let mut launched = Launched::start(hosts.setup("rdperf", [&**host], false, false)?, host, ports)?;
             let (stream, established) = launched.reach()?;
             (stream, established, launched.label(), Some(launched))
         }

@@ -58,6 +58,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         options: options.clone(),
         caller_is_peer: true,
         peer: b"h1".to_vec(),
+        waits: false,
     };
     let tree = TreeOptions {
         recursive: true,
@@ -107,6 +108,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     };
     let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
+    let copy = Job::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree };
     vec![
         ("hello", Message::Hello(hello)),
         ("find", Message::Find { patterns: vec![b"*.\xfe".to_vec().into()], links: true }),
@@ -118,6 +120,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("failed", Message::Failed(fault.clone())),
         ("begin-file", Message::Begin(Box::new(begin(Job::ReceiveFile { path: b"/to".to_vec() })))),
         ("begin-tree", Message::Begin(Box::new(begin(receive)))),
+        ("begin-copy", Message::Begin(Box::new(begin(copy)))),
         ("listen", Message::Listen { via: b"ib0".to_vec() }),
         ("listening", Message::Listening(vec![endpoint.clone()])),
         ("dial", Message::Dial { endpoints: vec![endpoint], via: Vec::new() }),
@@ -130,7 +133,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
         ("ended", Message::Ended(Box::new(report))),
         ("signal", Message::Signal(2)),
-        ("copy", Message::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree }),
         ("tunnel-open", Message::TunnelOpen(1)),
         ("tunnel-data", Message::TunnelData { id: 1, bytes: vec![0; 100] }),
         ("tunnel-credit", Message::TunnelCredit { id: 1, bytes: 1 << 20 }),

@@ -46,10 +46,10 @@ impl Copy<'_> {
                 at += 1;
             }
             let asked = patterns.clone();
-            self.send(side, Message::Find { patterns, links: self.plan.recursive });
+            self.job.send(side, Message::Find { patterns, links: self.plan.recursive });
             let before = all.len();
             loop {
-                match self.answer(side, ANSWER_MAX)? {
+                match self.job.answer(side, ANSWER_MAX)? {
                     Message::Found(found) => {
                         self.check_found(side, &asked, &found)?;
                         let bytes = |found: &Found| found.path.len() + found.name.len() + size_of::<(usize, Found)>();
@@ -59,24 +59,26 @@ impl Copy<'_> {
                         }
                         all.extend(found.into_iter().map(|found| (side, found)));
                         if all.len() - before > asked.len().saturating_mul(names::MATCHES_MAX) {
-                            return Err(self.unexpected(side));
+                            return Err(self.job.unexpected(side));
                         }
                     }
+                    Message::EntriesFailed(missing) => {
+                        self.left_out = self.left_out.saturating_add(missing.len() as u64);
+                        self.tell_failures(side, &missing);
+                    }
                     Message::FoundAll => break,
-                    Message::Failed(fault) => return Err(self.sides[side].failure(&fault)),
-                    _ => return Err(self.unexpected(side)),
+                    Message::Failed(fault) => return Err(self.failure(side, &fault)),
+                    _ => return Err(self.job.unexpected(side)),
                 }
             }
-            let missing = std::mem::take(&mut self.sides[side].named);
-            self.left_out = self.left_out.saturating_add(missing);
         }
         let is_single = !self.are_several(&all);
         let (directories, mut all): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(_, found)| found.kind == Kind::Directory && !self.plan.recursive);
         for (side, found) in directories {
-            let name = self.sides[side].name(&found.path);
+            let name = self.name(side, &found.path);
             let failure = Failure::new(Exit::Usage, format!("{name} is a directory; -r copies directories")).about(
-                &self.sides[side].host,
+                &self.job.hosts[side].name,
                 &found.path,
                 libc::EISDIR,
             );
@@ -97,7 +99,7 @@ impl Copy<'_> {
     }
 
     fn too_much_found(&self, side: usize) -> Failure {
-        let (label, most) = (self.sides[side].label(), FOUND_BYTES_MAX >> 20);
+        let (label, most) = (self.label(side), FOUND_BYTES_MAX >> 20);
         let message = format!(
             "the patterns match more on {label} than fits {most} MiB; copy the directory instead, with -r and --exclude"
         );
@@ -113,10 +115,10 @@ impl Copy<'_> {
             return Ok(());
         }
         if found.iter().any(|found| found.path.len() > PATH_BYTES_MAX) {
-            return Err(self.unexpected(side));
+            return Err(self.job.unexpected(side));
         }
         let Some(other) = found.iter().find(|found| !is_asked(&found.name)) else { return Ok(()) };
-        let label = self.sides[side].label();
+        let label = self.label(side);
         let name = escaped(OsStr::from_bytes(&other.name));
         Err(Failure::new(Exit::Protocol, format!("the agent on {label} offers {name}, which was not asked for")))
     }
@@ -229,32 +231,34 @@ impl Copy<'_> {
             directory: self.plan.directory || several || (names_directory && !exact),
             exact,
             sources: some.iter().map(becomes).collect(),
-            same_kernel: !standard && some.first().is_some_and(|(from, _)| self.same_kernel(*from, side)),
+            same_kernel: !standard && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
         };
         // Only then can it be known.
         let may_be_itself = asked.same_kernel;
-        self.send(side, Message::Place(asked));
-        Ok(match self.answer(side, ANSWER_MAX)? {
-            Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => return Err(self.unexpected(side)),
+        self.job.send(side, Message::Place(asked));
+        Ok(match self.job.answer(side, ANSWER_MAX)? {
+            Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => {
+                return Err(self.job.unexpected(side));
+            }
             // Only a single source gets another name than its own, however many are asked about at once.
             Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
             Message::Failed(fault) => Err(Objection {
                 failure: self.unplaceable(side, several, standard, &fault),
                 is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
             }),
-            _ => return Err(self.unexpected(side)),
+            _ => return Err(self.job.unexpected(side)),
         })
     }
 
     /// What the destination has against a copy, and what to do about it.
     fn unplaceable(&self, side: usize, several: bool, standard: bool, fault: &Fault) -> Failure {
-        let mut failure = self.sides[side].failure(fault);
+        let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
             libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),
             libc::EISDIR if standard => "standard input has no name of its own: let DST name a file".to_owned(),
             libc::ENOENT => {
                 let path = escaped(OsStr::from_bytes(&fault.path));
-                let host = if side == HERE { String::new() } else { format!("on {}, ", self.sides[side].label()) };
+                let host = if side == HERE { String::new() } else { format!("on {}, ", self.label(side)) };
                 format!("{host}mkdir -p {} makes it", shell_words::quote(&path))
             }
             libc::ENOTDIR if fault.detail.is_empty() && several => "several sources need a directory".to_owned(),
@@ -299,7 +303,7 @@ impl Copy<'_> {
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
-        let name = self.sides[*side].name(&found.path);
+        let name = self.name(*side, &found.path);
         let message = format!("{option} is for files and trees, and {name} is copied as a stream");
         Err(Failure::new(Exit::Usage, message))
     }
@@ -307,11 +311,11 @@ impl Copy<'_> {
     pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
         for (from, found) in found {
             let target = placed.map_or(b"-".to_vec(), |placed| target(placed, found).into_os_string().into_vec());
-            let to = if placed.is_some() { self.sides[side].name(&target) } else { "-".to_owned() };
-            crate::cli::say(&format!("rdcp: would copy {} to {to}", self.sides[*from].name(&found.path)));
+            let to = if placed.is_some() { self.name(side, &target) } else { "-".to_owned() };
+            crate::cli::say(&format!("rdcp: would copy {} to {to}", self.name(*from, &found.path)));
             self.reporter.event(&Event::WouldCopy(json::WouldCopy {
-                from: At::new(&self.sides[*from].host, &found.path),
-                to: At::new(&self.sides[side].host, &target),
+                from: At::new(&self.job.hosts[*from].name, &found.path),
+                to: At::new(&self.job.hosts[side].name, &target),
                 kind: found.kind.into(),
                 bytes: (found.kind == Kind::File).then_some(found.size_bytes),
             }));

@@ -10,6 +10,7 @@ use crate::cli::report::line::{Shown, name_words};
 use crate::cli::report::{Rate, Terminal, limiter_now, rounded};
 use crate::control::frames::{Message, TreeProgress};
 use crate::engine::Waits;
+use crate::job::hop::Side;
 use crate::tree::progress::Amount;
 
 /// A copy that is over by then is not counted ahead.
@@ -183,28 +184,31 @@ impl Progress {
 
 impl Copy<'_> {
     /// Takes what one end reports, and shows it where progress is shown.
-    pub(super) fn hear_progress(&mut self, side: usize, bytes: u64, waits: &[u64], tree: Option<TreeProgress>) {
-        let end = match self.session {
-            Some((from, to)) if from == to => ReportingEnd::Both,
-            Some((from, _)) if side == from => ReportingEnd::Sender,
-            Some((_, to)) if side == to => ReportingEnd::Receiver,
-            _ => return,
+    pub(super) fn hear_progress(
+        &mut self,
+        hop: usize,
+        side: Side,
+        bytes: u64,
+        waits: &[u64],
+        tree: Option<TreeProgress>,
+    ) {
+        let end = match (self.job.hops[hop].sides(), side) {
+            ([_], _) => ReportingEnd::Both,
+            (_, Side::From) => ReportingEnd::Sender,
+            (_, Side::To) => ReportingEnd::Receiver,
         };
         if let Some(tree) = tree {
             self.progress.hear(end, tree);
         }
-        if side != self.teller {
+        if side != self.told_by {
             return;
         }
         self.progress.hear_payload(bytes, end::waits(waits));
         if let Some(terminal) = &mut self.terminal {
             terminal.show(&self.progress.shown());
         }
-        if self.terminal.as_ref().is_some_and(Terminal::is_watched)
-            && self.progress.is_count_due()
-            && let Some((from, _)) = self.session
-        {
-            self.send(from, Message::Count);
+        if self.terminal.as_ref().is_some_and(Terminal::is_watched) && self.progress.is_count_due() {
+            self.job.send_end(hop, Side::From, &Message::Count);
         }
         if self.told.elapsed() >= EVENT_EVERY {
             self.told = Instant::now();

@@ -26,8 +26,8 @@ pub(crate) fn planned(plan: &Plan<'_>) -> json::WouldRun {
     let hop = |&(from, to): &(Option<usize>, Option<usize>)| {
         let here = |stage: Option<usize>| stage.is_none_or(|stage| plan.specs[stage].host.is_empty());
         let sender_listens = match (here(from), here(to)) {
-            (false, true) => plan.name.is_none(),
-            (true, false) => plan.name.is_some(),
+            (false, true) => plan.setup.name.is_none(),
+            (true, false) => plan.setup.name.is_some(),
             _ => false,
         };
         json::PlannedHop {
@@ -37,7 +37,7 @@ pub(crate) fn planned(plan: &Plan<'_>) -> json::WouldRun {
             to_command: to.map(command),
             listener: host(if sender_listens { from } else { to }),
             ports: plan.transfer.port_range.as_ref().map(|ports| [*ports.start(), *ports.end()]),
-            through_launcher: plan.relay,
+            through_launcher: plan.setup.relay,
         }
     };
     let mut agents: Vec<String> =
@@ -84,7 +84,11 @@ pub(crate) fn lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
         }
     }
     for host in &planned.agents {
-        lines.push(format!("agent: {} {host} {}", escaped(plan.launcher.name()), escaped(&plan.agent.program)));
+        lines.push(format!(
+            "agent: {} {host} {}",
+            escaped(plan.setup.launcher.name()),
+            escaped(&plan.setup.agent.program)
+        ));
     }
     lines
 }

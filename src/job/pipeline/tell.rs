@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Stage;
-use super::hop::Hop;
 use crate::agent::end;
 use crate::cli::json;
 use crate::cli::options::ReportOptions;
@@ -19,6 +18,7 @@ use crate::cli::report::{
 use crate::control::frames::Report;
 use crate::engine::{Read, Waits};
 use crate::fault::{Failure, escaped};
+use crate::job::hop::Hop;
 
 /// How often bars are drawn anew.
 const BARS_EVERY: Duration = Duration::from_millis(1000 / BAR_HZ as u64);

@@ -1,8 +1,11 @@
-//! One session between two stages: how its ends meet, and what they tell of it.
+//! A hop: one session between two ends, how they meet, and what they tell of it.
+//!
+//! One end listens and the other connects, then the other way round, then through the channels of both.
 
 use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
+use super::Setup;
 use crate::control::endpoints;
 use crate::control::frames::{Endpoint, Fault, Message, Report};
 use crate::engine::Waits;
@@ -14,12 +17,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(15);
 
 /// One of a hop's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum Side {
     From,
     To,
 }
 
-impl Which {
+impl Side {
     pub(super) fn other(self) -> Self {
         match self {
             Self::From => Self::To,
@@ -32,40 +35,36 @@ impl Which {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     /// This end was asked to listen.
-    Listening(Which),
+    Listening(Side),
     /// This end listens, and the other was asked to connect.
-    Dialing(Which),
+    Dialing(Side),
     /// The other end than this one was asked to connect through the channels.
-    Tunneling(Which),
+    Tunneling(Side),
     Met,
     Failed,
 }
 
-/// What all hops have in common.
-pub(super) struct Manner {
-    pub(super) via: Vec<u8>,
-    pub(super) relay: bool,
-    /// What the other hosts call this one, where the user says so.
-    pub(super) name: Option<String>,
-    /// The launcher's name, for messages.
-    pub(super) launcher: String,
-}
-
-/// A session between two stages, or between a stage and the caller.
+/// A session between two ends; or a copy within a host, which has one end only.
 pub(super) struct Hop {
     /// The hosts' numbers, from and to.
     pub(super) hosts: [usize; 2],
-    /// The stages, from and to; `None` is the caller's standard input or output.
-    pub(super) stages: [Option<usize>; 2],
     /// For a person.
     pub(super) names: [String; 2],
+    /// The stages at its ends, where it is part of a pipeline: `None` is the caller's standard input or output.
+    pub(super) stages: [Option<usize>; 2],
+    /// The numbers of its ends in messages.
+    pub(super) ends: [u32; 2],
+    /// It has no end [`Side::To`].
+    is_within: bool,
+    /// Its ends say AGREED and READY and wait for GO: it is part of a pipeline.
+    waits_for_go: bool,
     state: State,
     reversed: bool,
     /// The end that could listen, first.
-    listened: Option<Which>,
+    listened: Option<Side>,
     is_one_kernel: bool,
     /// The end that is here, where its address is given.
-    named: Option<Which>,
+    named: Option<Side>,
     reason: String,
     deadline: Instant,
     pub(super) tunneled: bool,
@@ -76,41 +75,51 @@ pub(super) struct Hop {
     /// Where its sender says that the time went.
     pub(super) waits: Waits,
     pub(super) reports: [Option<Report>; 2],
+    /// Its ends have been told to end.
+    pub(super) is_stopping: bool,
     /// When the first of the reports came.
-    pub(super) told: Option<Instant>,
+    pub(super) ended_since: Option<Instant>,
+}
+
+/// What a hop is made of.
+pub(super) struct Route {
+    pub(super) hosts: [usize; 2],
+    pub(super) names: [String; 2],
+    pub(super) stages: [Option<usize>; 2],
+    pub(super) ends: [u32; 2],
+    pub(super) is_within: bool,
+    pub(super) waits_for_go: bool,
 }
 
 /// What is to be done next for a hop.
 #[derive(Debug, Default)]
 pub(super) struct Next {
-    pub(super) send: Option<(Which, Message)>,
+    pub(super) send: Option<(Side, Message)>,
     pub(super) say: Option<String>,
     /// The two ends cannot be brought together.
     pub(super) failure: Option<String>,
 }
 
 impl Hop {
-    pub(super) fn new(
-        hosts: [usize; 2],
-        stages: [Option<usize>; 2],
-        names: [String; 2],
-        here: usize,
-        is_one_kernel: bool,
-        manner: &Manner,
-    ) -> Self {
+    /// `here`: the number of the caller's own host.
+    pub(super) fn new(route: Route, here: usize, is_one_kernel: bool, setup: &Setup) -> Self {
+        let Route { hosts, names, stages, ends, is_within, waits_for_go } = route;
         let end_here = match hosts {
-            [from, _] if from == here => Some(Which::From),
-            [_, to] if to == here => Some(Which::To),
+            [from, _] if from == here => Some(Side::From),
+            [_, to] if to == here => Some(Side::To),
             _ => None,
         };
-        let named = end_here.filter(|_| manner.name.is_some() && hosts[0] != hosts[1]);
+        let named = end_here.filter(|_| setup.name.is_some() && hosts[0] != hosts[1]);
         // A remote end listens: the firewall of whoever sits in front of a terminal is the likelier one to be shut.
-        let listener = named.unwrap_or(if end_here == Some(Which::To) { Which::From } else { Which::To });
+        let listener = named.unwrap_or(if end_here == Some(Side::To) { Side::From } else { Side::To });
         Self {
             hosts,
-            stages,
             names,
-            state: State::Listening(listener),
+            stages,
+            ends,
+            is_within,
+            waits_for_go,
+            state: if is_within { State::Met } else { State::Listening(listener) },
             reversed: false,
             listened: None,
             is_one_kernel,
@@ -123,13 +132,14 @@ impl Hop {
             bytes: 0,
             waits: Waits::default(),
             reports: [None, None],
-            told: None,
+            is_stopping: false,
+            ended_since: None,
         }
     }
 
     /// The host of one end.
-    pub(super) fn host(&self, which: Which) -> usize {
-        self.hosts[which as usize]
+    pub(super) fn host(&self, side: Side) -> usize {
+        self.hosts[side as usize]
     }
 
     /// For a person.
@@ -147,8 +157,8 @@ impl Hop {
     }
 
     /// An end is ready to begin: true when both are.
-    pub(super) fn note_ready(&mut self, which: Which) -> bool {
-        self.ready[which as usize] = true;
+    pub(super) fn note_ready(&mut self, side: Side) -> bool {
+        self.ready[side as usize] = true;
         self.has_begun()
     }
 
@@ -158,13 +168,36 @@ impl Hop {
     }
 
     /// An end has agreed with the other.
-    pub(super) fn note_agreed(&mut self, which: Which) {
-        self.agreed[which as usize] = true;
+    pub(super) fn note_agreed(&mut self, side: Side) {
+        self.agreed[side as usize] = true;
     }
 
-    /// Both ends have told how it ended.
+    /// All its ends have told how it ended.
     pub(super) fn is_over(&self) -> bool {
-        self.reports.iter().all(Option::is_some)
+        self.sides().iter().all(|&side| self.report(side).is_some())
+    }
+
+    /// Its ends.
+    pub(super) fn sides(&self) -> &'static [Side] {
+        if self.is_within { &[Side::From] } else { &[Side::From, Side::To] }
+    }
+
+    pub(super) fn report(&self, side: Side) -> Option<&Report> {
+        self.reports[side as usize].as_ref()
+    }
+
+    /// An end has told how it ended. True where the other end has to be told to end as well: it may not have met this one,
+    /// and would wait.
+    pub(super) fn note_ended(&mut self, side: Side, report: Report) -> bool {
+        let fault = report.fault.as_ref();
+        let wakes = fault.is_some_and(|fault| fault.own || self.waits_for_go) && !self.has_begun();
+        self.bytes = self.bytes.max(report.bytes);
+        self.ended_since.get_or_insert_with(Instant::now);
+        self.reports[side as usize].get_or_insert(report);
+        if !self.has_met() {
+            self.state = State::Failed;
+        }
+        wakes && !self.is_stopping && !self.is_over()
     }
 
     /// Whoever took its data has gone, and wanted no more.
@@ -175,60 +208,61 @@ impl Hop {
 
     /// The same, and the writer of its data wrote on.
     pub(super) fn was_left(&self) -> bool {
-        let fault = self.reports[Which::From as usize].as_ref().and_then(|report| report.fault.as_ref());
+        let fault = self.report(Side::From).and_then(|report| report.fault.as_ref());
         fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
     /// When it must have come further.
     pub(super) fn due(&self) -> Option<Instant> {
-        (self.state != State::Failed && !self.has_agreed()).then_some(self.deadline)
+        let has_come_far = if self.waits_for_go { self.has_agreed() } else { self.has_met() };
+        (self.state != State::Failed && !has_come_far).then_some(self.deadline)
     }
 
     /// The first thing to be done, once both ends have been begun.
-    pub(super) fn begin(&mut self, manner: &Manner) -> Next {
+    pub(super) fn begin(&mut self, setup: &Setup) -> Next {
         self.deadline = Instant::now() + CONNECT_MAX;
         let State::Listening(listener) = self.state else { return Next::default() };
-        Next { send: Some((listener, Message::Listen { via: manner.via.clone() })), ..Next::default() }
+        Next { send: Some((listener, Message::Listen { via: setup.via.clone() })), ..Next::default() }
     }
 
     /// What an end could not read or could not write itself.
-    pub(super) fn own_fault(&self, which: Which) -> Option<&Fault> {
-        let exit = if which == Which::From { Exit::Source } else { Exit::Destination };
-        let fault = self.reports[which as usize].as_ref()?.fault.as_ref()?;
+    pub(super) fn own_fault(&self, side: Side) -> Option<&Fault> {
+        let exit = if side == Side::From { Exit::Source } else { Exit::Destination };
+        let fault = self.report(side)?.fault.as_ref()?;
         (fault.own && Exit::from_code(fault.exit) == exit).then_some(fault)
     }
 
     /// What an end has said of meeting the other.
-    pub(super) fn handle(&mut self, which: Which, message: Message, manner: &Manner) -> Next {
+    pub(super) fn handle(&mut self, side: Side, message: Message, setup: &Setup) -> Next {
         match (&self.state, message) {
-            (State::Listening(listener), Message::Listening(endpoints)) if *listener == which => {
-                self.listened.get_or_insert(which);
-                if manner.relay {
-                    return self.tunnel(manner);
+            (State::Listening(listener), Message::Listening(endpoints)) if *listener == side => {
+                self.listened.get_or_insert(side);
+                if setup.relay {
+                    return self.tunnel(setup);
                 }
-                match self.offered(endpoints, manner) {
+                match self.offered(endpoints, setup) {
                     Ok((endpoints, via)) => {
-                        self.state = State::Dialing(which);
+                        self.state = State::Dialing(side);
                         self.deadline = Instant::now() + CONNECT_MAX;
-                        Next { send: Some((which.other(), Message::Dial { endpoints, via })), ..Next::default() }
+                        Next { send: Some((side.other(), Message::Dial { endpoints, via })), ..Next::default() }
                     }
                     Err(reason) => self.fail(reason),
                 }
             }
-            (State::Listening(listener), Message::Failed(fault)) if *listener == which => {
+            (State::Listening(listener), Message::Failed(fault)) if *listener == side => {
                 self.reason = reason_of(&fault);
-                self.again(which, manner)
+                self.again(side, setup)
             }
-            (State::Dialing(listener), Message::Dialed) if *listener == which.other() => self.meet(),
-            (State::Dialing(listener), Message::DialFailed(why)) if *listener == which.other() => {
+            (State::Dialing(listener), Message::Dialed) if *listener == side.other() => self.meet(),
+            (State::Dialing(listener), Message::DialFailed(why)) if *listener == side.other() => {
                 self.reason = escaped(OsStr::new(&why));
                 let listener = *listener;
-                self.again(listener, manner)
+                self.again(listener, setup)
             }
-            (State::Tunneling(listener), Message::Dialed) if *listener == which.other() => self.meet(),
-            (State::Tunneling(listener), Message::DialFailed(why)) if *listener == which.other() => {
+            (State::Tunneling(listener), Message::Dialed) if *listener == side.other() => self.meet(),
+            (State::Tunneling(listener), Message::DialFailed(why)) if *listener == side.other() => {
                 let why = escaped(OsStr::new(&why));
-                self.fail(format!("no connection through {}: {why}", manner.launcher))
+                self.fail(format!("no connection through {}: {why}", setup.launcher_name()))
             }
             _ => Next::default(),
         }
@@ -236,7 +270,15 @@ impl Hop {
 
     /// The time for a step is over.
     pub(super) fn late(&mut self) -> Next {
-        self.fail("no connection within its time; rddoctor shows which ports can be reached, or use --relay".to_owned())
+        let listener = match self.state {
+            State::Listening(side) | State::Dialing(side) | State::Tunneling(side) => side,
+            State::Met | State::Failed => Side::To,
+        };
+        let [one, other] = [listener.other(), listener].map(|side| &self.names[side as usize]);
+        let within = CONNECT_MAX.as_secs();
+        self.fail(format!(
+            "no connection from {one} to {other} within {within} s; rddoctor shows which ports can be reached, or use --relay"
+        ))
     }
 
     fn meet(&mut self) -> Next {
@@ -251,28 +293,31 @@ impl Hop {
     }
 
     /// The other way round, and then through the channels.
-    fn again(&mut self, listener: Which, manner: &Manner) -> Next {
+    fn again(&mut self, listener: Side, setup: &Setup) -> Next {
         if !self.reversed {
             self.reversed = true;
             self.state = State::Listening(listener.other());
-            return self.begin(manner);
+            return self.begin(setup);
         }
-        if !manner.via.is_empty() {
+        if !setup.via.is_empty() {
             let reason = format!("no connection by --via: {}", self.reason);
             return self.fail(reason);
         }
-        self.tunnel(manner)
+        self.tunnel(setup)
     }
 
-    fn tunnel(&mut self, manner: &Manner) -> Next {
+    fn tunnel(&mut self, setup: &Setup) -> Next {
         let Some(listener) = self.listened else {
             let reason = self.reason.clone();
             return self.fail(reason);
         };
-        let say = (!manner.relay).then(|| {
+        let say = (!setup.relay).then(|| {
             format!(
                 "{} and {} cannot reach a port of each other ({}); their data goes through {}, slower",
-                self.names[0], self.names[1], self.reason, manner.launcher
+                self.names[0],
+                self.names[1],
+                self.reason,
+                setup.launcher_name()
             )
         });
         self.tunneled = true;
@@ -282,16 +327,16 @@ impl Hop {
     }
 
     /// The endpoints to try, and what restricts the end that tries them.
-    fn offered(&self, endpoints: Vec<Endpoint>, manner: &Manner) -> Result<(Vec<Endpoint>, Vec<u8>), String> {
+    fn offered(&self, endpoints: Vec<Endpoint>, setup: &Setup) -> Result<(Vec<Endpoint>, Vec<u8>), String> {
         let port = endpoints.first().map(|endpoint| endpoint.port);
-        if let (State::Listening(listener), Some(name), Some(port)) = (&self.state, &manner.name, port)
+        if let (State::Listening(listener), Some(name), Some(port)) = (&self.state, &setup.name, port)
             && self.named == Some(*listener)
         {
             let found = resolve(name, port, CONNECT_MAX);
             let found = found.map_err(|reason| format!("unknown host {}: {reason}", escaped(OsStr::new(name))))?;
             return Ok((found.into_iter().map(endpoints::given).collect(), Vec::new()));
         }
-        Ok(endpoints::offered(endpoints, &manner.via, self.is_one_kernel))
+        Ok(endpoints::offered(endpoints, &setup.via, self.is_one_kernel))
     }
 }
 

@@ -1,0 +1,184 @@
+//! Another host and the way there, for `rddoctor`: over the same channel as a copy, and with a session of its own kind.
+
+use std::ffi::OsStr;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use super::hop::Side;
+use super::{EndOf, HERE, Job, Setup, Update, told};
+use crate::agent::end;
+use crate::cli::report::medium_name;
+use crate::control::frames::{self, Message};
+use crate::engine::Summary;
+use crate::fault::{Exit, Failure, escaped};
+use crate::measure::door::{Knock, Sign, Sought, decode_knocks};
+use crate::measure::{Facts, Path, Speed};
+use crate::options::TransferOptions;
+
+/// How long an end may take to tell what its host is like, or to try all ports.
+const EXAMINE_MAX: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether an end that has not told its outcome still will.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long the ends of a measurement that is given up may take to end.
+const STOP_MAX: Duration = Duration::from_millis(2500);
+
+/// What could not be examined.
+pub(crate) struct NoWay {
+    /// Why.
+    pub(crate) failure: Failure,
+    /// The launcher came to the host, and the agent is not there.
+    pub(crate) lacks_agent: bool,
+}
+
+/// What is to be found out about another host.
+pub(crate) struct Examination<'a> {
+    pub(crate) setup: Setup,
+    pub(crate) host: &'a OsStr,
+    /// For how long to measure the bandwidth, if at all, and how.
+    pub(crate) lasting: Option<Duration>,
+    pub(crate) transfer: &'a TransferOptions,
+}
+
+impl Examination<'_> {
+    /// Examines the host, and the way there. `here`: what this one is like.
+    ///
+    /// # Errors
+    ///
+    /// Why the host could not be asked. What fails later is part of what is returned.
+    pub(crate) fn run(&self, here: Facts) -> Result<Path, NoWay> {
+        let unexamined = |failure| NoWay { failure, lacks_agent: false };
+        let mut job = Job::new(self.setup.clone(), false).map_err(unexamined)?;
+        let there = job.host(self.host).map_err(unexamined)?;
+        if let Err(failure) = job.greet() {
+            return Err(NoWay { lacks_agent: job.remote(there).is_some_and(|remote| remote.lacks_agent()), failure });
+        }
+        let answered_after = job.remote(there).map_or(Duration::ZERO, |remote| remote.answered_after());
+        let mut examiner = Examiner { job, ports: self.transfer.port_range.clone() };
+        let path = examiner.examine(there, here, answered_after);
+        path.and_then(|mut path| {
+            if let Some(lasting) = self.lasting {
+                path.speed = Some(examiner.measure(there, lasting, self.transfer)?);
+            }
+            Ok(path)
+        })
+        .map_err(unexamined)
+    }
+}
+
+struct Examiner {
+    job: Job,
+    ports: Option<RangeInclusive<u16>>,
+}
+
+impl Examiner {
+    fn examine(&mut self, there: usize, here: Facts, answered_after: Duration) -> Result<Path, Failure> {
+        self.job.send(there, Message::Examine);
+        let facts = match self.job.answer(there, EXAMINE_MAX)? {
+            Message::Examined(bytes) => Facts::decode(&bytes).ok_or_else(|| self.job.unexpected(there))?,
+            Message::Failed(fault) => return Err(told(&self.job.hosts[there].name, &fault)),
+            _ => return Err(self.job.unexpected(there)),
+        };
+        let is_one_machine = self.job.is_one_kernel(HERE, there);
+        let mut path = Path {
+            here,
+            there: facts,
+            is_one_machine,
+            agent_micros: answered_after.as_micros() as u64,
+            ..Path::default()
+        };
+        path.to_there = Some(self.try_door(HERE, there, &path.here, &path.there, is_one_machine)?);
+        path.to_here = Some(self.try_door(there, HERE, &path.there, &path.here, is_one_machine)?);
+        Ok(path)
+    }
+
+    /// Has `to` open a door and `from` try it. The inner error is why there was none.
+    fn try_door(
+        &mut self,
+        from: usize,
+        to: usize,
+        from_facts: &Facts,
+        to_facts: &Facts,
+        is_one_machine: bool,
+    ) -> Result<Result<Vec<Knock>, String>, Failure> {
+        let ports = self.ports.as_ref().map(|ports| (*ports.start(), *ports.end()));
+        self.job.send(to, Message::OpenDoor { ports });
+        let sign = match self.job.answer(to, EXAMINE_MAX)? {
+            Message::DoorOpened(bytes) => Sign::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
+            Message::Failed(fault) => return Ok(Err(escaped(OsStr::new(&fault.detail)))),
+            _ => return Err(self.job.unexpected(to)),
+        };
+        let sought = Sought::new(from_facts, to_facts, is_one_machine, sign);
+        self.job.send(from, Message::Knock(sought.encode()));
+        match self.job.answer(from, EXAMINE_MAX)? {
+            Message::Knocked(bytes) => Ok(Ok(decode_knocks(&bytes).ok_or_else(|| self.job.unexpected(from))?)),
+            Message::Failed(fault) => Ok(Err(escaped(OsStr::new(&fault.detail)))),
+            _ => Err(self.job.unexpected(from)),
+        }
+    }
+
+    /// Sends memory to nowhere, for so long.
+    fn measure(
+        &mut self,
+        there: usize,
+        lasting: Duration,
+        transfer: &TransferOptions,
+    ) -> Result<Result<Speed, String>, Failure> {
+        let send = frames::Job::SendMemory { millis: lasting.as_millis() as u32 };
+        let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
+        let end = |host: usize, job| EndOf { host, stage: None, name: self.job.hosts[host].label(), job };
+        let (sender, receiver) = (end(HERE, send), end(there, receive));
+        let hop = self.job.connect(sender, receiver, transfer, false);
+        let outcome = self.outcome(hop);
+        let is_tunneled = self.job.hops[hop].tunneled;
+        match outcome {
+            Ok(summary) => Ok(Ok(speed(&summary, is_tunneled))),
+            Err(failure) => match failure.exit {
+                Exit::Signal(_) => Err(failure),
+                _ => Ok(Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()))),
+            },
+        }
+    }
+
+    /// Waits until a session has ended.
+    fn outcome(&mut self, hop: usize) -> Result<Summary, Failure> {
+        let ended = loop {
+            if self.job.is_settled(hop) {
+                break Ok(());
+            }
+            match self.job.next(Instant::now() + LOOK_AGAIN) {
+                Some(Update::Unmet(_, reason)) => break Err(Failure::new(Exit::Connect, reason)),
+                Some(Update::Gone(_, Some(failure))) => break Err(failure),
+                Some(Update::Gone(host, None)) => break Err(self.job.lost(host)),
+                Some(Update::Signal(number)) if number == libc::SIGTSTP => self.job.suspend(),
+                Some(Update::Signal(number)) => break Err(Failure::silent(Exit::Signal(number as u8))),
+                Some(Update::End(..) | Update::Ended(..) | Update::Host(..) | Update::Say(_)) | None => {}
+            }
+        };
+        if let Err(failure) = ended {
+            self.job.stop(hop, libc::SIGTERM as u8);
+            let deadline = Instant::now() + STOP_MAX;
+            while self.job.is_heard(hop) && Instant::now() < deadline {
+                self.job.next(deadline);
+            }
+            return Err(failure);
+        }
+        if let Some((host, fault)) = self.job.first_fault(hop) {
+            return Err(told(&self.job.hosts[host].name, fault));
+        }
+        let hop = &self.job.hops[hop];
+        Ok(hop.report(Side::From).or(hop.report(Side::To)).map(end::summary).unwrap_or_default())
+    }
+}
+
+fn speed(summary: &Summary, is_tunneled: bool) -> Speed {
+    Speed {
+        bytes: summary.counters.bytes,
+        micros: (summary.seconds * 1e6) as u64,
+        medium: summary.media.last().map_or(String::new(), |&medium| medium_name(medium).to_owned()),
+        limiter: summary.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
+        is_tunneled,
+        is_encrypted: summary.encrypted,
+    }
+}

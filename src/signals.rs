@@ -1,0 +1,46 @@
+//! Signals to this process, as events.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
+use signal_hook::iterator::Signals;
+
+/// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own, until it returns
+/// false. `is_launched`: the process that has started this one ignores SIGINT.
+///
+/// # Errors
+///
+/// Neither a handler nor a thread can be had.
+pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
+    let ignored = ignored() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
+    // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
+    let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
+    let mut signals = Signals::new(handled.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))?;
+    std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
+        for signal in signals.forever() {
+            // The write to a file that has grown too long for a limit of ours fails, and says so.
+            if signal != SIGXFSZ && !handle(signal) {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Stops this process, as a terminal's ^Z does, until it is continued. Several threads that ask at once stop it once.
+pub(crate) fn stop_here() {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.is_none_or(|last| last.elapsed() > Duration::from_secs(1)) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+        *last = Some(Instant::now());
+    }
+}

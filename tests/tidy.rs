@@ -90,6 +90,28 @@ fn the_tree_is_tidy() {
 }
 
 #[test]
+fn pages_name_sources_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = files(root);
+    let names = || files.iter().filter_map(|file| file.strip_prefix(root).ok()?.to_str());
+    let mut count = 0;
+    for page in names().filter(|name| name.ends_with(".md")) {
+        for source in sources_named(&fs::read_to_string(root.join(page)).expect("a page")) {
+            // By the end of its path: `engine/io.rs`.
+            assert!(names().any(|name| Path::new(name).ends_with(&source)), "{page}: there is no {source}");
+            count += 1;
+        }
+    }
+    assert!(count > 60, "{count}");
+}
+
+/// What stands between backquotes and is the name of a source.
+fn sources_named(page: &str) -> Vec<String> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted.filter(|text| text.ends_with(".rs") && !text.contains([' ', '*', '\n'])).map(str::to_owned).collect()
+}
+
+#[test]
 fn arrows_lead_downwards() {
     for (at, (folder, below)) in ARROWS.iter().enumerate() {
         for named in *below {
@@ -266,6 +288,12 @@ mod planted {
         one(&product_rules("src/engine/mod.rs", "use rd_verbs::Device;"), "rd_verbs");
         none(&product_rules("src/transport/rdma/lane.rs", "use rd_verbs::Device;"));
         none(&product_rules("src/engine/mod.rs", "/// rd_verbs"));
+    }
+
+    #[test]
+    fn a_source_on_a_page() {
+        let page = "in `engine/io.rs` and `x`\n```sh\nls a.rs\n```\nand `tests/*.rs`, `fault.rs`";
+        assert_eq!(sources_named(page), ["engine/io.rs", "fault.rs"]);
     }
 
     #[test]

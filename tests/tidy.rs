@@ -33,7 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// What was one folder is being parted: these go when it is done.
-const BEING_PARTED: &[(&str, &str)] = &[("job", "cli"), ("agent", "cli"), ("fault", "cli"), ("fault", "engine")];
+const BEING_PARTED: &[(&str, &str)] = &[("job", "cli"), ("agent", "cli")];
 
 /// The only folder that knows that verbs exist.
 const VERBS_AT: &str = "src/transport/rdma/";

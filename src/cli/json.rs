@@ -241,25 +241,25 @@ impl<'a> Notice<'a> {
 
 /// What went wrong, and where.
 #[derive(Serialize, JsonSchema)]
-pub struct Error<'a> {
+pub struct Error {
     /// The kind of failure.
-    #[schemars(extend("enum" = Exit::NAMES))]
+    #[schemars(extend("enum" = Exit::names()))]
     pub code: &'static str,
     /// The exit code that goes with it.
     pub exit: u8,
     /// The file; null where it is about none.
-    pub at: Option<&'a At>,
+    pub at: Option<At>,
     /// The system's error number, of Linux; null where there is none.
     pub errno: Option<i32>,
 }
 
-impl<'a> Error<'a> {
-    fn new(failure: &'a Failure) -> Self {
+impl Error {
+    fn new(failure: &Failure) -> Self {
         let site: Option<&Site> = failure.site.as_deref();
         Self {
             code: failure.exit.name(),
             exit: failure.exit.code(),
-            at: site.map(|site| &site.at),
+            at: site.map(|site| At::new(&site.host, &site.path)),
             errno: site.map(|site| site.errno).filter(|&errno| errno != 0),
         }
     }
@@ -269,7 +269,7 @@ impl<'a> Error<'a> {
 #[derive(Serialize, JsonSchema)]
 pub struct Failed<'a> {
     #[serde(flatten)]
-    error: Error<'a>,
+    error: Error,
     /// The line that a person is given.
     reason: &'a str,
 }
@@ -339,7 +339,7 @@ pub struct Result<'a> {
     /// What went wrong, for a person; null where nothing did.
     error: Option<&'a str>,
     /// Where it went wrong; null where nothing did.
-    failure: Option<Error<'a>>,
+    failure: Option<Error>,
 }
 
 impl<'a> Result<'a> {

@@ -21,6 +21,7 @@ pub mod recv;
 pub mod report;
 pub mod send;
 pub(crate) mod stream;
+mod words;
 mod wrong;
 
 use crate::fault::{self, Exit, Failure};
@@ -148,7 +149,7 @@ fn printed(written: std::io::Result<()>) -> Result<(), Failure> {
         ErrorKind::BrokenPipe => Failure::silent(Exit::SinkClosed),
         _ => Failure::new(
             Exit::Destination,
-            format!("cannot write standard output: {}", fault::words(&error.to_string())),
+            format!("cannot write standard output: {}", fault::printable(&error.to_string())),
         ),
     })
 }

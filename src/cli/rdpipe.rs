@@ -14,6 +14,7 @@ use super::rdcp::HostOptions;
 use super::recv::standard_output;
 use super::report::Reporter;
 use super::send::standard_input;
+use super::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::identity;
@@ -141,10 +142,10 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     // Closed, it would be /dev/null: nothing, and well.
     if plan.parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing) {
-        standard_input().map_err(|fact| Failure::source(&fact))?;
+        standard_input().map_err(|fact| words::source(&fact))?;
     }
     if matches!(output, Some(Output::Standard | Output::Hop)) {
-        standard_output().map_err(|fact| Failure::destination(&fact))?;
+        standard_output().map_err(|fact| words::destination(&fact))?;
     }
     let reporter = Reporter::open(&arguments.report, true)?;
     Pipeline::new(&plan)?.run(&reporter)

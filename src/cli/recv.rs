@@ -19,6 +19,7 @@ use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::send::EXIT_CODES;
 use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
+use super::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, os, shown_path};
@@ -107,7 +108,7 @@ fn transfer(
     let target = match file {
         Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
         None => {
-            standard_output().map_err(|fact| Failure::destination(&fact))?;
+            standard_output().map_err(|fact| words::destination(&fact))?;
             None
         }
     };
@@ -196,7 +197,7 @@ fn transfer(
 
 /// A destination that cannot be written: most often, its directory is missing.
 fn unwritable(fact: &IoFact) -> Failure {
-    let mut failure = Failure::destination(fact);
+    let mut failure = words::destination(fact);
     if let (Some(line), libc::ENOENT) = (&mut failure.message, fact.errno) {
         *line += &format!("; mkdir -p {} makes it", shell_words::quote(&shown_path(&fact.path)));
     }

@@ -16,7 +16,7 @@ use rustix::termios::tcgetpgrp;
 
 use super::options::ReportOptions;
 use super::{color, json};
-use crate::fault::{Exit, Failure, escaped, os, words};
+use crate::fault::{Exit, Failure, escaped, os, printable};
 use line::{Shown, size_words};
 use screen::Screen;
 
@@ -227,7 +227,7 @@ pub(crate) fn notice_line(
     reconnect_s: u64,
     verbose: bool,
 ) -> Option<String> {
-    let because = reason.map(|reason| format!(" ({})", words(reason))).unwrap_or_default();
+    let because = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
     Some(match notice {
         Notice::FellBack => format!("RDMA cannot be used{because}; going on over TCP"),
         Notice::BackOnRdma => "RDMA is back; going on over it".to_owned(),

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::stream::{Console, Ended, FirstLane, NotBegun, Session, check_transport, reported};
+use super::words;
 use crate::engine::link::LinkError;
 use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
@@ -115,11 +116,11 @@ fn transfer(
     let key = key::given(key, &arguments.key)?;
     // Before anybody is bothered: what is to be sent can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
-        Some(path) => (Source::open(Path::new(path)).map_err(|fact| Failure::source(&fact))?, path.clone()),
-        None => (standard_input().map_err(|fact| Failure::source(&fact))?, STANDARD_INPUT.into()),
+        Some(path) => (Source::open(Path::new(path)).map_err(|fact| words::source(&fact))?, path.clone()),
+        None => (standard_input().map_err(|fact| words::source(&fact))?, STANDARD_INPUT.into()),
     };
     let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
-        .map_err(|fact| Failure::source(&fact))?
+        .map_err(|fact| words::source(&fact))?
         .size_bytes();
     check_transport(&arguments.transfer)?;
     let key = match key {
@@ -195,12 +196,12 @@ pub(crate) fn reach(
                         failure = Some(error);
                     }
                 }
-                Err(error) => return Err(Failure::unreached(&error, &peer_name, program)),
+                Err(error) => return Err(words::unreached(&error, &peer_name, program)),
             }
         }
         let failure = failure.unwrap_or(LinkError::TimedOut);
         if hope(&failure) == 0 || Instant::now() + RETRY_PAUSE >= deadline {
-            return Err(Failure::unreached(&failure, &peer_name, program));
+            return Err(words::unreached(&failure, &peer_name, program));
         }
         std::thread::sleep(RETRY_PAUSE);
     }

@@ -15,6 +15,7 @@ use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use super::aside::Aside;
 use super::options::ReportOptions;
 use super::report::{Reporter, Terminal};
+use super::words;
 use crate::engine::link::{
     AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last, tcp_lane,
 };
@@ -22,7 +23,7 @@ use crate::engine::listen::Registry;
 use crate::engine::pace::Pace;
 use crate::engine::rdma;
 use crate::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
-use crate::fault::{Exit, Failure, escaped, os, words};
+use crate::fault::{Exit, Failure, escaped, os, printable};
 use crate::fs::plain_fact;
 use crate::options::TransferOptions;
 use crate::transport::rdma::{Adapters, RegisterError};
@@ -170,7 +171,7 @@ impl Session<'_> {
     ) -> Result<Ended, NotBegun> {
         let ours = self.offer(role, &first.stream, size_bytes);
         let theirs = exchange_offers(&mut first.stream, &mut first.established.control, &ours)
-            .map_err(|error| NotBegun::Peer(Failure::not_agreed(&error, &first.peer_name)))?;
+            .map_err(|error| NotBegun::Peer(words::not_agreed(&error, &first.peer_name)))?;
         // The end that was connected to knows only an address so far.
         let peer = match listening {
             Some(_) if !first.is_named && !theirs.host.is_empty() => {
@@ -179,7 +180,7 @@ impl Session<'_> {
             _ => first.peer_name.clone(),
         };
         let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| {
-            let failure = Failure::refused(refusal, &peer);
+            let failure = words::refused(refusal, &peer);
             NotBegun::Peer(
                 lacks_rdma(&ours, &theirs, &peer).filter(|_| refusal == Refusal::Transport).unwrap_or(failure),
             )
@@ -193,16 +194,18 @@ impl Session<'_> {
             let post = self.post.clone();
             crate::signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok()).map_err(
                 |error| {
-                    let failure =
-                        Failure::new(Exit::Connect, format!("cannot handle signals: {}", words(&error.to_string())));
+                    let failure = Failure::new(
+                        Exit::Connect,
+                        format!("cannot handle signals: {}", printable(&error.to_string())),
+                    );
                     give_up(&mut first, role, failure)
                 },
             )?;
         }
         let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
             let (failure, cause) = match (no_work, role) {
-                (NoWork::Io(fact), Role::Sender) => (Failure::source(&fact), Cause::Source(fact)),
-                (NoWork::Io(fact), Role::Receiver) => (Failure::destination(&fact), Cause::Sink(fact)),
+                (NoWork::Io(fact), Role::Sender) => (words::source(&fact), Cause::Source(fact)),
+                (NoWork::Io(fact), Role::Receiver) => (words::destination(&fact), Cause::Sink(fact)),
                 (NoWork::Stopped(number), _) => (Failure::silent(Exit::Signal(number)), Cause::Signal(number)),
             };
             abort(&mut first, failure, cause)
@@ -244,7 +247,7 @@ impl Session<'_> {
         }
         let FirstLane { stream, established: Established { control, .. }, .. } = first;
         announce(&self.post, lane, |report| tcp_lane(stream, control, report))
-            .map_err(|error| NotBegun::Here(Failure::not_agreed(&error, &peer)))?;
+            .map_err(|error| NotBegun::Here(words::not_agreed(&error, &peer)))?;
         let size_bytes = size_bytes.or(theirs.size_bytes);
         let reconnect = agreed.reconnect;
         let transfer = Transfer {
@@ -261,7 +264,7 @@ impl Session<'_> {
         };
         let summary = run(transfer, work).map_err(|error| NotBegun::Here(without_thread(&error)))?;
         drop(rdma_listening);
-        let failure = Failure::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
+        let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
         Ok(Ended { summary, failure, last_line: None })
     }
 

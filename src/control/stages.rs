@@ -30,24 +30,13 @@ use super::frames::{
 };
 use super::names::home_expanded;
 use super::tunnel::Emit;
+use crate::fault::Exit;
 use crate::fs::{io_fact, standard};
 use crate::transport::relay::{RelayInput, RelayOutput, relay};
 pub use guard::Warden;
 use guard::{End, Guard, LINGER_MAX, Launch, Running};
 use redirection::{Call, Opening, Side};
 pub use room::Share;
-
-/// Exit code of a stage that cannot be started, as docs/guide/scripts.md has it.
-const CONNECT: u8 = 3;
-
-/// Of a fault of a source.
-const SOURCE: u8 = 5;
-
-/// Of a fault of a destination.
-const DESTINATION: u8 = 6;
-
-/// Of what the protocol does not allow.
-const PROTOCOL: u8 = 9;
 
 /// What a shell answers when it cannot run a command.
 pub const CANNOT_RUN: u8 = 127;
@@ -118,7 +107,7 @@ impl Stages {
             && (1..=SHELL_WORDS_MAX).contains(&stage.shell.len())
             && !(standard && self.is_agent);
         if !fits {
-            let fault = Some(Fault::plain(PROTOCOL, "a stage that cannot be"));
+            let fault = Some(Fault::plain(Exit::Protocol.code(), "a stage that cannot be"));
             let report = StageReport { fault, ..StageReport::default() };
             return (self.emit)(Message::StageEnded { stage: number, report });
         }
@@ -170,7 +159,7 @@ impl Stages {
             let spawned =
                 std::thread::Builder::new().name("stage".to_owned()).stack_size(256 << 10).spawn(move || run.run());
             if let Err(error) = spawned {
-                let fault = Some(Fault::plain(CONNECT, format!("cannot start a thread: {error}")));
+                let fault = Some(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")));
                 let report = StageReport { fault, ..StageReport::default() };
                 emit(Message::StageEnded { stage: number, report });
             }
@@ -294,8 +283,8 @@ impl Run {
         let running = self.start(words, standard)?;
         opening.finish(&running, redirection).map_err(|reason| {
             let (exit, what) = match side {
-                Side::Input => (SOURCE, "cannot read"),
-                Side::Output => (DESTINATION, "cannot write"),
+                Side::Input => (Exit::Source.code(), "cannot read"),
+                Side::Output => (Exit::Destination.code(), "cannot write"),
             };
             let operator = redirection.iter().take_while(|byte| b"<>| \t".contains(byte)).count();
             let path = redirection[operator..].to_vec();
@@ -309,7 +298,7 @@ impl Run {
         let words: Vec<OsString> = shell.chain(["-c".into()]).chain(words).collect();
         let shares_group = !self.is_agent && has_terminal();
         let started = Guard::start(&self.program, Launch { words: &words, standard, shares_group })
-            .map_err(|error| Fault::plain(CONNECT, format!("cannot start a guard: {error}")))?;
+            .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a guard: {error}")))?;
         let (guard, running) =
             started.map_err(|error| fault(CANNOT_RUN, "cannot run", Path::new(&words[0]), &error.into()))?;
         *self.guard.lock().expect("no panic with it locked") = Some(guard);
@@ -372,7 +361,7 @@ impl Run {
             None => {
                 // With it goes the command, which would go on moving bytes.
                 drop(self.guard.lock().expect("no panic with it locked").take());
-                Err(Fault::plain(CONNECT, "what guards the command was killed"))
+                Err(Fault::plain(Exit::Connect.code(), "what guards the command was killed"))
             }
         }
     }
@@ -440,7 +429,7 @@ fn well() -> StageReport {
 }
 
 fn cannot_start(error: &std::io::Error) -> Fault {
-    Fault::plain(CONNECT, format!("cannot start: {error}"))
+    Fault::plain(Exit::Connect.code(), format!("cannot start: {error}"))
 }
 
 fn fault(exit: u8, what: &str, path: &Path, error: &std::io::Error) -> Fault {
@@ -459,7 +448,7 @@ fn touch(file: &File, path: &Path) -> Result<(), Fault> {
     if !is_regular {
         return Ok(());
     }
-    file.set_modified(now).map_err(|error| fault(DESTINATION, "cannot touch", path, &error))
+    file.set_modified(now).map_err(|error| fault(Exit::Destination.code(), "cannot touch", path, &error))
 }
 
 /// This program, to be a helper of this process.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
 
+use super::super::words;
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
 use crate::cli::report::rate_words;
@@ -102,8 +103,8 @@ fn memory_stage(duration: Duration) -> Stage {
 
 fn source_stage(path: &Path, duration: Duration) -> Result<Stage, Failure> {
     let row = disk::throughput(path, Action::Read, duration).map_err(|(action, fact)| match action {
-        Action::Read => Failure::source(&fact),
-        Action::Write => Failure::destination(&fact),
+        Action::Read => words::source(&fact),
+        Action::Write => words::destination(&fact),
     })?;
     let cached = if row.direct { "" } else { ", through the page cache" };
     Ok(stage("source", format!("{}{cached}", row.path), row.iops, row.bytes, row.depth))

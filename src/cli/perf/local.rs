@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use super::super::words;
 use super::PerfArguments;
 use crate::fault::{Exit, Failure};
 use crate::measure::disk::{self, Action, Settings};
@@ -33,8 +34,8 @@ pub(super) fn storage(arguments: &PerfArguments, path: &OsStr) -> Result<Report,
     });
     match rows {
         Ok(disk) => Ok(Report { disk, ..Report::new() }),
-        Err((Action::Read, fact)) => Err(Failure::source(&fact)),
-        Err((Action::Write, fact)) => Err(Failure::destination(&fact)),
+        Err((Action::Read, fact)) => Err(words::source(&fact)),
+        Err((Action::Write, fact)) => Err(words::destination(&fact)),
     }
 }
 

@@ -8,6 +8,7 @@ use flume::Receiver;
 use rd_proto::handshake::Established;
 use rustix::io::Errno;
 
+use super::super::words;
 use super::PerfArguments;
 use crate::cli::key;
 use crate::cli::recv::own_address;
@@ -127,7 +128,7 @@ pub(crate) fn failure(error: &PerfError, peer: &str) -> Failure {
             Exit::Connect,
             format!("no RDMA connection to {peer}: {reason}; without --transport rdma, TCP is measured"),
         ),
-        PerfError::Link(error) => Failure::not_agreed(error, peer),
+        PerfError::Link(error) => words::not_agreed(error, peer),
         PerfError::Lane(error) => Failure::new(Exit::LinkLost, format!("lost a connection to {peer}: {error}")),
         PerfError::Rdma(error) => Failure::new(Exit::Connect, format!("no RDMA connection to {peer}: {error}")),
         PerfError::Peer { exit, reason } => {

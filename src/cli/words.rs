@@ -1,0 +1,217 @@
+//! The sentences about sessions and their files: what happened, to what, why, and what to do.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+
+use rd_proto::control::{Cause, IoFact, Refusal};
+use rd_proto::handshake::{ControlError, HandshakeError};
+use rd_proto::session::Outcome;
+
+use crate::engine::link::LinkError;
+use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path};
+
+/// A source that cannot be read, here.
+pub(crate) fn source(fact: &IoFact) -> Failure {
+    let failure = Failure::new(Exit::Source, format!("cannot read {}", io_sentence(fact)));
+    failure.about(OsStr::new(""), &fact.path, fact.errno)
+}
+
+/// A destination that cannot be written, here.
+pub(crate) fn destination(fact: &IoFact) -> Failure {
+    let failure = Failure::new(Exit::Destination, format!("cannot write {}", io_sentence(fact)));
+    failure.about(OsStr::new(""), &fact.path, fact.errno)
+}
+
+/// A peer that has authenticated, and with which no transfer came about.
+pub(crate) fn not_agreed(error: &LinkError, peer: &str) -> Failure {
+    match error {
+        LinkError::Refused(refusal) => refused(*refusal, peer),
+        // It has proved KEY and its version: neither is what is wrong.
+        LinkError::Control(ControlError::Forged) => Failure::new(
+            Exit::Integrity,
+            format!(
+                "what {peer} sent was damaged on the way, or sealed with another KEY; try again, and if it stays so \
+                 see what is between the hosts"
+            ),
+        ),
+        LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
+            broken_protocol(peer, Some(&error.to_string()))
+        }
+        LinkError::Closed => Failure::new(
+            Exit::Connect,
+            format!("{peer} closed the connection before the transfer began; see what it says, and try again"),
+        ),
+        LinkError::TimedOut => {
+            Failure::new(Exit::Connect, format!("{peer} has connected but says nothing more; try again"))
+        }
+        LinkError::Os { error, .. } => Failure::new(
+            Exit::Connect,
+            format!("lost the link to {peer} before the transfer began: {}; try again", os(*error)),
+        ),
+        LinkError::Transport(reason) => Failure::new(
+            Exit::Connect,
+            format!("lost the link to {peer} before the transfer began: {}; try again", printable(reason)),
+        ),
+    }
+}
+
+fn broken_protocol(peer: &str, reason: Option<&str>) -> Failure {
+    let reason = reason.map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
+    Failure::new(Exit::Protocol, format!("{peer} broke the protocol{reason}; install the same release at both ends"))
+}
+
+/// A link that could not be made to `peer`, where `program` should be.
+pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure {
+    match error {
+        LinkError::Handshake(HandshakeError::WrongKey) => Failure::new(
+            Exit::Authentication,
+            format!("{peer} has another KEY, or its answer was damaged on the way; give both ends the same KEY"),
+        ),
+        LinkError::Handshake(HandshakeError::VersionMismatch { ours, theirs }) => Failure::new(
+            Exit::Protocol,
+            format!("{peer} speaks version {theirs} of the protocol, this program {ours}; install the same release"),
+        ),
+        LinkError::Handshake(_) | LinkError::Frame(_) | LinkError::Control(_) | LinkError::Unexpected => {
+            Failure::new(Exit::Protocol, format!("{peer} does not speak rdma-pipe's protocol; check HOST and PORT"))
+        }
+        LinkError::Refused(refusal) => refused(*refusal, peer),
+        LinkError::Os { error, .. } => Failure::new(
+            Exit::Connect,
+            format!("cannot reach {peer}: {}; check that {program} runs there and that the port is open", os(*error)),
+        ),
+        LinkError::TimedOut => Failure::new(
+            Exit::Connect,
+            format!("cannot reach {peer}: no answer; check the address and that the port is open"),
+        ),
+        LinkError::Closed => Failure::new(
+            Exit::Connect,
+            format!("{peer} closed the connection before it was made; it may be overrun or have ended: try again"),
+        ),
+        LinkError::Transport(reason) => {
+            Failure::new(Exit::Connect, format!("cannot reach {peer}: {}", printable(reason)))
+        }
+    }
+}
+
+/// A peer that does not serve us, or that we do not serve.
+pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
+    let message = match refusal {
+        Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
+        Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
+        Refusal::Transport => {
+            format!("no transport that this host and {peer} both allow and have; see --transport")
+        }
+        Refusal::Encrypt => format!("{peer} and this end disagree on --encrypt: one says always, the other never"),
+        Refusal::Lane | Refusal::Offer => {
+            format!("{peer} does not accept this end's offer; check that rdrecv runs there, of the same release")
+        }
+    };
+    Failure::new(Exit::Connect, message)
+}
+
+/// How a session ended; `None` if well. `reason`: what the engine knows beyond that.
+pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Option<Failure> {
+    let because = reason.map(|reason| format!(": {}", printable(reason))).unwrap_or_default();
+    let damaged = |what: &str| {
+        let line = format!(
+            "what {what} does not match its checksums, again and again: the network, an adapter or memory damages it; \
+             rdperf ping shows whether it still does"
+        );
+        Failure::new(Exit::Integrity, line)
+    };
+    let theirs = |exit, what: &str, fact: &IoFact| {
+        Failure::new(exit, format!("{peer} {what} {}", io_sentence(fact))).about(
+            OsStr::new(peer),
+            &fact.path,
+            fact.errno,
+        )
+    };
+    Some(match outcome {
+        Outcome::Done => return None,
+        Outcome::LinkLost { unanswered: true } => Failure::new(
+            Exit::LinkLost,
+            format!(
+                "lost the link to {peer} before its answer: all was sent, the outcome is unknown; running it again is safe"
+            ),
+        ),
+        Outcome::LinkLost { unanswered: false } => Failure::new(
+            Exit::LinkLost,
+            format!("lost the link to {peer} and could not reconnect{because} (--reconnect sets for how long)"),
+        ),
+        Outcome::NoRdma | Outcome::Aborted(Cause::NoRdma) | Outcome::PeerAborted(Cause::NoRdma) => Failure::new(
+            Exit::Connect,
+            format!("no RDMA connection to {peer}{because}; rddoctor tells more, --transport auto would use TCP"),
+        ),
+        Outcome::Aborted(Cause::SinkClosed) | Outcome::PeerAborted(Cause::SinkClosed) => {
+            Failure::silent(Exit::SinkClosed)
+        }
+        Outcome::Aborted(Cause::Signal(number)) => Failure::silent(Exit::Signal(*number)),
+        Outcome::Aborted(Cause::Source(fact)) => source(fact),
+        Outcome::Aborted(Cause::Sink(fact)) => destination(fact),
+        Outcome::Aborted(Cause::Integrity) => damaged(&format!("came from {peer}")),
+        Outcome::Aborted(Cause::Protocol) => broken_protocol(peer, reason),
+        Outcome::PeerAborted(Cause::Signal(number)) => {
+            Failure::new(Exit::LinkLost, format!("{peer} was ended by signal {number}"))
+        }
+        Outcome::PeerAborted(Cause::Source(fact) | Cause::Sink(fact)) if fact.path.is_empty() => {
+            Failure::new(Exit::Connect, format!("{peer} gave up{}", io_sentence(fact)))
+        }
+        Outcome::PeerAborted(Cause::Source(fact)) => theirs(Exit::Source, "cannot read", fact),
+        Outcome::PeerAborted(Cause::Sink(fact)) => theirs(Exit::Destination, "cannot write", fact),
+        Outcome::PeerAborted(Cause::Integrity) => damaged(&format!("reached {peer}")),
+        Outcome::PeerAborted(Cause::Protocol) => Failure::new(
+            Exit::Protocol,
+            format!("{peer} says that this end broke the protocol; install the same release at both ends"),
+        ),
+    })
+}
+
+/// `PATH: what went wrong (error N)`.
+fn io_sentence(fact: &IoFact) -> String {
+    let mut sentence = shown_path(&fact.path);
+    if fact.errno != 0 {
+        let _ = write!(sentence, ": {}", os_number(fact.errno));
+    }
+    if !fact.detail.is_empty() {
+        // "FILE: changed while it was read" reads better with a colon as well.
+        let _ = write!(sentence, ": {}", escaped(OsStr::from_bytes(&fact.detail)));
+    }
+    sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_damaged_is_not_called_another_release() {
+        let sealed = not_agreed(&LinkError::Control(ControlError::Forged), "h");
+        let hello = unreached(&LinkError::Handshake(HandshakeError::WrongKey), "h", "rdrecv");
+        assert_eq!((sealed.exit.code(), hello.exit.code()), (7, 2));
+        for failure in [sealed, hello] {
+            let line = failure.message.expect("a line");
+            assert!(line.contains("damaged on the way") && line.contains("another KEY"), "{line}");
+            assert!(!line.contains("release"), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_the_other_end_lacks_itself_is_no_fault_of_a_file() {
+        let fact = |path: &str| IoFact { path: path.into(), errno: 0, detail: b"cannot start a thread".to_vec() };
+        for cause in [Cause::Source, Cause::Sink] {
+            let told = |path| outcome(&Outcome::PeerAborted(cause(fact(path))), None, "h").expect("a failure");
+            let failure = told("");
+            assert_eq!(failure.exit, Exit::Connect);
+            assert_eq!(failure.message.as_deref(), Some("h gave up: cannot start a thread"));
+            assert!([Exit::Source, Exit::Destination].contains(&told("f").exit));
+        }
+    }
+
+    #[test]
+    fn a_signal_ends_the_other_end_as_a_lost_link() {
+        let here = outcome(&Outcome::Aborted(Cause::Signal(2)), None, "h").expect("a failure");
+        let there = outcome(&Outcome::PeerAborted(Cause::Signal(2)), None, "h").expect("a failure");
+        assert_eq!((here.exit.code(), there.exit.code()), (130, 4));
+    }
+}

@@ -33,7 +33,7 @@ impl From<std::io::Error> for ChannelError {
     }
 }
 
-/// The writing half, shared by whoever has something to say. A thread writes, so that nobody else waits for a reader.
+/// The writing half, shared by all threads that send. A thread writes, so that nobody else waits for a reader.
 #[derive(Clone)]
 pub struct Outbox {
     queue: Sender<Item>,

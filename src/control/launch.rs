@@ -1,6 +1,6 @@
 //! The launcher: ssh, or another command, that runs the agent on a host.
 //!
-//! What it is told to run never has a path, a key or any other argument of the copy in it: those travel as messages on
+//! The command that it runs never has a path, a key or any other argument of the copy in it: those travel as messages on
 //! the agent's standard input. It stays in our process group, so that it can ask for a password on the terminal.
 //!
 //! What it writes to standard error is held back until the agent answers, so that a failure to start can be told in one

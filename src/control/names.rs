@@ -25,7 +25,7 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
     }
 }
 
-/// The home of whoever runs this.
+/// The home of the user who runs this.
 pub fn own_home() -> Option<OsString> {
     let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
     told.or_else(|| {

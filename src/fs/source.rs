@@ -210,8 +210,8 @@ impl FileSource {
         is_read
     }
 
-    /// To be called for every part that has been read, with its length, before it is told to anyone. Of several threads that read at the
-    /// same time the one that comes last here checks that the file is still what it was: what has been sent until then
+    /// To be called for every part that has been read, with its length, before it is reported. Of several threads that
+    /// read at the same time the one that comes last here checks that the file is still what it was: what has been sent until then
     /// lacks at least this part, so that nobody takes it for the file.
     ///
     /// # Errors
@@ -304,8 +304,8 @@ impl StreamSource {
 
     /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
     ///
-    /// A part that is not full is given out once the stream has paused for a millisecond, but not while `patient` says
-    /// that it could not be sent yet anyway. `None` after the end, and when `over` says that nobody wants it any more.
+    /// A part that is not full is returned once the stream has paused for a millisecond, but not while `is_congested`
+    /// says that it could not be sent yet anyway. `None` after the end, and once `over` is set.
     ///
     /// # Errors
     ///
@@ -313,14 +313,14 @@ impl StreamSource {
     pub fn next_part(
         &mut self,
         target: &mut [u8],
-        patient: &AtomicBool,
+        is_congested: &AtomicBool,
         over: &AtomicBool,
     ) -> Result<Option<Part>, IoFact> {
         if self.ended {
             return Ok(None);
         }
         let Input::File(file) = &self.input else { return Ok(Some(self.memory_part(target))) };
-        // Not in a read without end: whoever writes would not be told that nobody reads.
+        // Not in a read without end: the writer would not notice that nobody reads any more.
         while !is_ready(file, &self.name, LOOK_EVERY)? {
             if over.load(Ordering::Relaxed) {
                 self.ended = true;
@@ -331,14 +331,14 @@ impl StreamSource {
         let mut first_byte: Option<Instant> = None;
         while length < target.len() {
             if let Some(since) = first_byte {
-                let patient = patient.load(Ordering::Relaxed);
-                let pause = match (patient, since.elapsed() >= LINGER_MAX) {
+                let is_congested = is_congested.load(Ordering::Relaxed);
+                let pause = match (is_congested, since.elapsed() >= LINGER_MAX) {
                     (true, _) => LINGER_MAX,
                     (false, true) => Duration::ZERO,
                     (false, false) => PAUSE_MAX,
                 };
                 if !is_ready(file, &self.name, pause)? {
-                    if patient {
+                    if is_congested {
                         if over.load(Ordering::Relaxed) {
                             self.ended = true;
                             return Ok(None);
@@ -392,9 +392,9 @@ mod tests {
         write.write_all(b"1").expect("written");
         let file = File::from(std::os::fd::OwnedFd::from(read));
         let Ok(Source::Stream(mut stream)) = Source::new(file, OsStr::new("pipe"), 1000) else { panic!("a stream") };
-        let (patient, over) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (is_congested, over) = (AtomicBool::new(true), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let reader = scope.spawn(|| stream.next_part(&mut [0; 1000], &patient, &over));
+            let reader = scope.spawn(|| stream.next_part(&mut [0; 1000], &is_congested, &over));
             std::thread::sleep(Duration::from_millis(50));
             assert!(!reader.is_finished(), "it waits for more");
             over.store(true, Ordering::Relaxed);

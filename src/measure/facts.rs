@@ -31,7 +31,7 @@ pub struct Facts {
     /// The distribution and those that it descends from: `ID` and `ID_LIKE` of os-release.
     #[n(4)]
     pub family: String,
-    /// Whoever looked may lock as much memory as there is.
+    /// The process that gathered this may lock any amount of memory.
     #[n(5)]
     pub is_root: bool,
     /// This is a container, which sees the devices that it was given.

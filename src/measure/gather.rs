@@ -60,7 +60,7 @@ pub fn here() -> Facts {
         let words: Vec<&str> = session.split(' ').collect();
         facts.ssh = Some((words[2].to_owned(), words[0].to_owned()));
     }
-    // A device that does not answer would keep whoever asks.
+    // A device that does not answer would block the caller.
     let (post, answer) = flume::bounded(1);
     let asked = std::thread::Builder::new().name("verbs".to_owned()).spawn(move || drop(post.send(ask_verbs())));
     match answer.recv_timeout(VERBS_MAX) {

@@ -673,7 +673,7 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Lets go of a large file when nothing more comes of it.
+    /// Releases a large file when no more of it will come.
     fn settle(&mut self, item: u32) {
         let is_done = |slot: &Slot| slot.is_closed && slot.received_bytes == slot.data_bytes_max;
         if !self.slots.get(&item).is_some_and(is_done) {

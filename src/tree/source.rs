@@ -11,8 +11,8 @@
 //! * A large file is read only after the chunk that announces it has its sequence, and its end is recorded only after
 //!   all that was read of it has.
 //! * The last part holds records, and nothing is being read when it is made.
-//! * Nobody waits while a range that was read elsewhere has arrived and is not settled, or other work for whoever waits
-//!   has been announced: who waits for something to do may be the one who must do it.
+//! * No worker waits while a range that was read elsewhere has arrived and is not settled, or other work for workers has
+//!   been announced: the waiting worker may be the one that must do it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -54,7 +54,7 @@ pub struct TreeSource {
     cancelled: AtomicBool,
     part_bytes: usize,
     progress: Arc<Progress>,
-    /// Large files are not read, but copied by whoever asks.
+    /// Large files are not read, but copied by the caller.
     is_local: bool,
 }
 
@@ -276,7 +276,7 @@ impl TreeSource {
         self.shared().sent.clone()
     }
 
-    /// Ends all of it early: whoever waits in [`TreeSource::next`] gets `None`, and so does whoever asks later.
+    /// Ends all of it early: [`TreeSource::next`] returns `None`, to those that wait in it and from now on.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         // With the lock, or one who has just looked and is about to wait would not hear of it.

@@ -177,7 +177,7 @@ pub enum Cause {
     Source(IoFact),
     /// The sink could not be written or published.
     Sink(IoFact),
-    /// Whoever read the receiver's standard output has closed it.
+    /// The reader of the receiver's standard output has closed it.
     SinkClosed,
     /// Data arrived that its tag does not cover, more often than chance explains.
     Integrity,
@@ -245,8 +245,7 @@ pub enum Frame {
     Ping,
     /// This end is about to be stopped (^Z): no sign of life is due until its next frame.
     Pause,
-    /// Whoever this end works for cannot be told anything any more. Where that is so of both ends, nobody wants the
-    /// session.
+    /// This end's caller is out of reach. Where that is so of both ends, the session is no longer wanted.
     Unwatched,
     /// The sender has lost this lane.
     LaneLost(LaneId),

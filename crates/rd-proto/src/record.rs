@@ -37,7 +37,7 @@ const SECRET_CONTEXT: &str = "rdma-pipe v1 payload secret";
 const KEY_CONTEXT: &str = "rdma-pipe v1 payload key";
 const CHECKSUM_CONTEXT: &str = "rdma-pipe v1 payload checksum";
 
-/// What protects the payload of one transfer. Whoever has it can read and make the transfer's chunks. Wiped when dropped.
+/// The secret that protects the payload of one transfer: with it, its chunks can be read and made. Wiped when dropped.
 #[derive(Clone)]
 pub struct PayloadSecret(Zeroizing<[u8; 32]>);
 

@@ -1,4 +1,4 @@
-//! That nothing of a stage is left: a small process between it and us, which outlives whoever started both.
+//! That nothing of a stage is left: a small process between it and us, which outlives the process that started both.
 //!
 //! The guard is the command's parent, and the one to which the system gives whatever in the command's offspring loses its
 //! own (`PR_SET_CHILD_SUBREAPER`, prctl(2)). So all that a stage has started, whatever session, process group or
@@ -121,7 +121,7 @@ pub struct Guard {
     lingers: bool,
 }
 
-/// Where it is told how the command ends.
+/// Where the command's exit is reported.
 #[derive(Debug)]
 pub struct Running(Arc<OwnedFd>);
 
@@ -206,7 +206,7 @@ impl AsFd for Running {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Whoever waits for the command still has it open.
+        // The thread that waits for the command still has it open.
         let _ = shutdown(&self.socket, Shutdown::Write);
         if self.lingers {
             return;
@@ -229,7 +229,7 @@ impl Drop for Guard {
 /// this process ends, or the warden is dropped, are ended.
 #[derive(Debug)]
 pub struct Warden {
-    /// Its end is what the warden waits for. Nobody waits for the warden: it outlives whoever started it.
+    /// Its end is what the warden waits for. Nobody waits for the warden: it outlives the process that started it.
     stdin: ChildStdin,
 }
 

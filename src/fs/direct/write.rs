@@ -1,8 +1,8 @@
 //! Writing without the page cache: when the cache would gain nothing by what a transfer writes, and the way past it.
 //!
 //! What is written into the cache is copied once more, pushes other people's pages out, and is held back by the kernel as
-//! soon as much of it waits for the disk. For a file of moderate size that is worth it: whoever wrote it is done at once,
-//! and whoever reads it next finds it there. So the cache gets a share of the memory that is available, and what is more
+//! soon as much of it waits for the disk. For a file of moderate size that is worth it: the writer is done at once,
+//! and the next reader finds it there. So the cache gets a share of the memory that is available, and what is more
 //! than that goes past it: all of a file that is announced as larger, and whatever a transfer writes when its share is
 //! used up.
 //!

@@ -37,7 +37,7 @@ pub(super) struct OpenDirectory {
     pub wants_names: AtomicBool,
     /// Owner and group that a new file gets here: ours, or the directory's group, as its mode and the mount say.
     pub new_owner: OnceLock<(u32, u32)>,
-    /// None for the top: it belongs to whoever named it.
+    /// None for the top: it belongs to the user who named it.
     last: Option<Last>,
     /// It has no final name yet.
     unnamed: Option<Unnamed>,

@@ -156,7 +156,7 @@ fn make_other(
     let name_it = || {
         let fd = openat(&directory.fd, &beside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let stat = fstat(&fd)?;
-        // Whoever can write to the directory may have put another's file in its place, to have us give it away.
+        // Another user who can write to the directory may have put a file in its place, to have us give that away.
         if FileType::from_raw_mode(stat.st_mode) != kind || stat.st_nlink != 1 {
             return Err(Errno::BUSY.into());
         }
@@ -441,7 +441,7 @@ impl Large {
         })
     }
 
-    /// Leaves a range to the thread that is writing to the file, which has more to do then before it lets go of it. Gives
+    /// Leaves a range to the thread that is writing to the file, which has more to do then before it releases it. Gives
     /// it back where there is none, or several may write at once.
     pub fn leave(&self, range: Bytes, position: u64) -> Option<Bytes> {
         match &mut *self.waiting() {
@@ -574,7 +574,7 @@ impl Large {
             if !is_data || self.shared.is_stopped.load(Relaxed) {
                 return None;
             }
-            // What stays of it is told to have been read from the disk.
+            // What is kept of it counts as read back from the disk.
             if self.shared.options.reads_back() && evict(file, start, length).is_err() {
                 return None;
             }
@@ -583,7 +583,7 @@ impl Large {
         (granule_bytes, hashes.collect())
     }
 
-    /// All of it has arrived: whoever lets go last publishes it.
+    /// All of it has arrived: the last holder to release it publishes it.
     pub fn complete(&self) {
         self.is_complete.store(true, Release);
     }

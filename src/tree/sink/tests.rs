@@ -304,7 +304,7 @@ fn acls_are_set_and_inherited_ones_are_not() {
     assert_eq!(fs::metadata(scratch.dst().join("a")).expect("there").mode() & 0o070, 0);
 }
 
-/// Whoever an ACL lets in that is not the source's must not stay in.
+/// A user whom an ACL lets in that is not the source's must not stay in.
 #[test]
 fn acls_of_what_was_there_before_go() {
     let scratch = Scratch::new();
@@ -630,7 +630,7 @@ fn a_failure_told_at_close_is_one() {
     }
 }
 
-/// Syncing takes long, and whoever is killed meanwhile has left what the next transfer goes on with: a file of ours.
+/// Syncing takes long, and a receiver that is killed meanwhile leaves what the next transfer resumes: a file of ours.
 #[test]
 fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     const SIZE: u64 = 64 << 20;

@@ -779,7 +779,7 @@ fn large_files_that_are_cold_are_read_past_the_cache() {
                 let target = &mut target[start..start + PART_BYTES];
                 let outcome = rustix::io::pread(&cold.file, cold.hole(target), cold.hole_offset());
                 source.note_arrival();
-                // All ranges have been given out, and one is not settled: whoever asks is sent to do that.
+                // All ranges have been given out, and one is not settled: the next worker is sent to do that.
                 if !is_told && waiting.is_empty() && range.length < PART_BYTES {
                     let (mut other, other_start) = buffer();
                     let next = source.next(&mut other[other_start..other_start + PART_BYTES], PART_BYTES, &tally);

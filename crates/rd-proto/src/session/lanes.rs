@@ -81,7 +81,7 @@ pub(crate) struct Lanes {
     path: Option<Path>,
     /// How often the path was decided. 0: it went without saying.
     turn: u32,
-    /// RDMA has carried payload before, or was found wanting: what is said next is news.
+    /// RDMA has carried payload before, or could not be used: the next change is reported.
     rdma_judged: bool,
     /// Since when nothing can carry payload.
     lost_since: Option<Duration>,

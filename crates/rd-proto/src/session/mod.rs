@@ -302,8 +302,7 @@ pub trait Machine {
         self.core().pause(stopped, now);
     }
 
-    /// Whoever this end works for cannot be told anything any more. The session goes on as long as that is not so of the
-    /// other end as well.
+    /// This end's caller is out of reach. The session goes on unless that is so of the other end as well.
     fn handle_unwatched(&mut self, now: Duration) {
         self.core().unwatched(now);
     }

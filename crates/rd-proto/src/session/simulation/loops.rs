@@ -224,7 +224,7 @@ impl Simulation {
     }
 
     pub(super) fn finish_work(&mut self, end: usize, buffer: BufferId, from: Owner, event: In) {
-        // The buffer belongs to the machine again when it is told; nothing looks at it before.
+        // The buffer belongs to the machine again once the event is handled; nothing reads it before.
         self.own(end, buffer, from, Owner::Machine);
         let most = self.work_max;
         self.after(most, What::Tell(end, event));

@@ -63,16 +63,18 @@ fn be_hostile() -> ExitCode {
     std::thread::spawn(move || {
         skip_to_magic(&mut from_agent).expect("the agent");
         while let Ok(message) = receive(&mut from_agent) {
+            let (end, message) = of_end(message);
             match (message, claims.as_deref()) {
                 (Message::Progress { .. }, Some("lost")) => {
                     kill_process(pid, Signal::KILL).expect("the agent");
-                    answers.send(Message::Ended(Box::new(Report { bytes: 1, entries: 1, ..Report::default() })));
+                    let report = Report { bytes: 1, entries: 1, ..Report::default() };
+                    answers.send(for_end(end, Message::Ended(Box::new(report))));
                     return;
                 }
                 (Message::Ended(report), Some(_)) => {
-                    answers.send(Message::Ended(Box::new(Report { fault: None, ..*report })));
+                    answers.send(for_end(end, Message::Ended(Box::new(Report { fault: None, ..*report }))));
                 }
-                (other, _) => answers.send(other),
+                (other, _) => answers.send(for_end(end, other)),
             }
         }
         answers.flush(Duration::from_secs(2));
@@ -80,6 +82,7 @@ fn be_hostile() -> ExitCode {
     });
     let mut from_caller = BufReader::new(std::io::stdin());
     while let Ok(message) = receive(&mut from_caller) {
+        let (end, message) = of_end(message);
         match message {
             Message::Find { patterns, links } => match std::env::var_os(NAMES) {
                 Some(names) => answer(&to_caller, &names),
@@ -90,16 +93,31 @@ fn be_hostile() -> ExitCode {
                     begin.job = Job::SendFile { path: path.into_vec() };
                 }
                 if let Ok(text) = std::env::var(SAYS) {
-                    to_caller.send(Message::Say(text));
+                    to_caller.send(for_end(end, Message::Say(text)));
                 }
-                to_agent.send(Message::Begin(begin));
+                to_agent.send(for_end(end, Message::Begin(begin)));
             }
-            other => to_agent.send(other),
+            other => to_agent.send(for_end(end, other)),
         }
     }
     to_agent.close();
     let _ = agent.wait();
     ExitCode::SUCCESS
+}
+
+/// A message, and the end of a session that it is for or of.
+fn of_end(message: Message) -> (Option<u32>, Message) {
+    match message {
+        Message::ForEnd { end, message } => (Some(end), message.decode().expect("a message").expect("a known one")),
+        other => (None, other),
+    }
+}
+
+fn for_end(end: Option<u32>, message: Message) -> Message {
+    match end {
+        Some(end) => message.for_end(end).expect("short"),
+        None => message,
+    }
 }
 
 /// Says that these were found, with a line for each name.

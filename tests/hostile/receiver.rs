@@ -23,7 +23,7 @@ use rdma_pipe::engine::listen::{Incoming, Listener};
 use rdma_pipe::engine::{Event, announce, channel};
 use rdma_pipe::transport::{Lane, LaneEvent, Pool};
 
-use super::RECEIVER;
+use super::{RECEIVER, for_end, of_end};
 use super::rig::*;
 
 /// Buffers of this receiver.
@@ -97,6 +97,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
     let mut key = None;
     let listener: Arc<Mutex<Option<Listener>>> = Arc::default();
     while let Ok(message) = receive(&mut from_caller) {
+        let (end, message) = of_end(message);
         match message {
             Message::Place(_) => to_caller.send(Message::Placed(Placed {
                 directory: b"nowhere".to_vec(),
@@ -108,15 +109,16 @@ pub fn be_receiver(name: &str) -> ExitCode {
                 let (post, events) = channel();
                 let key = key.take().expect("a session was begun");
                 let started = Listener::start(0, None, key, post.clone()).expect("a port");
-                to_caller.send(Message::Listening(loopback(started.port()).to_vec()));
+                to_caller.send(for_end(end, Message::Listening(loopback(started.port()).to_vec())));
                 *listener.lock().expect("no panic") = Some(started);
                 let (name, to_caller, listener) = (name.to_owned(), to_caller.clone(), Arc::clone(&listener));
                 std::thread::spawn(move || {
-                    let claim = |report: Report| to_caller.send(Message::Ended(Box::new(report)));
+                    let claim = |report: Report| to_caller.send(for_end(end, Message::Ended(Box::new(report))));
                     let report = serve(&name, &post, &events, &claim);
                     // Nobody is let in again.
                     *listener.lock().expect("no panic") = None;
-                    to_caller.send(Message::Progress { bytes: report.bytes, waits: Vec::new(), tree: None });
+                    let progress = Message::Progress { bytes: report.bytes, waits: Vec::new(), tree: None };
+                    to_caller.send(for_end(end, progress));
                     claim(report);
                 });
             }

@@ -189,7 +189,7 @@ fn ports_of_a_range_are_taken() {
     let said = lab.run("rsh", &[&range[..], &[&format!("{port}-{port}"), "h"]].concat());
     let report = said.json();
     assert_eq!(hold_to_schema(&report), said.code);
-    assert_eq!(finding(&report, "path", "port")["code"], "door-shut");
+    assert_eq!(finding(&report, "path", "port")["code"], "probe-failed");
     assert!(finding(&report, "path", "port")["advice"].as_str().expect("text").contains("--port-range"));
 }
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::control::frames::{Fault, Message};
 use crate::control::tunnel::Emit;
-use crate::measure::door::{self, Door, Sought};
 use crate::measure::gather;
+use crate::measure::probe::{self, Probe, ProbeRequest};
 
 use crate::fault::Exit;
 
@@ -13,41 +13,41 @@ use crate::fault::Exit;
 pub(crate) struct Examiner {
     emit: Emit,
     /// Open until the next one, or a session.
-    door: Arc<Mutex<Option<Door>>>,
+    probe: Arc<Mutex<Option<Probe>>>,
 }
 
 impl Examiner {
     /// `emit` takes its answers and must not wait.
     pub(crate) fn new(emit: Emit) -> Self {
-        Self { emit, door: Arc::default() }
+        Self { emit, probe: Arc::default() }
     }
 
     /// Closes what is open.
     pub(crate) fn rest(&self) {
-        let door = self.door.lock().expect("no panic with it locked").take();
-        drop(door);
+        let probe = self.probe.lock().expect("no panic with it locked").take();
+        drop(probe);
     }
 
     /// Does what a message asks for; what takes long is done by a thread.
     pub(crate) fn handle(&self, message: Message) {
         match message {
             Message::Examine => self.work("examine", |emit| emit(Message::Examined(gather::here().encode()))),
-            Message::OpenDoor { ports } => {
+            Message::OpenProbe { ports } => {
                 self.rest();
-                let door = Arc::clone(&self.door);
+                let probe = Arc::clone(&self.probe);
                 // A device that has failed may keep whoever listens on it.
-                self.work("door", move |emit| match Door::open(ports.map(|(first, last)| first..=last)) {
+                self.work("probe", move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
                     Ok(opened) => {
-                        let sign = opened.sign.encode();
-                        *door.lock().expect("no panic with it locked") = Some(opened);
-                        emit(Message::DoorOpened(sign));
+                        let targets = opened.targets.encode();
+                        *probe.lock().expect("no panic with it locked") = Some(opened);
+                        emit(Message::ProbeOpened(targets));
                     }
                     Err(reason) => emit(Message::Failed(Fault::plain(Exit::Connect.code(), reason))),
                 });
             }
-            Message::Knock(bytes) => self.work("knock", move |emit| {
-                let knocks = Sought::decode(&bytes).map(|sought| door::knock(&sought)).unwrap_or_default();
-                emit(Message::Knocked(door::encode_knocks(&knocks)));
+            Message::Probe(bytes) => self.work("probe", move |emit| {
+                let attempts = ProbeRequest::decode(&bytes).map(|request| probe::try_all(&request)).unwrap_or_default();
+                emit(Message::Probed(probe::encode_attempts(&attempts)));
             }),
             _ => {}
         }

@@ -74,7 +74,7 @@ impl Agent {
             Message::Place(asked) => {
                 self.say(place::place(&asked, self.is_remote).map_or_else(Message::Failed, Message::Placed));
             }
-            Message::Examine | Message::OpenDoor { .. } | Message::Knock(_) => self.examiner.handle(message),
+            Message::Examine | Message::OpenProbe { .. } | Message::Probe(_) => self.examiner.handle(message),
             Message::Measure { key, ports, via } => {
                 let listening = measure::listen(&key, ports, |port| end::reachable(port, &via, self.is_remote));
                 self.say(listening.map_or_else(Message::Failed, Message::Listening));

@@ -20,7 +20,7 @@ use crate::options::{TransferOptions, Transport, parse_ports};
 mod output;
 mod words;
 
-use words::{Fix, Patient, Words};
+use words::{Examined, Fix, Words};
 
 /// The bandwidth is measured for so long at most, in seconds.
 const SECONDS_MAX: i64 = 600;
@@ -81,8 +81,6 @@ struct Line {
     check: &'static str,
     about: String,
     level: Level,
-    /// Names what was found, for programs: the same in every version.
-    code: String,
     words: Words,
 }
 
@@ -153,14 +151,14 @@ impl ConcatOs for [&OsStr; 2] {
 
 fn of_host(label: &str, part: &'static str, facts: &Facts) -> Section {
     let title = if label == facts.host { label.to_owned() } else { format!("{label} ({})", facts.host) };
-    let patient = Patient { facts, ports: None };
-    let lines = examine(facts).into_iter().map(|finding| line(finding, &patient)).collect();
+    let examined = Examined { facts, ports: None };
+    let lines = examine(facts).into_iter().map(|finding| line(finding, &examined)).collect();
     Section { title, part, node: facts.host.clone(), lines }
 }
 
-fn line(finding: crate::measure::Finding, patient: &Patient<'_>) -> Line {
-    let words = words::words(&finding.what, &finding.about, patient);
-    Line { check: finding.check, about: finding.about, level: finding.level, code: words::code(&finding.what), words }
+fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
+    let words = words::words(&finding.what, &finding.about, examined);
+    Line { check: finding.check, about: finding.about, level: finding.level, words }
 }
 
 /// The other host, and the way there.
@@ -171,8 +169,8 @@ fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Fa
     match examination.run(here) {
         Ok(path) => {
             let there = of_host(&label, "there", &path.there);
-            let patient = Patient { facts: &path.there, ports: arguments.port_range.clone() };
-            let lines = compare(&path).into_iter().map(|finding| line(finding, &patient)).collect();
+            let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
+            let lines = compare(&path).into_iter().map(|finding| line(finding, &examined)).collect();
             Ok(vec![there, Section { title: path_title, part: "path", node: path.there.host.clone(), lines }])
         }
         Err(no_way) => {
@@ -187,8 +185,7 @@ fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Fa
                 (false, _) => "agent-unreachable",
             };
             let words = words::no_way(found, code, host);
-            let (level, code) = (Level::Failure, code.to_owned());
-            let lines = vec![Line { check: "ssh", about: String::new(), level, code, words }];
+            let lines = vec![Line { check: "ssh", about: String::new(), level: Level::Failure, words }];
             Ok(vec![Section { title: path_title, part: "path", node, lines }])
         }
     }

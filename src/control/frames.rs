@@ -609,20 +609,20 @@ pub enum Message {
     Examined(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
     /// Opens ports to be tried, for some seconds, until the next session begins or the next such message.
     #[n(42)]
-    OpenDoor {
+    OpenProbe {
         /// First and last port to choose from.
         #[n(0)]
         ports: Option<(u16, u16)>,
     },
-    /// Where they are: `measure::door::Sign`.
+    /// Where they are: `measure::probe::ProbeTargets`.
     #[n(43)]
-    DoorOpened(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// Tries ports that the other end has opened: `measure::door::Sought`.
+    ProbeOpened(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// Tries ports that the other end has opened: `measure::probe::ProbeRequest`.
     #[n(44)]
-    Knock(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
-    /// What came of each: see `measure::door`.
+    Probe(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// What came of each: see `measure::probe`.
     #[n(45)]
-    Knocked(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    Probed(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
     /// Listen for one measurement of the wire. LISTENING or FAILED answers.
     #[n(50)]
     Measure {

@@ -11,7 +11,7 @@ use crate::cli::report::medium_name;
 use crate::control::frames::{self, Message};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
-use crate::measure::door::{Knock, Sign, Sought, decode_knocks};
+use crate::measure::probe::{Attempt, ProbeRequest, ProbeTargets, decode_attempts};
 use crate::measure::{Facts, Path, Speed};
 use crate::options::TransferOptions;
 
@@ -88,31 +88,31 @@ impl Examiner {
             agent_micros: answered_after.as_micros() as u64,
             ..Path::default()
         };
-        path.to_there = Some(self.try_door(HERE, there, &path.here, &path.there, is_one_machine)?);
-        path.to_here = Some(self.try_door(there, HERE, &path.there, &path.here, is_one_machine)?);
+        path.to_there = Some(self.try_ports(HERE, there, &path.here, &path.there, is_one_machine)?);
+        path.to_here = Some(self.try_ports(there, HERE, &path.there, &path.here, is_one_machine)?);
         Ok(path)
     }
 
-    /// Has `to` open a door and `from` try it. The inner error is why there was none.
-    fn try_door(
+    /// Has `to` open a probe and `from` try it. The inner error is why there was none.
+    fn try_ports(
         &mut self,
         from: usize,
         to: usize,
         from_facts: &Facts,
         to_facts: &Facts,
         is_one_machine: bool,
-    ) -> Result<Result<Vec<Knock>, String>, Failure> {
+    ) -> Result<Result<Vec<Attempt>, String>, Failure> {
         let ports = self.ports.as_ref().map(|ports| (*ports.start(), *ports.end()));
-        self.job.send(to, Message::OpenDoor { ports });
-        let sign = match self.job.answer(to, EXAMINE_MAX)? {
-            Message::DoorOpened(bytes) => Sign::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
+        self.job.send(to, Message::OpenProbe { ports });
+        let targets = match self.job.answer(to, EXAMINE_MAX)? {
+            Message::ProbeOpened(bytes) => ProbeTargets::decode(&bytes).ok_or_else(|| self.job.unexpected(to))?,
             Message::Failed(fault) => return Ok(Err(escaped(OsStr::new(&fault.detail)))),
             _ => return Err(self.job.unexpected(to)),
         };
-        let sought = Sought::new(from_facts, to_facts, is_one_machine, sign);
-        self.job.send(from, Message::Knock(sought.encode()));
+        let request = ProbeRequest::new(from_facts, to_facts, is_one_machine, targets);
+        self.job.send(from, Message::Probe(request.encode()));
         match self.job.answer(from, EXAMINE_MAX)? {
-            Message::Knocked(bytes) => Ok(Ok(decode_knocks(&bytes).ok_or_else(|| self.job.unexpected(from))?)),
+            Message::Probed(bytes) => Ok(Ok(decode_attempts(&bytes).ok_or_else(|| self.job.unexpected(from))?)),
             Message::Failed(fault) => Ok(Err(escaped(OsStr::new(&fault.detail)))),
             _ => Err(self.job.unexpected(from)),
         }

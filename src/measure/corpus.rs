@@ -7,23 +7,23 @@ mod runner;
 
 use runner::Body;
 
-use super::door::{Knock, Sign, Sought, encode_knocks, fuzz_doors};
 use super::facts::{Address, fuzz_facts};
 use super::finding::Outcome;
+use super::probe::{Attempt, ProbeRequest, ProbeTargets, encode_attempts, fuzz_probes};
 use super::recorded::facts;
 
 /// The targets of `fuzz/` that begin with `measure_`, and their bodies.
-const TARGETS: &[(&str, Body)] = &[("measure_doors", fuzz_doors), ("measure_facts", fuzz_facts)];
+const TARGETS: &[(&str, Body)] = &[("measure_probes", fuzz_probes), ("measure_facts", fuzz_facts)];
 
 fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let sign = Sign { port: 47_000, ticket: *b"ticket-of-16-oct", ..Sign::default() };
+    let targets = ProbeTargets { port: 47_000, ticket: *b"ticket-of-16-oct", ..ProbeTargets::default() };
     let address = "fd00:9::2".parse().expect("an address");
-    let sought = Sought { tcp: vec![Address::new(address, 64)], sign: sign.clone() };
-    let knock = Knock { address, is_rdma: true, outcome: Outcome::Unreachable(113), micros: 1500 };
+    let request = ProbeRequest { tcp: vec![Address::new(address, 64)], targets: targets.clone() };
+    let attempt = Attempt { address, is_rdma: true, outcome: Outcome::Unreachable(113), micros: 1500 };
     vec![
-        ("measure_doors", "sign", sign.encode()),
-        ("measure_doors", "sought", sought.encode()),
-        ("measure_doors", "knocks", encode_knocks(&[knock])),
+        ("measure_probes", "targets", targets.encode()),
+        ("measure_probes", "request", request.encode()),
+        ("measure_probes", "attempts", encode_attempts(&[attempt])),
         ("measure_facts", "badly-tuned", facts("badly-tuned").encode()),
         ("measure_facts", "no-device", facts("no-device").encode()),
     ]
@@ -39,7 +39,7 @@ fn every_target_has_a_body_and_a_corpus() {
 #[test]
 fn corpus_holds_what_this_version_makes() {
     // Facts have the program's version in them.
-    runner::corpus_holds(&seeds(), |name| name == "measure_doors");
+    runner::corpus_holds(&seeds(), |name| name == "measure_probes");
 }
 
 #[test]

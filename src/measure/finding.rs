@@ -175,7 +175,7 @@ pub enum What {
     /// None was.
     RdmaNotReached { not: Vec<(String, Outcome)>, is_roce: bool, firewall: String },
     /// No port could be opened for that.
-    DoorShut { reason: String },
+    ProbeFailed { reason: String },
     /// The bandwidth, and what is the most: 0 where that is unknown.
     Bandwidth { speed: super::Speed, ceiling: u64 },
     /// Far below the most.

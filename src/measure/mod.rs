@@ -7,7 +7,7 @@
 //!
 //! * `root`: the files in which a kernel tells of itself. `facts`: what is known of a host. `gather`: finds it out.
 //! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.
-//! * `door`: opens ports to be tried, and tries those of another host.
+//! * `probe`: opens ports to be tried, and tries those of another host.
 //!
 //! Beside that, what is measured and what is made of it, numbers in, tables and drawings out:
 //!
@@ -19,13 +19,13 @@ pub mod checks;
 #[cfg(test)]
 mod corpus;
 pub mod disk;
-pub mod door;
 pub mod facts;
 pub mod finding;
 pub mod gather;
 pub mod mem;
 pub mod model;
 pub mod plot;
+pub mod probe;
 #[cfg(test)]
 pub(crate) mod recorded;
 pub mod report;
@@ -35,7 +35,7 @@ pub use checks::{compare, examine};
 pub use facts::Facts;
 pub use finding::{Finding, Level, What};
 
-use door::Knock;
+use probe::Attempt;
 
 /// What is known of the way between two hosts. A part that was not looked at is absent, and then nothing is said of it.
 #[derive(Clone, Debug, Default)]
@@ -49,9 +49,9 @@ pub struct Path {
     /// How long it took until the agent there had answered, in microseconds.
     pub agent_micros: u64,
     /// What came of connecting to ports that were opened there; an error is why none could be.
-    pub to_there: Option<Result<Vec<Knock>, String>>,
+    pub to_there: Option<Result<Vec<Attempt>, String>>,
     /// And of connecting from there to ports here.
-    pub to_here: Option<Result<Vec<Knock>, String>>,
+    pub to_here: Option<Result<Vec<Attempt>, String>>,
     /// How fast it went.
     pub speed: Option<Result<Speed, String>>,
 }

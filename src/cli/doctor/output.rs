@@ -148,7 +148,7 @@ pub(super) fn json(sections: &[Section], exit: u8) -> String {
                 "check": line.check,
                 "about": line.about,
                 "level": level,
-                "code": line.code,
+                "code": line.words.code,
                 "found": line.words.found,
                 "why": line.words.why,
                 "command": command,

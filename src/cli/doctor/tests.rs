@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use super::words::{Fix, Patient, code, words};
+use super::words::{Examined, Fix, words};
 use super::{Line, Section, output};
 use crate::measure::finding::{Outcome, What};
 use crate::measure::recorded::facts;
@@ -17,11 +17,11 @@ fn bad(name: &str) -> Vec<Line> {
 /// The codes of what is wrong with a recorded host, and the commands that fix it.
 fn fixes(name: &str) -> Vec<(String, String)> {
     let told = bad(name).into_iter().map(|line| {
-        assert!(!line.words.why.is_empty(), "{}: {} without a reason", name, line.code);
+        assert!(!line.words.why.is_empty(), "{}: {} without a reason", name, line.words.code);
         match line.words.fix {
-            Some(Fix::Run(command)) => (line.code, command),
-            Some(Fix::Do(advice)) => (line.code, format!("by hand: {advice}")),
-            None => panic!("{name}: {} without a fix", line.code),
+            Some(Fix::Run(command)) => (line.words.code.to_owned(), command),
+            Some(Fix::Do(advice)) => (line.words.code.to_owned(), format!("by hand: {advice}")),
+            None => panic!("{name}: {} without a fix", line.words.code),
         }
     });
     told.collect()
@@ -78,7 +78,7 @@ fn every_recorded_host_is_told_what_to_do() {
 fn packages_and_firewalls_of_several_systems() {
     let said = |what: What, family: &str| {
         let facts = Facts { family: family.to_owned(), ..Facts::default() };
-        match words(&what, "mlx5_0", &Patient { facts: &facts, ports: None }).fix {
+        match words(&what, "mlx5_0", &Examined { facts: &facts, ports: None }).fix {
             Some(Fix::Run(text) | Fix::Do(text)) => text,
             None => panic!("no fix for {what:?}"),
         }
@@ -114,8 +114,8 @@ fn what_is_in_the_way_is_told_apart() {
     let facts = Facts::default();
     let said = |outcome: Outcome| {
         let not = vec![("10.0.0.2".to_owned(), outcome)];
-        let patient = Patient { facts: &facts, ports: Some(7000..=7000) };
-        words(&What::NotReached { not, firewall: String::new() }, "", &patient)
+        let examined = Examined { facts: &facts, ports: Some(7000..=7000) };
+        words(&What::NotReached { not, firewall: String::new() }, "", &examined)
     };
     for (outcome, found, why) in [
         (Outcome::Silent, "10.0.0.2: no answer", "drops"),
@@ -263,14 +263,6 @@ fn the_json_report() {
     assert_eq!(mtu["host"], "host-roce-1024");
     assert_eq!(mtu["command"], "ip link set dev enp65s0f0np0 mtu 9000");
     assert!(mtu["advice"].is_null());
-}
-
-#[test]
-fn codes_are_words_with_dashes() {
-    assert_eq!(code(&What::NoDevice), "no-device");
-    assert_eq!(code(&What::HugePages { total: 0, free: 0, size_kib: 0, transparent: String::new() }), "huge-pages");
-    assert_eq!(code(&What::Interfaces(Vec::new())), "interfaces");
-    assert_eq!(code(&What::Mlx4Small { bytes: 0, memory_kib: 0 }), "mlx4-small");
 }
 
 #[test]

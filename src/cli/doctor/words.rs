@@ -35,6 +35,8 @@ pub(super) enum Fix {
 /// What is said of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Words {
+    /// Names what was found, for programs: the same in every version.
+    pub(super) code: &'static str,
     pub(super) found: String,
     /// Empty where nothing is wrong.
     pub(super) why: String,
@@ -42,40 +44,26 @@ pub(super) struct Words {
 }
 
 /// Who is examined.
-pub(super) struct Patient<'a> {
+pub(super) struct Examined<'a> {
     pub(super) facts: &'a Facts,
     /// `--port-range`.
     pub(super) ports: Option<RangeInclusive<u16>>,
 }
 
-fn well(found: impl Into<String>) -> Words {
-    Words { found: found.into(), why: String::new(), fix: None }
+fn well(code: &'static str, found: impl Into<String>) -> Words {
+    Words { code, found: found.into(), why: String::new(), fix: None }
 }
 
-fn run(found: impl Into<String>, why: impl Into<String>, command: impl Into<String>) -> Words {
-    Words { found: found.into(), why: why.into(), fix: Some(Fix::Run(command.into())) }
+fn run(code: &'static str, found: impl Into<String>, why: impl Into<String>, command: impl Into<String>) -> Words {
+    Words { code, found: found.into(), why: why.into(), fix: Some(Fix::Run(command.into())) }
 }
 
-fn advise(found: impl Into<String>, why: impl Into<String>, advice: impl Into<String>) -> Words {
-    Words { found: found.into(), why: why.into(), fix: Some(Fix::Do(advice.into())) }
-}
-
-/// The name of what was found, for programs: `MtuSmall` is `mtu-small`.
-pub(super) fn code(what: &What) -> String {
-    let name = format!("{what:?}");
-    let end = name.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(name.len());
-    let mut code = String::new();
-    for (at, letter) in name[..end].char_indices() {
-        if at > 0 && letter.is_ascii_uppercase() {
-            code.push('-');
-        }
-        code.push(letter.to_ascii_lowercase());
-    }
-    code
+fn advise(code: &'static str, found: impl Into<String>, why: impl Into<String>, advice: impl Into<String>) -> Words {
+    Words { code, found: found.into(), why: why.into(), fix: Some(Fix::Do(advice.into())) }
 }
 
 /// The other host could not be examined.
-pub(super) fn no_way(found: String, code: &str, host: &OsStr) -> Words {
+pub(super) fn no_way(found: String, code: &'static str, host: &OsStr) -> Words {
     let host = escaped(host);
     let (why, fix) = match code {
         "agent-missing" => (
@@ -91,7 +79,7 @@ pub(super) fn no_way(found: String, code: &str, host: &OsStr) -> Words {
             format!("make `ssh {host} true` work without a question; -P, -i, -J, -F and -o are handed to ssh"),
         ),
     };
-    advise(found, why, fix)
+    advise(code, found, why, fix)
 }
 
 /// "100 Gbit/s"; empty for an unknown rate.
@@ -203,80 +191,100 @@ fn in_the_way(not: &[(String, Outcome)]) -> &'static str {
 }
 
 /// What is said of a finding. `about`: the device or interface that it is about.
-pub(super) fn words(what: &What, about: &str, patient: &Patient<'_>) -> Words {
-    host_words(what, patient)
-        .or_else(|| device_words(what, about, patient))
-        .or_else(|| limit_words(what, patient))
-        .or_else(|| path_words(what, patient))
+pub(super) fn words(what: &What, about: &str, examined: &Examined<'_>) -> Words {
+    host_words(what, examined)
+        .or_else(|| device_words(what, about, examined))
+        .or_else(|| limit_words(what, examined))
+        .or_else(|| path_words(what, examined))
         .expect("every finding belongs to one of these")
 }
 
-fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
-    let facts = patient.facts;
+fn host_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
+    let facts = examined.facts;
     let container =
         |device: &str| format!("start the container with --device {device}, or with --device /dev/infiniband");
     Some(match what {
         What::Host { system, kernel, processors, memory_kib, is_container } => {
             let inside = if *is_container { "a container" } else { "" };
-            well(joined(
-                [
-                    system.clone(),
-                    format!("kernel {kernel}"),
-                    if *processors > 0 { format!("{processors} processors") } else { String::new() },
-                    if *memory_kib > 0 { gib(*memory_kib) } else { String::new() },
-                    inside.to_owned(),
-                ],
-                ", ",
-            ))
+            well(
+                "host",
+                joined(
+                    [
+                        system.clone(),
+                        format!("kernel {kernel}"),
+                        if *processors > 0 { format!("{processors} processors") } else { String::new() },
+                        if *memory_kib > 0 { gib(*memory_kib) } else { String::new() },
+                        inside.to_owned(),
+                    ],
+                    ", ",
+                ),
+            )
         }
-        What::NoDevice => well("no RDMA device; data goes by TCP"),
+        What::NoDevice => well("no-device", "no RDMA device; data goes by TCP"),
         What::Interfaces(all) => {
             let one = |(name, mbps, mtu): &(String, u32, u32)| {
                 let mtu = if *mtu > 0 { format!("MTU {mtu}") } else { String::new() };
                 joined([name.clone(), rate(u64::from(*mbps)), mtu], " ")
             };
-            well(all.iter().map(one).collect::<Vec<_>>().join(", "))
+            well("interfaces", all.iter().map(one).collect::<Vec<_>>().join(", "))
         }
         What::NoInterface => advise(
+            "no-interface",
             "no network interface is up",
             "nothing can be reached from here",
             "ip link set dev INTERFACE up, and give it an address; `ip link` lists the interfaces",
         ),
-        What::Libraries { release } if release.is_empty() => well("rdma-core is installed"),
-        What::Libraries { release } => well(format!("rdma-core {release}")),
-        What::LibrariesNotNeeded => well("rdma-core is not installed, and nothing here needs it"),
+        What::Libraries { release } if release.is_empty() => well("libraries", "rdma-core is installed"),
+        What::Libraries { release } => well("libraries", format!("rdma-core {release}")),
+        What::LibrariesNotNeeded => {
+            well("libraries-not-needed", "rdma-core is not installed, and nothing here needs it")
+        }
         What::LibrariesMissing { missing } => Words {
+            code: "libraries-missing",
             found: format!("{} not found", missing.join(" and ")),
             why: "the RDMA device cannot be used without rdma-core, and data goes by TCP".to_owned(),
             fix: Some(install(facts, "libibverbs1 librdmacm1 ibverbs-providers", "libibverbs librdmacm rdma-core")),
         },
         What::ProviderMissing { provider } => Words {
+            code: "provider-missing",
             found: format!("libibverbs has no driver {provider}"),
             why: "the device is invisible to programs, and data goes by TCP".to_owned(),
             fix: Some(install(facts, "ibverbs-providers", "libibverbs rdma-core")),
         },
-        What::Modules => well("ib_uverbs and rdma_ucm are loaded"),
-        What::ModuleMissing { module } => {
-            run(format!("{module} is not loaded"), "programs reach the RDMA device through it", load(module))
-        }
+        What::Modules => well("modules", "ib_uverbs and rdma_ucm are loaded"),
+        What::ModuleMissing { module } => run(
+            "module-missing",
+            format!("{module} is not loaded"),
+            "programs reach the RDMA device through it",
+            load(module),
+        ),
         What::AdapterWithoutModule { interface, driver, module } => run(
+            "adapter-without-module",
             format!("{interface} ({driver}) can do RDMA, but {module} is not loaded"),
             "data goes by TCP, which costs processor time and rate",
             load(module),
         ),
-        What::Nodes { count } => well(format!("{count} device files, all can be opened")),
-        What::NodeMissing { path, is_container: true } => {
-            advise(format!("{path} is not there"), "the container was not given the device", container(path))
-        }
+        What::Nodes { count } => well("nodes", format!("{count} device files, all can be opened")),
+        What::NodeMissing { path, is_container: true } => advise(
+            "node-missing",
+            format!("{path} is not there"),
+            "the container was not given the device",
+            container(path),
+        ),
         What::NodeMissing { path, .. } => run(
+            "node-missing",
             format!("{path} is not there"),
             "programs reach the RDMA device through it",
             "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc && udevadm settle",
         ),
-        What::NodeDenied { path, is_container: true } => {
-            advise(format!("{path} may not be opened"), "the container has no right to the device", container(path))
-        }
+        What::NodeDenied { path, is_container: true } => advise(
+            "node-denied",
+            format!("{path} may not be opened"),
+            "the container has no right to the device",
+            container(path),
+        ),
         What::NodeDenied { path, .. } => run(
+            "node-denied",
             format!("{path} may not be opened by this user"),
             "RDMA works for root alone",
             format!(
@@ -284,29 +292,36 @@ fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
             ),
         ),
         What::NodeBroken { path, errno } => advise(
+            "node-broken",
             format!("{path} cannot be opened: {}", os_number(*errno)),
             "RDMA cannot be used",
             "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
         ),
         What::VerbsFailed { reason } => advise(
+            "verbs-failed",
             format!("RDMA cannot be used: {reason}"),
             "there is a device with an address, but verbs do not work on it",
             "ibv_devinfo -v shows what the library sees, dmesg what the driver says",
         ),
-        What::Cpu { governors, most_khz } => well(joined(
-            [
-                format!("governor {}", governors.join(", ")),
-                if *most_khz > 0 { format!("{:.1} GHz", *most_khz as f64 / 1e6) } else { String::new() },
-            ],
-            ", ",
-        )),
-        What::CpuUnknown => well("the system sets the frequency by itself"),
+        What::Cpu { governors, most_khz } => well(
+            "cpu",
+            joined(
+                [
+                    format!("governor {}", governors.join(", ")),
+                    if *most_khz > 0 { format!("{:.1} GHz", *most_khz as f64 / 1e6) } else { String::new() },
+                ],
+                ", ",
+            ),
+        ),
+        What::CpuUnknown => well("cpu-unknown", "the system sets the frequency by itself"),
         What::GovernorSaves { governors, driver } => run(
+            "governor-saves",
             joined([format!("governor {}", governors.join(", ")), on(driver).replacen("on ", "of ", 1)], " "),
             "processors that have to wake up first cost latency, and rate on fast links",
             "echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor >/dev/null",
         ),
         What::CpuCapped { allowed_khz, most_khz } => run(
+            "cpu-capped",
             format!("held at {:.1} of {:.1} GHz", *allowed_khz as f64 / 1e6, *most_khz as f64 / 1e6),
             "sealing and copying data is as slow as the processors",
             "for d in /sys/devices/system/cpu/cpu*/cpufreq; do cat \"$d/cpuinfo_max_freq\" >\"$d/scaling_max_freq\"; done",
@@ -315,45 +330,59 @@ fn host_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
     })
 }
 
-fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words> {
+fn device_words(what: &What, about: &str, examined: &Examined<'_>) -> Option<Words> {
     let device = about.split('/').next().unwrap_or_default();
     Some(match what {
-        What::Device { model, driver, firmware, guid, is_virtual_function } => well(joined(
-            [
-                if driver.is_empty() { "software".to_owned() } else { joined([model.clone(), driver.clone()], " ") },
-                if *is_virtual_function { "virtual function".to_owned() } else { String::new() },
-                if firmware.is_empty() { String::new() } else { format!("firmware {firmware}") },
-                if guid.is_empty() { String::new() } else { format!("GUID {guid}") },
-            ],
-            ", ",
-        )),
+        What::Device { model, driver, firmware, guid, is_virtual_function } => well(
+            "device",
+            joined(
+                [
+                    if driver.is_empty() {
+                        "software".to_owned()
+                    } else {
+                        joined([model.clone(), driver.clone()], " ")
+                    },
+                    if *is_virtual_function { "virtual function".to_owned() } else { String::new() },
+                    if firmware.is_empty() { String::new() } else { format!("firmware {firmware}") },
+                    if guid.is_empty() { String::new() } else { format!("GUID {guid}") },
+                ],
+                ", ",
+            ),
+        ),
         What::GuidZero { is_virtual_function: true } => advise(
+            "guid-zero",
             "the virtual function has no GUID",
             "InfiniBand addresses are made of it, and two without one cannot be told apart",
             "on the host of the adapter: ip link set dev INTERFACE vf N node_guid GUID, with a GUID of its own",
         ),
         What::GuidZero { .. } => advise(
+            "guid-zero",
             "the device has no GUID",
             "InfiniBand addresses are made of it, and two without one cannot be told apart",
             format!("its firmware has lost it: mstflint -d {device} query shows what is there"),
         ),
         What::GuidTwice { guid, other } => advise(
+            "guid-twice",
             format!("GUID {guid} is that of {other}, too"),
             "the fabric sends what is for one to the other",
             format!("give one of them a GUID of its own: mstflint -d {device} -guid GUID sg"),
         ),
         What::Port { link_layer, rate: mbps, interface, guid, is_roce } => {
             let tools = "ibnodes and other subnet tools fail on it by design";
-            well(joined(
-                [
-                    joined(["active".to_owned(), link_layer.clone(), rate(u64::from(*mbps)), on(interface)], " "),
-                    if guid.is_empty() { String::new() } else { format!("port GUID {guid}") },
-                    if *is_roce { format!("RoCE: {tools}") } else { String::new() },
-                ],
-                ", ",
-            ))
+            well(
+                "port",
+                joined(
+                    [
+                        joined(["active".to_owned(), link_layer.clone(), rate(u64::from(*mbps)), on(interface)], " "),
+                        if guid.is_empty() { String::new() } else { format!("port GUID {guid}") },
+                        if *is_roce { format!("RoCE: {tools}") } else { String::new() },
+                    ],
+                    ", ",
+                ),
+            )
         }
         What::PortWaits { state } => run(
+            "port-waits",
             format!("the link is up, but the port is {state}"),
             "no subnet manager has given it an address; a fabric needs one",
             "systemctl enable --now opensm # on one host of the fabric, if no switch runs one",
@@ -362,13 +391,19 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
             let found = joined(["down".to_owned(), on(interface), format!("({physical})")], " ");
             let why = "RDMA goes through no other port of this host";
             if *is_ethernet && !interface.is_empty() && physical == "Disabled" {
-                run(found, why, format!("ip link set dev {interface} up"))
+                run("port-down", found, why, format!("ip link set dev {interface} up"))
             } else {
-                advise(found, why, "check cable, transceiver and switch port, and that the interface is up")
+                advise(
+                    "port-down",
+                    found,
+                    why,
+                    "check cable, transceiver and switch port, and that the interface is up",
+                )
             }
         }
-        What::PortUnused { state } => well(format!("{}, not used", state.to_lowercase())),
+        What::PortUnused { state } => well("port-unused", format!("{}, not used", state.to_lowercase())),
         What::PortNarrow { rate: mbps } => advise(
+            "port-narrow",
             format!("the link came up with one lane ({})", rate(u64::from(*mbps))),
             "three of four lanes do not carry data",
             "reseat or replace the cable; iblinkinfo shows both ends of it",
@@ -376,37 +411,43 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
         What::Mtu { bytes, most, interface, interface_mtu } => {
             let below = if *interface_mtu > 0 { format!("({interface} has {interface_mtu})") } else { String::new() };
             let of = if bytes < most { format!("{bytes} of {most} bytes") } else { format!("{bytes} bytes") };
-            well(joined([of, below], " "))
+            well("mtu", joined([of, below], " "))
         }
         What::MtuSmall { bytes, most, interface, interface_mtu, needed } => {
             let found = format!("packets carry {bytes} of {most} bytes");
             if *needed > *interface_mtu && !interface.is_empty() {
                 run(
+                    "mtu-small",
                     format!("{found}, since {interface} has MTU {interface_mtu}"),
                     "more packets for the same data; switches and the other host must have it as well",
                     format!("ip link set dev {interface} mtu {needed}"),
                 )
             } else if *interface_mtu > 0 && *needed > 0 {
                 run(
+                    "mtu-small",
                     format!("{found}, although {interface} has MTU {interface_mtu}"),
                     "the device took the MTU that it was started with",
                     format!("ip link set dev {interface} down && ip link set dev {interface} up"),
                 )
             } else {
                 advise(
+                    "mtu-small",
                     found,
                     "more packets for the same data",
                     "let the subnet manager have 4096: in its partitions.conf, Default=0x7fff, ipoib, mtu=5",
                 )
             }
         }
-        What::Gids { routable, all } => well(format!("{all} in use, {routable} of RoCE v2 with an IP address")),
+        What::Gids { routable, all } => well("gids", format!("{all} in use, {routable} of RoCE v2 with an IP address")),
         What::GidsMissing { interface } => run(
+            "gids-missing",
             format!("none of RoCE v2, although {interface} has an address"),
             "only RoCE v2 goes through routers, and peers expect it",
             format!("cma_roce_mode -d {device} -m 2"),
         ),
-        What::Addresses { interface, addresses } => well(joined([addresses.join(", "), on(interface)], " ")),
+        What::Addresses { interface, addresses } => {
+            well("addresses", joined([addresses.join(", "), on(interface)], " "))
+        }
         What::AddressMissing { interface, is_up } => {
             let up = if *is_up { String::new() } else { format!("ip link set dev {interface} up && ") };
             let variable: String = interface
@@ -414,6 +455,7 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
                 .map(|letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' })
                 .collect();
             run(
+                "address-missing",
                 format!("{interface} has no IP address"),
                 "RDMA connections are made to IP addresses; without one the port is not used",
                 format!(
@@ -422,16 +464,18 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
             )
         }
         What::InterfaceMissing => run(
+            "interface-missing",
             "there is no network interface on it",
             "RDMA connections are made to IP addresses; without an interface there is none",
             load("ib_ipoib"),
         ),
         What::SubnetTwice { one, other, address } => run(
+            "subnet-twice",
             format!("{other} ({address}) is in the subnet of {one}"),
             "what is for one may be answered or sent by the other",
             "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 # or give each a subnet of its own",
         ),
-        What::Pcie { speed, width, mbps } => well(pcie(*speed, *width, *mbps)),
+        What::Pcie { speed, width, mbps } => well("pcie", pcie(*speed, *width, *mbps)),
         What::PcieSlow { address, speed, width, speed_max, width_max, mbps, rate: port } => {
             let bound = if u64::from(*port) > *mbps && *port > 0 {
                 format!("the port's {} cannot be reached", rate(u64::from(*port)))
@@ -439,6 +483,7 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
                 "it may be the bottleneck".to_owned()
             };
             advise(
+                "pcie-slow",
                 format!("{}; the card can {}", pcie(*speed, *width, *mbps), gts(*speed_max, *width_max)),
                 bound,
                 format!(
@@ -446,10 +491,14 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
                 ),
             )
         }
-        What::Numa { node, nodes } => well(format!("attached to node {node} of {nodes}")),
-        What::IommuPassed => well("does not translate its accesses"),
+        What::Numa { node, nodes } => well("numa", format!("attached to node {node} of {nodes}")),
+        What::IommuPassed => well("iommu-passed", "does not translate its accesses"),
         What::IommuTranslates { mode } => {
-            let command = if patient.facts.family.split([' ', '"']).any(|id| ["fedora", "rhel", "centos"].contains(&id))
+            let command = if examined
+                .facts
+                .family
+                .split([' ', '"'])
+                .any(|id| ["fedora", "rhel", "centos"].contains(&id))
             {
                 "grubby --update-kernel=ALL --args=iommu=pt # then restart".to_owned()
             } else {
@@ -458,6 +507,7 @@ fn device_words(what: &What, about: &str, patient: &Patient<'_>) -> Option<Words
                     .to_owned()
             };
             run(
+                "iommu-translates",
                 format!("translates each of its accesses ({mode})"),
                 "registering memory takes longer, and misses of its cache cost rate",
                 command,
@@ -476,9 +526,9 @@ fn pcie(speed: u32, width: u32, mbps: u64) -> String {
     format!("{}: {:.0} Gbit/s", gts(speed, width), mbps as f64 / 1000.0)
 }
 
-fn limit_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
+fn limit_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
     let memlock = |is_ssh: bool| {
-        if patient.facts.is_container {
+        if examined.facts.is_container {
             Fix::Do("start the container with --ulimit memlock=-1".to_owned())
         } else if is_ssh {
             Fix::Run(MEMLOCK_FIX_SSH.to_owned())
@@ -496,12 +546,13 @@ fn limit_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
         format!("{}{session}{hard}", kilobytes(soft))
     };
     Some(match what {
-        What::MemlockUnlimited { is_root: true } => well("this user is not held to a limit"),
-        What::MemlockUnlimited { .. } => well("unlimited"),
-        What::Memlock { soft, is_needed: true } => well(kilobytes(*soft)),
-        What::Memlock { soft, .. } => well(format!("{}; only RDMA needs more", kilobytes(*soft))),
-        What::MemlockUnknown => well("the system does not tell the limit"),
+        What::MemlockUnlimited { is_root: true } => well("memlock-unlimited", "this user is not held to a limit"),
+        What::MemlockUnlimited { .. } => well("memlock-unlimited", "unlimited"),
+        What::Memlock { soft, is_needed: true } => well("memlock", kilobytes(*soft)),
+        What::Memlock { soft, .. } => well("memlock", format!("{}; only RDMA needs more", kilobytes(*soft))),
+        What::MemlockUnknown => well("memlock-unknown", "the system does not tell the limit"),
         What::MemlockSmall { soft, hard, wanted, is_ssh } => Words {
+            code: "memlock-small",
             found: format!("{}; {} are wanted", limits(*soft, *hard, *is_ssh), kilobytes(*wanted)),
             why: if *soft < 16_500 << 10 {
                 "below 16500 kB the pool for RDMA gets so small that it costs rate".to_owned()
@@ -511,27 +562,32 @@ fn limit_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
             fix: Some(memlock(*is_ssh)),
         },
         What::MemlockNone { soft, hard, is_ssh } => Words {
+            code: "memlock-none",
             found: limits(*soft, *hard, *is_ssh),
             why: "too little for RDMA, which locks its memory (16500 kB at least): data goes by TCP".to_owned(),
             fix: Some(memlock(*is_ssh)),
         },
-        What::Registered { bytes, micros } => well(format!("{} in {}", mebibytes(*bytes), time(*micros))),
+        What::Registered { bytes, micros } => well("registered", format!("{} in {}", mebibytes(*bytes), time(*micros))),
         What::RegisteredLess { bytes, wanted, reason } => Words {
+            code: "registered-less",
             found: format!("{} of {}: {reason}", mebibytes(*bytes), mebibytes(*wanted)),
             why: "the pool for RDMA gets as small as that".to_owned(),
-            fix: Some(memlock(patient.facts.ssh.is_some())),
+            fix: Some(memlock(examined.facts.ssh.is_some())),
         },
         What::NotRegistered { wanted, reason } if reason.contains("locked memory") => Words {
+            code: "not-registered",
             found: format!("none of {}: {reason}", mebibytes(*wanted)),
             why: "RDMA cannot be used, and data goes by TCP".to_owned(),
-            fix: Some(memlock(patient.facts.ssh.is_some())),
+            fix: Some(memlock(examined.facts.ssh.is_some())),
         },
         What::NotRegistered { wanted, reason } => advise(
+            "not-registered",
             format!("none of {}: {reason}", mebibytes(*wanted)),
             "RDMA cannot be used, and data goes by TCP",
             "look at the kernel's messages: dmesg | grep -i -e infiniband -e mlx",
         ),
         What::Mlx4Small { bytes, memory_kib } => run(
+            "mlx4-small",
             format!("mlx4 can register {} of {}", gib(bytes >> 10), gib(*memory_kib)),
             "programs that register much memory fail",
             "echo 'options mlx4_core log_num_mtt=24' >/etc/modprobe.d/mlx4_core.conf # then restart",
@@ -544,15 +600,15 @@ fn limit_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
             };
             let transparent =
                 if transparent.is_empty() { String::new() } else { format!("transparent ones: {transparent}") };
-            well(joined([reserved, transparent, "none are needed".to_owned()], ", "))
+            well("huge-pages", joined([reserved, transparent, "none are needed".to_owned()], ", "))
         }
         _ => return None,
     })
 }
 
-fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
-    let ports = patient.ports.clone().unwrap_or(PORTS);
-    let named = if patient.ports.is_some() {
+fn path_words(what: &What, examined: &Examined<'_>) -> Option<Words> {
+    let ports = examined.ports.clone().unwrap_or(PORTS);
+    let named = if examined.ports.is_some() {
         String::new()
     } else {
         format!("; then name them: --port-range {}-{}", PORTS.start(), PORTS.end())
@@ -560,37 +616,44 @@ fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
     let slow = |name: &str, mbps: u32| joined([name.to_owned(), rate(u64::from(mbps))], " ");
     Some(match what {
         What::Agent { micros, program } => {
-            well(format!("the agent answered in {}, rdma-pipe {program}", time(*micros)))
+            well("agent", format!("the agent answered in {}, rdma-pipe {program}", time(*micros)))
         }
         What::AgentSlow { micros } => advise(
+            "agent-slow",
             format!("the agent answered after {}", time(*micros)),
             "every copy takes that long before it begins",
             "ssh -v shows what it waits for: often UseDNS or GSSAPIAuthentication, which `no` in sshd_config turns off",
         ),
         What::Versions { here, there } => advise(
+            "versions",
             format!("rdma-pipe {here} here, {there} there"),
             "what only one of them knows cannot be used",
             "install the same release on both hosts",
         ),
         What::AddressTwice { address, here, there } => advise(
+            "address-twice",
             format!("{address} is that of {here} here and of {there} there"),
             "what is sent to it arrives at either of the two, or nowhere",
             format!("give one of the two another: ip address del {address}/BITS dev INTERFACE, ip address add"),
         ),
         What::SubnetMissing { here, there } => advise(
+            "subnet-missing",
             format!("RDMA addresses here: {}; there: {}", here.join(", "), there.join(", ")),
             "no two are in one subnet, so that data needs a router, and InfiniBand cannot have one",
             "give both ends of the fast network addresses of one subnet: ip address add ADDRESS/BITS dev INTERFACE",
         ),
-        What::RdmaOneSided { without } => well(format!("{without} has no RDMA; data goes by TCP")),
-        What::Route { ssh, data } if ssh.0 == data.0 => well(format!("ssh and the data go by {}", slow(&ssh.0, ssh.1))),
+        What::RdmaOneSided { without } => well("rdma-one-sided", format!("{without} has no RDMA; data goes by TCP")),
+        What::Route { ssh, data } if ssh.0 == data.0 => {
+            well("route", format!("ssh and the data go by {}", slow(&ssh.0, ssh.1)))
+        }
         What::Route { ssh, data } => {
-            well(format!("ssh goes by {}, the data by {}", slow(&ssh.0, ssh.1), slow(&data.0, data.1)))
+            well("route", format!("ssh goes by {}, the data by {}", slow(&ssh.0, ssh.1), slow(&data.0, data.1)))
         }
         What::MtuDiffers { here, there } => {
             let less = here.1.min(there.1);
             let small = if here.1 == less { &here.0 } else { &there.0 };
             advise(
+                "mtu-differs",
                 format!("{} here has {}, {} there {}", here.0, here.1, there.0, there.1),
                 "large packets are lost on the way without a word, and connections stall",
                 format!("ip link set dev {small} mtu {} where it is {less}", here.1.max(there.1)),
@@ -598,24 +661,29 @@ fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
         }
         What::Reached { address, micros, addresses } => {
             let all = if *addresses > 1 { format!(", the best of {addresses} addresses") } else { String::new() };
-            well(format!("{address} over TCP in {}{all}", time(*micros)))
+            well("reached", format!("{address} over TCP in {}{all}", time(*micros)))
         }
         What::ReachedSome { address, micros, not } => advise(
+            "reached-some",
             format!("{address} over TCP in {}, but not {}", time(*micros), missed(not)),
             format!("the data may go by a slower network than there is: {}", in_the_way(not)),
             "look at the firewalls and addresses on that network; `ip route get ADDRESS` shows the way that is taken",
         ),
         What::ReachedBack { not, firewall } => Words {
+            code: "reached-back",
             found: format!("there from here: {}; here from there it works", missed(not)),
             why: format!("{}; copies work, since the other end connects then, but later{named}", in_the_way(not)),
             fix: Some(let_in(firewall, &ports, "tcp")),
         },
         What::NotReached { not, firewall } => Words {
+            code: "not-reached",
             found: missed(not),
             why: format!("{}, in both directions: data goes through ssh, slowly{named}", in_the_way(not)),
             fix: Some(let_in(firewall, &ports, "tcp")),
         },
-        What::RdmaReached { address, micros } => well(format!("{address} over rdma_cm in {}", time(*micros))),
+        What::RdmaReached { address, micros } => {
+            well("rdma-reached", format!("{address} over rdma_cm in {}", time(*micros)))
+        }
         What::RdmaNotReached { not, is_roce, firewall } => {
             let silent = not.iter().all(|(_, outcome)| matches!(outcome, Outcome::Silent | Outcome::Unreachable(_)));
             let why = if silent {
@@ -632,14 +700,15 @@ fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
                         .to_owned(),
                 )
             };
-            Words { found: missed(not), why: why.to_owned(), fix: Some(fix) }
+            Words { code: "rdma-not-reached", found: missed(not), why: why.to_owned(), fix: Some(fix) }
         }
-        What::DoorShut { reason } => advise(
+        What::ProbeFailed { reason } => advise(
+            "probe-failed",
             format!("no port could be opened to try it: {reason}"),
             "what could not be tried may not work",
             "name ports that are free: --port-range FIRST-LAST",
         ),
-        What::Bandwidth { speed, ceiling } => well(bandwidth(speed, *ceiling)),
+        What::Bandwidth { speed, ceiling } => well("bandwidth", bandwidth(speed, *ceiling)),
         What::BandwidthLow { speed, ceiling } => {
             let advice = match speed.limiter.as_str() {
                 "cpu" => "processors are the limit: --encrypt never, faster governors, or RDMA",
@@ -648,9 +717,10 @@ fn path_words(what: &What, patient: &Patient<'_>) -> Option<Words> {
                 }
                 _ => "run rddoctor with a longer --seconds; other traffic or processes may have been in the way",
             };
-            advise(bandwidth(speed, *ceiling), "the link carries more than that", advice)
+            advise("bandwidth-low", bandwidth(speed, *ceiling), "the link carries more than that", advice)
         }
         What::BandwidthFailed { reason } => advise(
+            "bandwidth-failed",
             format!("could not be measured: {reason}"),
             "a copy would fail in the same way",
             "see the checks above",

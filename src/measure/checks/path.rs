@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::measure::door::{Knock, is_inner};
 use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
 use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::probe::{Attempt, is_inner};
 use crate::measure::{Path, Speed};
 
 /// An agent that takes longer waits for something: a name that does not resolve, an authentication that is not used.
@@ -121,33 +121,33 @@ fn mtus(path: &Path) -> Vec<Finding> {
 fn reach(path: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     let empty = Vec::new();
-    let knocks = |tried: &'_ Option<Result<Vec<Knock>, String>>| match tried {
-        Some(Ok(knocks)) => Some(knocks.clone()),
+    let attempts = |tried: &'_ Option<Result<Vec<Attempt>, String>>| match tried {
+        Some(Ok(attempts)) => Some(attempts.clone()),
         Some(Err(_)) => Some(Vec::new()),
         None => None,
     };
-    let (there, back) = (knocks(&path.to_there), knocks(&path.to_here));
+    let (there, back) = (attempts(&path.to_there), attempts(&path.to_here));
     if let Some(there) = &there {
         findings.extend(reach_tcp(path, there, back.as_ref().unwrap_or(&empty)));
     }
     for (check, tried) in [("port", &path.to_there), ("port back", &path.to_here)] {
         if let Some(Err(reason)) = tried {
-            findings.push(Finding::new(check, Level::Warning, What::DoorShut { reason: reason.clone() }));
+            findings.push(Finding::new(check, Level::Warning, What::ProbeFailed { reason: reason.clone() }));
         }
     }
     if path.here.rdma.is_empty() || path.there.rdma.is_empty() {
         return findings;
     }
-    let both: Vec<&Knock> = there.iter().chain(&back).flatten().filter(|knock| knock.is_rdma).collect();
+    let both: Vec<&Attempt> = there.iter().chain(&back).flatten().filter(|attempt| attempt.is_rdma).collect();
     let hardware =
         path.here.rdma.iter().any(|known| known.is_hardware) && path.there.rdma.iter().any(|known| known.is_hardware);
-    if let Some(knock) = both.iter().find(|knock| knock.outcome == Outcome::Connected) {
-        let what = What::RdmaReached { address: knock.address.to_string(), micros: knock.micros };
+    if let Some(attempt) = both.iter().find(|attempt| attempt.outcome == Outcome::Connected) {
+        let what = What::RdmaReached { address: attempt.address.to_string(), micros: attempt.micros };
         findings.push(Finding::new("rdma port", Level::Ok, what));
     } else if !both.is_empty() {
         let is_roce = path.there.devices.iter().flat_map(|device| &device.ports).any(|port| port.is_roce());
         let what = What::RdmaNotReached {
-            not: both.iter().map(|knock| (knock.address.to_string(), knock.outcome.clone())).collect(),
+            not: both.iter().map(|attempt| (attempt.address.to_string(), attempt.outcome.clone())).collect(),
             is_roce,
             firewall: path.there.firewall.clone(),
         };
@@ -157,16 +157,16 @@ fn reach(path: &Path) -> Vec<Finding> {
     findings
 }
 
-fn reach_tcp(path: &Path, there: &[Knock], back: &[Knock]) -> Option<Finding> {
-    let tcp: Vec<&Knock> = there.iter().filter(|knock| !knock.is_rdma).collect();
+fn reach_tcp(path: &Path, there: &[Attempt], back: &[Attempt]) -> Option<Finding> {
+    let tcp: Vec<&Attempt> = there.iter().filter(|attempt| !attempt.is_rdma).collect();
     let is_near = |ip: IpAddr| near(path).any(|(_, theirs, _)| theirs.addresses.iter().any(|it| it.ip() == Some(ip)));
     let bad = |near_only: bool| -> Vec<(String, Outcome)> {
-        let missed = tcp.iter().filter(|knock| knock.outcome != Outcome::Connected);
-        let missed = missed.filter(|knock| !near_only || is_near(knock.address));
-        missed.map(|knock| (knock.address.to_string(), knock.outcome.clone())).collect()
+        let missed = tcp.iter().filter(|attempt| attempt.outcome != Outcome::Connected);
+        let missed = missed.filter(|attempt| !near_only || is_near(attempt.address));
+        missed.map(|attempt| (attempt.address.to_string(), attempt.outcome.clone())).collect()
     };
     let firewall = path.there.firewall.clone();
-    if let Some(best) = tcp.iter().find(|knock| knock.outcome == Outcome::Connected) {
+    if let Some(best) = tcp.iter().find(|attempt| attempt.outcome == Outcome::Connected) {
         // That an address on a network which this host is not on cannot be reached is as it should be.
         let not = bad(true);
         let (address, micros) = (best.address.to_string(), best.micros);
@@ -180,7 +180,7 @@ fn reach_tcp(path: &Path, there: &[Knock], back: &[Knock]) -> Option<Finding> {
         return None;
     }
     let not = bad(false);
-    if back.iter().any(|knock| !knock.is_rdma && knock.outcome == Outcome::Connected) {
+    if back.iter().any(|attempt| !attempt.is_rdma && attempt.outcome == Outcome::Connected) {
         return Some(Finding::new("port", Level::Warning, What::ReachedBack { not, firewall }));
     }
     Some(Finding::new("port", Level::Failure, What::NotReached { not, firewall }))

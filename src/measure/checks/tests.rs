@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use super::{compare, examine};
-use crate::measure::door::Knock;
 use crate::measure::facts::{Address, Facts};
 use crate::measure::finding::{Finding, Level, Outcome, What};
+use crate::measure::probe::Attempt;
 use crate::measure::recorded::facts;
 use crate::measure::{Path, Speed};
 
@@ -266,8 +266,8 @@ fn an_mlx4_with_a_small_table() {
 
 // --- the way between two hosts ---------------------------------------------------------------------------------------
 
-fn knock(address: &str, is_rdma: bool, outcome: Outcome) -> Knock {
-    Knock { address: address.parse::<IpAddr>().expect("an address"), is_rdma, outcome, micros: 150 }
+fn attempt(address: &str, is_rdma: bool, outcome: Outcome) -> Attempt {
+    Attempt { address: address.parse::<IpAddr>().expect("an address"), is_rdma, outcome, micros: 150 }
 }
 
 /// Two healthy hosts that reach each other.
@@ -277,7 +277,7 @@ fn path() -> Path {
     there.host = "node2".to_owned();
     there.interfaces[0].addresses = vec![Address::new("10.0.0.2".parse().expect("one"), 24)];
     there.rdma[0].address = there.interfaces[0].addresses[0].clone();
-    let both = |to: &str| Some(Ok(vec![knock(to, false, Outcome::Connected), knock(to, true, Outcome::Connected)]));
+    let both = |to: &str| Some(Ok(vec![attempt(to, false, Outcome::Connected), attempt(to, true, Outcome::Connected)]));
     let speed = Speed { bytes: 23_000_000_000, micros: 2_000_000, medium: "rdma".to_owned(), ..Speed::default() };
     Path {
         here,
@@ -303,11 +303,13 @@ fn a_way_that_is_well() {
 #[test]
 fn firewalls() {
     let mut way = path();
-    way.to_there = Some(Ok(vec![knock("10.0.0.2", false, Outcome::Silent), knock("10.0.0.2", true, Outcome::Silent)]));
+    way.to_there =
+        Some(Ok(vec![attempt("10.0.0.2", false, Outcome::Silent), attempt("10.0.0.2", true, Outcome::Silent)]));
     let found = bad(compare(&way));
     assert_eq!(found.len(), 1, "RDMA works from there: {found:#?}");
     assert!(matches!(found[0].what, What::ReachedBack { .. }) && found[0].level == Level::Warning, "{found:#?}");
-    way.to_here = Some(Ok(vec![knock("10.0.0.1", false, Outcome::Refused), knock("10.0.0.1", true, Outcome::Silent)]));
+    way.to_here =
+        Some(Ok(vec![attempt("10.0.0.1", false, Outcome::Refused), attempt("10.0.0.1", true, Outcome::Silent)]));
     let found = bad(compare(&way));
     assert_eq!(one_of(&found, "port").level, Level::Failure);
     let What::NotReached { not, firewall } = &one_of(&found, "port").what else { panic!("{found:#?}") };
@@ -319,18 +321,22 @@ fn firewalls() {
     way.here.rdma[0].is_hardware = false;
     assert_eq!(one_of(&bad(compare(&way)), "rdma port").level, Level::Warning);
     way.to_there = Some(Err("no port".to_owned()));
-    assert!(bad(compare(&way)).iter().any(|finding| matches!(finding.what, What::DoorShut { .. })));
+    assert!(bad(compare(&way)).iter().any(|finding| matches!(finding.what, What::ProbeFailed { .. })));
 }
 
 #[test]
 fn a_network_that_is_not_ours_need_not_be_reached() {
     let mut way = path();
-    let far = || knock("10.9.9.2", false, Outcome::Silent);
+    let far = || attempt("10.9.9.2", false, Outcome::Silent);
     way.to_there.as_mut().expect("it").as_mut().expect("it").insert(1, far());
     assert!(bad(compare(&way)).is_empty());
     // One that is ours must be.
     way.there.interfaces[0].addresses.push(Address::new("10.0.0.3".parse().expect("one"), 24));
-    way.to_there.as_mut().expect("it").as_mut().expect("it").push(knock("10.0.0.3", false, Outcome::Unreachable(113)));
+    way.to_there.as_mut().expect("it").as_mut().expect("it").push(attempt(
+        "10.0.0.3",
+        false,
+        Outcome::Unreachable(113),
+    ));
     let found = bad(compare(&way));
     let What::ReachedSome { not, .. } = &found[0].what else { panic!("{found:#?}") };
     assert_eq!(not[..], [("10.0.0.3".to_owned(), Outcome::Unreachable(113))]);

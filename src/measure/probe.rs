@@ -1,7 +1,7 @@
-//! Doors: ports that are opened to be tried, over TCP and over rdma_cm, and trying those of another host.
+//! Probes: ports that are opened to be tried, over TCP and over rdma_cm, and trying those of another host.
 //!
-//! A door tells a connection that comes over TCP its ticket, and takes one over RDMA only with it: so that whoever knocks
-//! knows that it was this door that opened, and not another program or another host of the same address. It closes when
+//! A probe tells a connection that comes over TCP its ticket, and takes one over RDMA only with it: so that the end that tries it
+//! knows that it was this probe that opened, and not another program or another host of the same address. It closes when
 //! it is dropped, and after [`OPEN_MAX`].
 
 use std::io::{Read, Write};
@@ -22,48 +22,48 @@ use super::finding::Outcome;
 use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, Hello, Listener, RemoteEndpoint};
 use crate::transport::{Medium, Pool};
 
-/// How long a door stays open at most.
+/// How long a probe stays open at most.
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
 
 /// How long one address may take to answer.
 const KNOCK_MAX: Duration = Duration::from_millis(2500);
 
 /// Addresses that are tried at most, of either kind.
-const KNOCKS_MAX: usize = 8;
+const ATTEMPTS_MAX: usize = 8;
 
 /// Pairs of RDMA addresses that are tried at most.
 const PAIRS_MAX: usize = 4;
 
-/// How often an open door looks whether it is to be closed.
+/// How often an open probe looks whether it is to be closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How long a connection that was let in is kept, for the other end to see that it is up.
 const GREET_MAX: Duration = Duration::from_millis(500);
 
-/// The pool behind a door for RDMA: nothing is moved, but a queue pair needs one.
+/// The pool behind a probe for RDMA: nothing is moved, but a queue pair needs one.
 const POOL_BUFFERS: u32 = 4;
 const POOL_BUFFER_BYTES: usize = 64 << 10;
 
-/// What shows that a door is the right one.
+/// What shows that a probe is the right one.
 pub const TICKET_BYTES: usize = 16;
 
-/// Where a door is.
+/// Where a probe is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-pub struct Sign {
+pub struct ProbeTargets {
     /// Its TCP port, on all addresses.
     #[n(0)]
     pub port: u16,
     /// Where it listens over rdma_cm.
     #[n(1)]
-    pub rdma: Vec<RdmaDoor>,
+    pub rdma: Vec<RdmaTarget>,
     /// What shows that it is this one.
     #[cbor(n(2), with = "minicbor::bytes")]
     pub ticket: [u8; TICKET_BYTES],
 }
 
-/// An address at which a door listens over rdma_cm.
+/// An address at which a probe listens over rdma_cm.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-pub struct RdmaDoor {
+pub struct RdmaTarget {
     /// The address.
     #[n(0)]
     pub address: Address,
@@ -78,20 +78,20 @@ pub struct RdmaDoor {
     pub rate_mbps: u32,
 }
 
-/// Doors to try.
+/// Probes to try.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-pub struct Sought {
+pub struct ProbeRequest {
     /// Addresses to try over TCP; those that the two hosts have a subnet in common for come first.
     #[n(0)]
     pub tcp: Vec<Address>,
-    /// The door.
+    /// The probe.
     #[n(1)]
-    pub sign: Sign,
+    pub targets: ProbeTargets,
 }
 
 /// What came of one try.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Knock {
+pub struct Attempt {
     /// Where to.
     pub address: IpAddr,
     /// Over rdma_cm, else over TCP.
@@ -102,7 +102,7 @@ pub struct Knock {
     pub micros: u64,
 }
 
-/// A [`Knock`] as it travels: 0 connected, 1 refused, 2 silent, 3 unreachable, 4 no RDMA, 5 other.
+/// A [`Attempt`] as it travels: 0 connected, 1 refused, 2 silent, 3 unreachable, 4 no RDMA, 5 other.
 #[derive(Clone, Debug, Default, Encode, Decode)]
 struct Told {
     #[n(0)]
@@ -120,9 +120,9 @@ struct Told {
 }
 
 /// Knocks as they travel.
-pub fn encode_knocks(knocks: &[Knock]) -> Vec<u8> {
-    let told = knocks.iter().map(|knock| {
-        let (outcome, errno, reason) = match &knock.outcome {
+pub fn encode_attempts(attempts: &[Attempt]) -> Vec<u8> {
+    let told = attempts.iter().map(|attempt| {
+        let (outcome, errno, reason) = match &attempt.outcome {
             Outcome::Connected => (0, 0, ""),
             Outcome::Refused => (1, 0, ""),
             Outcome::Silent => (2, 0, ""),
@@ -130,16 +130,16 @@ pub fn encode_knocks(knocks: &[Knock]) -> Vec<u8> {
             Outcome::NoRdma(reason) => (4, 0, reason.as_str()),
             Outcome::Other(reason) => (5, 0, reason.as_str()),
         };
-        let (address, is_rdma, micros) = (Address::new(knock.address, 0), knock.is_rdma, knock.micros);
+        let (address, is_rdma, micros) = (Address::new(attempt.address, 0), attempt.is_rdma, attempt.micros);
         Told { address, is_rdma, outcome, errno, reason: reason.to_owned(), micros }
     });
     minicbor::to_vec(told.collect::<Vec<_>>()).expect("a vector takes everything")
 }
 
 /// Knocks as another host has told them; `None` if the bytes are none.
-pub fn decode_knocks(bytes: &[u8]) -> Option<Vec<Knock>> {
+pub fn decode_attempts(bytes: &[u8]) -> Option<Vec<Attempt>> {
     let told: Vec<Told> = minicbor::decode(bytes).ok()?;
-    let knock = |told: Told| {
+    let attempt = |told: Told| {
         let reason: String = told.reason.chars().take(super::facts::TEXT_BYTES_MAX).collect();
         let outcome = match told.outcome {
             0 => Outcome::Connected,
@@ -149,12 +149,12 @@ pub fn decode_knocks(bytes: &[u8]) -> Option<Vec<Knock>> {
             4 => Outcome::NoRdma(reason),
             _ => Outcome::Other(reason),
         };
-        Some(Knock { address: told.address.ip()?, is_rdma: told.is_rdma, outcome, micros: told.micros })
+        Some(Attempt { address: told.address.ip()?, is_rdma: told.is_rdma, outcome, micros: told.micros })
     };
-    Some(told.into_iter().take(2 * KNOCKS_MAX).filter_map(knock).collect())
+    Some(told.into_iter().take(2 * ATTEMPTS_MAX).filter_map(attempt).collect())
 }
 
-impl Sign {
+impl ProbeTargets {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
         minicbor::to_vec(self).expect("a vector takes everything")
@@ -162,15 +162,15 @@ impl Sign {
 
     /// As another host has told it; `None` if the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut sign: Self = minicbor::decode(bytes).ok()?;
-        sign.rdma.truncate(KNOCKS_MAX);
-        Some(sign)
+        let mut targets: Self = minicbor::decode(bytes).ok()?;
+        targets.rdma.truncate(ATTEMPTS_MAX);
+        Some(targets)
     }
 }
 
-impl Sought {
-    /// The door of `there`, to be tried from `here`.
-    pub fn new(here: &Facts, there: &Facts, is_one_machine: bool, sign: Sign) -> Self {
+impl ProbeRequest {
+    /// The probe of `there`, to be tried from `here`.
+    pub fn new(here: &Facts, there: &Facts, is_one_machine: bool, targets: ProbeTargets) -> Self {
         let mut tcp: Vec<(bool, u32, Address)> = Vec::new();
         let ours = || here.interfaces.iter().filter(|own| own.is_up).flat_map(|own| &own.addresses);
         for interface in there.interfaces.iter().filter(|one| one.is_up && !is_inner(&one.name)) {
@@ -181,11 +181,11 @@ impl Sought {
         }
         // Stable: a host tells its addresses in their own order.
         tcp.sort_by_key(|(near, rate, _)| std::cmp::Reverse((*near, *rate)));
-        let mut tcp: Vec<Address> = tcp.into_iter().map(|(_, _, address)| address).take(KNOCKS_MAX).collect();
+        let mut tcp: Vec<Address> = tcp.into_iter().map(|(_, _, address)| address).take(ATTEMPTS_MAX).collect();
         if is_one_machine && tcp.is_empty() {
             tcp.push(Address::new(Ipv4Addr::LOCALHOST.into(), 8));
         }
-        Self { tcp, sign }
+        Self { tcp, targets }
     }
 
     /// As it travels.
@@ -195,10 +195,10 @@ impl Sought {
 
     /// As another host asks for it; `None` if the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut sought: Self = minicbor::decode(bytes).ok()?;
-        sought.tcp.truncate(KNOCKS_MAX);
-        sought.sign.rdma.truncate(KNOCKS_MAX);
-        Some(sought)
+        let mut request: Self = minicbor::decode(bytes).ok()?;
+        request.tcp.truncate(ATTEMPTS_MAX);
+        request.targets.rdma.truncate(ATTEMPTS_MAX);
+        Some(request)
     }
 }
 
@@ -208,15 +208,15 @@ pub fn is_inner(interface: &str) -> bool {
     INNER.iter().any(|prefix| interface.starts_with(prefix))
 }
 
-/// An open door.
-pub struct Door {
+/// An open probe.
+pub struct Probe {
     /// Where it is.
-    pub sign: Sign,
+    pub targets: ProbeTargets,
     closed: Arc<AtomicBool>,
     _rdma: Vec<Listener>,
 }
 
-impl Door {
+impl Probe {
     /// Opens one: on a TCP port of `ports` or else of the system's choice, and at every RDMA address.
     ///
     /// # Errors
@@ -242,26 +242,26 @@ impl Door {
             }
         };
         std::thread::Builder::new()
-            .name("door".to_owned())
+            .name("probe".to_owned())
             .stack_size(64 << 10)
             .spawn(serve)
             .map_err(|error| error.to_string())?;
-        let mut door = Self { sign: Sign { port, rdma: Vec::new(), ticket }, closed, _rdma: Vec::new() };
-        door.open_rdma(ports);
-        Ok(door)
+        let mut probe = Self { targets: ProbeTargets { port, rdma: Vec::new(), ticket }, closed, _rdma: Vec::new() };
+        probe.open_rdma(ports);
+        Ok(probe)
     }
 
     fn open_rdma(&mut self, ports: Option<RangeInclusive<u16>>) {
         let Some(adapters) = adapters() else { return };
-        for endpoint in rdma::endpoints().unwrap_or_default().into_iter().take(KNOCKS_MAX) {
+        for endpoint in rdma::endpoints().unwrap_or_default().into_iter().take(ATTEMPTS_MAX) {
             let greet = Box::new(|mut connection: rdma::Connection, _hello| {
                 // Nothing comes; the other end lets go when it has seen that it is connected.
                 drop(connection.receive(Instant::now() + GREET_MAX));
             });
-            let Ok(listener) = rdma::listen(&adapters, &endpoint, ports.clone(), self.sign.ticket, greet) else {
+            let Ok(listener) = rdma::listen(&adapters, &endpoint, ports.clone(), self.targets.ticket, greet) else {
                 continue;
             };
-            self.sign.rdma.push(RdmaDoor {
+            self.targets.rdma.push(RdmaTarget {
                 address: Address::new(endpoint.address, endpoint.prefix_bits),
                 port: listener.port(),
                 is_hardware: endpoint.medium == Medium::RdmaHardware,
@@ -272,7 +272,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Probe {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Relaxed);
     }
@@ -296,62 +296,62 @@ fn adapters() -> Option<Adapters> {
     Some(Adapters::new(pool))
 }
 
-/// Tries a door: all its addresses at once, each for 2.5 s at most.
-pub fn knock(sought: &Sought) -> Vec<Knock> {
-    let sign = &sought.sign;
-    let (post, outcomes) = bounded(KNOCKS_MAX + PAIRS_MAX);
+/// Tries a probe: all its addresses at once, each for 2.5 s at most.
+pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
+    let targets = &request.targets;
+    let (post, outcomes) = bounded(ATTEMPTS_MAX + PAIRS_MAX);
     let mut asked = 0;
-    let mut start = |place: usize, knock: Box<dyn FnOnce() -> Knock + Send>| {
+    let mut start = |place: usize, attempt: Box<dyn FnOnce() -> Attempt + Send>| {
         let post = post.clone();
-        let run = move || drop(post.send((place, knock())));
-        if std::thread::Builder::new().name("knock".to_owned()).stack_size(256 << 10).spawn(run).is_ok() {
+        let run = move || drop(post.send((place, attempt())));
+        if std::thread::Builder::new().name("probe".to_owned()).stack_size(256 << 10).spawn(run).is_ok() {
             asked += 1;
         }
     };
-    for (place, ip) in sought.tcp.iter().filter_map(Address::ip).enumerate() {
-        let (address, ticket) = (SocketAddr::new(ip, sign.port), sign.ticket);
+    for (place, ip) in request.tcp.iter().filter_map(Address::ip).enumerate() {
+        let (address, ticket) = (SocketAddr::new(ip, targets.port), targets.ticket);
         start(place, Box::new(move || timed(ip, false, || knock_tcp(address, &ticket))));
     }
-    let remote: Vec<RemoteEndpoint> = sign.rdma.iter().filter_map(remote_endpoint).collect();
+    let remote: Vec<RemoteEndpoint> = targets.rdma.iter().filter_map(remote_endpoint).collect();
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
     match (local, adapters().map(Arc::new)) {
         (Ok(local), Some(adapters)) => {
             for (place, (own, other)) in rdma::pairs(&local, &remote).into_iter().take(PAIRS_MAX).enumerate() {
-                let (ip, ticket, adapters) = (other.address.ip(), sign.ticket, Arc::clone(&adapters));
+                let (ip, ticket, adapters) = (other.address.ip(), targets.ticket, Arc::clone(&adapters));
                 let try_pair = move || timed(ip, true, || knock_rdma(&adapters, &own, other.address, ticket));
-                start(KNOCKS_MAX + place, Box::new(try_pair));
+                start(ATTEMPTS_MAX + place, Box::new(try_pair));
             }
         }
         (Err(reason), _) => {
             let ip = remote[0].address.ip();
-            start(KNOCKS_MAX, Box::new(move || timed(ip, true, || Outcome::NoRdma(reason.to_string()))));
+            start(ATTEMPTS_MAX, Box::new(move || timed(ip, true, || Outcome::NoRdma(reason.to_string()))));
         }
         (Ok(_), None) => {}
     }
     let deadline = Instant::now() + 2 * KNOCK_MAX;
-    let mut knocks: Vec<(usize, Knock)> = Vec::new();
-    while knocks.len() < asked {
+    let mut attempts: Vec<(usize, Attempt)> = Vec::new();
+    while attempts.len() < asked {
         match outcomes.recv_deadline(deadline) {
-            Ok(knock) => knocks.push(knock),
+            Ok(attempt) => attempts.push(attempt),
             Err(_) => break,
         }
     }
-    knocks.sort_by_key(|(place, _)| *place);
-    knocks.into_iter().map(|(_, knock)| knock).collect()
+    attempts.sort_by_key(|(place, _)| *place);
+    attempts.into_iter().map(|(_, attempt)| attempt).collect()
 }
 
-fn timed(address: IpAddr, is_rdma: bool, knock: impl FnOnce() -> Outcome) -> Knock {
+fn timed(address: IpAddr, is_rdma: bool, attempt: impl FnOnce() -> Outcome) -> Attempt {
     let started = Instant::now();
-    let outcome = knock();
-    Knock { address, is_rdma, outcome, micros: started.elapsed().as_micros() as u64 }
+    let outcome = attempt();
+    Attempt { address, is_rdma, outcome, micros: started.elapsed().as_micros() as u64 }
 }
 
-fn remote_endpoint(door: &RdmaDoor) -> Option<RemoteEndpoint> {
+fn remote_endpoint(probe: &RdmaTarget) -> Option<RemoteEndpoint> {
     Some(RemoteEndpoint {
-        medium: if door.is_hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
-        address: SocketAddr::new(door.address.ip()?, door.port),
-        prefix_bits: door.address.prefix_bits,
-        rate_mbps: door.rate_mbps,
+        medium: if probe.is_hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
+        address: SocketAddr::new(probe.address.ip()?, probe.port),
+        prefix_bits: probe.address.prefix_bits,
+        rate_mbps: probe.rate_mbps,
     })
 }
 
@@ -391,20 +391,20 @@ fn knock_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: [u
     }
 }
 
-/// Body of the fuzz target: what another host says of doors and knocks is bounded, and never panics.
+/// Body of the fuzz target: what another host says of probes and attempts is bounded, and never panics.
 #[cfg(any(test, feature = "fuzzing"))]
-pub fn fuzz_doors(bytes: &[u8]) {
-    if let Some(sign) = Sign::decode(bytes) {
-        assert!(sign.rdma.len() <= KNOCKS_MAX);
-        assert_eq!(Sign::decode(&sign.encode()), Some(sign));
+pub fn fuzz_probes(bytes: &[u8]) {
+    if let Some(targets) = ProbeTargets::decode(bytes) {
+        assert!(targets.rdma.len() <= ATTEMPTS_MAX);
+        assert_eq!(ProbeTargets::decode(&targets.encode()), Some(targets));
     }
-    if let Some(sought) = Sought::decode(bytes) {
-        assert!(sought.tcp.len() <= KNOCKS_MAX && sought.sign.rdma.len() <= KNOCKS_MAX);
-        assert_eq!(Sought::decode(&sought.encode()), Some(sought));
+    if let Some(request) = ProbeRequest::decode(bytes) {
+        assert!(request.tcp.len() <= ATTEMPTS_MAX && request.targets.rdma.len() <= ATTEMPTS_MAX);
+        assert_eq!(ProbeRequest::decode(&request.encode()), Some(request));
     }
-    if let Some(knocks) = decode_knocks(bytes) {
-        assert!(knocks.len() <= 2 * KNOCKS_MAX);
-        assert_eq!(decode_knocks(&encode_knocks(&knocks)), Some(knocks));
+    if let Some(attempts) = decode_attempts(bytes) {
+        assert!(attempts.len() <= 2 * ATTEMPTS_MAX);
+        assert_eq!(decode_attempts(&encode_attempts(&attempts)), Some(attempts));
     }
 }
 
@@ -412,41 +412,41 @@ pub fn fuzz_doors(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    fn sought(address: IpAddr, sign: &Sign) -> Sought {
-        Sought { tcp: vec![Address::new(address, 8)], sign: sign.clone() }
+    fn request(address: IpAddr, targets: &ProbeTargets) -> ProbeRequest {
+        ProbeRequest { tcp: vec![Address::new(address, 8)], targets: targets.clone() }
     }
 
     #[test]
     fn an_open_door_a_closed_one_and_another() {
         let here = IpAddr::from(Ipv4Addr::LOCALHOST);
-        let door = Door::open(None).expect("a port");
-        let knocks = knock(&sought(here, &door.sign));
-        assert_eq!(knocks.len(), 1);
-        assert_eq!((&knocks[0].outcome, knocks[0].address), (&Outcome::Connected, here));
-        let another = Sign { ticket: [7; TICKET_BYTES], ..door.sign.clone() };
-        assert!(matches!(knock(&sought(here, &another))[0].outcome, Outcome::Other(_)));
-        let sign = door.sign.clone();
-        drop(door);
+        let probe = Probe::open(None).expect("a port");
+        let attempts = try_all(&request(here, &probe.targets));
+        assert_eq!(attempts.len(), 1);
+        assert_eq!((&attempts[0].outcome, attempts[0].address), (&Outcome::Connected, here));
+        let another = ProbeTargets { ticket: [7; TICKET_BYTES], ..probe.targets.clone() };
+        assert!(matches!(try_all(&request(here, &another))[0].outcome, Outcome::Other(_)));
+        let targets = probe.targets.clone();
+        drop(probe);
         let until = Instant::now() + Duration::from_secs(20);
-        while knock(&sought(here, &sign))[0].outcome != Outcome::Refused {
-            assert!(Instant::now() < until, "a door that was dropped is still open");
+        while try_all(&request(here, &targets))[0].outcome != Outcome::Refused {
+            assert!(Instant::now() < until, "a probe that was dropped is still open");
         }
     }
 
     #[test]
     fn ports_of_a_range() {
-        let door = Door::open(Some(45_000..=45_999)).expect("one of a thousand");
-        assert!((45_000..=45_999).contains(&door.sign.port));
-        let taken = door.sign.port;
-        assert!(Door::open(Some(taken..=taken)).is_err());
+        let probe = Probe::open(Some(45_000..=45_999)).expect("one of a thousand");
+        assert!((45_000..=45_999).contains(&probe.targets.port));
+        let taken = probe.targets.port;
+        assert!(Probe::open(Some(taken..=taken)).is_err());
     }
 
     #[test]
     fn nobody_answers() {
         // Reserved for documentation: dropped, refused, without a way there, or taken by a proxy that has none either.
-        let sign = Sign { port: 9, ..Sign::default() };
-        let knocks = knock(&sought(Ipv4Addr::new(198, 51, 100, 1).into(), &sign));
-        assert!(knocks[0].outcome != Outcome::Connected && knocks[0].micros < 6_000_000, "{knocks:?}");
+        let targets = ProbeTargets { port: 9, ..ProbeTargets::default() };
+        let attempts = try_all(&request(Ipv4Addr::new(198, 51, 100, 1).into(), &targets));
+        assert!(attempts[0].outcome != Outcome::Connected && attempts[0].micros < 6_000_000, "{attempts:?}");
     }
 
     #[test]
@@ -459,12 +459,12 @@ mod tests {
             Outcome::NoRdma("no device".to_owned()),
             Outcome::Other("what".to_owned()),
         ];
-        let knocks: Vec<Knock> = outcomes
+        let attempts: Vec<Attempt> = outcomes
             .into_iter()
-            .map(|outcome| Knock { address: Ipv6Addr::LOCALHOST.into(), is_rdma: true, outcome, micros: 7 })
+            .map(|outcome| Attempt { address: Ipv6Addr::LOCALHOST.into(), is_rdma: true, outcome, micros: 7 })
             .collect();
-        assert_eq!(decode_knocks(&encode_knocks(&knocks)), Some(knocks));
-        assert_eq!(decode_knocks(b"\x01"), None);
+        assert_eq!(decode_attempts(&encode_attempts(&attempts)), Some(attempts));
+        assert_eq!(decode_attempts(b"\x01"), None);
     }
 
     #[test]
@@ -484,8 +484,8 @@ mod tests {
             interface("docker0", 0, "172.17.0.1"),
             interface("ib0", 100_000, "10.2.0.2"),
         ]);
-        let sought = Sought::new(&here, &there, false, Sign::default());
-        let told: Vec<String> = sought.tcp.iter().map(|address| address.ip().expect("one").to_string()).collect();
+        let request = ProbeRequest::new(&here, &there, false, ProbeTargets::default());
+        let told: Vec<String> = request.tcp.iter().map(|address| address.ip().expect("one").to_string()).collect();
         assert_eq!(told, ["10.2.0.2", "10.1.0.2", "10.3.0.2"]);
     }
 }

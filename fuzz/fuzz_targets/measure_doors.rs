@@ -1,3 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| rdma_pipe::measure::door::fuzz_doors(bytes));

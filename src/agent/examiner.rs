@@ -35,7 +35,7 @@ impl Examiner {
             Message::OpenProbe { ports } => {
                 self.rest();
                 let probe = Arc::clone(&self.probe);
-                // A device that has failed may keep whoever listens on it.
+                // A device that has failed may block a thread that listens on it.
                 self.work("probe", move |emit| match Probe::open(ports.map(|(first, last)| first..=last)) {
                     Ok(opened) => {
                         let targets = opened.targets.encode();

@@ -103,7 +103,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     let messages = outbox.clone();
     let tell: Emit = Arc::new(move |message| {
         send(&messages, message);
-        // Whoever writes to standard error waits for who reads it, as with a pipe.
+        // A writer to standard error waits for its reader, as with a pipe.
         messages.flush(READER_MAX);
     });
     let mut agent = Agent::new(say, tell, true, true);

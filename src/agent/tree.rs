@@ -51,7 +51,7 @@ impl Countable {
     }
 }
 
-/// How far an end has come, as it is told.
+/// The progress of an end, as it is reported.
 pub(crate) fn told(progress: &Progress) -> TreeProgress {
     let (done, (found, has_found_all)) = (progress.so_far(), progress.total());
     TreeProgress {

@@ -136,7 +136,7 @@ fn parse<T: clap::CommandFactory + clap::FromArgMatches>(words: Vec<OsString>) -
 ///
 /// # Errors
 ///
-/// Exit 6 if it cannot be written, 141 without a word if whoever read it has gone.
+/// Exit 6 if it cannot be written, 141 without a message if its reader has closed it.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     use std::io::Write;
     printed(crate::fs::standard::output().and_then(|mut output| output.write_all(text.as_bytes())))

@@ -451,7 +451,7 @@ impl<'a> Copy<'a> {
         }
         let [sent, received] = &reports;
         let received = if is_within { sent } else { received };
-        // The sender's word counts where there is one: it is told last.
+        // The sender's report counts where there is one: it comes last.
         let summed = sent.as_ref().or(received.as_ref());
         let mut summary = summed.map(end::summary).unwrap_or_default();
         if let Some(report) = summed

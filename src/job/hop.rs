@@ -110,7 +110,7 @@ impl Hop {
             _ => None,
         };
         let named = end_here.filter(|_| setup.name.is_some() && hosts[0] != hosts[1]);
-        // A remote end listens: the firewall of whoever sits in front of a terminal is the likelier one to be shut.
+        // A remote end listens: the firewall of the user's own machine is the likelier one to be closed.
         let listener = named.unwrap_or(if end_here == Some(Side::To) { Side::From } else { Side::To });
         Self {
             hosts,
@@ -200,7 +200,7 @@ impl Hop {
         wakes && !self.is_stopping && !self.is_over()
     }
 
-    /// Whoever took its data has gone, and wanted no more.
+    /// The reader of its data has closed it.
     pub(super) fn was_closed(&self) -> bool {
         let mut faults = self.reports.iter().flatten().filter_map(|report| report.fault.as_ref());
         faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)

@@ -275,7 +275,7 @@ impl Remote {
         Ok(())
     }
 
-    /// The agent has said who it is; it is told who we are.
+    /// The agent has introduced itself; answers with our HELLO.
     fn greeted(&mut self, hello: Hello) {
         self.process.release();
         self.answered_after = self.begun().elapsed();

@@ -368,7 +368,7 @@ impl<'a> Pipeline<'a> {
         let hop = &self.job.hops[at];
         let Some(fault) = hop.report(side).and_then(|report| report.fault.clone()) else { return };
         let exit = Exit::from_code(fault.exit);
-        // Whoever read has ended, as may be; the command that wrote is told by SIGPIPE.
+        // The reader has ended, which is allowed; the writing command gets SIGPIPE.
         if exit == Exit::SinkClosed || self.has_failed() {
             return;
         }
@@ -422,7 +422,7 @@ impl<'a> Pipeline<'a> {
         hop.is_some_and(Hop::was_left)
     }
 
-    /// Whoever read our standard output, side the stage's output is, has gone.
+    /// The reader of our standard output, which is the stage's output, has closed it.
     fn is_unread(&self, number: usize) -> bool {
         match self.job.hops.iter().find(|hop| hop.stages[0] == Some(number)) {
             Some(hop) => hop.stages[1].is_none() && hop.was_closed(),

@@ -236,7 +236,7 @@ impl Probe {
                 let wait = Timespec::try_from(LOOK_AGAIN).expect("short");
                 let _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&wait));
                 if let Ok((mut stream, _)) = listener.accept() {
-                    // It fits into any socket's buffer; whoever has gone already does not miss it.
+                    // It fits into any socket's buffer; a peer that has gone already does not miss it.
                     let _ = stream.write_all(&ticket);
                 }
             }

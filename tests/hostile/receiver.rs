@@ -23,8 +23,8 @@ use rdma_pipe::engine::listen::{Incoming, Listener};
 use rdma_pipe::engine::{Event, announce, channel};
 use rdma_pipe::transport::{Lane, LaneEvent, Pool};
 
-use super::{RECEIVER, for_end, of_end};
 use super::rig::*;
+use super::{RECEIVER, for_end, of_end};
 
 /// Buffers of this receiver.
 const BUFFERS: u32 = 8;

@@ -158,7 +158,7 @@ fn what_cannot_be_read_directly_comes_through_the_cache() {
 fn a_hole_is_zeros() {
     let mut file = cold_file(&[]);
     file.set_len(2 * CHUNK as u64).expect("a hole");
-    file.seek(SeekFrom::Start(CHUNK as u64)).expect("sought");
+    file.seek(SeekFrom::Start(CHUNK as u64)).expect("a position in the file");
     file.write_all(b"end").expect("written");
     evict(&file);
     let tally = Tally::default();

@@ -8,6 +8,7 @@
 //! Sources are read line by line: a line that is no comment names what it contains, up to a file's tests, which may
 //! reach anywhere. So a folder is named as `crate::folder`, one in a `use`; other forms are findings.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -123,27 +124,53 @@ fn arrows_lead_downwards() {
 
 #[test]
 fn packages_depend_on_what_they_may() {
+    let packages = packages();
+    for name in &packages["rd-proto"].shipped {
+        assert!(PROTO_DEPENDENCIES.contains(&name.as_str()), "rd-proto may not depend on {name}");
+    }
+    for name in &packages["rd-verbs"].shipped {
+        assert!(!packages.contains_key(name), "rd-verbs may not depend on {name}");
+    }
+    let lib = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/rd-proto/src/lib.rs"));
+    assert!(lib.expect("rd-proto").lines().any(|line| line == "#![forbid(unsafe_code)]"), "rd-proto allows unsafe");
+}
+
+#[test]
+fn architecture_says_why_each_dependency_is_there() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/ARCHITECTURE.md")).expect("a page");
+    let (_, table) = page.split_once("## Dependencies").expect("a table of dependencies");
+    let named: String = table.lines().filter_map(|line| line.split('|').nth(1)).collect();
+    let packages = packages();
+    let all = packages.values().flat_map(|package| package.shipped.iter().chain(&package.of_tests));
+    for name in all.filter(|name| !packages.contains_key(*name)) {
+        assert!(named.contains(&format!("`{name}`")), "docs/ARCHITECTURE.md does not say why {name} is there");
+    }
+}
+
+/// What a package of the workspace depends on.
+#[derive(Default)]
+struct Dependencies {
+    shipped: Vec<String>,
+    of_tests: Vec<String>,
+}
+
+fn packages() -> BTreeMap<String, Dependencies> {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--locked", "--format-version", "1"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo");
     let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).expect("cargo's JSON");
-    let dependencies = |package: &str| -> Vec<String> {
-        let packages = metadata["packages"].as_array().expect("packages");
-        let package = packages.iter().find(|found| found["name"] == package).expect("a package of the workspace");
-        let all = package["dependencies"].as_array().expect("dependencies").iter();
-        let shipped = all.filter(|dependency| dependency["kind"].is_null()); // not those of tests
-        shipped.map(|dependency| dependency["name"].as_str().expect("a name").to_owned()).collect()
-    };
-    for name in dependencies("rd-proto") {
-        assert!(PROTO_DEPENDENCIES.contains(&name.as_str()), "rd-proto may not depend on {name}");
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let mut packages: BTreeMap<String, Dependencies> = BTreeMap::new();
+    for package in metadata["packages"].as_array().expect("packages") {
+        let entry = packages.entry(text(&package["name"])).or_default();
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let kind = if dependency["kind"].is_null() { &mut entry.shipped } else { &mut entry.of_tests };
+            kind.push(text(&dependency["name"]));
+        }
     }
-    for name in dependencies("rd-verbs") {
-        assert!(!name.starts_with("rd"), "rd-verbs may not depend on {name}");
-    }
-    let lib = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/rd-proto/src/lib.rs"));
-    assert!(lib.expect("rd-proto").lines().any(|line| line == "#![forbid(unsafe_code)]"), "rd-proto allows unsafe");
+    packages
 }
 
 /// Every file of the project, without what builds and tools leave behind.

@@ -343,3 +343,115 @@ impl Hop {
 fn reason_of(fault: &Fault) -> String {
     escaped(OsStr::new(&fault.detail))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+    use crate::control::launch::Launcher;
+    use crate::job::launching::{AgentChoice, Otherwise};
+
+    fn setup(relay: bool, via: &[u8]) -> Setup {
+        Setup {
+            launcher: Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command"),
+            agent: AgentChoice { command: "rdcp", program: "agent".into(), otherwise: Otherwise::Fail, quiet: false },
+            relay,
+            via: via.to_vec(),
+            name: None,
+            may_ask: false,
+        }
+    }
+
+    fn hop(hosts: [usize; 2], setup: &Setup) -> Hop {
+        let names = ["this host", "h1", "h2", "h3"];
+        let route = Route {
+            hosts,
+            names: hosts.map(|host| names[host].to_owned()),
+            stages: [None; 2],
+            ends: [0, 1],
+            is_within: false,
+            waits_for_go: false,
+        };
+        Hop::new(route, 0, false, setup)
+    }
+
+    fn sent(next: &Next) -> Option<(Side, &Message)> {
+        next.send.as_ref().map(|(side, message)| (*side, message))
+    }
+
+    fn listening() -> Message {
+        Message::Listening(vec![endpoints::given(([10, 0, 0, 1], 7000).into())])
+    }
+
+    #[test]
+    fn two_that_do_not_meet_are_named() {
+        for (hosts, words) in [
+            ([1, 3], "from h1 to h3"),
+            ([2, 3], "from h2 to h3"),
+            ([0, 2], "from this host to h2"),
+            ([2, 0], "from this host to h2"),
+        ] {
+            let setup = setup(false, b"");
+            let mut hop = hop(hosts, &setup);
+            hop.begin(&setup);
+            let failure = hop.late().failure.expect("it is late");
+            assert!(failure.contains(words), "{failure}");
+            assert!(hop.due().is_none());
+        }
+    }
+
+    /// One way, then the other, then through the channels; what came too late is ignored.
+    #[test]
+    fn all_ways_are_tried_in_turn() {
+        let setup = setup(false, b"");
+        let mut hop = hop([1, 2], &setup);
+        assert!(matches!(sent(&hop.begin(&setup)), Some((Side::To, Message::Listen { .. }))));
+        assert!(hop.handle(Side::From, listening(), &setup).send.is_none(), "was not asked");
+        assert!(matches!(sent(&hop.handle(Side::To, listening(), &setup)), Some((Side::From, Message::Dial { .. }))));
+        let failed = || Message::DialFailed("refused".to_owned());
+        assert!(matches!(sent(&hop.handle(Side::From, failed(), &setup)), Some((Side::From, Message::Listen { .. }))));
+        assert!(matches!(sent(&hop.handle(Side::From, listening(), &setup)), Some((Side::To, Message::Dial { .. }))));
+        assert!(hop.handle(Side::From, Message::Dialed, &setup).send.is_none() && !hop.has_met());
+        let next = hop.handle(Side::To, failed(), &setup);
+        // The end that could listen first still does.
+        assert!(matches!(sent(&next), Some((Side::From, Message::DialTunnel))));
+        assert!(next.say.is_some_and(|line| line.contains("h1 and h2") && line.contains("refused")));
+        hop.handle(Side::From, Message::Dialed, &setup);
+        assert!(hop.has_met() && hop.tunneled && hop.due().is_none());
+    }
+
+    #[test]
+    fn what_the_user_asks_for_is_not_passed_by() {
+        let relayed = setup(true, b"");
+        let mut hop_relayed = hop([0, 1], &relayed);
+        hop_relayed.begin(&relayed);
+        let next = hop_relayed.handle(Side::To, listening(), &relayed);
+        assert!(matches!(sent(&next), Some((Side::From, Message::DialTunnel))) && next.say.is_none());
+        let by = setup(false, b"ib0");
+        let mut hop_by = hop([0, 1], &by);
+        hop_by.begin(&by);
+        for side in [Side::To, Side::From] {
+            let fault = Fault::plain(3, "no port");
+            let next = hop_by.handle(side, Message::Failed(fault), &by);
+            assert_eq!(next.failure.is_some(), side == Side::From, "not through the channels");
+        }
+    }
+
+    /// An end that fails before it has met the other ends the meeting, and the other is told; one that has been stopped, or
+    /// only repeats what the other found, tells nobody.
+    #[test]
+    fn an_end_that_fails_first_wakes_the_other() {
+        let setup = setup(false, b"");
+        let report = |own: bool| Report { fault: Some(Fault { own, ..Fault::plain(5, "gone") }), ..Report::default() };
+        for (own, is_stopping, wakes) in [(true, false, true), (false, false, false), (true, true, false)] {
+            let mut hop = hop([1, 2], &setup);
+            hop.begin(&setup);
+            hop.is_stopping = is_stopping;
+            assert_eq!(hop.note_ended(Side::From, report(own)), wakes);
+            assert!(hop.due().is_none() && !hop.is_over());
+            assert!(!hop.note_ended(Side::To, report(true)) && hop.is_over());
+            assert!(hop.own_fault(Side::From).is_some() == own && hop.own_fault(Side::To).is_none());
+        }
+    }
+}

@@ -29,7 +29,7 @@ use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, escaped, os};
-use crate::fs::sink::{Also, FileSink, Sink, StreamSink, Target};
+use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
 use crate::fs::source::Source;
 use crate::fs::std_fact;
 use crate::options::TreeOptions;
@@ -328,7 +328,7 @@ fn receive_open(file: File, path: &Path) -> Work {
 /// What a stage that is `tee` passes on.
 struct Passing(RelayInput);
 
-impl Also for Passing {
+impl Tee for Passing {
     fn take(&mut self, bytes: &[u8]) -> bool {
         self.0.pass(bytes).is_ok()
     }
@@ -520,7 +520,7 @@ impl Run {
                 if let Some(directory) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
                     self.make(directory.as_os_str().as_bytes()).map_err(|fact| write_fault(&fact))?;
                 }
-                let target = Sink::prepare(&path).map_err(|fact| write_fault(&fact))?;
+                let target = Target::prepare(&path).map_err(|fact| write_fault(&fact))?;
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),

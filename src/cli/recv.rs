@@ -23,7 +23,7 @@ use super::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, os, shown_path};
-use crate::fs::sink::{FileSink, NO_TEXT, Sink, StreamSink, Target};
+use crate::fs::sink::{FileSink, NO_TEXT, StreamSink, Target};
 use crate::fs::{standard, std_fact};
 use crate::options::TransferOptions;
 use crate::transport::rdma::interface_addresses;
@@ -106,7 +106,7 @@ fn transfer(
 ) -> Result<Ended, Failure> {
     // Before anybody connects: the destination can be written. Nothing is made yet.
     let target = match file {
-        Some(path) => Some(Sink::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
+        Some(path) => Some(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
         None => {
             standard_output().map_err(|fact| words::destination(&fact))?;
             None

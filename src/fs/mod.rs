@@ -141,6 +141,24 @@ pub(crate) fn write_at(file: impl AsFd, bytes: &[u8], position: u64) -> Result<(
     Ok(())
 }
 
+/// Fills `target` from an offset on, or as far as the file goes; how much it was.
+///
+/// # Errors
+///
+/// What reading answered.
+pub(crate) fn read_up_to(file: impl AsFd, target: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < target.len() {
+        match pread(&file, &mut target[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
 /// Bytes read at once to hash a file.
 pub(crate) const HASH_READ_BYTES: usize = 256 << 10;
 
@@ -154,15 +172,11 @@ pub(crate) fn hash_range(file: impl AsFd, start: u64, length: u64, scratch: &mut
     let mut done = 0;
     while done < length {
         let wanted = scratch.len().min((length - done) as usize);
-        match pread(&file, &mut scratch[..wanted], start + done) {
-            Ok(0) => return Err(Errno::NODATA),
-            Ok(count) => {
-                hasher.update(&scratch[..count]);
-                done += count as u64;
-            }
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+        if read_up_to(&file, &mut scratch[..wanted], start + done)? < wanted {
+            return Err(Errno::NODATA);
         }
+        hasher.update(&scratch[..wanted]);
+        done += wanted as u64;
     }
     Ok(hasher.finalize().as_bytes()[..16].try_into().expect("of 32"))
 }

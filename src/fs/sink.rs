@@ -27,22 +27,27 @@ use super::{
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// Where a stream's bytes go.
-pub enum Sink {
-    /// A regular file, written at positions and published at the end.
-    File(FileSink),
-    /// Standard output, a device, a FIFO: written in order, as it is.
-    Stream(StreamSink),
+/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds, and the other
+/// end, which has connected, hears nothing meanwhile.
+const HELD_MAX: Duration = Duration::from_secs(4);
+
+/// A destination that has been looked at.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A regular file, there already or not.
+    File(PathBuf),
+    /// A device or FIFO, to be opened and written as it is.
+    Special(PathBuf),
 }
 
-impl Sink {
+impl Target {
     /// Looks whether FILE can be written, and makes nothing: a partial file is made by [`FileSink::create`] once there is
     /// something to write.
     ///
     /// # Errors
     ///
     /// The path and the error number.
-    pub fn prepare(path: &Path) -> Result<Target, IoFact> {
+    pub fn prepare(path: &Path) -> Result<Self, IoFact> {
         let fact = |error| io_fact(path.as_os_str(), error);
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(fact(Errno::ISDIR));
@@ -61,7 +66,7 @@ impl Sink {
                 }
                 _ => {
                     accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).map_err(fact)?;
-                    return Ok(Target::Special(path.to_owned()));
+                    return Ok(Self::Special(path.to_owned()));
                 }
             },
             Err(Errno::NOENT) => {
@@ -73,27 +78,15 @@ impl Sink {
             }
             Err(error) => return Err(fact(error)),
         };
-        let directory = match resolved.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let directory = parent(&resolved);
         accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
             .map_err(|error| io_fact(directory.as_os_str(), error))?;
-        Ok(Target::File(resolved))
+        Ok(Self::File(resolved))
     }
 }
 
-/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds, and the other
-/// end, which has connected, hears nothing meanwhile.
-const HELD_MAX: Duration = Duration::from_secs(4);
-
-/// A destination that has been looked at.
-#[derive(Clone, Debug)]
-pub enum Target {
-    /// A regular file, there already or not.
-    File(PathBuf),
-    /// A device or FIFO, to be opened and written as it is.
-    Special(PathBuf),
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A file that is being written beside its final name.
@@ -131,10 +124,7 @@ impl FileSink {
     pub fn create(path: &Path) -> Result<Self, IoFact> {
         let fact = |error| io_fact(path.as_os_str(), error);
         let last = path.file_name().ok_or_else(|| fact(Errno::ISDIR))?.to_owned();
-        let directory = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let directory = parent(path);
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;
@@ -231,7 +221,7 @@ pub struct StreamSink {
     /// `None`: it could not be opened.
     file: Option<File>,
     name: OsString,
-    also: Option<Box<dyn Also>>,
+    tee: Option<Box<dyn Tee>>,
     /// Why the file has not got all that went elsewhere as well.
     failed: Option<IoFact>,
     /// Nothing but text is written.
@@ -243,7 +233,7 @@ pub const NO_TEXT: &str = "it is a terminal, and what comes is no text";
 
 /// Where a stream goes as well, after it has been written. As with `tee`, it goes there also when the file cannot be
 /// opened or written; that fails the stream at its end.
-pub trait Also: Send {
+pub trait Tee: Send {
     /// Takes all of it; false if nobody is left to take anything.
     fn take(&mut self, bytes: &[u8]) -> bool;
     /// Nobody is left to take anything.
@@ -267,7 +257,7 @@ impl StreamSink {
 
     /// Makes a sink without a file, which goes only where [`StreamSink::and`] says, and fails at its end.
     pub fn without_file(reason: IoFact) -> Self {
-        Self { file: None, name: OsString::new(), also: None, failed: Some(reason), text: None }
+        Self { file: None, name: OsString::new(), tee: None, failed: Some(reason), text: None }
     }
 
     /// Makes a sink of an open file.
@@ -275,7 +265,7 @@ impl StreamSink {
         if fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo) {
             let _ = rustix::pipe::fcntl_setpipe_size(&file, PIPE_BYTES);
         }
-        Self { file: Some(file), name: name.to_owned(), also: None, failed: None, text: None }
+        Self { file: Some(file), name: name.to_owned(), tee: None, failed: None, text: None }
     }
 
     /// Writes text only: what is none ends it with [`NO_TEXT`], and is not written.
@@ -284,14 +274,14 @@ impl StreamSink {
     }
 
     /// Has everything that was written go somewhere else as well.
-    pub fn and(self, also: impl Also + 'static) -> Self {
-        Self { also: Some(Box::new(also)), ..self }
+    pub fn and(self, tee: impl Tee + 'static) -> Self {
+        Self { tee: Some(Box::new(tee)), ..self }
     }
 
     /// Whether nobody reads any more: of a pipe or socket, by its other end.
     pub fn is_unread(&self) -> bool {
-        if let Some(also) = &self.also {
-            return also.is_gone();
+        if let Some(tee) = &self.tee {
+            return tee.is_gone();
         }
         let Some(file) = &self.file else { return false };
         let mut polled = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::empty())];
@@ -334,14 +324,14 @@ impl StreamSink {
             }
             None => self.write_file(bytes),
         };
-        let Some(also) = &mut self.also else { return written };
+        let Some(tee) = &mut self.tee else { return written };
         match written {
             // That would end tee.
             Err(fact) if fact.errno == Errno::PIPE.raw_os_error() => return Err(fact),
             Err(fact) => self.failed = Some(fact),
             Ok(()) => {}
         }
-        if also.take(bytes) { Ok(()) } else { Err(io_fact(&self.name, Errno::PIPE)) }
+        if tee.take(bytes) { Ok(()) } else { Err(io_fact(&self.name, Errno::PIPE)) }
     }
 
     fn write_file(&self, bytes: &[u8]) -> Result<(), IoFact> {

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
-use rustix::io::{Errno, ReadWriteFlags, pread, preadv2, read};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
 use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
-use super::{io_fact, plain_fact, standard};
+use super::{io_fact, plain_fact, read_up_to, standard};
 
 /// How long a part that is not full waits for more from its stream, once something is in it.
 const LINGER_MAX: Duration = Duration::from_millis(5);
@@ -233,16 +233,11 @@ pub(crate) const SHRANK: &str = "shrank while it was read";
 
 /// Fills `target` from `offset` on, or fails naming the file.
 pub(crate) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [u8]) -> Result<(), IoFact> {
-    let mut done = 0;
-    while done < target.len() {
-        match pread(&file, &mut target[done..], offset + done as u64) {
-            Ok(0) => return Err(plain_fact(name, SHRANK)),
-            Ok(count) => done += count,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(io_fact(name, error)),
-        }
+    match read_up_to(file, target, offset) {
+        Ok(count) if count == target.len() => Ok(()),
+        Ok(_) => Err(plain_fact(name, SHRANK)),
+        Err(error) => Err(io_fact(name, error)),
     }
-    Ok(())
 }
 
 /// Fails if an open file is not as it was: of another size, or with other times of change.

@@ -87,17 +87,9 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Entries stand at the destination, or data of them has been written.
-    pub fn done(&self, amount: Amount) {
-        self.done.add(amount);
-    }
-
     /// One entry stands at the destination.
     pub fn made(&self, is_directory: bool) {
-        self.done.entries.fetch_add(1, Relaxed);
-        if is_directory {
-            self.done.directories.fetch_add(1, Relaxed);
-        }
+        self.done.add(Amount { entries: 1, directories: is_directory.into(), bytes: 0 });
     }
 
     /// Data has been written.
@@ -208,7 +200,8 @@ mod tests {
         progress.made(true);
         progress.made(false);
         progress.wrote(7);
-        progress.done(amount(1, 0, 3));
+        progress.made(false);
+        progress.wrote(3);
         assert_eq!(progress.so_far(), amount(3, 1, 10));
     }
 }

@@ -4,7 +4,7 @@ use rd_proto::record::{Accept, PayloadSecret};
 use rd_proto::tree::RESUME_BYTES_MIN;
 
 use super::*;
-use crate::fs::sink::Also;
+use crate::fs::sink::Tee;
 use crate::options::TreeOptions;
 use crate::transport::Pool;
 use crate::tree::Root;
@@ -48,7 +48,7 @@ fn a_chunk_is_encrypted_while_all_workers_wait() {
 fn nothing_is_written_behind_what_failed() {
     struct Refusing(Arc<AtomicU32>);
 
-    impl Also for Refusing {
+    impl Tee for Refusing {
         fn take(&mut self, _: &[u8]) -> bool {
             self.0.fetch_add(1, Ordering::Relaxed) > 0
         }

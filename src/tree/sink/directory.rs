@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -193,28 +194,23 @@ impl OpenDirectory {
 
     /// The path of an entry in it from the destination on; of a single root, from what lies in that on.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = vec![name];
-        let mut place = &self.place;
-        while let Some(above) = &place.parent {
-            names.push(&place.name);
-            place = above;
-        }
-        let is_below_root = names.len() > 1 && self.shared.root_name().is_some_and(|root| root != b".");
-        names.truncate(names.len() - usize::from(is_below_root));
-        names.reverse();
-        names.join(&b'/')
+        let mut names = self.names();
+        names.push(name);
+        let is_below_root = names.len() > 2 && self.shared.root_name().is_some_and(|root| root != b".");
+        names[1 + usize::from(is_below_root)..].join(&b'/')
     }
 
     fn own_path(&self) -> Vec<u8> {
-        let mut names = Vec::new();
-        let mut place = Some(&self.place);
-        while let Some(here) = place {
-            names.push(here.name.as_slice());
-            place = here.parent.as_ref();
-        }
-        names.reverse();
-        let path = names.join(&b'/');
+        let path = self.names().join(&b'/');
         if path.is_empty() { b"/".to_vec() } else { path }
+    }
+
+    /// The destination's path, and the names of the directories on the way to this one.
+    fn names(&self) -> Vec<&[u8]> {
+        let mut names: Vec<_> =
+            successors(Some(&self.place), |place| place.parent.as_ref()).map(|place| &*place.name).collect();
+        names.reverse();
+        names
     }
 
     /// The name that an entry gets here: its own, unless it is the root and is to have another.

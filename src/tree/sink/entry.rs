@@ -18,7 +18,7 @@ use rustix::fs::{
     Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
     ioctl_ficlone, linkat, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
 };
-use rustix::io::{Errno, pread};
+use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::{Bytes, Local, Shared};
@@ -28,7 +28,8 @@ use crate::fs::metadata::{Object, itself, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, read_up_to,
+    write_at,
 };
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
@@ -119,17 +120,8 @@ fn read_back(file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     let mut scratch = [0; READ_BACK_BYTES];
     for (number, expected) in data.chunks(READ_BACK_BYTES).enumerate() {
         let read = &mut scratch[..expected.len()];
-        let mut done = 0;
-        while done < read.len() {
-            let at = position + (number * READ_BACK_BYTES + done) as u64;
-            match pread(file, &mut read[done..], at) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(count) => done += count,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        if read != expected {
+        let at = position + (number * READ_BACK_BYTES) as u64;
+        if read_up_to(file, read, at)? < read.len() || read != expected {
             return Err(Errno::IO);
         }
     }
@@ -239,7 +231,7 @@ impl Partial {
     /// A file to be written at once and published.
     fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
-            return Self::in_place(directory, name, shared.options.reads_back());
+            return Self::in_place(shared, directory, name);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -263,22 +255,7 @@ impl Partial {
         Ok(Self::named(shared, directory, name, false)?.0)
     }
 
-    /// A file that may take long, and that another transfer can go on with if this one is killed.
-    ///
-    /// `may_adopt`: what such a one has left is kept if it is there. Whether it was.
-    fn lasting(
-        shared: &Shared,
-        directory: &OpenDirectory,
-        name: &[u8],
-        may_adopt: bool,
-    ) -> Result<(Self, bool), Fault> {
-        if shared.options.in_place {
-            return Ok((Self::in_place(directory, name, shared.options.reads_back())?, false));
-        }
-        Self::named(shared, directory, name, may_adopt)
-    }
-
-    /// A file under a partial name, and whether it was there.
+    /// A file under a partial name, and whether it was there. `may_adopt`: what a killed transfer has left is kept.
     fn named(shared: &Shared, directory: &OpenDirectory, name: &[u8], may_adopt: bool) -> Result<(Self, bool), Fault> {
         let beside = name_beside(name, PARTIAL);
         let open = || partial::open(&directory.fd, &beside, may_adopt);
@@ -286,8 +263,8 @@ impl Partial {
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
-    fn in_place(directory: &OpenDirectory, name: &[u8], is_read: bool) -> Result<Self, Fault> {
-        let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
+    fn in_place(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
+        let access = if shared.options.reads_back() { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let new = OFlags::CREATE | OFlags::EXCL;
         let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
@@ -314,14 +291,13 @@ impl Partial {
         name: &[u8],
         described: &Metadata<'_>,
     ) -> Result<(), Errno> {
-        let in_place = matches!(self.way, Way::InPlace(_));
-        let known = directory.new_owner.get().filter(|_| !in_place);
-        let mut owner = match known {
-            Some(&owner) => owner,
-            None => {
-                let stat = fstat(&self.file)?;
-                let owner = (stat.st_uid, stat.st_gid);
-                if in_place { owner } else { *directory.new_owner.get_or_init(|| owner) }
+        let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
+        let mut owner = match (&self.way, directory.new_owner.get()) {
+            (Way::InPlace(_), _) => own()?,
+            (_, Some(&owner)) => owner,
+            (_, None) => {
+                let owner = own()?;
+                *directory.new_owner.get_or_init(|| owner)
             }
         };
         let options = &shared.options;
@@ -408,7 +384,11 @@ impl Large {
         size: u64,
         awaits_have: bool,
     ) -> Result<Self, Fault> {
-        let (partial, is_adopted) = Partial::lasting(shared, directory, name, awaits_have)?;
+        // It may take long, and another transfer can go on with it if this one is killed.
+        let (partial, is_adopted) = match shared.options.in_place {
+            true => (Partial::in_place(shared, directory, name)?, false),
+            false => Partial::named(shared, directory, name, awaits_have)?,
+        };
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
         if let Err(error) = ftruncate(&partial.file, size) {

@@ -8,6 +8,8 @@ use rustix::fs::{CWD, FileType};
 
 /// Where a walk is.
 pub struct Place {
+    /// Symbolic links among the roots stand for what they lead to.
+    pub follow_roots: bool,
     /// The paths of the roots, as the top's names are sorted.
     pub roots: Vec<CString>,
     /// The top, which holds the roots, and the directories that are open within each other.
@@ -37,12 +39,12 @@ pub struct Entry<'a> {
 
 impl Place {
     /// The next entry of the last level, if that has more.
-    pub fn entry(&self, follow_roots: bool) -> Option<Entry<'_>> {
+    pub fn entry(&self) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
         let (kind, name) = level.names.entry(level.next)?;
         let (at, path, follow) = match &level.directory {
             Some(directory) => (directory.as_fd(), name, false),
-            None => (CWD, self.roots[level.next].as_c_str(), follow_roots),
+            None => (CWD, self.roots[level.next].as_c_str(), self.follow_roots),
         };
         Some(Entry { at, path, name: name.to_bytes(), kind, follow })
     }

@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 
-use rd_proto::tree::{Metadata, Record, Time, Xattrs};
+use rd_proto::tree::{Extensions, Metadata, Record, Time, Xattrs};
 use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
@@ -30,6 +30,8 @@ pub(super) struct Reader {
     buffer: Vec<u8>,
     /// The extended attributes of an entry, encoded.
     xattrs: Vec<u8>,
+    /// Its extensions, encoded.
+    extensions: Vec<u8>,
 }
 
 impl Reader {
@@ -37,6 +39,7 @@ impl Reader {
     /// what it says by an ACL that is not sent.
     pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
         self.xattrs.clear();
+        self.extensions.clear();
         let mut mode = stat.st_mode & 0o7777;
         if options.xattrs {
             self.read_xattrs(entry)?;
@@ -53,6 +56,7 @@ impl Reader {
             modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
             accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
             xattrs: Xattrs::new(&self.xattrs),
+            extensions: Extensions::new(&self.extensions),
         })
     }
 

@@ -77,5 +77,9 @@ const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: 
 /// Why a file is not written in place.
 const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would change as well: copy without it";
 
+/// Why an entry with an unknown critical extension is not made.
+const IS_UNKNOWN: &str =
+    "has metadata that must be kept and that this version does not know: install the sender's here";
+
 /// Why a further name is not made.
 const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";

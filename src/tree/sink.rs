@@ -34,14 +34,14 @@ use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
+use rd_proto::tree::{Metadata, OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::first::First;
 use super::metadata::{Applied, Setter};
 use super::progress::Progress;
-use super::{FIRST_NAME_FAILED, Fault, stops_everything};
+use super::{FIRST_NAME_FAILED, Fault, IS_UNKNOWN, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
@@ -492,7 +492,7 @@ impl TreeSink {
                 Record::Leave => drop(self.levels.pop()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
-                entry => match directory.filter(|directory| self.may_be_named(directory, &entry)) {
+                entry => match directory.filter(|directory| self.may_be_made(directory, &entry)) {
                     None => self.skip(&entry)?,
                     Some(directory) => {
                         let was_left = directory.make_way(&entry);
@@ -582,11 +582,17 @@ impl TreeSink {
         Ok(())
     }
 
-    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise.
-    fn may_be_named(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
-        let name = entry.name().map(|name| directory.final_name(name));
-        let Some(name) = name.filter(|name| is_temporary_name(name)) else { return true };
-        self.shared.fail(&directory.path(name), Fault::Detail(IS_TEMPORARY));
+    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise, and all is known
+    /// without which it is not to be made.
+    fn may_be_made(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
+        let Some(name) = entry.name().map(|name| directory.final_name(name)) else { return true };
+        let is_unknown = |metadata: Metadata<'_>| metadata.extensions.unknown_critical().is_some();
+        let reason = match is_temporary_name(name) {
+            true => IS_TEMPORARY,
+            false if entry.metadata().is_some_and(is_unknown) => IS_UNKNOWN,
+            false => return true,
+        };
+        self.shared.fail(&directory.path(name), Fault::Detail(reason));
         false
     }
 

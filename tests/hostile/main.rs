@@ -256,11 +256,9 @@ impl Lab {
 
 const OURS: Metadata<'static> = Metadata {
     mode: 0o755,
-    uid: 0,
-    gid: 0,
     modified: rd_proto::tree::Time { seconds: 1, nanoseconds: 0 },
     accessed: rd_proto::tree::Time { seconds: 1, nanoseconds: 0 },
-    xattrs: rd_proto::tree::Xattrs::new(&[]),
+    ..Metadata::ZERO
 };
 
 fn file(name: &[u8]) -> Record<'_> {

@@ -76,7 +76,7 @@ pub const PREFACE_BYTES: usize = 16;
 pub const MAGIC: [u8; 8] = *b"rdmapipe";
 
 /// The version that this program speaks.
-pub const VERSION: Version = Version { major: 1, minor: 0 };
+pub const VERSION: Version = Version { major: 2, minor: 0 };
 
 const KIND_FIRST: u8 = 1;
 const KIND_JOIN: u8 = 2;

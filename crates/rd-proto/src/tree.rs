@@ -10,7 +10,11 @@
 //!
 //! All of it comes from a peer: decoding checks every length and every name, and [`Order`] the sequence.
 
+mod extension;
+
 use std::collections::BTreeSet;
+
+pub use extension::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions};
 
 /// Longest name of an entry, in bytes (NAME_MAX of Linux).
 pub const NAME_BYTES_MAX: usize = 255;
@@ -61,6 +65,21 @@ pub struct Metadata<'a> {
     pub accessed: Time,
     /// Extended attributes, ACLs among them.
     pub xattrs: Xattrs<'a>,
+    /// What not every version knows.
+    pub extensions: Extensions<'a>,
+}
+
+impl Metadata<'static> {
+    /// Nothing is permitted, all belongs to user and group 0, and both times are the year 1970.
+    pub const ZERO: Self = Self {
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        modified: Time { seconds: 0, nanoseconds: 0 },
+        accessed: Time { seconds: 0, nanoseconds: 0 },
+        xattrs: Xattrs::new(&[]),
+        extensions: Extensions::new(&[]),
+    };
 }
 
 /// Extended attributes, encoded: for each a length (u16) and a name, a length (u32) and a value.
@@ -247,6 +266,9 @@ pub enum TreeError {
     /// The number of a large file that is not the next, or not open; or more open than [`OPEN_MAX`].
     #[error("bad number of a large file")]
     Item,
+    /// Extensions of one entry whose types do not ascend.
+    #[error("extensions out of order")]
+    Extension,
     /// A record after the end.
     #[error("a record after the end")]
     End,
@@ -265,7 +287,8 @@ const KIND_END: u8 = 9;
 impl<'a> Record<'a> {
     /// Bytes of the encoded record.
     pub fn encoded_bytes(&self) -> usize {
-        let metadata = |metadata: &Metadata<'_>| 12 + 24 + 4 + metadata.xattrs.0.len();
+        let metadata =
+            |metadata: &Metadata<'_>| 12 + 24 + 4 + metadata.xattrs.0.len() + metadata.extensions.encoded_bytes();
         let name = |name: &[u8]| 1 + name.len();
         1 + match self {
             Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
@@ -426,6 +449,18 @@ impl<'a> Record<'a> {
             Self::Leave | Self::Closed { .. } | Self::End { .. } => None,
         }
     }
+
+    /// What is known of the entry beside its name and contents, if the record is one with metadata of its own.
+    pub fn metadata(&self) -> Option<Metadata<'a>> {
+        match *self {
+            Self::Directory { metadata, .. }
+            | Self::File { metadata, .. }
+            | Self::Large { metadata, .. }
+            | Self::Symlink { metadata, .. }
+            | Self::Special { metadata, .. } => Some(metadata),
+            Self::HardLink { .. } | Self::Leave | Self::Closed { .. } | Self::End { .. } => None,
+        }
+    }
 }
 
 /// Whether these bytes can name an entry of a directory.
@@ -557,6 +592,9 @@ impl Writer<'_> {
         }
         self.put(&(metadata.xattrs.0.len() as u32).to_le_bytes());
         self.put(metadata.xattrs.0);
+        let (count, extensions) = metadata.extensions.encoded();
+        self.put(&[count]);
+        self.put(extensions);
     }
 }
 
@@ -622,7 +660,8 @@ impl<'a> Reader<'a> {
             return Err(TreeError::Value);
         }
         let (modified, accessed) = (self.time()?, self.time()?);
-        Ok(Metadata { mode, uid, gid, modified, accessed, xattrs: Xattrs::decode(self)? })
+        let (xattrs, extensions) = (Xattrs::decode(self)?, Extensions::decode(self)?);
+        Ok(Metadata { mode, uid, gid, modified, accessed, xattrs, extensions })
     }
 }
 
@@ -667,6 +706,8 @@ pub mod fuzz {
             modified: Time { seconds: -1, nanoseconds: 999_999_999 },
             accessed: Time { seconds: 1 << 33, nanoseconds: 0 },
             xattrs: Xattrs(b"\x06\0user.a\x01\0\0\0v"),
+            // A user's name, flags, and one that no version knows.
+            extensions: Extensions::new(b"\x01\0\0\x01\0u\x04\0\x01\x04\0\x10\0\0\0\xff\xff\0\x01\0?"),
         };
         vec![
             Record::Directory { name: b"d", metadata },
@@ -685,110 +726,4 @@ pub mod fuzz {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn encoded(record: &Record<'_>) -> Vec<u8> {
-        let mut bytes = vec![0; record.encoded_bytes()];
-        assert_eq!(record.encode(&mut bytes), Some(bytes.len()));
-        bytes
-    }
-
-    #[test]
-    fn every_kind_comes_back_and_is_in_order() {
-        let mut order = Order::new();
-        for record in fuzz::samples() {
-            let bytes = encoded(&record);
-            let mut rest = bytes.as_slice();
-            assert_eq!(Record::decode(&mut rest), Ok(Some(record)));
-            assert!(rest.is_empty());
-            assert_eq!(record.encode(&mut vec![0; bytes.len() - 1]), None);
-            if let Record::File { name, metadata, data } = record {
-                let mut whole = vec![0; bytes.len()];
-                assert_eq!(Record::encode_file_head(name, &metadata, data.len() + 1, &mut whole), None);
-                let head = Record::encode_file_head(name, &metadata, data.len(), &mut whole).expect("room");
-                whole[head..].copy_from_slice(data);
-                assert_eq!(whole, bytes);
-            }
-            for length in 1..bytes.len() {
-                assert!(Record::decode(&mut &bytes[..length]).is_err(), "{record:?} cut at {length}");
-            }
-            assert!(!order.is_ended());
-            order.check(&record).expect("in order");
-        }
-        assert!(order.is_ended());
-        assert_eq!(order.check(&Record::Leave), Err(TreeError::End));
-    }
-
-    fn file(name: &[u8]) -> Record<'_> {
-        Record::File { name, metadata: Metadata::default(), data: b"" }
-    }
-
-    #[test]
-    fn names_that_lead_elsewhere_are_refused() {
-        for name in [&b""[..], b".", b"..", b"a/b", b"/a", b"a\0", &[b'a'; 256]] {
-            assert!(!is_name(name));
-            let mut bytes = encoded(&file(b"a"));
-            bytes.splice(1..3, [&[name.len() as u8], name].concat());
-            assert!(Record::decode(&mut bytes.as_slice()).is_err(), "{name:?}");
-        }
-        for first in [&b".."[..], b"a/../b", b"/a", b"a//b", b"a/", b"a\0"] {
-            let mut bytes = encoded(&Record::HardLink { name: b"z", first: b"a" });
-            bytes.splice(3.., [&(first.len() as u16).to_le_bytes(), first].concat());
-            assert_eq!(Record::decode(&mut bytes.as_slice()), Err(TreeError::Name), "{first:?}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_a_walk_is_refused() {
-        let metadata = Metadata::default();
-        let directory = |name| Record::Directory { name, metadata };
-        let large = |name, item| Record::Large { name, metadata, item, size: 0, is_sparse: false };
-        let closed = |item| Record::Closed { item, data_bytes: 0, is_intact: true };
-        let end = Record::End { failures: 0 };
-        for (records, error) in [
-            (vec![file(b"b"), file(b"a")], TreeError::Order),
-            (vec![file(b"a"), file(b"a")], TreeError::Order),
-            (vec![directory(b"a"), Record::Leave, file(b"a")], TreeError::Order),
-            (vec![Record::Leave], TreeError::Depth),
-            (vec![directory(b"a"), end], TreeError::Depth),
-            (vec![directory(b"a"); DEPTH_MAX + 1], TreeError::Depth),
-            (vec![large(b"a", 2)], TreeError::Item),
-            (vec![large(b"a", 1), large(b"b", 1)], TreeError::Item),
-            (vec![large(b"a", 1), closed(1), closed(1)], TreeError::Item),
-            (vec![large(b"a", 1), end], TreeError::Item),
-            (vec![closed(1)], TreeError::Item),
-            (vec![Record::HardLink { name: b"a", first: b"a" }], TreeError::Order),
-            (vec![file(b"a"), Record::HardLink { name: b"b", first: b"c" }], TreeError::Order),
-            (vec![directory(b"b"), Record::HardLink { name: b"c", first: b"b/d" }], TreeError::Order),
-        ] {
-            let mut order = Order::new();
-            let outcome = records.iter().try_for_each(|record| order.check(record));
-            assert_eq!(outcome, Err(error), "{records:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-            fuzz::tree_records(&bytes);
-        }
-
-        #[test]
-        fn attributes_come_back(pairs in proptest::collection::vec(("[a-z.]{1,20}", proptest::collection::vec(any::<u8>(), 0..50)), 0..8)) {
-            let mut buffer = Vec::new();
-            for (name, value) in &pairs {
-                prop_assert!(Xattrs::push(&mut buffer, name.as_bytes(), value));
-            }
-            let metadata = Metadata { xattrs: Xattrs::new(&buffer), ..Metadata::default() };
-            let bytes = encoded(&Record::Directory { name: b"d", metadata });
-            let Ok(Some(Record::Directory { metadata, .. })) = Record::decode(&mut bytes.as_slice()) else {
-                return Err(TestCaseError::fail("not a directory"));
-            };
-            let back: Vec<_> = metadata.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect();
-            let pairs: Vec<_> = pairs.into_iter().map(|(name, value)| (name.into_bytes(), value)).collect();
-            prop_assert_eq!(back, pairs);
-        }
-    }
-}
+mod tests;

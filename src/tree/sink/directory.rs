@@ -330,7 +330,7 @@ mod tests {
     use std::path::Path;
     use std::sync::mpsc;
 
-    use rd_proto::tree::{Time, Xattrs};
+    use rd_proto::tree::Time;
 
     use super::super::tests::chunk;
     use super::super::{TreeOptions, TreeSink};
@@ -338,11 +338,9 @@ mod tests {
 
     const META: Metadata<'static> = Metadata {
         mode: 0o551,
-        uid: 0,
-        gid: 0,
         modified: Time { seconds: 1_000_000_000, nanoseconds: 5 },
         accessed: Time { seconds: 1_000_000_000, nanoseconds: 5 },
-        xattrs: Xattrs::new(&[]),
+        ..Metadata::ZERO
     };
 
     fn directory(name: &[u8]) -> Record<'_> {

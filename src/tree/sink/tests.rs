@@ -98,11 +98,9 @@ fn names_below(directory: &Path) -> Vec<PathBuf> {
 
 const META: Metadata<'static> = Metadata {
     mode: 0o640,
-    uid: 0,
-    gid: 0,
     modified: Time { seconds: 1_000_000_000, nanoseconds: 123_456_789 },
     accessed: Time { seconds: 1_100_000_000, nanoseconds: 1 },
-    xattrs: Xattrs::new(&[]),
+    ..Metadata::ZERO
 };
 const END: Record<'static> = Record::End { failures: 0 };
 

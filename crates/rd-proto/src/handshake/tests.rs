@@ -94,19 +94,19 @@ fn clear_bytes_are_the_documented_ones() {
     assert_eq!(recorded.hello.len(), HELLO_BYTES);
     assert_eq!(
         recorded.hello[..40],
-        hex("72646d6170697065 0100 0000 01 000000 73657373696f6e2d6e616d652d313662 0000 0000 00000000")[..]
+        hex("72646d6170697065 0200 0000 01 000000 73657373696f6e2d6e616d652d313662 0000 0000 00000000")[..]
     );
     assert_eq!(recorded.reply.len(), FIRST_REPLY_BYTES);
-    assert_eq!(recorded.reply[..16], hex("72646d6170697065 0100 0000 03 000000")[..]);
+    assert_eq!(recorded.reply[..16], hex("72646d6170697065 0200 0000 03 000000")[..]);
     assert_eq!(recorded.confirm.len(), CONFIRM_BYTES);
     let recorded = join(1);
     assert_eq!(recorded.hello.len(), HELLO_BYTES);
     assert_eq!(
         recorded.hello[..40],
-        hex("72646d6170697065 0100 0000 02 000000 73657373696f6e2d6e616d652d313662 0300 0000 04030201")[..]
+        hex("72646d6170697065 0200 0000 02 000000 73657373696f6e2d6e616d652d313662 0300 0000 04030201")[..]
     );
     assert_eq!(recorded.reply.len(), JOIN_REPLY_BYTES);
-    assert_eq!(recorded.reply[..16], hex("72646d6170697065 0100 0000 04 000000")[..]);
+    assert_eq!(recorded.reply[..16], hex("72646d6170697065 0200 0000 04 000000")[..]);
     assert_eq!(recorded.confirm.len(), CONFIRM_BYTES);
     assert_eq!([HELLO_BYTES, FIRST_REPLY_BYTES, JOIN_REPLY_BYTES, CONFIRM_BYTES], [72, 96, 64, 48]);
 }
@@ -258,21 +258,21 @@ fn a_connector_cannot_be_its_own_listener() {
 
 #[test]
 fn versions_are_named_to_both_ends() {
-    let theirs = Version { major: 2, minor: 9 };
+    let theirs = Version { major: 1, minor: 9 };
     let mut rng = rng(1);
     let (connecting, mut hello) = connect_first(&key("k"), SESSION, &mut rng);
-    hello[8..12].copy_from_slice(&[2, 0, 9, 0]);
+    hello[8..12].copy_from_slice(&[1, 0, 9, 0]);
     // Another major's hello may look otherwise after the preface.
     for hello in [&hello[..], &hello[..PREFACE_BYTES], &[&hello[..16], &[0xff; 400]].concat()] {
         let refused = listen(&key("k"), nothing, hello, &mut rng).expect_err("another major");
         assert_eq!(refused.error, HandshakeError::VersionMismatch { ours: VERSION, theirs });
         let answer = refused.answer.expect("our version");
-        assert_eq!(answer, hex("72646d6170697065 0100 0000 05 000000"));
+        assert_eq!(answer, hex("72646d6170697065 0200 0000 05 000000"));
     }
-    let answer = hex("72646d6170697065 0200 0900 05 000000");
+    let answer = hex("72646d6170697065 0100 0900 05 000000");
     let error = connecting.finish(&answer).expect_err("another major");
     assert_eq!(error, HandshakeError::VersionMismatch { ours: VERSION, theirs });
-    assert_eq!(error.to_string(), "protocol version 2.9 at the peer, 1.0 here");
+    assert_eq!(error.to_string(), "protocol version 1.9 at the peer, 2.0 here");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_minor_version_is_understood_but_not_forged() {
     let (listening, reply) = listen(&key("k"), nothing, &hello, &mut rng).expect("the same major");
     let (connector, confirm) = connecting.finish(&reply).expect("the same major");
     let listener = listening.finish(&confirm).expect("the same major");
-    assert_eq!(listener.peer, Version { major: 1, minor: 4 });
+    assert_eq!(listener.peer, Version { minor: 4, ..VERSION });
     assert_eq!(connector.peer, VERSION);
 }
 

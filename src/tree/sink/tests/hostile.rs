@@ -1,8 +1,9 @@
 //! A sender, or another process of the host, that wants something changed outside of the destination.
 
-use rd_proto::tree::fuzz;
+use rd_proto::tree::{Extensions, fuzz};
 
 use super::*;
+use crate::tree::IS_UNKNOWN;
 
 #[test]
 fn what_cannot_be_a_tree_is_refused() {
@@ -160,6 +161,37 @@ fn temporary_names_are_not_received() {
     assert_eq!(scratch.run(renamed, &[file(b"a", b"new"), END]).expect("whole").failed, 1);
     assert_eq!(names_below(&scratch.dst()).len(), 2, "the other transfer's, and the link");
     assert_eq!(fs::read(&part).expect("there"), b"another transfer's");
+}
+
+/// What a later version says must be kept is not lost without a word; what it says may be left out is.
+#[test]
+fn an_unknown_critical_extension_fails_its_entry_and_no_other() {
+    // Of type 700, empty: with the flag, and without.
+    let [critical, other] = [&b"\xbc\x02\x01\0\0"[..], b"\xbc\x02\0\0\0"]
+        .map(|bytes| Metadata { extensions: Extensions::new(bytes), ..META });
+    let scratch = Scratch::new();
+    let mut sink = scratch.sink(TreeOptions::default());
+    let records = [
+        Record::Directory { name: b"a", metadata: critical },
+        file(b"in", b"it"),
+        Record::Leave,
+        Record::File { name: b"b", metadata: critical, data: b"new" },
+        Record::Large { name: b"c", metadata: critical, item: 1, size: 4, is_sparse: false },
+        Record::Symlink { name: b"d", metadata: critical, target: b"t" },
+        Record::Special { name: b"e", metadata: critical, kind: Special::Fifo, device: (0, 0) },
+        Record::File { name: b"f", metadata: other, data: b"new" },
+        Record::HardLink { name: b"g", first: b"b" },
+    ];
+    sink.push(0, 0, chunk(&records)).expect("taken");
+    sink.push(1, 0, Arc::new(b"data".to_vec())).expect("taken and dropped");
+    sink.push(0, 0, chunk(&[closed(1, 4), END])).expect("taken");
+    let report = sink.finish().expect("the others arrive");
+    let told = |fact: &IoFact| (fact.path.last().copied(), String::from_utf8_lossy(&fact.detail).into_owned());
+    let mut expected: Vec<_> = b"abcde".iter().map(|&name| (Some(name), IS_UNKNOWN.to_owned())).collect();
+    expected.push((Some(b'g'), FIRST_NAME_FAILED.to_owned()));
+    assert_eq!(report.failures.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!((report.failed, report.files), (6, 1));
+    assert_eq!(names_below(&scratch.dst()), [scratch.dst().join("f")]);
 }
 
 /// The names beside `name`, as somebody may have planted them.

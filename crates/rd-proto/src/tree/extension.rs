@@ -1,0 +1,269 @@
+//! Metadata of an entry that not every version knows: a list of entries with a type each, ascending.
+//!
+//! To add a kind: a variant of [`Extension`], its number in [`Extension::encode`] and [`Extension::decode`], a sample in
+//! `samples`, and its row in `docs/PROTOCOL.md`. Whoever does not know it passes over it, unless it was sent as critical:
+//! then the receiver does not make the entry.
+
+use super::{NAME_BYTES_MAX, Reader, TreeError};
+
+/// Extensions of one entry.
+pub const EXTENSIONS_MAX: usize = 16;
+
+/// All extensions of one entry together, encoded, in bytes.
+pub const EXTENSIONS_BYTES_MAX: usize = 2048;
+
+/// The flag of an extension without which the entry is not to be made.
+const CRITICAL: u8 = 1;
+
+/// Type, flags and length of a value.
+const HEAD_BYTES: usize = 5;
+
+/// What this version knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension<'a> {
+    /// The owner's name at the sender.
+    User(&'a [u8]),
+    /// The group's name at the sender.
+    Group(&'a [u8]),
+    /// BLAKE3 of all the contents.
+    Digest(&'a [u8; 32]),
+    /// Flags of the inode, as `chattr` sets them (`FS_IOC_GETFLAGS`).
+    Flags(u32),
+}
+
+impl<'a> Extension<'a> {
+    fn encode(&self, value: &mut Vec<u8>) -> u16 {
+        match *self {
+            Self::User(name) => {
+                value.extend(name);
+                1
+            }
+            Self::Group(name) => {
+                value.extend(name);
+                2
+            }
+            Self::Digest(digest) => {
+                value.extend(digest);
+                3
+            }
+            Self::Flags(flags) => {
+                value.extend(flags.to_le_bytes());
+                4
+            }
+        }
+    }
+
+    /// None for a kind that this version does not know.
+    fn decode(kind: u16, value: &'a [u8]) -> Result<Option<Self>, TreeError> {
+        let name = || {
+            let is_name = !value.is_empty() && value.len() <= NAME_BYTES_MAX && !value.contains(&0);
+            if is_name { Ok(value) } else { Err(TreeError::Name) }
+        };
+        Ok(Some(match kind {
+            1 => Self::User(name()?),
+            2 => Self::Group(name()?),
+            3 => Self::Digest(value.try_into().map_err(|_| TreeError::Length)?),
+            4 => Self::Flags(u32::from_le_bytes(value.try_into().map_err(|_| TreeError::Length)?)),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// Extensions of one entry, encoded: for each a type (u16), flags (u8), a length (u16) and a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensions<'a>(&'a [u8]);
+
+impl<'a> Extensions<'a> {
+    /// Adds one to a buffer that [`Extensions::new`] takes, in the order of [`Extension`]. With `is_critical`, who does not
+    /// know its kind does not make the entry. Whether it fitted.
+    pub fn push(buffer: &mut Vec<u8>, extension: Extension<'_>, is_critical: bool) -> bool {
+        let mut value = Vec::new();
+        let kind = extension.encode(&mut value);
+        let pushed = Extensions(buffer);
+        let (last, count) = (pushed.raw().last().map(|raw| raw.kind), pushed.raw().count());
+        if last.is_some_and(|last| last >= kind)
+            || count == EXTENSIONS_MAX
+            || buffer.len() + HEAD_BYTES + value.len() > EXTENSIONS_BYTES_MAX
+            || Extension::decode(kind, &value).is_err()
+        {
+            return false;
+        }
+        buffer.extend(kind.to_le_bytes());
+        buffer.push(if is_critical { CRITICAL } else { 0 });
+        buffer.extend((value.len() as u16).to_le_bytes());
+        buffer.extend(value);
+        true
+    }
+
+    /// What [`Extensions::push`] made.
+    pub const fn new(buffer: &'a [u8]) -> Self {
+        Self(buffer)
+    }
+
+    /// Those that this version knows.
+    pub fn iter(self) -> impl Iterator<Item = Extension<'a>> {
+        self.raw().filter_map(|raw| Extension::decode(raw.kind, raw.value).ok().flatten())
+    }
+
+    /// The type of the first that is critical and that this version does not know: the entry is not to be made.
+    pub fn unknown_critical(self) -> Option<u16> {
+        self.raw().find(|raw| raw.is_critical && raw.is_unknown()).map(|raw| raw.kind)
+    }
+
+    fn raw(self) -> impl Iterator<Item = Raw<'a>> {
+        let mut reader = Reader(self.0);
+        std::iter::from_fn(move || if reader.0.is_empty() { None } else { Raw::decode(&mut reader).ok() })
+    }
+
+    pub(super) fn encoded_bytes(self) -> usize {
+        1 + self.0.len()
+    }
+
+    /// The count, and the entries as they were pushed.
+    pub(super) fn encoded(self) -> (u8, &'a [u8]) {
+        (self.raw().count() as u8, self.0)
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'a>) -> Result<Self, TreeError> {
+        let count = usize::from(reader.u8()?);
+        if count > EXTENSIONS_MAX {
+            return Err(TreeError::Length);
+        }
+        let all = reader.0;
+        let mut last = None;
+        for _ in 0..count {
+            let raw = Raw::decode(reader)?;
+            if last.is_some_and(|last| last >= raw.kind) {
+                return Err(TreeError::Extension);
+            }
+            last = Some(raw.kind);
+            Extension::decode(raw.kind, raw.value)?;
+        }
+        let bytes = &all[..all.len() - reader.0.len()];
+        if bytes.len() > EXTENSIONS_BYTES_MAX { Err(TreeError::Length) } else { Ok(Self(bytes)) }
+    }
+}
+
+struct Raw<'a> {
+    kind: u16,
+    is_critical: bool,
+    value: &'a [u8],
+}
+
+impl<'a> Raw<'a> {
+    fn decode(reader: &mut Reader<'a>) -> Result<Self, TreeError> {
+        let (kind, flags, length) = (reader.u16()?, reader.u8()?, usize::from(reader.u16()?));
+        if flags & !CRITICAL != 0 {
+            return Err(TreeError::Value);
+        }
+        if length > EXTENSIONS_BYTES_MAX {
+            return Err(TreeError::Length);
+        }
+        Ok(Self { kind, is_critical: flags == CRITICAL, value: reader.take(length)? })
+    }
+
+    fn is_unknown(&self) -> bool {
+        matches!(Extension::decode(self.kind, self.value), Ok(None))
+    }
+}
+
+/// One of each kind, in the order in which they are sent, and how `docs/PROTOCOL.md` shows it.
+#[cfg(test)]
+fn samples() -> Vec<(Extension<'static>, &'static str)> {
+    vec![
+        (Extension::User(b"alice"), "0100 00 0500 616c696365"),
+        (Extension::Group(b"staff"), "0200 00 0500 7374616666"),
+        (
+            Extension::Digest(&[0xd1; 32]),
+            "0300 00 2000 d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1",
+        ),
+        (Extension::Flags(0x80), "0400 00 0400 80000000"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::{Metadata, Record};
+
+    /// A record with these bytes as its extension area.
+    fn with(area: &[u8]) -> Result<Option<u16>, TreeError> {
+        let record = Record::Directory { name: b"d", metadata: Metadata::default() };
+        let mut bytes = vec![0; record.encoded_bytes()];
+        record.encode(&mut bytes).expect("room");
+        assert_eq!(bytes.pop(), Some(0), "none");
+        bytes.extend(area);
+        let mut rest = bytes.as_slice();
+        match Record::decode(&mut rest)? {
+            Some(Record::Directory { metadata, .. }) if rest.is_empty() => Ok(metadata.extensions.unknown_critical()),
+            other => panic!("{other:?} {rest:?}"),
+        }
+    }
+
+    fn entry(kind: u16, flags: u8, value: &[u8]) -> Vec<u8> {
+        [&kind.to_le_bytes()[..], &[flags], &(value.len() as u16).to_le_bytes(), value].concat()
+    }
+
+    fn area(entries: &[Vec<u8>]) -> Vec<u8> {
+        [&[entries.len() as u8][..], &entries.concat()].concat()
+    }
+
+    /// `docs/PROTOCOL.md` shows these bytes.
+    #[test]
+    fn extensions_have_these_bytes_and_come_back() {
+        let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
+        let document = std::fs::read_to_string(document).expect("the document");
+        let mut buffer = Vec::new();
+        for (extension, golden) in samples() {
+            let before = buffer.len();
+            assert!(Extensions::push(&mut buffer, extension, false));
+            let made: String = buffer[before..].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(made, golden.replace(' ', ""), "{extension:?}");
+            assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
+            assert!(!Extensions::push(&mut buffer, extension, false), "twice");
+        }
+        let (samples, extensions) = (samples().into_iter().map(|(extension, _)| extension), Extensions::new(&buffer));
+        assert!(extensions.iter().eq(samples.clone()));
+        assert_eq!(with(&[&[samples.len() as u8][..], &buffer].concat()), Ok(None));
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_sent() {
+        let mut buffer = Vec::new();
+        for name in [&b""[..], b"a\0", &[b'a'; 256]] {
+            assert!(!Extensions::push(&mut buffer, Extension::User(name), true), "{name:?}");
+        }
+        assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn unknown_ones_are_skipped_and_critical_ones_named() {
+        assert_eq!(with(&area(&[])), Ok(None));
+        assert_eq!(with(&area(&[entry(0, 0, b""), entry(1, 1, b"alice"), entry(700, 0, b"what")])), Ok(None));
+        assert_eq!(with(&area(&[entry(4, 1, &[0; 4]), entry(700, 1, b""), entry(701, 1, b"")])), Ok(Some(700)));
+        let longest = vec![b'x'; EXTENSIONS_BYTES_MAX - HEAD_BYTES];
+        assert_eq!(with(&area(&[entry(9, 0, &longest)])), Ok(None));
+    }
+
+    #[test]
+    fn areas_out_of_bounds_are_refused() {
+        let many: Vec<_> = (0..=EXTENSIONS_MAX as u16).map(|kind| entry(100 + kind, 0, b"")).collect();
+        let half = vec![0; EXTENSIONS_BYTES_MAX / 2];
+        for (bytes, error) in [
+            (vec![1], TreeError::Short),
+            (vec![1, 9, 0, 0, 1, 0], TreeError::Short),
+            (area(&many), TreeError::Length),
+            (area(&[entry(9, 0, &half), entry(10, 0, &half)]), TreeError::Length),
+            (area(&[entry(9, 0, &vec![0; EXTENSIONS_BYTES_MAX + 1])]), TreeError::Length),
+            (area(&[entry(9, 2, b"")]), TreeError::Value),
+            (area(&[entry(9, 0, b""), entry(9, 0, b"")]), TreeError::Extension),
+            (area(&[entry(9, 0, b""), entry(8, 0, b"")]), TreeError::Extension),
+            (area(&[entry(1, 0, b"")]), TreeError::Name),
+            (area(&[entry(2, 0, b"a\0b")]), TreeError::Name),
+            (area(&[entry(3, 0, &[0; 31])]), TreeError::Length),
+            (area(&[entry(4, 0, &[0; 5])]), TreeError::Length),
+        ] {
+            assert_eq!(with(&bytes), Err(error), "{bytes:?}");
+        }
+    }
+}

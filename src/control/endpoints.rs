@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::frames::Endpoint;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
+use crate::transport::same_subnet;
 
 /// Endpoints that an end tells, and tries, at most.
 pub const ENDPOINTS_MAX: usize = 32;
@@ -159,14 +160,11 @@ fn rank(
 }
 
 fn shares_subnet(own: &InterfaceAddress, endpoint: &Endpoint) -> bool {
-    let ours = octets(own.address);
-    let bits = usize::from(own.prefix_bits);
-    let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    let bits_max = if own.address.is_ipv4() { 32 } else { 128 };
     // One address alone is no network: several hosts may have it.
     own.prefix_bits == endpoint.prefix_bits
-        && ours.len() == endpoint.address.len()
-        && bits < ours.len() * 8
-        && (0..bits).all(|at| bit(&ours, at) == bit(&endpoint.address, at))
+        && own.prefix_bits < bits_max
+        && endpoint.socket_address().is_some_and(|other| same_subnet(own.address, other.ip(), own.prefix_bits))
 }
 
 /// The address by which ssh was reached here, as sshd says it.

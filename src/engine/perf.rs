@@ -26,9 +26,9 @@ use rustix::net::{RecvFlags, recv};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
 use super::rdma::candidates;
 use crate::transport::bundle::tcp::TcpGroup;
-use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress};
-use crate::transport::rdma::bundle::{Bundle, Gate, Settings, connections_limit};
-use crate::transport::rdma::{ConnectError, RemoteEndpoint, pairs};
+use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress, Settings};
+use crate::transport::rdma::bundle::{Bundle, Gate, connections_limit};
+use crate::transport::rdma::{ConnectError, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
 
 /// How long the other end may take to answer a question.
@@ -200,35 +200,6 @@ impl Link {
     }
 }
 
-/// What a measurement is made with.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// Which transport.
-    pub policy: Policy,
-    /// Connections that there will be at most.
-    pub connections_max: u32,
-    /// Bytes of the largest message.
-    pub message_bytes_max: u32,
-    /// Messages that one connection may have on their way.
-    pub depth: u16,
-    /// Both ends look for messages all the time.
-    pub poll: bool,
-    /// Threads that RDMA connections are divided among, at this end.
-    pub threads: u32,
-}
-
-impl Asked {
-    fn settings(&self) -> Settings {
-        Settings {
-            message_bytes_max: self.message_bytes_max,
-            depth: self.depth,
-            connections_max: self.connections_max,
-            threads: self.threads,
-            poll: self.poll,
-        }
-    }
-}
-
 /// Connections that this host can have, at this depth.
 pub fn connections_max(policy: Policy, depth: u16) -> u32 {
     let devices = if policy == Policy::Tcp { Vec::new() } else { candidates(policy).unwrap_or_default() };
@@ -250,7 +221,8 @@ pub struct Driver {
     /// Before the link: the other end, which is told nothing, sees all go together.
     connections: Connections,
     link: Link,
-    asked: Asked,
+    policy: Policy,
+    settings: Settings,
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
@@ -269,28 +241,33 @@ impl Driver {
     /// # Errors
     ///
     /// [`PerfError`]; for the policy `rdma`, why there is none.
-    pub fn open(stream: TcpStream, established: Established, asked: Asked) -> Result<Self, PerfError> {
+    pub fn open(
+        stream: TcpStream,
+        established: Established,
+        policy: Policy,
+        settings: Settings,
+    ) -> Result<Self, PerfError> {
         let address = stream.peer_addr().map_err(|error| PerfError::os("connection", &error))?;
         let Established { session, secret, control, .. } = established;
         let mut link = Link::new(stream, control)?;
         link.send(&Frame::Open {
-            policy: asked.policy,
-            connections_max: asked.connections_max,
-            message_bytes_max: asked.message_bytes_max,
-            depth: asked.depth,
-            poll: asked.poll,
+            policy,
+            connections_max: settings.connections_max,
+            message_bytes_max: settings.message_bytes_max,
+            depth: settings.depth,
+            poll: settings.poll,
         })?;
         let Frame::Opened { seed, endpoints, host } = link.receive(Instant::now() + ANSWER_MAX)? else {
             return Err(LinkError::Unexpected.into());
         };
         let mut driver = {
             let connections = Connections::Tcp(Vec::new());
-            Self { connections, link, asked, address, session, secret, host, fell_back: None }
+            Self { connections, link, policy, settings, address, session, secret, host, fell_back: None }
         };
         match driver.open_rdma(seed, &endpoints) {
             Ok(bundle) => driver.connections = Connections::Rdma(Box::new(bundle)),
             Err(error @ PerfError::Peer { .. }) => return Err(error),
-            Err(error) if asked.policy == Policy::Rdma => return Err(error),
+            Err(error) if policy == Policy::Rdma => return Err(error),
             Err(error) => {
                 if let PerfError::Rdma(error) = error {
                     driver.fell_back = Some(error);
@@ -303,27 +280,18 @@ impl Driver {
 
     /// Makes the first RDMA connection, by the best pair of addresses that works.
     fn open_rdma(&mut self, seed: [u8; 16], endpoints: &[Offered]) -> Result<Bundle, PerfError> {
-        if self.asked.policy == Policy::Tcp {
+        if self.policy == Policy::Tcp {
             return Err(LinkError::Transport("not asked for".to_owned()).into());
         }
-        let local = candidates(self.asked.policy)?;
-        let remote: Vec<_> = endpoints
-            .iter()
-            .map(|endpoint| RemoteEndpoint {
-                medium: if endpoint.hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
-                address: endpoint.address,
-                prefix_bits: endpoint.prefix_bits,
-                rate_mbps: endpoint.rate_mbps,
-            })
-            .collect();
-        if remote.is_empty() {
+        let local = candidates(self.policy)?;
+        if endpoints.is_empty() {
             return Err(LinkError::Transport("the other end has no RDMA device".to_owned()).into());
         }
         self.link.send(&Frame::Grow { connections: 1, rdma: true })?;
         let deadline = Instant::now() + GROW_MAX;
         let mut failure = PerfError::Rdma(ConnectError::Timeout("connecting"));
-        for (local, remote) in pairs(&local, &remote) {
-            let attempt = Bundle::new(&local, remote.address, seed, self.asked.settings()).and_then(|mut bundle| {
+        for (local, remote) in pairs(&local, endpoints) {
+            let attempt = Bundle::new(local, remote.address, seed, self.settings).and_then(|mut bundle| {
                 bundle.grow(1, deadline.min(Instant::now() + PAIR_MAX))?;
                 Ok(bundle)
             });
@@ -373,7 +341,8 @@ impl Driver {
                 let lane = LaneId { index: 1, generation: number + 1 };
                 let hello = connect_join(&self.secret, self.session, lane, &mut rng());
                 authenticate(&mut stream, hello, deadline.min(Instant::now() + AUTHENTICATE_MAX))?;
-                groups.push(TcpGroup::new(stream, self.asked.poll).map_err(|error| PerfError::os("socket", &error))?);
+                groups
+                    .push(TcpGroup::new(stream, self.settings.poll).map_err(|error| PerfError::os("socket", &error))?);
                 Ok(())
             }),
         };
@@ -615,7 +584,7 @@ struct Responder<'a> {
     answering: &'a Answering<'a>,
     gate: Option<Gate>,
     streams: Vec<TcpGroup>,
-    asked: Option<Asked>,
+    asked: Option<Settings>,
 }
 
 impl Responder<'_> {
@@ -627,8 +596,8 @@ impl Responder<'_> {
             };
             match (frame, self.asked) {
                 (Frame::Open { policy, connections_max, message_bytes_max, depth, poll }, None) => {
-                    let asked = Asked { policy, connections_max, message_bytes_max, depth, poll, threads: 1 };
-                    let opened = self.open(asked);
+                    let asked = Settings { connections_max, message_bytes_max, depth, poll, threads: 1 };
+                    let opened = self.open(policy, asked);
                     link.send(&opened)?;
                     self.asked = Some(asked);
                 }
@@ -648,29 +617,18 @@ impl Responder<'_> {
         }
     }
 
-    fn open(&mut self, asked: Asked) -> Frame {
+    fn open(&mut self, policy: Policy, settings: Settings) -> Frame {
         let seed = SessionId::random(&mut rng()).0;
-        let mut endpoints = Vec::new();
-        if asked.policy != Policy::Tcp
-            && let Ok(candidates) = candidates(asked.policy)
-            && let Ok(gate) = Gate::new(&candidates, self.answering.ports, seed, asked.settings())
-        {
-            endpoints = gate
-                .endpoints()
-                .into_iter()
-                .map(|(endpoint, address)| Offered {
-                    hardware: endpoint.medium == Medium::RdmaHardware,
-                    address,
-                    prefix_bits: endpoint.prefix_bits,
-                    rate_mbps: endpoint.rate_mbps,
-                })
-                .collect();
-            self.gate = Some(gate);
-        }
+        self.gate = match policy {
+            Policy::Tcp => None,
+            _ => candidates(policy).ok().and_then(|local| Gate::new(&local, self.answering.ports, seed, settings).ok()),
+        };
+        let listening = self.gate.iter().flat_map(Gate::endpoints);
+        let endpoints = listening.map(|(endpoint, port)| endpoint.offered(port)).collect();
         Frame::Opened { seed, endpoints, host: self.answering.host.to_vec() }
     }
 
-    fn grow(&mut self, connections: u32, rdma: bool, asked: Asked, link: &mut Link) -> Result<(), PerfError> {
+    fn grow(&mut self, connections: u32, rdma: bool, asked: Settings, link: &mut Link) -> Result<(), PerfError> {
         let deadline = Instant::now() + GROW_MAX + GROW_EACH_MAX * connections;
         if rdma {
             // The end that connects gives up first, and says what it tries next.

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use super::link::{AUTHENTICATE_MAX, LinkError, rng};
 use super::listen::Registry;
 use super::{Event, announce};
-use crate::transport::rdma::{self, Adapters, Connection, Endpoint, Hello, Listener, RemoteEndpoint};
+use crate::transport::rdma::{self, Adapters, Connection, Endpoint, Hello, Listener};
 use crate::transport::{Lane, Medium, Report, unmapped};
 
 /// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
@@ -62,7 +62,7 @@ pub struct Dialing {
     ticket: [u8; 16],
     session: SessionId,
     secret: SessionSecret,
-    remote: Mutex<Option<Vec<RemoteEndpoint>>>,
+    remote: Mutex<Option<Vec<Offered>>>,
     remote_known: Condvar,
 }
 
@@ -81,13 +81,7 @@ impl Dialing {
 
     /// The peer's RDMA listeners, as it says now.
     pub fn handle_endpoints(&self, offered: &[Offered]) {
-        let remote = offered.iter().map(|endpoint| RemoteEndpoint {
-            medium: if endpoint.hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
-            address: endpoint.address,
-            prefix_bits: endpoint.prefix_bits,
-            rate_mbps: endpoint.rate_mbps,
-        });
-        *self.remote.lock().expect("no panic with it locked") = Some(remote.collect());
+        *self.remote.lock().expect("no panic with it locked") = Some(offered.to_vec());
         self.remote_known.notify_all();
     }
 
@@ -109,7 +103,7 @@ impl Dialing {
         let mut failure = LinkError::Transport("the other end has no RDMA device".to_owned());
         for (local, remote) in rdma::pairs(&local, &remote) {
             let pair_deadline = deadline.min(Instant::now() + PAIR_MAX);
-            match self.dial_pair(lane, &local, remote.address, pair_deadline, Arc::clone(&report)) {
+            match self.dial_pair(lane, local, remote.address, pair_deadline, Arc::clone(&report)) {
                 Ok(made) => return Ok(made),
                 Err(error) => {
                     let (device, from, to) = (&local.device, local.address, unmapped(remote.address));
@@ -208,15 +202,8 @@ impl Service {
                 listeners.insert(endpoint.address, (listener, endpoint));
             }
         }
-        let mut offered: Vec<Offered> = listeners
-            .values()
-            .map(|(listener, endpoint)| Offered {
-                hardware: endpoint.medium == Medium::RdmaHardware,
-                address: SocketAddr::new(endpoint.address, listener.port()),
-                prefix_bits: endpoint.prefix_bits,
-                rate_mbps: endpoint.rate_mbps,
-            })
-            .collect();
+        let mut offered: Vec<Offered> =
+            listeners.values().map(|(listener, endpoint)| endpoint.offered(listener.port())).collect();
         offered.sort_by_key(|endpoint| endpoint.address);
         offered
     }

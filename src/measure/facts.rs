@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use crate::transport::same_subnet;
 use minicbor::{Decode, Encode};
 
 /// Entries of any list, at most.
@@ -312,11 +313,8 @@ impl Address {
 
     /// Whether the two are in one subnet.
     pub fn is_near(&self, other: &Self) -> bool {
-        let bits = usize::from(self.prefix_bits.min(other.prefix_bits));
-        let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
-        self.bytes.len() == other.bytes.len()
-            && bits <= self.bytes.len() * 8
-            && (0..bits).all(|at| bit(&self.bytes, at) == bit(&other.bytes, at))
+        let bits = self.prefix_bits.min(other.prefix_bits);
+        self.ip().zip(other.ip()).is_some_and(|(one, other)| same_subnet(one, other, bits))
     }
 }
 

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use flume::bounded;
 use minicbor::{Decode, Encode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rd_proto::control::Endpoint as Offered;
 use rustix::io::Errno;
 
 use super::facts::{Address, Facts};
 use super::finding::Outcome;
-use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, Hello, Listener, RemoteEndpoint};
+use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, Hello, Listener};
 use crate::transport::{Medium, Pool};
 
 /// How long a probe stays open at most.
@@ -312,13 +313,13 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
         let (address, ticket) = (SocketAddr::new(ip, targets.port), targets.ticket);
         start(place, Box::new(move || timed(ip, false, || knock_tcp(address, &ticket))));
     }
-    let remote: Vec<RemoteEndpoint> = targets.rdma.iter().filter_map(remote_endpoint).collect();
+    let remote: Vec<Offered> = targets.rdma.iter().filter_map(remote_endpoint).collect();
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
     match (local, adapters().map(Arc::new)) {
         (Ok(local), Some(adapters)) => {
             for (place, (own, other)) in rdma::pairs(&local, &remote).into_iter().take(PAIRS_MAX).enumerate() {
-                let (ip, ticket, adapters) = (other.address.ip(), targets.ticket, Arc::clone(&adapters));
-                let try_pair = move || timed(ip, true, || knock_rdma(&adapters, &own, other.address, ticket));
+                let (own, address, ticket, adapters) = (own.clone(), other.address, targets.ticket, Arc::clone(&adapters));
+                let try_pair = move || timed(address.ip(), true, || knock_rdma(&adapters, &own, address, ticket));
                 start(ATTEMPTS_MAX + place, Box::new(try_pair));
             }
         }
@@ -346,9 +347,9 @@ fn timed(address: IpAddr, is_rdma: bool, attempt: impl FnOnce() -> Outcome) -> A
     Attempt { address, is_rdma, outcome, micros: started.elapsed().as_micros() as u64 }
 }
 
-fn remote_endpoint(probe: &RdmaTarget) -> Option<RemoteEndpoint> {
-    Some(RemoteEndpoint {
-        medium: if probe.is_hardware { Medium::RdmaHardware } else { Medium::RdmaSoftware },
+fn remote_endpoint(probe: &RdmaTarget) -> Option<Offered> {
+    Some(Offered {
+        hardware: probe.is_hardware,
         address: SocketAddr::new(probe.address.ip()?, probe.port),
         prefix_bits: probe.address.prefix_bits,
         rate_mbps: probe.rate_mbps,

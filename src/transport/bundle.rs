@@ -36,6 +36,21 @@ const BIN_US_MIN: u64 = 1000;
 /// The peak is the best of so many parts of a run: a burst out of full buffers is none.
 const PARTS: usize = 10;
 
+/// What a bundle is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Bytes of the largest message.
+    pub message_bytes_max: u32,
+    /// Messages that one connection may have on their way.
+    pub depth: u16,
+    /// Connections that there will be at most.
+    pub connections_max: u32,
+    /// Completion queues, each with a thread, that RDMA connections are divided among, at this end.
+    pub threads: u32,
+    /// Both ends poll for messages all the time instead of sleeping until one comes.
+    pub poll: bool,
+}
+
 /// What a group does in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {

@@ -172,4 +172,17 @@ pub fn unmapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
+/// Whether the leading `bits` of two addresses agree. Addresses of two families never do.
+pub fn same_subnet(one: IpAddr, other: IpAddr, bits: u8) -> bool {
+    match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => {
+            (u32::from(one) ^ u32::from(other)).leading_zeros() >= u32::from(bits.min(32))
+        }
+        (IpAddr::V6(one), IpAddr::V6(other)) => {
+            (u128::from(one) ^ u128::from(other)).leading_zeros() >= u32::from(bits.min(128))
+        }
+        _ => false,
+    }
+}
+
 const _: () = assert!(CONTROL_BYTES_MAX >= 4096, "an acknowledgement's bitmap must fit");

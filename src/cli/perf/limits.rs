@@ -10,12 +10,12 @@ use super::super::words;
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
 use crate::cli::report::rate_words;
-use crate::engine::perf::Asked;
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
 use crate::measure::report::{Limits, Report, Stage};
 use crate::transport::Medium;
+use crate::transport::bundle::Settings;
 
 /// Bytes of an operation: a copy's chunk.
 const CHUNK_BYTES: u32 = 1 << 20;
@@ -28,8 +28,7 @@ const MIB: f64 = 1_048_576.0;
 
 pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) -> Result<Report, Failure> {
     let load = &arguments.load;
-    let asked = Asked {
-        policy: load.policy(),
+    let settings = Settings {
         connections_max: load.qp.unwrap_or(TCP_LANES),
         message_bytes_max: CHUNK_BYTES,
         depth: load.depth(),
@@ -37,7 +36,7 @@ pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) 
         threads: 1,
     };
     // Before anything is measured: the other end is there.
-    let mut session = wire::open(arguments, target, asked)?;
+    let mut session = wire::open(arguments, target, settings)?;
     let connections = load.qp.unwrap_or(match session.driver().medium() {
         Medium::Tcp | Medium::Memory => TCP_LANES,
         _ => RDMA_LANES,

@@ -9,11 +9,12 @@ use super::serve::failure;
 use super::{Mode, PerfArguments, Target};
 use crate::cli::{key, send};
 use crate::engine::link::rng;
-use crate::engine::perf::{self, Asked, Driver, Ran, peak_bytes};
+use crate::engine::perf::{self, Driver, Ran, peak_bytes};
 use crate::fault::{Exit, Failure};
 use crate::job::measure::Launched;
 use crate::measure::report::{Bandwidth, Connections, Direction, Latency, Ping, Report, Wire};
 use crate::transport::Medium;
+use crate::transport::bundle::Settings;
 
 /// How long to try to connect while nobody listens.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -59,15 +60,14 @@ pub(super) fn measure(
     };
     let largest = latency_sizes.iter().chain(&bandwidth_sizes).copied().max().expect("at least one");
     let connections = if bandwidth_sizes.is_empty() { 1 } else { load.qp.unwrap_or(1) };
-    let asked = Asked {
-        policy: load.policy(),
+    let settings = Settings {
         connections_max: connections,
         message_bytes_max: largest,
         depth: load.depth(),
         poll: load.poll,
         threads: 1,
     };
-    let mut session = open(arguments, target, asked)?;
+    let mut session = open(arguments, target, settings)?;
     let mut report = Report { wire: Some(session.wire(arguments, connections)), ..Report::new() };
     let outcome = runs(arguments, mode, &mut session, &latency_sizes, &bandwidth_sizes, &mut report);
     session.close_wire();
@@ -150,15 +150,9 @@ fn connections(arguments: &PerfArguments, target: &Target) -> Result<(Report, Op
     let load = &arguments.load;
     let depth = load.depth.unwrap_or(1);
     let most = load.qp.unwrap_or_else(|| perf::connections_max(load.policy(), depth).min(CONNECTIONS_MAX));
-    let asked = Asked {
-        policy: load.policy(),
-        connections_max: most,
-        message_bytes_max: LARGE_BYTES,
-        depth,
-        poll: load.poll,
-        threads: 1,
-    };
-    let mut session = open(arguments, target, asked)?;
+    let settings =
+        Settings { connections_max: most, message_bytes_max: LARGE_BYTES, depth, poll: load.poll, threads: 1 };
+    let mut session = open(arguments, target, settings)?;
     let is_tcp = session.driver().medium() == Medium::Tcp;
     let most = if is_tcp && load.qp.is_none() { most.min(TCP_CONNECTIONS_MAX) } else { most };
     let mut report = Report::new();
@@ -258,7 +252,7 @@ impl Session {
 }
 
 /// Reaches the other end and opens a measurement.
-pub(super) fn open(arguments: &PerfArguments, target: &Target, asked: Asked) -> Result<Session, Failure> {
+pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Settings) -> Result<Session, Failure> {
     let (stream, established, peer, launched) = match target {
         Target::Server(host, port) => {
             let key = match key::given(None, &arguments.key)? {
@@ -279,7 +273,8 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, asked: Asked) -> 
             (stream, established, launched.label(), Some(launched))
         }
     };
-    let driver = Driver::open(stream, established, asked).map_err(|error| failure(&error, &peer))?;
+    let driver =
+        Driver::open(stream, established, arguments.load.policy(), settings).map_err(|error| failure(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
         crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
     }

@@ -17,33 +17,29 @@
 
 mod run;
 
-use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flume::bounded;
 use rd_verbs::{
-    CompletionQueue, Depths, Error as VerbsError, Event, EventChannel, EventKind, Id, IdKey, MessageRegion,
-    ProtectionDomain, QueuePair,
+    CompletionQueue, Depths, Error as VerbsError, EventKind, Id, MessageRegion, ProtectionDomain, QueuePair,
 };
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use self::run::RdmaGroup;
-use super::connection::{PORT_TRIES, ack_timeout_exponent, is_port_taken, parameters};
+use super::cm::{Cm, parameters, within};
 use super::devices::{Held, hold};
-use super::listener::listening;
+use super::listener::{Arrivals, Listener};
 use super::request::Request;
 use super::{ConnectError, Endpoint, RegisterError, Wake, sleep_on, until};
-use crate::transport::bundle::Group;
-use crate::transport::{LaneError, Medium};
+use crate::transport::Medium;
+use crate::transport::bundle::{Group, Settings};
 
 /// Identifiers that are resolved and connected at a time.
-const BATCH: usize = 32;
-
-/// Connect requests that the kernel keeps until they are accepted.
-const BACKLOG: u16 = 128;
+const BATCH: u32 = 32;
 
 /// Longest sleep while connections come up, so that a device that goes is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -63,21 +59,6 @@ const WINDOW_MIN_OF_FEW: u32 = 128;
 const SPARE: u32 = 2;
 
 const TOKEN_CONTEXT: &str = "rdma-pipe v1 measurement token";
-
-/// What a bundle is made for.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Bytes of the largest message.
-    pub message_bytes_max: u32,
-    /// Messages that one queue pair may have on their way.
-    pub depth: u16,
-    /// Queue pairs that there will be at most.
-    pub connections_max: u32,
-    /// Completion queues, each with a thread, that they are divided among.
-    pub threads: u32,
-    /// Completion queues are polled all the time instead of sleeping on their events.
-    pub poll: bool,
-}
 
 /// Numbers that follow from the settings, the same at both ends.
 #[derive(Clone, Copy, Debug)]
@@ -120,44 +101,65 @@ pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32, threads: 
     Ok((attributes.max_cqe / Account::new(depth, wanted).completions()).saturating_mul(threads).min(attributes.max_qp))
 }
 
-/// One end's part of a bundle, on one device.
-struct Station {
+/// Queue pairs on one device, at either end.
+struct QueuePairs {
+    /// Before what their queue pairs are made of.
+    groups: Vec<RdmaGroup>,
+    parts: Parts,
+    cm: Cm,
+    connections: u32,
+}
+
+/// What they are made of.
+struct Parts {
     settings: Settings,
     account: Account,
-    medium: Medium,
     queues: Vec<Arc<CompletionQueue>>,
     region: Arc<MessageRegion>,
     domain: Arc<ProtectionDomain>,
-    wake: Arc<Wake>,
-    held: Held,
 }
 
-impl Station {
+impl QueuePairs {
     fn new(held: Held, medium: Medium, settings: Settings, account: Account) -> Result<Self, ConnectError> {
-        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
-        held.subscribe(&wake);
-        let attributes = held.device.attributes()?;
-        let limit = |what, most: u32, wanted: u32| {
-            if wanted > most { Err(ConnectError::Limit { what, most, wanted }) } else { Ok(()) }
-        };
+        let cm = Cm::new(held, medium)?;
+        let device = &cm.held.device;
+        let attributes = device.attributes()?;
         let threads = settings.threads.clamp(1, settings.connections_max);
         let entries = account.completions().saturating_mul(settings.connections_max.div_ceil(threads));
-        limit("outstanding receives", attributes.max_qp_wr, account.receives.max(account.sends))?;
-        limit("completions", attributes.max_cqe, entries)?;
-        limit("queue pairs", attributes.max_qp, settings.connections_max)?;
-        limit("bytes in one message", held.device.port()?.max_message_bytes, settings.message_bytes_max)?;
-        let domain = ProtectionDomain::new(&held.device)?;
+        within("outstanding receives", attributes.max_qp_wr, account.receives.max(account.sends))?;
+        within("completions", attributes.max_cqe, entries)?;
+        within("queue pairs", attributes.max_qp, settings.connections_max)?;
+        within("bytes in one message", device.port()?.max_message_bytes, settings.message_bytes_max)?;
+        let domain = ProtectionDomain::new(device)?;
         let slot_bytes = (settings.message_bytes_max as usize).max(run::CREDIT_BYTES).next_multiple_of(64);
         let region = MessageRegion::new(&domain, run::SLOTS, slot_bytes)
             .map_err(|error| RegisterError::registering(error, run::SLOTS as usize * slot_bytes))?;
-        let queues = (0..threads).map(|_| CompletionQueue::new(&held.device, entries)).collect::<Result<_, _>>()?;
-        Ok(Self { settings, account, medium, queues, region: Arc::new(region), domain, wake, held })
+        let region = Arc::new(region);
+        let queues = (0..threads).map(|_| CompletionQueue::new(device, entries)).collect::<Result<Vec<_>, _>>()?;
+        let group = |queue| RdmaGroup::new(queue, &region, &cm.held, account, settings.poll);
+        let groups = queues.iter().map(group).collect();
+        let parts = Parts { settings, account, queues, region, domain };
+        Ok(Self { groups, parts, cm, connections: 0 })
     }
 
-    fn groups(&self) -> Vec<RdmaGroup> {
-        self.queues.iter().map(|queue| RdmaGroup::new(self, queue)).collect()
+    /// Waits until the new queue pairs, in their order, are established, and takes them.
+    fn establish(&mut self, new: Vec<QueuePair>, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
+        let keys = new.iter().map(|queue_pair| queue_pair.id().key()).collect();
+        self.cm.await_all(keys, EventKind::Established, what, deadline)?;
+        for queue_pair in new {
+            let group = self.connections as usize % self.groups.len();
+            self.groups[group].add(queue_pair);
+            self.connections += 1;
+        }
+        Ok(())
     }
 
+    fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
+        self.groups.iter_mut().map(|group| group as &mut dyn Group)
+    }
+}
+
+impl Parts {
     /// Makes the queue pair of connection `index` on `id`.
     fn queue_pair(&self, id: Id, index: u32) -> Result<QueuePair, VerbsError> {
         let depths = Depths {
@@ -179,10 +181,6 @@ impl Station {
         }
         Ok(())
     }
-
-    fn check(&self) -> Result<(), LaneError> {
-        if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
-    }
 }
 
 /// The token of one queue pair.
@@ -191,30 +189,12 @@ fn token(seed: &[u8; 16], index: u32) -> [u8; 16] {
     derived[..16].try_into().expect("half of it")
 }
 
-/// Whether a connection lives on after an event.
-fn check_event(event: &Event, what: &'static str) -> Result<(), ConnectError> {
-    match event.kind {
-        EventKind::AddressError | EventKind::RouteError | EventKind::Unreachable | EventKind::ConnectError => {
-            Err(ConnectError::Unreachable { what, status: event.status })
-        }
-        EventKind::Rejected => Err(ConnectError::Rejected(event.status)),
-        EventKind::Disconnected => Err(LaneError::PeerClosed.into()),
-        _ => Ok(()),
-    }
-}
-
 /// The connecting end of a bundle.
 pub struct Bundle {
-    /// Before what their queue pairs are made of.
-    groups: Vec<RdmaGroup>,
-    station: Station,
-    events: Arc<EventChannel>,
-    /// Events that nobody has waited for yet.
-    seen: HashSet<(IdKey, EventKind)>,
+    pairs: QueuePairs,
     seed: [u8; 16],
     local: IpAddr,
     remote: SocketAddr,
-    connections: u32,
 }
 
 impl Bundle {
@@ -225,12 +205,8 @@ impl Bundle {
     /// [`ConnectError::Limit`] where the device cannot do what the settings ask for.
     pub fn new(local: &Endpoint, remote: SocketAddr, seed: [u8; 16], settings: Settings) -> Result<Self, ConnectError> {
         let account = Account::new(settings.depth, settings.connections_max);
-        let station = Station::new(hold(local.address)?, local.medium, settings, account)?;
-        let groups = station.groups();
-        let events = EventChannel::new()?;
-        let local = local.address;
-        let seen = HashSet::new();
-        Ok(Self { groups, station, events, seen, seed, local, remote, connections: 0 })
+        let pairs = QueuePairs::new(hold(local.address)?, local.medium, settings, account)?;
+        Ok(Self { pairs, seed, local: local.address, remote })
     }
 
     /// Connects until there are this many.
@@ -240,65 +216,25 @@ impl Bundle {
     /// [`ConnectError::Timeout`] when `deadline` passes, and why else a queue pair did not come up. Those that are up
     /// stay.
     pub fn grow(&mut self, connections: u32, deadline: Instant) -> Result<(), ConnectError> {
-        while self.connections < connections {
-            let count = (connections - self.connections).min(BATCH as u32);
-            let mut new = Vec::with_capacity(BATCH);
-            for (index, id) in (self.connections..).zip(self.resolve(count, deadline)?) {
-                new.push(self.dial(id, index, deadline)?);
+        let ends = (self.local, self.remote);
+        while self.pairs.connections < connections {
+            let first = self.pairs.connections;
+            let count = (connections - first).min(BATCH);
+            let ids = self.pairs.cm.resolve(count as usize, self.local, self.remote, deadline)?;
+            let mut new = Vec::with_capacity(count as usize);
+            for (index, id) in (first..).zip(ids) {
+                let request = Request::Payload(token(&self.seed, index));
+                let pairs = &mut self.pairs;
+                let make = |id| pairs.parts.queue_pair(id, index);
+                let queue_pair = pairs.cm.connect(id, ends, &request, deadline, make)?;
+                // Not before: those of a queue pair that is given up would complete. The other end is silent until it
+                // has been greeted.
+                pairs.parts.post_receives(&queue_pair, index)?;
+                new.push(queue_pair);
             }
-            let keys = new.iter().map(|queue_pair| queue_pair.id().key()).collect();
-            self.await_all(keys, EventKind::Established, "waiting for the peer to accept", deadline)?;
-            for queue_pair in new {
-                let group = self.connections as usize % self.groups.len();
-                self.groups[group].add(queue_pair);
-                self.connections += 1;
-            }
+            self.pairs.establish(new, "waiting for the peer to accept", deadline)?;
         }
         Ok(())
-    }
-
-    /// Identifiers of connections to the other end, address and route resolved.
-    fn resolve(&mut self, count: u32, deadline: Instant) -> Result<Vec<Id>, ConnectError> {
-        let mut ids = Vec::with_capacity(count as usize);
-        for _ in 0..count {
-            let mut id = Id::new(&self.events)?;
-            // iWARP has no such option: its timeouts are TCP's.
-            let _ = id.set_ack_timeout(ack_timeout_exponent(self.station.medium));
-            id.resolve_address(SocketAddr::new(self.local, 0), self.remote, until(deadline))?;
-            ids.push(id);
-        }
-        let keys = ids.iter().map(Id::key).collect::<Vec<_>>();
-        self.await_all(keys.clone(), EventKind::AddressResolved, "resolving the address", deadline)?;
-        if !ids.iter().all(|id| self.station.held.device.has(id)) {
-            return Err(VerbsError::OtherDevice.into());
-        }
-        for id in &mut ids {
-            id.resolve_route(until(deadline))?;
-        }
-        self.await_all(keys, EventKind::RouteResolved, "resolving the route", deadline)?;
-        Ok(ids)
-    }
-
-    /// Asks for connection `index` by `id`, or by another where `id` has been given a port that is taken.
-    fn dial(&mut self, mut id: Id, index: u32, deadline: Instant) -> Result<QueuePair, ConnectError> {
-        let request = Request::Payload(token(&self.seed, index)).encode();
-        let mut tries = 1..PORT_TRIES;
-        loop {
-            let queue_pair = self.station.queue_pair(id, index)?;
-            match queue_pair.id().connect(&parameters(&request)) {
-                Err(error) if is_port_taken(&error) && tries.next().is_some() => {
-                    drop(queue_pair);
-                    id = self.resolve(1, deadline)?.remove(0);
-                }
-                outcome => {
-                    outcome?;
-                    // Not before: those of a queue pair that is given up would complete. The other end is silent until
-                    // it has been greeted.
-                    self.station.post_receives(&queue_pair, index)?;
-                    return Ok(queue_pair);
-                }
-            }
-        }
     }
 
     /// Sends the first message on each new connection. To be called once the other end has them all.
@@ -307,72 +243,38 @@ impl Bundle {
     ///
     /// Why one was lost.
     pub fn greet(&mut self, deadline: Instant) -> Result<(), ConnectError> {
-        for group in &mut self.groups {
-            group.greet(deadline)?;
-        }
-        Ok(())
+        self.pairs.groups.iter_mut().try_for_each(|group| group.greet(deadline))
     }
 
     /// The groups, each for a thread.
     pub fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
-        self.groups.iter_mut().map(|group| group as &mut dyn Group)
+        self.pairs.groups()
     }
 
     /// How many there are.
     pub fn connections(&self) -> u32 {
-        self.connections
+        self.pairs.connections
     }
 
     /// The medium.
     pub fn medium(&self) -> Medium {
-        self.station.medium
+        self.pairs.cm.medium
     }
 
     /// Device and addresses, for a person.
     pub fn describe(&self) -> String {
-        let device = &self.station.held.device;
-        let kind = if self.station.medium == Medium::RdmaHardware { "hardware" } else { "software" };
-        let name = if device.is_iwarp() { "iWARP" } else { "RDMA" };
-        format!("{name} over {} ({kind}), {} > {}", device.name(), self.local, self.remote.ip())
-    }
-
-    /// Waits for an event of the `wanted` kind on each of `keys`. Other events are kept until they are asked for.
-    fn await_all(
-        &mut self,
-        mut keys: Vec<IdKey>,
-        wanted: EventKind,
-        what: &'static str,
-        deadline: Instant,
-    ) -> Result<(), ConnectError> {
-        loop {
-            self.station.check()?;
-            while let Some(event) = self.events.next_event()? {
-                check_event(&event, what)?;
-                self.seen.insert((event.id, event.kind));
-            }
-            keys.retain(|&key| !self.seen.remove(&(key, wanted)));
-            if keys.is_empty() {
-                return Ok(());
-            }
-            if until(deadline).is_zero() {
-                return Err(ConnectError::Timeout(what));
-            }
-            sleep_on([self.events.as_fd(), self.station.wake.as_fd()], until(deadline).min(LOOK_AGAIN));
-        }
+        format!("{}, {} > {}", self.pairs.cm.describe(), self.local, self.remote.ip())
     }
 }
 
 /// The accepting end of a bundle: listens at every address that counts, until the first request says which device it
 /// is to be.
 pub struct Gate {
-    groups: Vec<RdmaGroup>,
-    station: Option<Station>,
-    listeners: Vec<(Id, Endpoint, Held)>,
-    events: Arc<EventChannel>,
+    pairs: Option<QueuePairs>,
+    listeners: Vec<(Listener, Endpoint)>,
+    arrivals: Arc<Arrivals>,
     seed: [u8; 16],
     settings: Settings,
-    tokens: HashMap<[u8; 16], u32>,
-    connections: u32,
 }
 
 impl Gate {
@@ -387,27 +289,24 @@ impl Gate {
         seed: [u8; 16],
         settings: Settings,
     ) -> Result<Self, ConnectError> {
-        let events = EventChannel::new()?;
+        let arrivals = Arc::default();
         let mut listeners = Vec::new();
         let mut failure = ConnectError::Os(Errno::ADDRNOTAVAIL);
         for endpoint in endpoints {
-            let held = hold(endpoint.address)?;
-            match listening(&events, endpoint.address, ports, BACKLOG) {
-                Ok(id) => listeners.push((id, endpoint.clone(), held)),
-                Err(error) => failure = error.into(),
+            match Listener::for_queue_pairs(endpoint, ports, &arrivals) {
+                Ok(listener) => listeners.push((listener, endpoint.clone())),
+                Err(error) => failure = error,
             }
         }
         if listeners.is_empty() {
             return Err(failure);
         }
-        let (groups, tokens) = (Vec::new(), HashMap::new());
-        Ok(Self { groups, station: None, listeners, events, seed, settings, tokens, connections: 0 })
+        Ok(Self { pairs: None, listeners, arrivals, seed, settings })
     }
 
-    /// Where it listens.
-    pub fn endpoints(&self) -> Vec<(Endpoint, SocketAddr)> {
-        let known = self.listeners.iter();
-        known.filter_map(|(id, endpoint, _)| Some((endpoint.clone(), id.local_address()?))).collect()
+    /// Where it listens, and on which port.
+    pub fn endpoints(&self) -> impl Iterator<Item = (&Endpoint, u16)> {
+        self.listeners.iter().map(|(listener, endpoint)| (endpoint, listener.port()))
     }
 
     /// Accepts until there are this many, or until the other end is `interrupted`: it has something else to say.
@@ -422,74 +321,54 @@ impl Gate {
         interrupted: impl Fn() -> bool,
     ) -> Result<(), ConnectError> {
         let what = "waiting for connections";
-        if let Some(most) = self.station.as_ref().map(|station| station.settings.connections_max)
-            && connections > most
-        {
-            return Err(ConnectError::Limit { what: "queue pairs", most, wanted: connections });
-        }
-        self.tokens.extend((self.connections..connections).map(|index| (token(&self.seed, index), index)));
-        let mut accepted: HashMap<u32, QueuePair> = HashMap::new();
-        let mut pending = HashSet::new();
-        let wanted = (connections - self.connections) as usize;
-        while accepted.len() < wanted || !pending.is_empty() {
-            if let Some(station) = &self.station {
-                station.check()?;
-            }
-            if until(deadline).is_zero() || interrupted() {
-                return Err(ConnectError::Timeout(what));
-            }
-            let Some(event) = self.events.next_event()? else {
-                match &self.station {
-                    Some(station) => sleep_on([self.events.as_fd(), station.wake.as_fd()], LOOK_AGAIN)[0],
-                    None => sleep_on([self.events.as_fd()], LOOK_AGAIN)[0],
-                };
-                continue;
+        let (first, most) = self
+            .pairs
+            .as_ref()
+            .map_or((0, u32::MAX), |pairs| (pairs.connections, pairs.parts.settings.connections_max));
+        within("queue pairs", most, connections)?;
+        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
+        let expect = |index| {
+            let (post, came) = bounded(1);
+            (came, self.arrivals.expect(token(&self.seed, index), post, Arc::clone(&wake)))
+        };
+        let expected: Vec<_> = (first..connections).map(expect).collect();
+        let mut accepted = Vec::with_capacity(expected.len());
+        for (index, (came, _)) in (first..).zip(&expected) {
+            let id = loop {
+                if let Ok(id) = came.try_recv() {
+                    break id;
+                }
+                if let Some(pairs) = &self.pairs {
+                    pairs.cm.check()?;
+                }
+                if until(deadline).is_zero() || interrupted() {
+                    return Err(ConnectError::Timeout(what));
+                }
+                sleep_on([wake.as_fd()], LOOK_AGAIN);
+                wake.clear();
             };
-            if event.kind == EventKind::Established {
-                pending.remove(&event.id);
-            } else if event.incoming.is_none() {
-                check_event(&event, what)?;
-            }
-            let Some(id) = event.incoming else { continue };
-            let Some(Request::Payload(token)) = Request::decode(&event.private_data) else {
-                id.reject();
-                continue;
-            };
-            let Some(index) = self.tokens.remove(&token) else {
-                id.reject();
-                continue;
-            };
-            let (key, queue_pair) = (id.key(), self.accept(id, index)?);
-            pending.insert(key);
-            accepted.insert(index, queue_pair);
+            accepted.push(self.accept(id, index)?);
         }
-        for index in self.connections..connections {
-            let queue_pair = accepted.remove(&index).expect("one for each token");
-            let group = index as usize % self.groups.len();
-            self.groups[group].add(queue_pair);
-        }
-        self.connections = connections;
-        Ok(())
+        let Some(pairs) = &mut self.pairs else { return Ok(()) };
+        pairs.establish(accepted, what, deadline)
     }
 
-    fn accept(&mut self, mut id: Id, index: u32) -> Result<QueuePair, ConnectError> {
-        if self.station.is_none() {
-            let known = self.listeners.iter().find(|(.., held)| held.device.has(&id));
-            let (_, endpoint, held) = known.ok_or(VerbsError::OtherDevice)?;
+    fn accept(&mut self, id: Id, index: u32) -> Result<QueuePair, ConnectError> {
+        if self.pairs.is_none() {
+            let mut known =
+                self.listeners.iter().filter_map(|(_, endpoint)| Some((endpoint, hold(endpoint.address).ok()?)));
+            let (endpoint, held) = known.find(|(_, held)| held.device.has(&id)).ok_or(VerbsError::OtherDevice)?;
             // As many as there may be, which may be more than will come: this device's own limit is met when it is.
             let Settings { depth, connections_max: wanted, threads, .. } = self.settings;
             let connections_max = wanted.min(connections_limit(endpoint, depth, wanted, threads)?);
             let settings = Settings { connections_max, ..self.settings };
             // As at the other end, which knows nothing of this limit.
             let account = Account::new(depth, wanted);
-            let station = Station::new(held.clone(), endpoint.medium, settings, account)?;
-            self.groups = station.groups();
-            self.station = Some(station);
+            self.pairs = Some(QueuePairs::new(held, endpoint.medium, settings, account)?);
         }
-        let station = self.station.as_ref().expect("just made");
-        let _ = id.set_ack_timeout(ack_timeout_exponent(station.medium));
-        let queue_pair = station.queue_pair(id, index)?;
-        station.post_receives(&queue_pair, index)?;
+        let pairs = self.pairs.as_ref().expect("just made");
+        let queue_pair = pairs.parts.queue_pair(pairs.cm.adopt(id)?, index)?;
+        pairs.parts.post_receives(&queue_pair, index)?;
         queue_pair.id().accept(&parameters(&[]))?;
         Ok(queue_pair)
     }
@@ -500,15 +379,13 @@ impl Gate {
     ///
     /// [`ConnectError::Timeout`] when `deadline` passes, and why a connection was lost.
     pub fn await_greetings(&mut self, deadline: Instant) -> Result<(), ConnectError> {
-        for group in &mut self.groups {
-            group.await_greetings(deadline)?;
-        }
-        Ok(())
+        let groups = self.pairs.iter_mut().flat_map(|pairs| &mut pairs.groups);
+        groups.into_iter().try_for_each(|group| group.await_greetings(deadline))
     }
 
     /// The groups, each for a thread.
     pub fn groups(&mut self) -> impl Iterator<Item = &mut dyn Group> {
-        self.groups.iter_mut().map(|group| group as &mut dyn Group)
+        self.pairs.iter_mut().flat_map(QueuePairs::groups)
     }
 }
 

@@ -7,49 +7,26 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use flume::bounded;
 use rd_proto::handshake::HANDSHAKE_BYTES_MAX;
-use rd_verbs::{
-    CompletionQueue, ConnectParameters, Depths, Error as VerbsError, Event, EventChannel, EventKind, Id, IdKey,
-    MessageRegion, QueuePair, WorkCompletion,
-};
+use rd_verbs::{CompletionQueue, Depths, Error as VerbsError, EventKind, Id, MessageRegion, QueuePair, WorkCompletion};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
+use super::cm::{Cm, Completions, parameters, within};
 use super::control::{self, ControlQueue, Message, SLOTS, Work};
 use super::devices::Registered;
 use super::lane::{self, Parts};
 use super::listener::Arrivals;
 use super::request::Request;
-use super::{Adapters, Endpoint, Hello, RegisterError, Unavailable, Wake, sleep_on, until};
+use super::{Adapters, Endpoint, Hello, RegisterError, Unavailable, sleep_on, until};
 use crate::transport::{Lane, LaneError, Medium, Report};
-
-/// Retries of a message that is not acknowledged. The session's heartbeat notices a dead path first.
-const RETRY_COUNT: u8 = 7;
-
-/// How long an adapter waits for an acknowledgement: 4.096 µs × 2^16 = 0.27 s.
-const ACK_TIMEOUT_EXPONENT: u8 = 16;
-
-/// The same for software devices: 4.096 µs × 2^19 = 2.1 s. They lose nothing, but their acknowledgements wait for a
-/// processor as everything else does; with half a second rxe was seen to send the same packets again several times a
-/// second.
-const ACK_TIMEOUT_EXPONENT_SOFTWARE: u8 = 19;
-
-pub(super) fn ack_timeout_exponent(medium: Medium) -> u8 {
-    if medium == Medium::RdmaSoftware { ACK_TIMEOUT_EXPONENT_SOFTWARE } else { ACK_TIMEOUT_EXPONENT }
-}
-
-/// Retries of a message that found no receive posted. Credits rule that out, so that few are needed and endless ones
-/// (7) would only hide a broken peer.
-const RNR_RETRY_COUNT: u8 = 3;
 
 /// How long the end that connected waits for an answer to its first message before it sends another.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 
 /// Handshake messages that may wait to be read.
 const INBOX_MAX: usize = 64;
-
-/// Ports to connect from that are tried, where each is found to be taken.
-pub(super) const PORT_TRIES: u32 = 5;
 
 /// The words for a status of the connection manager: an error number below 0, or the reason in an InfiniBand REJ message,
 /// above it.
@@ -123,15 +100,7 @@ pub fn connect(
 ) -> Result<Connection, ConnectError> {
     let registered = adapters.on(local)?;
     let (local, request) = (local.clone(), Request::Control(*hello));
-    by(deadline, move || {
-        let mut tries = 1..PORT_TRIES;
-        loop {
-            match dial(Arc::clone(&registered), &local, remote, &request, deadline) {
-                Err(ConnectError::Verbs(error)) if is_port_taken(&error) && tries.next().is_some() => {}
-                outcome => return outcome,
-            }
-        }
-    })
+    by(deadline, move || dial(registered, &local, remote, &request, deadline))
 }
 
 /// Runs what connects on a thread of its own, since iWARP's connecting is a call that nothing can stop. What comes after
@@ -150,11 +119,6 @@ fn by<T: Send + 'static>(
     outcome.unwrap_or(Err(ConnectError::Timeout("connecting")))
 }
 
-/// iWARP's ports are TCP's, and the RDMA connection manager picks one without knowing of the sockets that hold it.
-pub(super) fn is_port_taken(error: &VerbsError) -> bool {
-    error.errno() == Some(Errno::ADDRINUSE.raw_os_error())
-}
-
 fn dial(
     registered: Arc<Registered>,
     local: &Endpoint,
@@ -163,11 +127,8 @@ fn dial(
     deadline: Instant,
 ) -> Result<Connection, ConnectError> {
     let mut kit = Kit::new(registered, local.medium)?;
-    let id = kit.resolve(local.address, remote, deadline)?;
-    let control = ControlQueue::new(id, kit.registered.domain(), &kit.queue, &kit.region)?;
-    if let Some(queue_pair) = control.queue_pair() {
-        kit.connect(queue_pair, request, deadline)?;
-    }
+    let control = kit.connect((local.address, remote), request, deadline, control::queue_pair)?;
+    let control = ControlQueue::new(control);
     let role = Role::Connecting { local: local.address, remote };
     let mut connection = Connection::new(control, kit, role);
     // On iWARP the end that connected must be the first to send. The siw driver overlooks what arrives in the moment
@@ -189,113 +150,68 @@ fn dial(
 
 /// What a connection is made of, beside its queue pairs.
 pub(super) struct Kit {
-    pub(super) queue: Arc<CompletionQueue>,
-    pub(super) region: Arc<MessageRegion>,
-    pub(super) events: Arc<EventChannel>,
+    pub(super) cm: Cm,
+    pub(super) completions: Completions,
+    region: Arc<MessageRegion>,
     pub(super) registered: Arc<Registered>,
-    /// Woken when the device goes, and by the lane's owner.
-    pub(super) wake: Arc<Wake>,
-    pub(super) medium: Medium,
-    /// Whether a notification of the completion queue is pending.
-    pub(super) armed: bool,
 }
 
 impl Kit {
-    pub(super) fn new(registered: Arc<Registered>, medium: Medium) -> Result<Self, ConnectError> {
-        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
-        registered.held.subscribe(&wake);
-        let attributes = registered.held.device.attributes()?;
-        let limit = |what, most: u32, wanted: u32| {
-            if wanted > most { Err(ConnectError::Limit { what, most, wanted }) } else { Ok(()) }
-        };
-        let buffers = registered.pool.count();
-        limit("scatter-gather entries", attributes.max_sge, 2)?;
-        limit("outstanding receives", attributes.max_qp_wr, payload_depths(buffers).receives.max(SLOTS))?;
-        let entries = 2 * SLOTS + payload_depths(buffers).sends + payload_depths(buffers).receives;
-        limit("completions", attributes.max_cqe, entries)?;
+    fn new(registered: Arc<Registered>, medium: Medium) -> Result<Self, ConnectError> {
+        let cm = Cm::new(registered.held.clone(), medium)?;
+        let device = &cm.held.device;
+        let attributes = device.attributes()?;
+        let depths = payload_depths(registered.pool.count());
+        let entries = 2 * SLOTS + depths.sends + depths.receives;
+        within("scatter-gather entries", attributes.max_sge, 2)?;
+        within("outstanding receives", attributes.max_qp_wr, depths.receives.max(SLOTS))?;
+        within("completions", attributes.max_cqe, entries)?;
         let message_bytes = u32::try_from(registered.pool.buffer_bytes() + 64).unwrap_or(u32::MAX);
-        limit("bytes in one message", registered.held.device.port()?.max_message_bytes, message_bytes)?;
-        let queue = CompletionQueue::new(&registered.held.device, entries)?;
+        within("bytes in one message", device.port()?.max_message_bytes, message_bytes)?;
+        let completions = Completions::new(&CompletionQueue::new(device, entries)?);
         let region = control::message_region(registered.domain())
             .map_err(|error| RegisterError::registering(error, control::CONNECTION_LOCKED_BYTES))?;
-        let events = EventChannel::new()?;
-        Ok(Self { queue, region, events, registered, wake, medium, armed: false })
+        Ok(Self { cm, completions, region, registered })
     }
 
-    fn device_gone(&self) -> LaneError {
-        LaneError::DeviceGone(self.registered.held.device.name())
+    /// Makes a queue pair of the identifier of a connect request.
+    fn adopt(&self, id: Id, make: Make) -> Result<QueuePair, VerbsError> {
+        make(self.cm.adopt(id)?, &self.registered, &self.completions.queue, &self.region)
     }
 
-    /// An identifier with address and route resolved.
-    fn resolve(&mut self, local: IpAddr, remote: SocketAddr, deadline: Instant) -> Result<Id, ConnectError> {
-        let mut id = Id::new(&self.events)?;
-        // iWARP has no such option: its timeouts are TCP's.
-        let _ = id.set_ack_timeout(ack_timeout_exponent(self.medium));
-        id.resolve_address(SocketAddr::new(local, 0), remote, until(deadline))?;
-        self.await_event(id.key(), EventKind::AddressResolved, "resolving the address", deadline)?;
-        if !self.registered.held.device.has(&id) {
-            return Err(ConnectError::Verbs(VerbsError::OtherDevice));
-        }
-        id.resolve_route(until(deadline))?;
-        self.await_event(id.key(), EventKind::RouteResolved, "resolving the route", deadline)?;
-        Ok(id)
-    }
-
-    fn connect(&self, queue_pair: &QueuePair, request: &Request, deadline: Instant) -> Result<(), ConnectError> {
-        queue_pair.id().connect(&parameters(&request.encode()))?;
-        self.await_event(queue_pair.id().key(), EventKind::Established, "waiting for the peer to accept", deadline)
-    }
-
-    /// Waits for an event of one identifier. Another one's end is an end, too.
-    fn await_event(
-        &self,
-        id: IdKey,
-        wanted: EventKind,
-        what: &'static str,
+    /// Connects a queue pair.
+    fn connect(
+        &mut self,
+        ends @ (local, remote): (IpAddr, SocketAddr),
+        request: &Request,
         deadline: Instant,
-    ) -> Result<(), ConnectError> {
-        loop {
-            if self.registered.held.is_gone() {
-                return Err(self.device_gone().into());
-            }
-            while let Some(event) = self.events.next_event()? {
-                if event.id == id && event.kind == wanted {
-                    return Ok(());
-                }
-                self.check_event(&event, what)?;
-            }
-            if until(deadline).is_zero() {
-                return Err(ConnectError::Timeout(what));
-            }
-            sleep_on([self.events.as_fd(), self.wake.as_fd()], until(deadline));
-            self.wake.clear();
-        }
+        make: Make,
+    ) -> Result<QueuePair, ConnectError> {
+        let Self { cm, completions, region, registered } = self;
+        let id = cm.resolve(1, local, remote, deadline)?.remove(0);
+        let make = |id| make(id, registered, &completions.queue, region);
+        let queue_pair = cm.connect(id, ends, request, deadline, make)?;
+        let what = "waiting for the peer to accept";
+        cm.await_all(vec![queue_pair.id().key()], EventKind::Established, what, deadline)?;
+        Ok(queue_pair)
     }
+}
 
-    /// Whether a connection lives on after an event.
-    fn check_event(&self, event: &Event, what: &'static str) -> Result<(), ConnectError> {
-        match event.kind {
-            EventKind::AddressError | EventKind::RouteError | EventKind::Unreachable | EventKind::ConnectError => {
-                Err(ConnectError::Unreachable { what, status: event.status })
-            }
-            EventKind::Rejected => Err(ConnectError::Rejected(event.status)),
-            EventKind::Disconnected => Err(LaneError::PeerClosed.into()),
-            EventKind::DeviceRemoval => {
-                self.registered.held.report_gone();
-                Err(self.device_gone().into())
-            }
-            _ => Ok(()),
-        }
-    }
+/// Makes one of a connection's two queue pairs.
+type Make = fn(Id, &Registered, &Arc<CompletionQueue>, &Arc<MessageRegion>) -> Result<QueuePair, VerbsError>;
+
+fn payload_queue_pair(
+    id: Id,
+    registered: &Registered,
+    queue: &Arc<CompletionQueue>,
+    region: &Arc<MessageRegion>,
+) -> Result<QueuePair, VerbsError> {
+    QueuePair::new(id, registered.domain(), queue, region, payload_depths(registered.pool.count()))
 }
 
 /// Sends and receives of the payload queue pair: one of each for every buffer, and the greeting.
 fn payload_depths(buffers: u32) -> Depths {
     Depths { sends: buffers + 1, receives: buffers + 1, segments: 2, inline_bytes: 0 }
-}
-
-pub(super) fn parameters(private_data: &[u8]) -> ConnectParameters<'_> {
-    ConnectParameters { private_data, retry_count: RETRY_COUNT, rnr_retry_count: RNR_RETRY_COUNT }
 }
 
 /// How a connection's payload queue pair comes up.
@@ -335,18 +251,14 @@ impl Connection {
     pub(super) fn accept(
         registered: Arc<Registered>,
         medium: Medium,
-        mut id: Id,
+        id: Id,
         arrivals: Arc<Arrivals>,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let kit = Kit::new(registered, medium)?;
-        id.migrate(&kit.events)?;
-        let _ = id.set_ack_timeout(ack_timeout_exponent(medium));
-        let control = ControlQueue::new(id, kit.registered.domain(), &kit.queue, &kit.region)?;
-        if let Some(queue_pair) = control.queue_pair() {
-            queue_pair.id().accept(&parameters(&[]))?;
-        }
-        let mut connection = Self::new(control, kit, Role::Accepting { arrivals });
+        let control = kit.adopt(id, control::queue_pair)?;
+        control.id().accept(&parameters(&[]))?;
+        let mut connection = Self::new(ControlQueue::new(control), kit, Role::Accepting { arrivals });
         // On iWARP nothing may be sent here before the end that connected has sent.
         while !connection.heard {
             connection.step("waiting for the peer's first message", deadline)?;
@@ -390,33 +302,26 @@ impl Connection {
     /// Takes in what has happened, or sleeps until something has.
     fn step(&mut self, what: &'static str, deadline: Instant) -> Result<(), ConnectError> {
         let mut completions = [WorkCompletion::default(); 16];
-        let taken = self.kit.queue.poll(&mut completions)?;
+        let taken = self.kit.completions.queue.poll(&mut completions)?;
         for completion in &completions[..taken] {
             self.complete(completion)?;
         }
         if taken > 0 {
             return Ok(());
         }
-        if self.kit.registered.held.is_gone() {
-            return Err(self.kit.device_gone().into());
-        }
-        while let Some(event) = self.kit.events.next_event()? {
-            self.kit.check_event(&event, what)?;
-        }
-        if !self.kit.armed {
-            self.kit.queue.request_notification()?;
-            self.kit.armed = true;
+        self.kit.cm.check()?;
+        self.kit.cm.take_events(what)?;
+        if !self.kit.completions.may_sleep()? {
             return Ok(());
         }
         if until(deadline).is_zero() {
             return Err(ConnectError::Timeout(what));
         }
-        let descriptors = [self.kit.queue.channel().as_fd(), self.kit.events.as_fd(), self.kit.wake.as_fd()];
+        let Kit { cm, completions, .. } = &mut self.kit;
+        let descriptors = [completions.queue.channel().as_fd(), cm.events.as_fd(), cm.wake.as_fd()];
         sleep_on(descriptors, until(deadline));
-        self.kit.wake.clear();
-        if self.kit.queue.take_event()? {
-            self.kit.armed = false;
-        }
+        cm.wake.clear();
+        completions.take_event()?;
         Ok(())
     }
 
@@ -462,30 +367,28 @@ impl Connection {
             Role::Connecting { local, remote } => {
                 let (local, remote) = (*local, *remote);
                 self.await_ready(1, deadline)?;
-                let id = self.kit.resolve(local, remote, deadline)?;
-                let payload = self.payload_queue_pair(id)?;
-                self.kit.connect(&payload, &Request::Payload(token), deadline)?;
+                let request = Request::Payload(token);
+                let payload = self.kit.connect((local, remote), &request, deadline, payload_queue_pair)?;
                 self.await_ready(2, deadline)?;
                 control::send_greeting(&payload)?;
                 payload
             }
             Role::Accepting { arrivals } => {
                 let arrivals = Arc::clone(arrivals);
-                let mut arrival = arrivals.expect(token, Arc::clone(&self.kit.wake));
+                let (post, came) = bounded(1);
+                let _expected = arrivals.expect(token, post, Arc::clone(&self.kit.cm.wake));
                 self.control.send_ready()?;
-                let mut id = loop {
-                    if let Some(id) = arrival.take() {
+                let id = loop {
+                    if let Ok(id) = came.try_recv() {
                         break id;
                     }
                     self.step("waiting for the payload queue pair", deadline)?;
                 };
-                id.migrate(&self.kit.events)?;
-                let _ = id.set_ack_timeout(ack_timeout_exponent(self.kit.medium));
-                let payload = self.payload_queue_pair(id)?;
+                let payload = self.kit.adopt(id, payload_queue_pair)?;
                 control::receive_greeting(&payload)?;
                 payload.id().accept(&parameters(&[]))?;
                 // By now siw has taken over the socket, and overlooks no first message.
-                self.kit.await_event(payload.id().key(), EventKind::Established, "accepting", deadline)?;
+                self.kit.cm.await_all(vec![payload.id().key()], EventKind::Established, "accepting", deadline)?;
                 self.control.send_ready()?;
                 while !self.greeted {
                     self.step("waiting for the payload queue pair's first message", deadline)?;
@@ -504,11 +407,6 @@ impl Connection {
             self.step("waiting for the peer to be ready", deadline)?;
         }
         Ok(())
-    }
-
-    fn payload_queue_pair(&self, id: Id) -> Result<QueuePair, VerbsError> {
-        let depths = payload_depths(self.kit.registered.pool.count());
-        QueuePair::new(id, self.kit.registered.domain(), &self.kit.queue, &self.kit.region, depths)
     }
 }
 

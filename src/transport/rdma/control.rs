@@ -18,7 +18,7 @@ use rd_verbs::{
     CompletionQueue, Depths, Error as VerbsError, Id, MessageRegion, ProtectionDomain, QueuePair, WorkCompletion,
 };
 
-use super::lane_error;
+use super::devices::Registered;
 use crate::transport::{CONTROL_QUEUE_MAX, LaneError};
 
 /// Receives, and sends, that each end has for control messages. Part of the protocol: both ends count on it.
@@ -188,6 +188,21 @@ pub(super) fn send_greeting(payload: &QueuePair) -> Result<(), VerbsError> {
     payload.send_message(Work::Greeting.encode(), GREETING_SLOT, length)
 }
 
+/// Makes a control queue pair of `id`, and posts its receives.
+pub(super) fn queue_pair(
+    id: Id,
+    registered: &Registered,
+    queue: &Arc<CompletionQueue>,
+    region: &Arc<MessageRegion>,
+) -> Result<QueuePair, VerbsError> {
+    let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
+    let queue_pair = QueuePair::new(id, registered.domain(), queue, region, depths)?;
+    for slot in 0..SLOTS {
+        queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
+    }
+    Ok(queue_pair)
+}
+
 /// The control queue pair with its account.
 pub(super) struct ControlQueue {
     queue_pair: Option<QueuePair>,
@@ -201,26 +216,16 @@ pub(super) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Creates the queue pair on `id` and posts its receives.
-    pub(super) fn new(
-        id: Id,
-        domain: &Arc<ProtectionDomain>,
-        queue: &Arc<CompletionQueue>,
-        region: &Arc<MessageRegion>,
-    ) -> Result<Self, VerbsError> {
-        let depths = Depths { sends: SLOTS, receives: SLOTS, segments: 1, inline_bytes: 0 };
-        let queue_pair = QueuePair::new(id, domain, queue, region, depths)?;
-        for slot in 0..SLOTS {
-            queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
-        }
-        Ok(Self {
+    /// The account of a queue pair that [`queue_pair`] has made.
+    pub(super) fn new(queue_pair: QueuePair) -> Self {
+        Self {
             queue_pair: Some(queue_pair),
             ending: false,
             flow: Flow::default(),
             free_slots: (SLOTS..2 * SLOTS).collect(),
             backlog: VecDeque::new(),
             posted: SLOTS as usize,
-        })
+        }
     }
 
     /// The queue pair, until it is taken.
@@ -292,7 +297,7 @@ impl ControlQueue {
         };
         let prefix = Prefix { total: self.flow.send(), kind };
         let length = queue_pair.messages().write(slot, &[&prefix.encode(), body]);
-        queue_pair.send_message(Work::ControlSend(slot).encode(), slot, length).map_err(|error| lane_error(&error))?;
+        queue_pair.send_message(Work::ControlSend(slot).encode(), slot, length)?;
         self.posted += 1;
         Ok(())
     }
@@ -337,9 +342,7 @@ impl ControlQueue {
         };
         self.flow.arrived(prefix.total).ok_or(LaneError::Framing("control message with an impossible total"))?;
         if !self.ending {
-            queue_pair
-                .receive_message(Work::ControlReceive(slot).encode(), slot)
-                .map_err(|error| lane_error(&error))?;
+            queue_pair.receive_message(Work::ControlReceive(slot).encode(), slot)?;
             self.posted += 1;
             self.flow.repost();
         }

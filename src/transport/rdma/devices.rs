@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rd_proto::control::Endpoint as Offered;
 use rd_verbs::{
     AsyncEvent, Device, Error as VerbsError, EventChannel, EventKind, Id, LoadError, MemoryRegion, ProtectionDomain,
     interface_addresses,
@@ -47,6 +48,18 @@ pub struct Endpoint {
     pub prefix_bits: u8,
     /// Rate of its port in megabits per second; 0 if unknown. Software devices make theirs up.
     pub rate_mbps: u32,
+}
+
+impl Endpoint {
+    /// How a peer is told of it, where it is listened on at `port`.
+    pub fn offered(&self, port: u16) -> Offered {
+        Offered {
+            hardware: self.medium == Medium::RdmaHardware,
+            address: SocketAddr::new(self.address, port),
+            prefix_bits: self.prefix_bits,
+            rate_mbps: self.rate_mbps,
+        }
+    }
 }
 
 /// Why this host has no RDMA.

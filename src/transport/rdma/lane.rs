@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use rd_proto::frame::CHUNK_HEADER_BYTES;
-use rd_verbs::{EventKind, QueuePair, Segment, WorkCompletion};
+use rd_verbs::{QueuePair, Segment, WorkCompletion};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
 use super::connection::Kit;
 use super::control::{ControlQueue, Message, Work};
 use super::devices::{Registered, lock};
-use super::{Wake, lane_error, sleep_on};
+use super::{ConnectError, Wake, sleep_on};
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent, Medium, Report};
 
 /// Completions taken at once.
@@ -84,23 +84,16 @@ pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno
     let Parts { control, payload, kit, frames, greeting_posted } = parts;
     let address =
         |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
-    let held = &kit.registered.held;
-    let description = format!(
-        "{} over {} ({}), {} → {}",
-        if held.device.is_iwarp() { "iWARP" } else { "RDMA" },
-        held.device.name(),
-        if kit.medium == Medium::RdmaHardware { "hardware" } else { "software" },
-        address(payload.id().local_address()),
-        address(payload.id().peer_address()),
-    );
+    let (here, there) = (address(payload.id().local_address()), address(payload.id().peer_address()));
+    let description = format!("{}, {here} → {there}", kit.cm.describe());
     let shared = Arc::new(Shared {
-        medium: kit.medium,
+        medium: kit.cm.medium,
         description,
         slots: (0..kit.registered.pool.count()).map(|_| Mutex::new(None)).collect(),
         payload: RwLock::new(Payload::Open { queue_pair: payload, registered: Arc::clone(&kit.registered) }),
         control: Mutex::new(control),
         posted: AtomicUsize::new(usize::from(greeting_posted)),
-        wake: Arc::clone(&kit.wake),
+        wake: Arc::clone(&kit.cm.wake),
         closing: AtomicBool::new(false),
         failure: Mutex::new(None),
         started: Instant::now(),
@@ -199,7 +192,7 @@ impl Shared {
         };
         if let Err(error) = outcome {
             self.note_done();
-            self.fail(lane_error(&error));
+            self.fail(error.into());
         }
         Ok(())
     }
@@ -253,39 +246,34 @@ impl Poller {
             if taken > 0 {
                 continue;
             }
-            if !self.kit.armed {
-                // What completes before this is armed makes no event: the queue is polled once more.
-                if let Err(error) = self.kit.queue.request_notification() {
-                    return lane_error(&error);
-                }
-                self.kit.armed = true;
-                continue;
+            match self.kit.completions.may_sleep() {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(reason) => return reason,
             }
             let timeout = match self.closing_since {
                 Some(_) => Duration::from_millis(5),
                 None => IDLE,
             };
-            let descriptors = [self.kit.queue.channel().as_fd(), self.kit.events.as_fd(), self.kit.wake.as_fd()];
+            let queue = &self.kit.completions.queue;
+            let descriptors = [queue.channel().as_fd(), self.kit.cm.events.as_fd(), self.kit.cm.wake.as_fd()];
             let [completions, connection, woken] = sleep_on(descriptors, timeout);
             if woken {
-                self.kit.wake.clear();
+                self.kit.cm.wake.clear();
             }
-            if completions {
-                match self.kit.queue.take_event() {
-                    Ok(any) => self.kit.armed &= !any,
-                    Err(error) => return lane_error(&error),
-                }
-            }
-            if connection && let Some(reason) = self.connection_event() {
+            if completions && let Err(reason) = self.kit.completions.take_event() {
                 return reason;
+            }
+            if connection && let Err(error) = self.kit.cm.take_events("RDMA connection") {
+                return ended_by(error);
             }
         }
     }
 
     /// Whether a flag says that the lane must end. Costs no system call, since it is asked after every batch.
     fn must_end(&mut self) -> Option<LaneError> {
-        if self.kit.registered.held.is_gone() {
-            return Some(self.device_gone());
+        if let Err(reason) = self.kit.cm.check() {
+            return Some(reason);
         }
         if let Some(reason) = lock(&self.shared.failure).take() {
             return Some(reason);
@@ -299,36 +287,10 @@ impl Poller {
         None
     }
 
-    fn device_gone(&self) -> LaneError {
-        LaneError::DeviceGone(self.kit.registered.held.device.name())
-    }
-
-    /// Reads connection events; returns why the lane ends, if one of them says so.
-    fn connection_event(&self) -> Option<LaneError> {
-        loop {
-            match self.kit.events.next_event() {
-                Ok(None) => return None,
-                Ok(Some(event)) => match event.kind {
-                    EventKind::Disconnected => return Some(LaneError::PeerClosed),
-                    EventKind::DeviceRemoval => {
-                        self.kit.registered.held.report_gone();
-                        return Some(self.device_gone());
-                    }
-                    EventKind::ConnectError | EventKind::Unreachable | EventKind::Rejected => {
-                        let error = Errno::from_raw_os_error(event.status.saturating_abs());
-                        return Some(LaneError::Os { what: "RDMA connection", error });
-                    }
-                    _ => {}
-                },
-                Err(error) => return Some(lane_error(&error)),
-            }
-        }
-    }
-
     /// Takes a batch of completions and reports them. Returns how many there were.
     fn poll_batch(&mut self) -> Result<usize, LaneError> {
         let mut completions = [WorkCompletion::default(); BATCH];
-        let taken = self.kit.queue.poll(&mut completions).map_err(|error| lane_error(&error))?;
+        let taken = self.kit.completions.queue.poll(&mut completions)?;
         let mut outcome = Ok(taken);
         for completion in &completions[..taken] {
             // All of a batch is handled, also behind one that ends the lane: they have been taken from the queue.
@@ -359,7 +321,7 @@ impl Poller {
         }
         let is_receive = matches!(work, Work::ControlReceive(_) | Work::ChunkReceive(_));
         // A send completes when the peer's adapter has acknowledged it, but on iWARP when TCP has taken it.
-        if is_receive || !self.kit.registered.held.device.is_iwarp() {
+        if is_receive || !self.kit.cm.held.device.is_iwarp() {
             let now = u64::try_from(self.shared.started.elapsed().as_micros()).unwrap_or(u64::MAX);
             self.shared.last_heard_us.store(now, Ordering::Relaxed);
         }
@@ -395,12 +357,10 @@ impl Poller {
 
     /// Ends the lane: both queue pairs are disconnected, drained and destroyed, then the last event is reported.
     fn end(mut self, reason: LaneError) {
-        let reason = match reason {
-            LaneError::PeerClosed | LaneError::Completion(_) if self.kit.registered.held.is_gone() => {
-                self.device_gone()
-            }
-            LaneError::PeerClosed if self.shared.closing.load(Ordering::Acquire) => LaneError::Closed,
-            reason => reason,
+        let reason = match (reason, self.kit.cm.check()) {
+            (LaneError::PeerClosed | LaneError::Completion(_), Err(gone)) => gone,
+            (LaneError::PeerClosed, _) if self.shared.closing.load(Ordering::Acquire) => LaneError::Closed,
+            (reason, _) => reason,
         };
         let payload = {
             let mut payload = self.shared.payload.write().unwrap_or_else(PoisonError::into_inner);
@@ -462,5 +422,20 @@ impl Poller {
                 return false;
             }
         }
+    }
+}
+
+/// What a failed connection says of the lane.
+fn ended_by(error: ConnectError) -> LaneError {
+    match error {
+        ConnectError::Lost(reason) => reason,
+        ConnectError::Verbs(error) => error.into(),
+        ConnectError::Unreachable { what, status } => {
+            LaneError::Os { what, error: Errno::from_raw_os_error(status.saturating_abs()) }
+        }
+        ConnectError::Rejected(status) => {
+            LaneError::Os { what: "RDMA connection", error: Errno::from_raw_os_error(status.saturating_abs()) }
+        }
+        _ => LaneError::PeerClosed,
     }
 }

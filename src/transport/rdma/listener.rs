@@ -1,5 +1,6 @@
 //! Listening on one endpoint: requests without the right ticket are rejected before anything is made for them.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use flume::Sender;
 use rd_verbs::{Error as VerbsError, Event, EventChannel, EventKind, Id};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-use super::connection::{ConnectError, is_port_taken};
-use super::devices::{Registered, lock};
+use super::cm::is_port_taken;
+use super::connection::ConnectError;
+use super::devices::{Held, Registered, hold, lock};
 use super::request::{Request, same_secret};
 use super::{Adapters, Connection, Endpoint, Hello, Wake, sleep_on};
 use crate::transport::Medium;
@@ -23,7 +26,8 @@ const HALF_OPEN_MAX: usize = 8;
 /// A connection that has not come up by then is dropped.
 const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-const BACKLOG: u16 = 16;
+/// Connect requests that the kernel keeps until they are accepted.
+const BACKLOG: u16 = 128;
 
 /// Ports of the system's choice that are tried: on iWARP one may be taken by a TCP listener that rdma_cm cannot see.
 const EPHEMERAL_TRIES: usize = 8;
@@ -41,12 +45,18 @@ pub struct Listener {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What the listener shares with its threads. Nothing of the device: that goes with the threads.
 struct Shared {
     stop: AtomicBool,
     ended: AtomicBool,
     wake: Arc<Wake>,
-    half_open: AtomicUsize,
     arrivals: Arc<Arrivals>,
+}
+
+/// What a listener for lanes has beside.
+struct Lanes {
+    registered: Arc<Registered>,
+    half_open: AtomicUsize,
     ticket: [u8; 16],
     on_incoming: OnIncoming,
 }
@@ -67,39 +77,20 @@ pub fn listen(
     on_incoming: OnIncoming,
 ) -> Result<Listener, ConnectError> {
     let registered = adapters.on(local)?;
-    let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
-    registered.held.subscribe(&wake);
-    let events = EventChannel::new()?;
-    let id = listening(&events, local.address, ports.as_ref(), BACKLOG)?;
-    let address = id.local_address().ok_or(ConnectError::Os(Errno::ADDRNOTAVAIL))?;
-    let shared = Arc::new(Shared {
-        stop: AtomicBool::new(false),
-        ended: AtomicBool::new(false),
-        wake,
-        half_open: AtomicUsize::new(0),
-        arrivals: Arc::default(),
-        ticket,
-        on_incoming,
-    });
-    let service = Service { _id: id, events, registered, medium: local.medium, shared: Arc::clone(&shared) };
-    let thread = std::thread::Builder::new()
-        .name("rd-rdma-listen".to_owned())
-        .spawn(move || service.run())
-        .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
-    Ok(Listener { address, shared, thread: Some(thread) })
+    let held = registered.held.clone();
+    let lanes = Lanes { registered, half_open: AtomicUsize::new(0), ticket, on_incoming };
+    Listener::start(held, local, ports.as_ref(), Arc::default(), Some(lanes))
 }
 
-/// An identifier that listens at `address`, on a port of `ports` or else of the system's choice. `backlog`: connect requests
-/// that the kernel keeps until they are accepted.
+/// An identifier that listens at `address`, on a port of `ports` or else of the system's choice.
 ///
 /// # Errors
 ///
 /// Why it does not; EADDRINUSE if no port is free.
-pub(super) fn listening(
+fn listening(
     events: &Arc<EventChannel>,
     address: IpAddr,
     ports: Option<&RangeInclusive<u16>>,
-    backlog: u16,
 ) -> Result<Id, VerbsError> {
     let candidates: Box<dyn Iterator<Item = u16>> = match ports {
         Some(ports) => Box::new(ports.clone()),
@@ -109,7 +100,7 @@ pub(super) fn listening(
     for port in candidates {
         outcome = Id::new(events).and_then(|mut id| {
             id.bind(SocketAddr::new(address, port))?;
-            id.listen(backlog)?;
+            id.listen(BACKLOG)?;
             Ok(id)
         });
         if !outcome.as_ref().is_err_and(is_port_taken) {
@@ -120,6 +111,42 @@ pub(super) fn listening(
 }
 
 impl Listener {
+    fn start(
+        held: Held,
+        local: &Endpoint,
+        ports: Option<&RangeInclusive<u16>>,
+        arrivals: Arc<Arrivals>,
+        lanes: Option<Lanes>,
+    ) -> Result<Self, ConnectError> {
+        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
+        held.subscribe(&wake);
+        let events = EventChannel::new()?;
+        let id = listening(&events, local.address, ports)?;
+        let address = id.local_address().ok_or(ConnectError::Os(Errno::ADDRNOTAVAIL))?;
+        let (stop, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { stop, ended, wake, arrivals });
+        let lanes = lanes.map(Arc::new);
+        let service = Service { _id: id, events, held, medium: local.medium, lanes, shared: Arc::clone(&shared) };
+        let thread = std::thread::Builder::new()
+            .name("rd-rdma-listen".to_owned())
+            .spawn(move || service.run())
+            .map_err(|error| ConnectError::Os(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
+        Ok(Self { address, shared, thread: Some(thread) })
+    }
+
+    /// Listens on `local` for single queue pairs, which `arrivals` expects.
+    ///
+    /// # Errors
+    ///
+    /// As [`listen`].
+    pub(super) fn for_queue_pairs(
+        local: &Endpoint,
+        ports: Option<&RangeInclusive<u16>>,
+        arrivals: &Arc<Arrivals>,
+    ) -> Result<Self, ConnectError> {
+        Self::start(hold(local.address)?, local, ports, Arc::clone(arrivals), None)
+    }
+
     /// The port it listens on: rdma_cm's port space, which on iWARP is TCP's.
     pub fn port(&self) -> u16 {
         self.address.port()
@@ -146,15 +173,17 @@ struct Service {
     /// Before its channel and device.
     _id: Id,
     events: Arc<EventChannel>,
-    registered: Arc<Registered>,
+    held: Held,
     medium: Medium,
+    /// `None` where single queue pairs are awaited and no lanes.
+    lanes: Option<Arc<Lanes>>,
     shared: Arc<Shared>,
 }
 
 impl Service {
     fn run(self) {
         let shared = Arc::clone(&self.shared);
-        while !shared.stop.load(Ordering::Acquire) && !self.registered.held.is_gone() {
+        while !shared.stop.load(Ordering::Acquire) && !self.held.is_gone() {
             match self.events.next_event() {
                 Ok(Some(event)) => self.handle(event),
                 Ok(None) => {
@@ -172,38 +201,37 @@ impl Service {
 
     fn handle(&self, event: Event) {
         if event.kind == EventKind::DeviceRemoval {
-            self.registered.held.report_gone();
+            self.held.report_gone();
         }
         let Some(id) = event.incoming else { return };
-        match Request::decode(&event.private_data) {
-            Some(Request::Control(hello)) if same_secret(&hello.ticket, &self.shared.ticket) => {
-                self.accept(id, hello);
+        match (Request::decode(&event.private_data), &self.lanes) {
+            (Some(Request::Control(hello)), Some(lanes)) if same_secret(&hello.ticket, &lanes.ticket) => {
+                self.accept(id, hello, lanes);
             }
-            Some(Request::Payload(token)) => self.shared.arrivals.deliver(&token, id),
+            (Some(Request::Payload(token)), _) => self.shared.arrivals.deliver(&token, id),
             _ => id.reject(),
         }
     }
 
-    fn accept(&self, id: Id, hello: Hello) {
-        if !self.registered.held.device.has(&id) {
+    fn accept(&self, id: Id, hello: Hello, lanes: &Arc<Lanes>) {
+        if !self.held.device.has(&id) {
             return id.reject();
         }
-        let place = HalfOpen(Arc::clone(&self.shared));
-        if self.shared.half_open.fetch_add(1, Ordering::AcqRel) >= HALF_OPEN_MAX {
+        let place = HalfOpen(Arc::clone(lanes));
+        if lanes.half_open.fetch_add(1, Ordering::AcqRel) >= HALF_OPEN_MAX {
             return id.reject();
         }
-        let registered = Arc::clone(&self.registered);
-        let medium = self.medium;
+        let (medium, shared) = (self.medium, Arc::clone(&self.shared));
         // If no thread can be had, the request is dropped with the closure, and so rejected.
         let _ = std::thread::Builder::new().name("rd-rdma-accept".to_owned()).spawn(move || {
-            let shared = Arc::clone(&place.0);
             let deadline = Instant::now() + HALF_OPEN_TIMEOUT;
+            let registered = Arc::clone(&place.0.registered);
             let accepted = Connection::accept(registered, medium, id, Arc::clone(&shared.arrivals), deadline);
             if let Ok(connection) = accepted
                 && !shared.stop.load(Ordering::Acquire)
             {
                 // Its place is taken until it has authenticated: the ticket travels in clear.
-                (shared.on_incoming)(connection, hello);
+                (place.0.on_incoming)(connection, hello);
             }
             drop(place);
         });
@@ -211,7 +239,7 @@ impl Service {
 }
 
 /// One of the places for connections that are coming up.
-struct HalfOpen(Arc<Shared>);
+struct HalfOpen(Arc<Lanes>);
 
 impl Drop for HalfOpen {
     fn drop(&mut self) {
@@ -219,60 +247,35 @@ impl Drop for HalfOpen {
     }
 }
 
-/// Connections that wait for the request of their payload queue pair, by token.
+/// Connections that wait for the request of a queue pair, by its token.
 #[derive(Default)]
-pub(super) struct Arrivals(Mutex<Vec<Waiting>>);
-
-struct Waiting {
-    token: [u8; 16],
-    id: Option<Id>,
-    wake: Arc<Wake>,
-}
+pub(super) struct Arrivals(Mutex<HashMap<[u8; 16], (Sender<Id>, Arc<Wake>)>>);
 
 impl Arrivals {
-    /// From now on a request with `token` is kept for the caller, who is woken. One request; further ones are rejected.
-    pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], wake: Arc<Wake>) -> Arrival {
-        lock(&self.0).push(Waiting { token, id: None, wake });
-        Arrival { arrivals: Arc::clone(self), token }
+    /// From now on a request with `token` goes to `post`, and `wake` is woken. One request; further ones are rejected.
+    pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], post: Sender<Id>, wake: Arc<Wake>) -> Expected {
+        lock(&self.0).insert(token, (post, wake));
+        Expected { arrivals: Arc::clone(self), token }
     }
 
     fn deliver(&self, token: &[u8; 16], id: Id) {
-        let mut waiting = lock(&self.0);
-        match waiting.iter_mut().find(|waiting| same_secret(&waiting.token, token) && waiting.id.is_none()) {
-            Some(waiting) => {
-                waiting.id = Some(id);
-                waiting.wake.wake();
-            }
-            None => {
-                drop(waiting);
-                id.reject();
-            }
+        let expected = lock(&self.0).remove(token);
+        match expected.map(|(post, wake)| (post.try_send(id), wake)) {
+            Some((Ok(()), wake)) => wake.wake(),
+            // Dropping it rejects it.
+            Some((Err(_), _)) | None => {}
         }
     }
 }
 
-/// A payload queue pair's request to come. Dropping it ends the waiting.
-pub(super) struct Arrival {
+/// A request to come. Dropping it ends the waiting.
+pub(super) struct Expected {
     arrivals: Arc<Arrivals>,
     token: [u8; 16],
 }
 
-impl Arrival {
-    /// The request, if it has come. Its token is spent then.
-    pub(super) fn take(&mut self) -> Option<Id> {
-        let mut waiting = lock(&self.arrivals.0);
-        let at = waiting.iter().position(|waiting| waiting.id.is_some() && same_secret(&waiting.token, &self.token))?;
-        waiting.swap_remove(at).id
-    }
-}
-
-impl Drop for Arrival {
+impl Drop for Expected {
     fn drop(&mut self) {
-        // What has come too late is dropped with it, after the lock.
-        let mut waiting = lock(&self.arrivals.0);
-        let at = waiting.iter().position(|waiting| same_secret(&waiting.token, &self.token));
-        let left = at.map(|at| waiting.swap_remove(at));
-        drop(waiting);
-        drop(left);
+        lock(&self.arrivals.0).remove(&self.token);
     }
 }

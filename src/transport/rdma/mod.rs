@@ -13,7 +13,7 @@
 //! * `devices`: the process's open devices, what watches them, and the pool registered on them.
 //! * `pairs`: which of our addresses to try with which of the peer's.
 //! * `path`: what an endpoint's packets can be.
-//! * `request`: what travels with a connect request. `control`: the control queue pair.
+//! * `cm`: identifiers, their events, and completion queues. `request`: what travels with a connect request. `control`: the control queue pair.
 //! * `connection`, `listener`: bringing up a lane, from either side. `lane`: the lane.
 //! * `bundle`: many queue pairs on one completion queue, for measurements.
 //!
@@ -24,6 +24,7 @@
 //! is left the device itself is closed. When it is back, [`endpoints`] finds it again.
 
 pub mod bundle;
+mod cm;
 mod connection;
 mod control;
 mod devices;
@@ -37,7 +38,7 @@ pub use connection::{ConnectError, Connection, connect};
 pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
-pub use pairs::{RemoteEndpoint, pairs};
+pub use pairs::pairs;
 pub use path::{Path, path};
 pub use rd_verbs::{InterfaceAddress, interface_addresses};
 pub use request::Hello;
@@ -109,9 +110,11 @@ fn until(deadline: Instant) -> Duration {
 }
 
 /// A failed verbs call as the end of a lane.
-fn lane_error(error: &VerbsError) -> LaneError {
-    match error {
-        VerbsError::Call { call, errno } => LaneError::Os { what: call, error: Errno::from_raw_os_error(*errno) },
-        VerbsError::Load(_) | VerbsError::OtherDevice => LaneError::Os { what: "RDMA device", error: Errno::NODEV },
+impl From<VerbsError> for LaneError {
+    fn from(error: VerbsError) -> Self {
+        match error {
+            VerbsError::Call { call, errno } => Self::Os { what: call, error: Errno::from_raw_os_error(errno) },
+            VerbsError::Load(_) | VerbsError::OtherDevice => Self::Os { what: "RDMA device", error: Errno::NODEV },
+        }
     }
 }

@@ -1,29 +1,18 @@
 //! Which of our addresses to try with which of the peer's.
 
-use std::net::{IpAddr, SocketAddr};
+use std::cmp::Reverse;
+
+use rd_proto::control::Endpoint as Offered;
 
 use super::Endpoint;
-use crate::transport::Medium;
-
-/// An address at which the peer listens for RDMA.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteEndpoint {
-    /// Hardware or software.
-    pub medium: Medium,
-    /// Address and port.
-    pub address: SocketAddr,
-    /// Leading bits of the address that name its subnet.
-    pub prefix_bits: u8,
-    /// Rate of its port in megabits per second; 0 if unknown.
-    pub rate_mbps: u32,
-}
+use crate::transport::{Medium, same_subnet};
 
 /// Every pair of a local and a remote endpoint that could connect, the best first.
 ///
 /// A pair in one subnet comes before one that needs a router, then hardware at both ends before software, then the
 /// faster (by its slower end; an unknown rate is the slowest). Otherwise the order given is kept. IPv4 and IPv6 never
 /// pair.
-pub fn pairs(local: &[Endpoint], remote: &[RemoteEndpoint]) -> Vec<(Endpoint, RemoteEndpoint)> {
+pub fn pairs<'a>(local: &'a [Endpoint], remote: &'a [Offered]) -> Vec<(&'a Endpoint, &'a Offered)> {
     let mut pairs: Vec<_> = local
         .iter()
         .flat_map(|local| remote.iter().map(move |remote| (local, remote)))
@@ -32,28 +21,16 @@ pub fn pairs(local: &[Endpoint], remote: &[RemoteEndpoint]) -> Vec<(Endpoint, Re
     pairs.sort_by_key(|(local, remote)| {
         let bits = local.prefix_bits.min(remote.prefix_bits);
         let routed = !same_subnet(local.address, remote.address.ip(), bits);
-        let software = local.medium != Medium::RdmaHardware || remote.medium != Medium::RdmaHardware;
-        let rate_mbps = local.rate_mbps.min(remote.rate_mbps);
-        (routed, software, std::cmp::Reverse(rate_mbps))
+        let software = local.medium != Medium::RdmaHardware || !remote.hardware;
+        (routed, software, Reverse(local.rate_mbps.min(remote.rate_mbps)))
     });
-    pairs.into_iter().map(|(local, remote)| (local.clone(), remote.clone())).collect()
-}
-
-/// Whether the leading `bits` of two addresses of one family agree.
-fn same_subnet(one: IpAddr, other: IpAddr, bits: u8) -> bool {
-    match (one, other) {
-        (IpAddr::V4(one), IpAddr::V4(other)) => {
-            (u32::from(one) ^ u32::from(other)).leading_zeros() >= u32::from(bits.min(32))
-        }
-        (IpAddr::V6(one), IpAddr::V6(other)) => {
-            (u128::from(one) ^ u128::from(other)).leading_zeros() >= u32::from(bits.min(128))
-        }
-        _ => false,
-    }
+    pairs
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
     use super::*;
 
     fn local(device: &str, medium: Medium, address: &str, rate_mbps: u32) -> Endpoint {
@@ -66,12 +43,13 @@ mod tests {
         }
     }
 
-    fn remote(medium: Medium, address: &str, rate_mbps: u32) -> RemoteEndpoint {
+    fn remote(medium: Medium, address: &str, rate_mbps: u32) -> Offered {
         let address: SocketAddr = address.parse().expect("an address");
-        RemoteEndpoint { medium, address, prefix_bits: if address.is_ipv4() { 24 } else { 64 }, rate_mbps }
+        let prefix_bits = if address.is_ipv4() { 24 } else { 64 };
+        Offered { hardware: medium == Medium::RdmaHardware, address, prefix_bits, rate_mbps }
     }
 
-    fn order(local: &[Endpoint], remote: &[RemoteEndpoint]) -> Vec<String> {
+    fn order(local: &[Endpoint], remote: &[Offered]) -> Vec<String> {
         pairs(local, remote).iter().map(|(local, remote)| format!("{} {}", local.device, remote.address)).collect()
     }
 

@@ -8,9 +8,10 @@ use rd_verbs::{CompletionQueue, MessageRegion, QueuePair, WorkCompletion};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
+use super::super::cm::Completions;
 use super::super::devices::Held;
-use super::super::{ConnectError, lane_error, sleep_on, until};
-use super::{Account, Station};
+use super::super::{ConnectError, sleep_on, until};
+use super::Account;
 use crate::transport::LaneError;
 use crate::transport::bundle::{
     Flow, Group, LOOK_AGAIN, Meter, Outcome, Part, Plan, Progress, WARM_UP, fill_pattern, latency_histogram,
@@ -122,9 +123,7 @@ impl Pair {
 
     /// Posts a send. `message`: it is one of the run's, not a credit.
     fn send(&mut self, place: u32, slot: u32, bytes: usize, message: bool, signal: bool) -> Result<(), LaneError> {
-        self.queue_pair
-            .send_message_inline(Work::Send { place }.encode(), slot, bytes as u32, signal)
-            .map_err(|error| lane_error(&error))?;
+        self.queue_pair.send_message_inline(Work::Send { place }.encode(), slot, bytes as u32, signal)?;
         self.posted += 1;
         self.messages += u64::from(message);
         if signal {
@@ -149,26 +148,23 @@ pub(super) struct RdmaGroup {
     pairs: Vec<Pair>,
     account: Account,
     poll: bool,
-    queue: Arc<CompletionQueue>,
+    completions: Completions,
     region: Arc<MessageRegion>,
     held: Held,
-    /// An event has been asked for and has not come.
-    armed: bool,
     spins: u32,
 }
 
 impl RdmaGroup {
-    pub(super) fn new(station: &Station, queue: &Arc<CompletionQueue>) -> Self {
-        Self {
-            pairs: Vec::new(),
-            account: station.account,
-            poll: station.settings.poll,
-            queue: Arc::clone(queue),
-            region: Arc::clone(&station.region),
-            held: station.held.clone(),
-            armed: false,
-            spins: 0,
-        }
+    pub(super) fn new(
+        queue: &Arc<CompletionQueue>,
+        region: &Arc<MessageRegion>,
+        held: &Held,
+        account: Account,
+        poll: bool,
+    ) -> Self {
+        let completions = Completions::new(queue);
+        let (region, held) = (Arc::clone(region), held.clone());
+        Self { pairs: Vec::new(), account, poll, completions, region, held, spins: 0 }
     }
 
     pub(super) fn add(&mut self, queue_pair: QueuePair) {
@@ -241,7 +237,7 @@ impl RdmaGroup {
 
     /// Takes completions, all of which are successful.
     fn take(&self, completions: &mut [WorkCompletion]) -> Result<usize, LaneError> {
-        let taken = self.queue.poll(completions).map_err(|error| lane_error(&error))?;
+        let taken = self.completions.queue.poll(completions)?;
         for completion in &completions[..taken] {
             if !completion.is_success() {
                 self.check()?;
@@ -258,18 +254,14 @@ impl RdmaGroup {
         if self.held.is_gone() { Err(LaneError::DeviceGone(self.held.device.name())) } else { Ok(()) }
     }
 
-    /// Asks for an event, the first time; sleeps until it comes, the second time. What completes before it was asked for
-    /// makes none, so that the queue is to be polled in between. Returns whether it is worth polling now.
+    /// Asks for an event, the first time; sleeps until it comes, the second time. Returns whether it is worth polling now.
     fn sleep(&mut self) -> Result<bool, LaneError> {
-        if !self.armed {
-            self.queue.request_notification().map_err(|error| lane_error(&error))?;
-            self.armed = true;
+        if !self.completions.may_sleep()? {
             return Ok(true);
         }
-        // Not on the station's wake as well: each descriptor costs, and a device that goes is noticed soon enough.
-        let [completions] = sleep_on([self.queue.channel().as_fd()], LOOK_AGAIN);
-        if completions && self.queue.take_event().map_err(|error| lane_error(&error))? {
-            self.armed = false;
+        // Not until the device goes as well: each descriptor costs, and that is noticed soon enough.
+        let [readable] = sleep_on([self.completions.queue.channel().as_fd()], LOOK_AGAIN);
+        if readable && self.completions.take_event()? {
             return Ok(true);
         }
         self.check()?;
@@ -298,7 +290,7 @@ impl RdmaGroup {
     fn post_receive(&mut self, place: u32, slot: u32) -> Result<(), LaneError> {
         let work = Work::Receive { place, slot };
         let queue_pair = &self.pairs[place as usize].queue_pair;
-        queue_pair.receive_message(work.encode(), slot).map_err(|error| lane_error(&error))
+        Ok(queue_pair.receive_message(work.encode(), slot)?)
     }
 
     fn ask(&mut self, plan: &Plan, progress: &Progress, deadline: Instant) -> Result<Outcome, LaneError> {

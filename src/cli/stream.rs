@@ -1,39 +1,26 @@
 //! What all commands that move data share: from an authenticated first lane to the end of the session.
 
 use std::ffi::OsStr;
-use std::net::{SocketAddr, TcpStream};
-use std::num::NonZeroUsize;
+use std::net::TcpStream;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flume::{Receiver, Sender};
-use rd_proto::control::{Cause, Endpoint, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
-use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
-use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
+use rd_proto::control::{Cause, Frame, IoFact, Offer, Policy, RdmaKind, Refusal, Role};
+use rd_proto::handshake::Established;
 
 use super::aside::Aside;
 use super::options::ReportOptions;
 use super::report::{Reporter, Terminal};
 use super::words;
-use crate::engine::link::{
-    AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, send_last, tcp_lane,
-};
+use crate::engine::link::send_last;
 use crate::engine::listen::Registry;
-use crate::engine::pace::Pace;
-use crate::engine::rdma;
-use crate::engine::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, run};
+use crate::engine::open::{Agreement, Disagreement, MemlockShortage, OpenError, agree, open};
+use crate::engine::{Event, Monitor, Summary, Work, rdma};
 use crate::fault::{Exit, Failure, escaped, os, printable};
 use crate::fs::plain_fact;
 use crate::options::TransferOptions;
-use crate::transport::rdma::{Adapters, RegisterError};
-use crate::transport::{Buffer, Lane, Pool, Report, unmapped};
-
-/// The smallest pool that RDMA is worth having with, in bytes.
-const POOL_BYTES_MIN: u64 = 4 << 20;
-
-/// Locked memory left for what lanes register beside the pool, in bytes.
-const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
 
 /// What to do about a small limit on locked memory.
 const MEMLOCK_ADVICE: &str =
@@ -141,24 +128,6 @@ pub(crate) fn reported(
 }
 
 impl Session<'_> {
-    /// This end's offer, for the peer at the other end of `stream`.
-    fn offer(&self, role: Role, stream: &TcpStream, size_bytes: Option<u64>) -> Offer {
-        let pace = Pace::new(self.transfer.bwlimit.filter(|_| role == Role::Sender));
-        Offer {
-            role,
-            policy: self.transfer.policy(),
-            encrypt: self.transfer.encrypt(),
-            peer_is_local: is_to_this_host(stream),
-            lanes: self.transfer.lanes(),
-            chunk_bytes: self.transfer.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
-            reconnect_s: self.transfer.reconnect,
-            size_bytes,
-            rdma: if self.transfer.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
-            ticket: SessionId::random(&mut rng()).0,
-            host: rustix::system::uname().nodename().to_bytes().to_vec(),
-        }
-    }
-
     /// Exchanges offers, then runs the session to its end. `listening`: the sessions that the listening end serves;
     /// without it this end dials. `make_work` is given the agreed chunk size; it may take as long as the other end's.
     pub(crate) fn run(
@@ -169,22 +138,21 @@ impl Session<'_> {
         listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
-        let ours = self.offer(role, &first.stream, size_bytes);
-        let theirs = exchange_offers(&mut first.stream, &mut first.established.control, &ours)
-            .map_err(|error| NotBegun::Peer(words::not_agreed(&error, &first.peer_name)))?;
-        // The end that was connected to knows only an address so far.
-        let peer = match listening {
-            Some(_) if !first.is_named && !theirs.host.is_empty() => {
-                format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), first.peer_name)
+        let FirstLane { stream, established, .. } = &mut first;
+        let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
+            Ok(agreement) => agreement,
+            Err(Disagreement::Link(error)) => {
+                return Err(NotBegun::Peer(words::not_agreed(&error, &first.peer_name)));
             }
-            _ => first.peer_name.clone(),
+            Err(Disagreement::Refused(refusal, offers)) => {
+                let [ours, theirs] = *offers;
+                let peer = first.peer(&theirs, listening.is_some());
+                let lacking = lacks_rdma(&ours, &theirs, &peer).filter(|_| refusal == Refusal::Transport);
+                return Err(NotBegun::Peer(lacking.unwrap_or_else(|| words::refused(refusal, &peer))));
+            }
         };
-        let agreed = Agreed::new(&ours, &theirs).map_err(|refusal| {
-            let failure = words::refused(refusal, &peer);
-            NotBegun::Peer(
-                lacks_rdma(&ours, &theirs, &peer).filter(|_| refusal == Refusal::Transport).unwrap_or(failure),
-            )
-        })?;
+        let Agreement { ours, theirs, agreed } = &agreement;
+        let peer = first.peer(theirs, listening.is_some());
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.tells_for_both {
             let lacking = if ours.rdma == RdmaKind::None { "this host" } else { peer.as_str() };
             self.teller.say(&format!("no RDMA device at {lacking}; using TCP"));
@@ -213,106 +181,33 @@ impl Session<'_> {
         if let (Work::ReceiveFile(sink), Some(size_bytes)) = (&mut work, theirs.size_bytes) {
             sink.announce(size_bytes);
         }
-        let Mapped { pool, buffers, adapters } =
-            self.pool(&agreed).map_err(|failure| give_up(&mut first, role, failure))?;
-        let Established { session, lane, .. } = first.established;
-        let secret = first.established.secret.clone();
-        let mut dialer = None;
-        let mut rdma_listening = None;
-        match (listening, adapters) {
-            (None, adapters) => {
-                let address = first.stream.peer_addr().map_err(|error| {
-                    NotBegun::Peer(Failure::new(Exit::Connect, format!("lost the connection to {peer}: {error}")))
-                })?;
-                let rdma = adapters.map(|adapters| {
-                    rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, session, secret.clone())
-                });
-                dialer = Some(Arc::new(Dialing { address, session, secret: secret.clone(), rdma }) as Arc<dyn Dialer>);
-            }
-            (Some(registry), Some(adapters)) => {
-                let service = rdma::Service {
-                    adapters,
-                    policy: agreed.policy,
-                    ports: self.transfer.port_range.clone(),
-                    ticket: ours.ticket,
-                    session,
-                    registry: Arc::clone(registry),
-                    post: self.post.clone(),
-                };
-                let started = service.start().map_err(|error| without_thread(&error));
-                rdma_listening = Some(started.map_err(|failure| give_up(&mut first, role, failure))?);
-            }
-            // The other end waits to be told where to dial.
-            (Some(_), None) => drop(self.post.send(Event::Endpoints(Vec::new()))),
+        let (reconnect, size_bytes) = (agreed.reconnect, size_bytes.or(theirs.size_bytes));
+        let opened = open(&first.stream, &first.established, agreement, self.transfer, listening, &self.post);
+        let opened = opened.map_err(|error| match error {
+            error @ OpenError::Lost(_) => NotBegun::Peer(not_opened(&error, &peer)),
+            error => give_up(&mut first, role, not_opened(&error, &peer)),
+        })?;
+        if let Some(shortage) = &opened.shortage {
+            self.teller.say(&shortage_words(shortage));
         }
-        let FirstLane { stream, established: Established { control, .. }, .. } = first;
-        announce(&self.post, lane, |report| tcp_lane(stream, control, report))
-            .map_err(|error| NotBegun::Here(words::not_agreed(&error, &peer)))?;
-        let size_bytes = size_bytes.or(theirs.size_bytes);
-        let reconnect = agreed.reconnect;
-        let transfer = Transfer {
-            agreed,
-            secret,
-            buffers,
-            pool,
-            dialer,
-            events: self.events.clone(),
-            post: self.post.clone(),
-            compress: self.transfer.compress,
-            bwlimit: self.transfer.bwlimit,
-            monitor: self.teller.monitor(&peer, reconnect, size_bytes),
-        };
-        let summary = run(transfer, work).map_err(|error| NotBegun::Here(without_thread(&error)))?;
-        drop(rdma_listening);
+        let FirstLane { stream, established, .. } = first;
+        let monitor = self.teller.monitor(&peer, reconnect, size_bytes);
+        let channel = (self.post.clone(), self.events.clone());
+        let summary = opened
+            .run(stream, established, work, self.transfer, channel, monitor)
+            .map_err(|error| NotBegun::Here(not_opened(&error, &peer)))?;
         let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
         Ok(Ended { summary, failure, last_line: None })
     }
+}
 
-    /// Maps the pool, and registers it where RDMA is to be tried: a smaller one where the limit on locked memory asks
-    /// for that, none where too little would be left.
-    fn pool(&self, agreed: &Agreed) -> Result<Mapped, Failure> {
-        let wanted = self.transfer.buffers(agreed.chunk_bytes);
-        if agreed.try_rdma
-            && let Some(mapped) = self.registered_pool(agreed, wanted)?
-        {
-            return Ok(mapped);
-        }
-        let (pool, buffers) = map_pool(agreed, wanted)?;
-        Ok(Mapped { pool, buffers, adapters: None })
-    }
-
-    fn registered_pool(&self, agreed: &Agreed, wanted: u32) -> Result<Option<Mapped>, Failure> {
-        let mut count = wanted;
-        loop {
-            let (pool, buffers) = map_pool(agreed, count)?;
-            let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
-            let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
-                match adapters.register(endpoint) {
-                    // Its lanes will fail, and others be tried.
-                    Err(RegisterError::DeviceGone(_) | RegisterError::Verbs(_)) | Ok(()) => Ok(()),
-                    Err(RegisterError::MemoryLock { limit_bytes, .. }) => Err(limit_bytes),
-                }
-            });
-            let Err(limit_bytes) = registered else {
-                if count < wanted {
-                    self.teller.say(&format!(
-                        "the limit on locked memory lets RDMA use {} MiB of {} MiB; {MEMLOCK_ADVICE}",
-                        pool_mib(count, agreed),
-                        pool_mib(wanted, agreed)
-                    ));
-                }
-                return Ok(Some(Mapped { pool, buffers, adapters: Some(adapters) }));
-            };
-            // Lanes register some memory of their own.
-            let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
-            count = if room < u64::from(count) { room as u32 } else { count / 2 };
-            if count < 2 || u64::from(count) * (agreed.chunk_bytes as u64) < POOL_BYTES_MIN {
-                self.teller.say(&format!(
-                    "the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}",
-                    limit_bytes >> 10
-                ));
-                return Ok(None);
-            }
+impl FirstLane {
+    /// The other end, for a person. The end that was connected to (`is_listening`) knows only an address before.
+    fn peer(&self, theirs: &Offer, is_listening: bool) -> String {
+        if is_listening && !self.is_named && !theirs.host.is_empty() {
+            format!("{} ({})", escaped(OsStr::from_bytes(&theirs.host)), self.peer_name)
+        } else {
+            self.peer_name.clone()
         }
     }
 }
@@ -333,15 +228,31 @@ fn give_up(first: &mut FirstLane, role: Role, failure: Failure) -> NotBegun {
     abort(first, failure, cause)
 }
 
-fn without_thread(error: &std::io::Error) -> Failure {
-    Failure::new(Exit::Connect, format!("cannot start a thread: {error}; raise the limit (ulimit -u)"))
+/// Why a session with `peer` cannot begin.
+fn not_opened(error: &OpenError, peer: &str) -> Failure {
+    match error {
+        OpenError::Memory { pool_bytes, error } => {
+            let mib = pool_bytes >> 20;
+            Failure::new(Exit::Connect, format!("no memory for a pool of {mib} MiB: {}; see --buffer", os(*error)))
+        }
+        OpenError::Thread(error) => {
+            Failure::new(Exit::Connect, format!("cannot start a thread: {error}; raise the limit (ulimit -u)"))
+        }
+        OpenError::Lost(error) => Failure::new(Exit::Connect, format!("lost the connection to {peer}: {error}")),
+        OpenError::Lane(error) => words::not_agreed(error, peer),
+    }
 }
 
-/// A pool, its buffers, and what registered it.
-struct Mapped {
-    pool: Arc<Pool>,
-    buffers: Vec<Buffer>,
-    adapters: Option<Arc<Adapters>>,
+fn shortage_words(shortage: &MemlockShortage) -> String {
+    let MemlockShortage { limit_bytes, usable_bytes, pool_bytes } = *shortage;
+    match usable_bytes {
+        0 => format!("the limit on locked memory ({} KiB) is too small for RDMA; {MEMLOCK_ADVICE}", limit_bytes >> 10),
+        _ => format!(
+            "the limit on locked memory lets RDMA use {} MiB of {} MiB; {MEMLOCK_ADVICE}",
+            usable_bytes >> 20,
+            pool_bytes >> 20
+        ),
+    }
 }
 
 /// RDMA is asked for, and one end has none.
@@ -364,52 +275,4 @@ pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure>
 fn without_rdma(lacking: &str) -> Failure {
     let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
     Failure::new(Exit::Connect, message)
-}
-
-fn map_pool(agreed: &Agreed, count: u32) -> Result<(Arc<Pool>, Vec<Buffer>), Failure> {
-    let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
-    Pool::new(count, buffer_bytes).map_err(|error| {
-        let mib = pool_mib(count, agreed);
-        Failure::new(Exit::Connect, format!("no memory for a pool of {mib} MiB: {}; see --buffer", os(error)))
-    })
-}
-
-fn pool_mib(count: u32, agreed: &Agreed) -> u64 {
-    (u64::from(count) * agreed.chunk_bytes as u64) >> 20
-}
-
-/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says.
-struct Dialing {
-    address: SocketAddr,
-    session: SessionId,
-    secret: SessionSecret,
-    rdma: Option<rdma::Dialing>,
-}
-
-impl Dialer for Dialing {
-    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
-        if lane.index >= RDMA_LANE_FIRST {
-            let none = || LinkError::Transport("too little locked memory".to_owned());
-            return self.rdma.as_ref().ok_or_else(none)?.dial(lane, report);
-        }
-        let deadline = Instant::now() + AUTHENTICATE_MAX;
-        let mut stream = connect(self.address, deadline)?;
-        let hello = connect_join(&self.secret, self.session, lane, &mut rng());
-        let established = authenticate(&mut stream, hello, deadline)?;
-        tcp_lane(stream, established.control, report)
-    }
-
-    fn handle_endpoints(&self, endpoints: &[Endpoint]) {
-        if let Some(rdma) = &self.rdma {
-            rdma.handle_endpoints(endpoints);
-        }
-    }
-}
-
-/// Whether the other end of a connection is this host: then the system gives both ends the same address, or a loopback
-/// one. (Whether an address can be bound would not tell: `ip_nonlocal_bind` allows any.)
-fn is_to_this_host(stream: &TcpStream) -> bool {
-    let (Ok(here), Ok(there)) = (stream.local_addr(), stream.peer_addr()) else { return false };
-    let (here, there) = (unmapped(here).ip(), unmapped(there).ip());
-    here == there || (here.is_loopback() && there.is_loopback())
 }

@@ -27,6 +27,7 @@ mod inline;
 mod io;
 pub mod link;
 pub mod listen;
+pub mod open;
 mod orphan;
 pub mod pace;
 pub mod perf;

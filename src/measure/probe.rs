@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use flume::bounded;
 use minicbor::{Decode, Encode};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rd_proto::control::Endpoint as Offered;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::facts::{Address, Facts};
@@ -318,7 +318,8 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     match (local, adapters().map(Arc::new)) {
         (Ok(local), Some(adapters)) => {
             for (place, (own, other)) in rdma::pairs(&local, &remote).into_iter().take(PAIRS_MAX).enumerate() {
-                let (own, address, ticket, adapters) = (own.clone(), other.address, targets.ticket, Arc::clone(&adapters));
+                let (own, address, ticket, adapters) =
+                    (own.clone(), other.address, targets.ticket, Arc::clone(&adapters));
                 let try_pair = move || timed(address.ip(), true, || knock_rdma(&adapters, &own, address, ticket));
                 start(ATTEMPTS_MAX + place, Box::new(try_pair));
             }

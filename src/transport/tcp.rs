@@ -138,8 +138,9 @@ pub fn tune(socket: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection between these two stays within the host.
-fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
+/// Whether a connection between these two stays within the host: then the system gives both ends the same address, or
+/// loopback ones. (Whether an address can be bound would not tell: `ip_nonlocal_bind` allows any.)
+pub fn is_within_host(local: SocketAddr, peer: SocketAddr) -> bool {
     let (local, peer) = (super::unmapped(local).ip(), super::unmapped(peer).ip());
     local == peer || peer.is_loopback()
 }

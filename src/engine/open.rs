@@ -1,0 +1,254 @@
+//! Opening a session on its authenticated first lane: offers, the pool, and who dials or listens for further lanes.
+
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use flume::{Receiver as Queue, Sender as Post};
+use rd_proto::control::{Endpoint, Offer, Policy, RdmaKind, Refusal, Role};
+use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
+use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
+use rustix::io::Errno;
+
+use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, tcp_lane};
+use super::listen::Registry;
+use super::pace::Pace;
+use super::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, rdma, run};
+use crate::options::TransferOptions;
+use crate::transport::rdma::{Adapters, RegisterError};
+use crate::transport::{Buffer, Lane, Pool, Report, tcp};
+
+/// The smallest pool that RDMA is worth having with, in bytes.
+const POOL_BYTES_MIN: u64 = 4 << 20;
+
+/// Locked memory left for what lanes register beside the pool, in bytes.
+const MEMLOCK_MARGIN_BYTES: u64 = 1 << 20;
+
+/// Both ends' offers, and what follows from them.
+pub struct Agreement {
+    /// What this end offered.
+    pub ours: Offer,
+    /// What the peer offered.
+    pub theirs: Offer,
+    /// What follows.
+    pub agreed: Agreed,
+}
+
+/// Why the ends do not agree.
+pub enum Disagreement {
+    /// The offers were not exchanged.
+    Link(LinkError),
+    /// The offers do not go together.
+    Refused(Refusal, Box<[Offer; 2]>),
+}
+
+/// Exchanges offers on a session's first lane.
+///
+/// # Errors
+///
+/// [`Disagreement`].
+pub fn agree(
+    stream: &mut TcpStream,
+    control: &mut ControlChannel,
+    role: Role,
+    size_bytes: Option<u64>,
+    options: &TransferOptions,
+) -> Result<Agreement, Disagreement> {
+    let pace = Pace::new(options.bwlimit.filter(|_| role == Role::Sender));
+    let is_local = stream.local_addr().and_then(|local| Ok(tcp::is_within_host(local, stream.peer_addr()?)));
+    let ours = Offer {
+        role,
+        policy: options.policy(),
+        encrypt: options.encrypt(),
+        peer_is_local: is_local.unwrap_or(false),
+        lanes: options.lanes(),
+        chunk_bytes: options.chunk_bytes(|wanted| pace.part_bytes(wanted)) as u32,
+        reconnect_s: options.reconnect,
+        size_bytes,
+        rdma: if options.policy() == Policy::Tcp { RdmaKind::None } else { rdma::available() },
+        ticket: SessionId::random(&mut rng()).0,
+        host: rustix::system::uname().nodename().to_bytes().to_vec(),
+    };
+    let theirs = exchange_offers(stream, control, &ours).map_err(Disagreement::Link)?;
+    match Agreed::new(&ours, &theirs) {
+        Ok(agreed) => Ok(Agreement { ours, theirs, agreed }),
+        Err(refusal) => Err(Disagreement::Refused(refusal, Box::new([ours, theirs]))),
+    }
+}
+
+/// Why a session cannot begin at this end.
+pub enum OpenError {
+    /// There is no memory for a pool of this size.
+    Memory {
+        /// In bytes.
+        pool_bytes: u64,
+        /// The system's answer.
+        error: Errno,
+    },
+    /// The system refuses a thread.
+    Thread(std::io::Error),
+    /// The first lane has broken.
+    Lost(std::io::Error),
+    /// The first lane could not be made.
+    Lane(LinkError),
+}
+
+/// The limit on locked memory leaves RDMA less than was asked for.
+pub struct MemlockShortage {
+    /// The limit, in bytes.
+    pub limit_bytes: u64,
+    /// What RDMA uses of `pool_bytes`; 0 if it is not used for that.
+    pub usable_bytes: u64,
+    /// What was asked for.
+    pub pool_bytes: u64,
+}
+
+/// A session that is about to begin: its pool is mapped, and further lanes can be made.
+pub struct Opened {
+    agreed: Agreed,
+    pool: Arc<Pool>,
+    buffers: Vec<Buffer>,
+    dialer: Option<Arc<dyn Dialer>>,
+    _listening: Option<rdma::Listening>,
+    /// The pool is smaller than was asked for, or does without RDMA.
+    pub shortage: Option<MemlockShortage>,
+}
+
+/// Maps the pool, and has further lanes dialled or listened for. `listening`: the sessions that the listening end serves;
+/// without it this end dials.
+///
+/// # Errors
+///
+/// [`OpenError`]; the peer waits on the first lane to be told.
+pub fn open(
+    stream: &TcpStream,
+    established: &Established,
+    agreement: Agreement,
+    options: &TransferOptions,
+    listening: Option<&Arc<Mutex<Registry>>>,
+    post: &Post<Event>,
+) -> Result<Opened, OpenError> {
+    let Agreement { ours, theirs, agreed } = agreement;
+    let Mapped { pool, buffers, adapters, shortage } = map(&agreed, options.buffers(agreed.chunk_bytes))?;
+    let Established { session, secret, .. } = established;
+    let mut opened = Opened { agreed, pool, buffers, dialer: None, _listening: None, shortage };
+    match (listening, adapters) {
+        (None, adapters) => {
+            let address = stream.peer_addr().map_err(OpenError::Lost)?;
+            let rdma = adapters
+                .map(|adapters| rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, *session, secret.clone()));
+            opened.dialer = Some(Arc::new(Dialing { address, session: *session, secret: secret.clone(), rdma }));
+        }
+        (Some(registry), Some(adapters)) => {
+            let service = rdma::Service {
+                adapters,
+                policy: agreed.policy,
+                ports: options.port_range.clone(),
+                ticket: ours.ticket,
+                session: *session,
+                registry: Arc::clone(registry),
+                post: post.clone(),
+            };
+            opened._listening = Some(service.start().map_err(OpenError::Thread)?);
+        }
+        // The other end waits to be told where to dial.
+        (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
+    }
+    Ok(opened)
+}
+
+impl Opened {
+    /// Makes a lane of the first connection, and runs the session to its end.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Lane`] and [`OpenError::Thread`]. Everything that happens to the transfer itself is in the summary.
+    pub fn run(
+        self,
+        stream: TcpStream,
+        established: Established,
+        work: Work,
+        options: &TransferOptions,
+        (post, events): (Post<Event>, Queue<Event>),
+        monitor: Box<dyn Monitor>,
+    ) -> Result<Summary, OpenError> {
+        let Established { lane, secret, control, .. } = established;
+        announce(&post, lane, |report| tcp_lane(stream, control, report)).map_err(OpenError::Lane)?;
+        let Self { agreed, pool, buffers, dialer, _listening, .. } = self;
+        let (compress, bwlimit) = (options.compress, options.bwlimit);
+        let transfer = Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, monitor };
+        run(transfer, work).map_err(OpenError::Thread)
+    }
+}
+
+/// A pool, its buffers, and what has registered it.
+struct Mapped {
+    pool: Arc<Pool>,
+    buffers: Vec<Buffer>,
+    adapters: Option<Arc<Adapters>>,
+    shortage: Option<MemlockShortage>,
+}
+
+/// Maps a pool of `wanted` buffers, and registers it where RDMA is to be tried: a smaller one where the limit on locked
+/// memory asks for that, none where too little would be left.
+fn map(agreed: &Agreed, wanted: u32) -> Result<Mapped, OpenError> {
+    let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
+    let bytes = |count: u32| u64::from(count) * agreed.chunk_bytes as u64;
+    let mut shortage = None;
+    let mut count = wanted;
+    loop {
+        let (pool, buffers) =
+            Pool::new(count, buffer_bytes).map_err(|error| OpenError::Memory { pool_bytes: bytes(count), error })?;
+        if !agreed.try_rdma || shortage.as_ref().is_some_and(|short: &MemlockShortage| short.usable_bytes == 0) {
+            return Ok(Mapped { pool, buffers, adapters: None, shortage });
+        }
+        let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
+        let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
+            match adapters.register(endpoint) {
+                // Its lanes will fail, and others be tried.
+                Err(RegisterError::DeviceGone(_) | RegisterError::Verbs(_)) | Ok(()) => Ok(()),
+                Err(RegisterError::MemoryLock { limit_bytes, .. }) => Err(limit_bytes),
+            }
+        });
+        let Err(limit_bytes) = registered else {
+            return Ok(Mapped { pool, buffers, adapters: Some(adapters), shortage });
+        };
+        // Lanes register some memory of their own.
+        let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;
+        count = if room < u64::from(count) { room as u32 } else { count / 2 };
+        let mut usable_bytes = bytes(count);
+        if count < 2 || usable_bytes < POOL_BYTES_MIN {
+            (count, usable_bytes) = (wanted, 0);
+        }
+        shortage = Some(MemlockShortage { limit_bytes, usable_bytes, pool_bytes: bytes(wanted) });
+    }
+}
+
+/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says.
+struct Dialing {
+    address: SocketAddr,
+    session: SessionId,
+    secret: SessionSecret,
+    rdma: Option<rdma::Dialing>,
+}
+
+impl Dialer for Dialing {
+    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+        if lane.index >= RDMA_LANE_FIRST {
+            let none = || LinkError::Transport("too little locked memory".to_owned());
+            return self.rdma.as_ref().ok_or_else(none)?.dial(lane, report);
+        }
+        let deadline = Instant::now() + AUTHENTICATE_MAX;
+        let mut stream = connect(self.address, deadline)?;
+        let hello = connect_join(&self.secret, self.session, lane, &mut rng());
+        let established = authenticate(&mut stream, hello, deadline)?;
+        tcp_lane(stream, established.control, report)
+    }
+
+    fn handle_endpoints(&self, endpoints: &[Endpoint]) {
+        if let Some(rdma) = &self.rdma {
+            rdma.handle_endpoints(endpoints);
+        }
+    }
+}

@@ -87,7 +87,7 @@ impl Waits {
         Self { source, cpu, credits, wire, sink, limit }
     }
 
-    /// Each, and what it is.
+    /// Each of them with its kind.
     pub fn named(self) -> [(Wait, f64); 6] {
         use Wait::{Cpu, Credits, Limit, Sink, Source, Wire};
         let mut seconds = self.to_array().into_iter();
@@ -223,7 +223,7 @@ impl Account {
         }
     }
 
-    /// The time until now is nobody's.
+    /// Leaves out the time until now.
     pub(super) fn skip(&mut self) {
         self.looked = Instant::now();
     }

@@ -1,6 +1,6 @@
 //! Direct reads, many at once: a ring of the kernel's, or threads where there is none to be had.
 //!
-//! A disk gives its rate only to who asks for much ahead, so a worker that meets a range that is not in the page cache
+//! A disk reaches its rate only with a deep queue, so a worker that meets a range that is not in the page cache
 //! hands it over here with its buffer, and takes another job. What has been read comes back to the workers as a job.
 //! Nothing is started before the first such range is met.
 //!
@@ -45,7 +45,7 @@ const WAKE: u64 = u64::MAX;
 pub struct Request {
     /// What it is read into.
     pub buffer: Buffer,
-    /// Where it is.
+    /// The range in the file.
     pub cold: Cold,
     /// What it is a range of.
     pub place: Place,
@@ -101,7 +101,7 @@ impl Bell {
 }
 
 impl DirectReads {
-    /// Nothing is started yet. What has been read is posted to `jobs`, as long as anybody else can.
+    /// Nothing is started yet. What has been read is posted to `jobs`, as long as it has another sender.
     pub fn new(jobs: WeakSender<Job>, means: Means) -> Self {
         Self { jobs, means, queue: Mutex::new(None) }
     }
@@ -162,7 +162,7 @@ impl Done {
         let _ = jobs.send(Job::Arrived(Box::new(request), outcome));
     }
 
-    /// Nobody takes what is read any more.
+    /// Whether the transfer has ended.
     fn is_over(&self) -> bool {
         self.shared.strong_count() == 0
     }
@@ -288,7 +288,7 @@ impl Ring {
             self.is_armed = true;
         }
         self.bell.is_awaited.store(true, Ordering::SeqCst);
-        // Who asks looks at the flag after it has posted: one of the two sees the other.
+        // A sender reads the flag after it has posted: one of the two sees the other.
         let has_more = !queue.is_empty() && self.flight.count < DEPTH;
         let waited = self.ring.submit_and_wait(usize::from(!has_more));
         self.bell.is_awaited.store(false, Ordering::SeqCst);

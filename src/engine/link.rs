@@ -90,7 +90,7 @@ pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, Link
         return Err(LinkError::TimedOut);
     }
     let stream = TcpStream::connect_timeout(&address, left).map_err(|error| LinkError::os("connect", &error))?;
-    // Both ends of a connection to a local port that nobody listens on can be ours.
+    // A connection to a local port without a listener can be to itself.
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         return Err(LinkError::Os { what: "connect", error: Errno::CONNREFUSED });
     }

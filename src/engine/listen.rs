@@ -3,7 +3,7 @@
 //! One thread polls the listening socket and at most [`HALF_OPEN_MAX`] peers that have not authenticated. Each has
 //! [`AUTHENTICATE_MAX`] in all; one more than fit evicts the oldest. So garbage, silence and wrong keys cost a few
 //! kilobytes each, and the true peer gets in between them. They are reported only while no session is served, and never
-//! waited for: from the first lane to the engine's loop nobody takes events, and strangers must not fill the queue.
+//! waited for: from the first lane to the engine's loop no events are taken, and strangers must not fill the queue.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -46,19 +46,19 @@ pub enum Incoming {
     First(TcpStream, Box<Established>),
     /// A further connection of the session that is served, where the listener was told to make no lanes.
     Further(TcpStream, Box<Established>),
-    /// Somebody who was answered and did not prove the key.
+    /// A peer that was answered and did not prove the key.
     Stranger(SocketAddr),
     /// This process has no descriptor for a connection, and none of a stranger's whose end would give one back. Told once;
     /// the listener goes on trying.
     NoDescriptor,
-    /// Somebody is guessing the key; until a session is served, the listener has ended.
+    /// Too many peers have failed to prove the key. The listener has ended, unless a session is served.
     TooManyGuesses,
 }
 
 /// Which session is served, which of its lanes have been used, and where its events go.
 ///
 /// A channel serves one session: a lane comes with its session's channel, and what is left of an earlier
-/// session reports to a channel that nobody reads any more.
+/// session reports to a channel without a reader.
 #[derive(Debug)]
 pub struct Registry {
     post: Post<Event>,
@@ -67,7 +67,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Serves nobody yet. `post`: the channel of the session to come, and of what happens until then.
+    /// Serves no session yet. `post`: the channel of the session to come, and of what happens until then.
     pub fn new(post: Post<Event>) -> Self {
         Self { post, session: None, used: [None; LANES_MAX] }
     }
@@ -88,7 +88,7 @@ impl Registry {
         true
     }
 
-    /// Serves nobody: the next first lane is welcome, and `post` is its session's.
+    /// Serves no session: the next first lane begins one, and `post` is its channel.
     pub fn clear(&mut self, post: Post<Event>) {
         *self = Self::new(post);
     }
@@ -129,7 +129,7 @@ impl Listener {
         Self::start_as(port, ports, key, post, true)
     }
 
-    /// As [`Listener::start`], but makes no lanes: further connections are told as [`Incoming::Further`].
+    /// As [`Listener::start`], but makes no lanes: further connections are reported as [`Incoming::Further`].
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl Acceptor {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The peer has gone again, or we are out of descriptors for the moment.
+                // The peer has closed already, or descriptors have run out for the moment.
                 Err(error) => {
                     let is_out = Errno::from_io_error(&error) == Some(Errno::MFILE) && self.peers.is_empty();
                     if is_out && !std::mem::replace(&mut self.has_told_no_descriptor, true) {
@@ -367,7 +367,7 @@ impl Acceptor {
             match handshake::listen(&self.key, lookup, message, &mut rng()) {
                 Ok((listening, reply)) => {
                     if listening.is_first() && self.guesses >= GUESSES_MAX {
-                        // The session that is served goes on, and its lanes may be replaced; nobody else is answered.
+                        // The session that is served goes on, and its lanes may be replaced; no other peer is answered.
                         return Progress::Dropped;
                     }
                     // Our answer already lets the peer test one key, whether or not it confirms.
@@ -407,7 +407,7 @@ impl Acceptor {
         {
             drop(registry);
             if !self.makes_lanes {
-                // Where nobody takes the session's events any more, it has ended.
+                // Where the session's events have no reader any more, it has ended.
                 let _ = post.send(Event::Incoming(Incoming::Further(stream, established)));
                 return;
             }
@@ -422,7 +422,7 @@ impl Acceptor {
 
     fn tell(&self, incoming: Incoming) {
         let post = self.registry().post.clone();
-        // Where nobody listens to the events any more, the process is about to end.
+        // Where the events have no reader any more, the process is about to end.
         let _ = post.send(Event::Incoming(incoming));
     }
 }

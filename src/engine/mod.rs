@@ -47,7 +47,7 @@ pub use summary::{Monitor, Read, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
-/// How long the engine waits at the end for its lanes to let go.
+/// How long the engine waits at the end for its lanes to close.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// How long the sink of a tree gets at the end to remove what has not been published.
@@ -56,7 +56,7 @@ const DISCARD_WAIT: Duration = Duration::from_secs(2);
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
 
-/// How often a session has stopped this process. Several of them may run here: they are told at once, one of them stops
+/// How often a session has stopped this process. Several of them may run here: all get the signal, one of them stops
 /// the process for all, and one that comes to it when the process goes on must not stop it again.
 static STOPS: AtomicU32 = AtomicU32::new(0);
 
@@ -82,7 +82,7 @@ enum Half {
     },
 }
 
-/// Who takes opened chunks.
+/// What takes opened chunks.
 enum Writer {
     /// The workers, which write a file.
     Workers,
@@ -127,7 +127,8 @@ struct Engine {
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
-    /// What the sender is told of large files that are open, and by which lane; told again where that lane goes.
+    /// What this end has of large files that are open, as sent to the sender, and by which lane; sent again when that lane
+    /// is lost.
     haves: VecDeque<(Option<LaneId>, Frame)>,
     /// Parts of the source are planned for lanes that read them.
     may_plan: bool,
@@ -448,7 +449,7 @@ impl Engine {
         let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
             return true;
         };
-        // Before the part is told: what has been read is one state of the file, or nothing is published.
+        // Before the part is passed on: what has been read is one state of the file, or nothing is published.
         match source.note_read(bytes) {
             Ok(()) => true,
             Err(fact) => {
@@ -492,7 +493,7 @@ impl Engine {
                 for buffer in buffers {
                     self.keep(buffer);
                 }
-                // A lane that was closed here had become silent or corrupt; "closed" would not tell that.
+                // A lane that was closed here had become silent or corrupt; "closed" would not say why.
                 self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
@@ -504,7 +505,7 @@ impl Engine {
     fn handle_control(&mut self, id: LaneId, sealed: &[u8], now: Duration) {
         let Some(live) = self.lanes.get_mut(&id) else { return };
         if live.control.open(sealed, &mut self.frame).is_err() {
-            // Somebody changes bytes on the way, or the peer is broken: not to be told apart from here.
+            // Bytes are changed on the way, or the peer is broken: both look alike from here.
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
@@ -726,7 +727,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of the lanes, giving their last frames the time to leave.
+    /// Closes the lanes, giving their last frames the time to leave.
     fn close(mut self) -> Summary {
         self.shared.over.store(true, Ordering::Relaxed);
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();

@@ -17,7 +17,7 @@ pub struct Pace {
     bytes_per_second: Option<u64>,
     /// When the bytes handed out so far will have been due.
     due: Mutex<Option<Instant>>,
-    /// Somebody waits.
+    /// The time that threads have waited.
     clock: Clock,
 }
 
@@ -54,7 +54,7 @@ impl Pace {
         self.clock.during(|| std::thread::sleep(until.saturating_duration_since(now)));
     }
 
-    /// How long somebody has waited.
+    /// How long threads have waited.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }

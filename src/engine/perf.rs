@@ -84,21 +84,21 @@ pub enum PerfError {
     Peer {
         /// The exit code that it leads to.
         exit: u8,
-        /// Why, as the other end says it: not to be trusted on a terminal as it is.
+        /// Why, in the other end's words: escape them before they are printed.
         reason: Vec<u8>,
     },
     /// The other end asks for more than there is.
     #[error("more than {most} {what}")]
     TooMany {
-        /// Of what.
+        /// The resource.
         what: &'static str,
-        /// The most.
+        /// The limit.
         most: u64,
     },
     /// The system refused something.
     #[error("{what}: {error}")]
     Os {
-        /// What.
+        /// The call.
         what: &'static str,
         /// Its error.
         error: Errno,
@@ -161,7 +161,7 @@ impl Link {
         let _ = poll(&mut list, Some(&limit));
     }
 
-    /// Whether the other end has said something, or has gone.
+    /// Whether there is something to read: a frame, or the end of the connection.
     fn has_input(&self) -> bool {
         let mut list = [PollFd::new(&self.stream, PollFlags::IN)];
         !self.bytes.is_empty() || poll(&mut list, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -182,7 +182,7 @@ impl Link {
                     let mut plain = Vec::new();
                     self.channel.open(&sealed, &mut plain)?;
                     return Frame::decode(&plain).map(Some).map_err(|error| match TransferFrame::decode(&plain) {
-                        // A listener that is busy says so to whoever comes.
+                        // A listener that is busy refuses every connection.
                         Ok(Some(TransferFrame::Refuse(refusal))) => LinkError::Refused(refusal),
                         _ => error.into(),
                     });
@@ -218,7 +218,7 @@ pub struct Ran {
 
 /// The end that asks.
 pub struct Driver {
-    /// Before the link: the other end, which is told nothing, sees all go together.
+    /// Before the link, so that the other end sees all connections close together.
     connections: Connections,
     link: Link,
     policy: Policy,
@@ -563,12 +563,12 @@ pub struct Answering<'a> {
 ///
 /// # Errors
 ///
-/// [`PerfError`]; the other end has been told.
+/// [`PerfError`]; it has been reported to the other end.
 pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError> {
     let outcome = Responder { answering, gate: None, streams: Vec::new(), asked: None }.serve(&mut link);
     match &outcome {
         Ok(()) | Err(PerfError::Peer { .. }) => {}
-        // Somebody who wants to send: told in the words of a transfer.
+        // The peer wants to send: refused as a transfer would be.
         Err(PerfError::Link(LinkError::Frame(_))) => {
             send_last(&mut link.stream, &mut link.channel, &TransferFrame::Refuse(Refusal::Offer));
         }

@@ -21,7 +21,7 @@ use crate::transport::{Lane, Medium, Report, unmapped};
 /// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
 const DIAL_MAX: Duration = Duration::from_secs(4);
 
-/// How long the other end may take to tell its devices where nothing but RDMA will do: it opens its sink first.
+/// How long the other end may take to send its endpoints under the policy `rdma`: it opens its sink first.
 const TOLD_MAX: Duration = Duration::from_secs(9);
 
 /// The longest that one pair of addresses may take of it.
@@ -30,7 +30,7 @@ const PAIR_MAX: Duration = Duration::from_millis(1500);
 /// How often a listening end looks for devices that have come or gone.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// This host's best RDMA device.
+/// The best kind of RDMA device that this host has.
 pub fn available() -> RdmaKind {
     let kinds = rdma::endpoints().unwrap_or_default().into_iter().map(|endpoint| match endpoint.medium {
         Medium::RdmaHardware => RdmaKind::Hardware,
@@ -194,7 +194,7 @@ impl Service {
             }
             let (session, registry) = (self.session, Arc::clone(&self.registry));
             let on_incoming = Box::new(move |connection, _hello| {
-                // A connection that does not authenticate just ends; who made it is told by its own end.
+                // A connection that does not authenticate just ends; the peer reports why.
                 let _ = accept(connection, session, &registry);
             });
             let ports = self.ports.clone();

@@ -8,7 +8,7 @@ use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
 use crate::tree::walk::Sent;
 
-/// Told of what happens during a transfer, from the loop; must not block.
+/// Called with what happens during a transfer, from the loop; must not block.
 pub trait Monitor {
     /// Something a person may want to know; `reason` is why the last lane went or could not be made.
     fn notice(&mut self, notice: Notice, reason: Option<&str>);
@@ -23,7 +23,7 @@ pub trait Monitor {
 pub struct Summary {
     /// How it ended.
     pub outcome: Outcome,
-    /// Why the last lane was lost or not made, or what the peer did that it must not. Escaped it is not.
+    /// Why the last lane was lost or not made, or what the peer did that it must not. Not escaped: the caller does that.
     pub reason: Option<String>,
     /// Its counters.
     pub counters: Counters,
@@ -31,7 +31,7 @@ pub struct Summary {
     pub seconds: f64,
     /// Where the time went.
     pub waits: Waits,
-    /// Who says so.
+    /// Which end says so.
     pub view: View,
     /// The media that payload went by, in order of first use.
     pub media: Vec<Medium>,

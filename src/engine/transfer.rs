@@ -57,7 +57,7 @@ pub enum Event {
     Written(Buffer),
     /// The sink failed.
     SinkFailed(Buffer, IoFact),
-    /// Nobody reads what the sink is given any more.
+    /// The sink's reader has closed it.
     SinkGone,
     /// The sink of a tree has this of a large file already.
     Have(Have),
@@ -69,8 +69,8 @@ pub enum Event {
     Signal(i32),
     /// The other end can be heard only by its lanes from now on: two seconds without one end this one.
     Orphaned,
-    /// And whoever this end works for, who is not the other end, cannot be told anything any more: the session goes on
-    /// as long as the other end can.
+    /// As [`Event::Orphaned`], and the caller, which is not the other end, cannot be reached any more: the session goes on as
+    /// long as the other end can.
     Unwatched,
 }
 
@@ -123,19 +123,19 @@ pub struct Transfer {
     pub compress: Compress,
     /// Bytes a second, at the sender.
     pub bwlimit: Option<u64>,
-    /// Told of what happens.
+    /// Called with what happens.
     pub monitor: Box<dyn Monitor>,
 }
 
 /// How long a new lane may wait for room among the events. The loop takes them without a pause; before it runs, a peer that
-/// floods what nobody takes yet must not hold up the thread that is to run it.
+/// floods a channel that is not read yet must not hold up the thread that is to run it.
 const ANNOUNCE_MAX: Duration = Duration::from_secs(5);
 
 /// Makes a lane whose reports reach the loop only after [`Event::LaneUp`] has.
 ///
 /// # Errors
 ///
-/// What `make` answered; nothing has been posted then. [`LinkError::TimedOut`] where nobody takes events.
+/// What `make` answered; nothing has been posted then. [`LinkError::TimedOut`] where no events are taken.
 pub fn announce(
     post: &Post<Event>,
     id: LaneId,
@@ -148,7 +148,7 @@ pub fn announce(
             // Posting happens under the lock, so that no event overtakes one that was held back.
             match &mut *early.lock().expect("no panic with it locked") {
                 Some(held_back) => held_back.push(event),
-                // The loop has ended: nobody is left to tell.
+                // It fails only when the loop has ended.
                 None => drop(post.send(Event::Lane(id, event))),
             }
         })

@@ -10,7 +10,7 @@ use super::work::SinkJob;
 use crate::transport::Buffer;
 use crate::tree::sink::{Answer, TreeSink};
 
-/// An opened chunk with the sink. When the last thread that writes some of it lets go, the loop is told.
+/// An opened chunk with the sink. When the last thread that writes some of it drops it, the buffer goes back to the loop.
 pub struct Chunk {
     buffer: Option<Buffer>,
     bytes: usize,
@@ -26,13 +26,13 @@ impl AsRef<[u8]> for Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            // The loop has ended: nobody is left to tell.
+            // It fails only when the loop has ended.
             let _ = self.post.send(Event::Written(buffer));
         }
     }
 }
 
-/// How a sink tells the sender, through the loop.
+/// How a sink answers the sender, through the loop.
 pub fn answer(post: Post<Event>) -> Answer {
     Box::new(move |have| drop(post.send(Event::Have(have))))
 }

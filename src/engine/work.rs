@@ -95,7 +95,7 @@ pub struct Shared {
     /// By which means cold ranges are read.
     pub means: Means,
     direct: OnceLock<DirectReads>,
-    /// The transfer has ended: a reader that still waits for its stream lets go of it.
+    /// The transfer has ended: a reader that still waits for its stream gives up.
     pub over: AtomicBool,
     shrinks: Shrinks,
 }
@@ -428,7 +428,7 @@ pub(super) fn header_of(part: &Part, encrypt: bool) -> ChunkHeader {
     }
 }
 
-/// How often a writer that has nothing to write looks whether anybody still reads.
+/// How often a writer that has nothing to write checks whether its stream still has a reader.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How long a reader may have been gone before that is a failure. It may have had everything, and no more than the word
@@ -520,7 +520,7 @@ pub fn start_writer(
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
-                    // A source may be silent for ever, and a reader that has gone would be noticed only by writing.
+                    // A source may be silent for ever, and a closed reader would be noticed only by writing.
                     if !is_told && sink.as_ref().is_ok_and(StreamSink::is_unread) {
                         // Told once, and no reason to end: if it has all that there is, that is still to be published.
                         is_told = unread_since.get_or_insert_with(Instant::now).elapsed() >= UNREAD_MAX;

@@ -6,7 +6,7 @@
 //! for a message is the one that sends the next.
 //!
 //! Its connections are divided into [`Group`]s, each run by one thread. [`Progress`] is what the groups of one end, and
-//! whoever talks to the other end, know in common.
+//! the thread that talks to the other end, have in common.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::LaneError;
 
 pub mod tcp;
 
-/// How long a thread sleeps at most before it looks whether the run is over.
+/// The longest that a thread sleeps before it checks whether the run is over.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Round trips at the start of an echo that are not measured: caches and clocks of processors warm up in them. Fewer,

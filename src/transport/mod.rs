@@ -37,7 +37,7 @@ pub enum Medium {
 /// each large file that is open, and little beside.
 pub const CONTROL_QUEUE_MAX: usize = 2 * rd_proto::tree::OPEN_MAX;
 
-/// What a lane tells its owner, in the order in which it happened on that lane.
+/// What a lane reports to its owner, in the order in which it happened on that lane.
 #[derive(Debug)]
 pub enum LaneEvent {
     /// A control frame has arrived, still sealed: 1 to [`CONTROL_BYTES_MAX`] bytes.
@@ -110,7 +110,7 @@ pub enum LaneError {
 
 /// One lane, seen from its owner.
 ///
-/// All calls return at once. None of them is told about a failure: a lane that fails reports [`LaneEvent::Down`], and
+/// All calls return at once. None of them answers a failure: a lane that fails reports [`LaneEvent::Down`], and
 /// whatever is given to it after that comes back in that event or, if that has been reported already, from the call.
 pub trait Lane: Send {
     /// The medium, for policy and reports.

@@ -4,58 +4,47 @@
 //! per protection domain, it is not inherited by children (MADV_DONTFORK, which verbs need as well: a copied page
 //! would part the process from the device), and it stays out of core dumps (MADV_DONTDUMP).
 //!
-//! A [`Buffer`] is the right to use one slot: it is not `Clone`, and whoever holds it is alone with those bytes.
+//! A [`Buffer`] is the right to use one slot: it is not `Clone`, so that its holder has those bytes to itself.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 
-use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use memmap2::{Advice, MmapMut, MmapRaw};
 use rd_proto::frame::CHUNK_HEADER_BYTES;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Bytes from one header slot to the next: a cache line, so that two slots never share one.
 const HEADER_STRIDE: usize = 64;
 
 const _: () = assert!(CHUNK_HEADER_BYTES <= HEADER_STRIDE);
 
-/// A fixed set of buffers in one mapping. Dropped when the last buffer and the last transport have let go of it.
+/// A fixed set of buffers in one mapping. Dropped with the last buffer and the last transport that uses it.
 #[derive(Debug)]
 pub struct Pool {
-    base: NonNull<u8>,
-    mapping_bytes: usize,
+    memory: MmapRaw,
     buffer_bytes: usize,
     count: u32,
 }
-
-// SAFETY: the mapping lives as long as the value, and its bytes are reached only through `Buffer`s, which are disjoint.
-unsafe impl Send for Pool {}
-// SAFETY: as above; `Pool` itself gives out addresses, never references into the mapping.
-unsafe impl Sync for Pool {}
 
 impl Pool {
     /// Maps a pool of `count` buffers of `buffer_bytes` (a multiple of the page size), and hands out all its buffers.
     ///
     /// # Errors
     ///
-    /// What `mmap` or `madvise` answered.
+    /// What mmap or madvise answered.
     pub fn new(count: u32, buffer_bytes: NonZeroUsize) -> Result<(Arc<Self>, Vec<Buffer>), Errno> {
         let buffer_bytes = buffer_bytes.get();
         let slot_bytes = buffer_bytes.checked_add(HEADER_STRIDE).ok_or(Errno::NOMEM)?;
         let mapping_bytes = slot_bytes.checked_mul(count as usize).ok_or(Errno::NOMEM)?;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), mapping_bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
-        };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        let pool = Arc::new(Self { base, mapping_bytes, buffer_bytes, count });
-        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // SAFETY: the range is exactly the mapping made above; neither advice changes its contents.
-            unsafe { madvise(base.as_ptr().cast::<c_void>(), mapping_bytes, advice)? };
+        let refused = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
+        let memory = MmapRaw::from(MmapMut::map_anon(mapping_bytes).map_err(refused)?);
+        for advice in [Advice::DontFork, Advice::DontDump] {
+            memory.advise(advice).map_err(refused)?;
         }
+        let pool = Arc::new(Self { memory, buffer_bytes, count });
         let buffers = (0..count).rev().map(|id| Buffer { pool: Arc::clone(&pool), id, is_unread: false }).collect();
         Ok((pool, buffers))
     }
@@ -72,27 +61,18 @@ impl Pool {
 
     /// Start and length of the whole mapping, payloads and headers: what RDMA registers.
     pub fn mapping(&self) -> (NonNull<u8>, usize) {
-        (self.base, self.mapping_bytes)
+        (NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0"), self.memory.len())
     }
 
     fn payload_ptr(&self, id: u32) -> *mut u8 {
         // SAFETY: `id < count`, so the offset stays within the mapping.
-        unsafe { self.base.as_ptr().add(id as usize * self.buffer_bytes) }
+        unsafe { self.memory.as_mut_ptr().add(id as usize * self.buffer_bytes) }
     }
 
     fn header_ptr(&self, id: u32) -> *mut u8 {
         let headers_at = self.count as usize * self.buffer_bytes;
         // SAFETY: `id < count`, so the offset stays within the mapping.
-        unsafe { self.base.as_ptr().add(headers_at + id as usize * HEADER_STRIDE) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // SAFETY: every `Buffer` holds an `Arc` of the pool, so none is left, and transports that registered the
-        // mapping hold one as well until they have deregistered it.
-        let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.mapping_bytes) };
-        debug_assert!(unmapped.is_ok());
+        unsafe { self.memory.as_mut_ptr().add(headers_at + id as usize * HEADER_STRIDE) }
     }
 }
 

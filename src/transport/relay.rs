@@ -8,7 +8,7 @@ use flume::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::Buffer;
 
-/// How often an output that nothing is put into looks whether its transfer is over.
+/// How often an output that waits for input checks whether its transfer is over.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Where a receiver puts in what it has. Dropping it is the end of the stream.
@@ -27,7 +27,7 @@ pub struct RelayOutput {
     full: Receiver<(Buffer, usize)>,
 }
 
-/// Nobody takes anything out any more.
+/// The output has been dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
@@ -55,7 +55,7 @@ impl RelayInput {
         Ok(())
     }
 
-    /// Whether nobody takes anything out any more.
+    /// Whether the output has been dropped.
     pub fn is_gone(&self) -> bool {
         self.full.is_disconnected()
     }

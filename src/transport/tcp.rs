@@ -28,7 +28,7 @@ pub use records::fuzz;
 /// Where records begin and control frames land; what of a payload lands here as well is copied out.
 const STAGING_BYTES: usize = RECORD_BYTES_MAX + CHUNK_HEADER_BYTES;
 
-/// How often a blocked write looks whether the lane is to end.
+/// How often a blocked write checks whether the lane is to end.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long a closing lane waits for its last frames to go and for the peer to close as well.

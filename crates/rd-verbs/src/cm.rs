@@ -1,11 +1,13 @@
 //! Connections: the event channel and identifiers of librdmacm.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
 use crate::library::{Api, api};
 use crate::{Error, check, ffi, set_nonblocking};
@@ -123,7 +125,7 @@ pub enum EventKind {
     Established,
     /// The peer has disconnected, or is gone.
     Disconnected,
-    /// The device is being removed: everything on it must be let go.
+    /// The device is being removed: everything on it must be dropped.
     DeviceRemoval,
     /// Any other event, by its number.
     Other(u32),
@@ -241,9 +243,9 @@ impl Id {
     ///
     /// What `rdma_bind_addr` left: EADDRINUSE, ENODEV, EADDRNOTAVAIL…
     pub fn bind(&mut self, address: SocketAddr) -> Result<(), Error> {
-        let mut address = RawAddress::new(address);
-        // SAFETY: the address is a whole sockaddr of its family.
-        check("rdma_bind_addr", unsafe { (self.api().rdma_bind_addr)(self.raw.as_ptr(), address.as_mut_ptr()) })
+        let address = SockaddrStorage::from(address);
+        // SAFETY: the address is a whole sockaddr of its family, which the call reads.
+        check("rdma_bind_addr", unsafe { (self.api().rdma_bind_addr)(self.raw.as_ptr(), address.as_ptr().cast_mut()) })
     }
 
     /// Whether a bound identifier has a device behind it.
@@ -257,13 +259,13 @@ impl Id {
     ///
     /// What `rdma_resolve_addr` left.
     pub fn resolve_address(&mut self, local: SocketAddr, remote: SocketAddr, timeout: Duration) -> Result<(), Error> {
-        let (mut local, mut remote) = (RawAddress::new(local), RawAddress::new(remote));
-        // SAFETY: both are whole sockaddrs of their family.
+        let (local, remote) = (SockaddrStorage::from(local), SockaddrStorage::from(remote));
+        // SAFETY: both are whole sockaddrs of their family, which the call reads.
         let answer = unsafe {
             (self.api().rdma_resolve_addr)(
                 self.raw.as_ptr(),
-                local.as_mut_ptr(),
-                remote.as_mut_ptr(),
+                local.as_ptr().cast_mut(),
+                remote.as_ptr().cast_mut(),
                 milliseconds(timeout),
             )
         };
@@ -371,14 +373,14 @@ impl Id {
 
     /// The local address, with the port that was bound.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is alive; the address is a sockaddr_storage whose family says what it holds.
-        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.src).cast()) }
+        // SAFETY: the identifier is alive.
+        address_of(unsafe { &(*self.raw.as_ptr()).route.addr.src })
     }
 
     /// The peer's address.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: as in `local_address`.
-        unsafe { socket_address((&raw const (*self.raw.as_ptr()).route.addr.dst).cast()) }
+        address_of(unsafe { &(*self.raw.as_ptr()).route.addr.dst })
     }
 }
 
@@ -394,65 +396,15 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// A socket address as C has it.
-struct RawAddress(libc::sockaddr_storage);
-
-impl RawAddress {
-    fn new(address: SocketAddr) -> Self {
-        // SAFETY: all zeroes is a valid sockaddr_storage.
-        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-        match address {
-            SocketAddr::V4(v4) => {
-                let raw = libc::sockaddr_in {
-                    sin_family: libc::AF_INET as libc::sa_family_t,
-                    sin_port: v4.port().to_be(),
-                    sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
-                    sin_zero: [0; 8],
-                };
-                // SAFETY: a sockaddr_in fits in, and is aligned within, a sockaddr_storage.
-                unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
-            }
-            SocketAddr::V6(v6) => {
-                let raw = libc::sockaddr_in6 {
-                    sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                    sin6_port: v6.port().to_be(),
-                    sin6_flowinfo: 0,
-                    sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                    sin6_scope_id: v6.scope_id(),
-                };
-                // SAFETY: a sockaddr_in6 fits in, and is aligned within, a sockaddr_storage.
-                unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
-            }
-        }
-        Self(storage)
-    }
-
-    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
-        (&raw mut self.0).cast()
-    }
+/// A socket address out of C's; `None` for other families.
+pub(crate) fn socket_address(raw: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = raw.as_sockaddr_in().map(|v4| SocketAddr::V4((*v4).into()));
+    v4.or_else(|| raw.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into())))
 }
 
-/// Reads a C socket address; `None` for other families.
-///
-/// # Safety
-///
-/// `raw` points to a sockaddr at least as long as its family says. It need not be aligned.
-pub(crate) unsafe fn socket_address(raw: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: every sockaddr begins with its family.
-    let family = unsafe { (&raw const (*raw).sa_family).read_unaligned() };
-    match c_int::from(family) {
-        libc::AF_INET => {
-            // SAFETY: the family says that it is a sockaddr_in.
-            let v4 = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
-            let address = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some(SocketAddr::new(IpAddr::V4(address), u16::from_be(v4.sin_port)))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says that it is a sockaddr_in6.
-            let v6 = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
-            let address = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            Some(SocketAddr::V6(SocketAddrV6::new(address, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id)))
-        }
-        _ => None,
-    }
+/// One of an identifier's addresses.
+fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let length = size_of_val(storage) as libc::socklen_t;
+    // SAFETY: a whole sockaddr_storage, whose family says what it holds.
+    socket_address(&unsafe { SockaddrStorage::from_raw(ptr::from_ref(storage).cast(), Some(length)) }?)
 }

@@ -6,6 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
+
 use crate::cm::{EventChannel, Id, socket_address};
 use crate::library::Api;
 use crate::{Error, check, ffi, set_nonblocking};
@@ -193,7 +197,7 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw(self.async_fd()) }
     }
 
-    /// Lets go of a device that is being removed, if nothing made on it is left; else gives it back.
+    /// Releases a device that is being removed, if nothing made on it is left; else gives it back.
     ///
     /// librdmacm keeps a device open after its last identifier, until it next looks at a list that has another device
     /// in it; and the kernel does not finish the removal while anyone has it open. So its descriptors are replaced by
@@ -284,47 +288,24 @@ pub struct InterfaceAddress {
 ///
 /// What `getifaddrs` left.
 pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
-    let mut list = ptr::null_mut();
-    // SAFETY: the call writes a list, which is freed below.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return Err(Error::last("getifaddrs"));
-    }
+    let list = getifaddrs().map_err(|errno| Error::Call { call: "getifaddrs", errno: errno as i32 })?;
     let (mut found, mut on_loopback) = (Vec::new(), Vec::new());
-    let mut next = list;
-    while !next.is_null() {
-        // SAFETY: `next` is an entry of the list, which is alive.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        if entry.ifa_flags & libc::IFF_UP as u32 == 0 || entry.ifa_addr.is_null() {
-            continue;
-        }
-        // SAFETY: the entry's address is a sockaddr as long as its family says.
-        let Some(address) = (unsafe { socket_address(entry.ifa_addr) }).map(|address| address.ip()) else {
-            continue;
-        };
+    for entry in list.filter(|entry| entry.flags.contains(InterfaceFlags::IFF_UP)) {
+        let ip = |raw: Option<SockaddrStorage>| Some(socket_address(&raw?)?.ip());
+        let Some(address) = ip(entry.address) else { continue };
         if address.is_loopback() || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             continue;
         }
-        let mask = if entry.ifa_netmask.is_null() {
-            None
-        } else {
-            // SAFETY: the mask is a sockaddr as long as its family says.
-            unsafe { socket_address(entry.ifa_netmask) }
-        };
-        let prefix_bits = match mask.map(|mask| mask.ip()) {
+        let prefix_bits = match ip(entry.netmask) {
             Some(IpAddr::V4(mask)) => u32::from(mask).leading_ones() as u8,
             Some(IpAddr::V6(mask)) => u128::from(mask).leading_ones() as u8,
             None if address.is_ipv4() => 32,
             None => 128,
         };
-        // SAFETY: the name is a C string of the list.
-        let interface = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        let is_on_loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        let is_on_loopback = entry.flags.contains(InterfaceFlags::IFF_LOOPBACK);
         let these = if is_on_loopback { &mut on_loopback } else { &mut found };
-        these.push(InterfaceAddress { interface, address, prefix_bits });
+        these.push(InterfaceAddress { interface: entry.interface_name, address, prefix_bits });
     }
-    // SAFETY: the list came from getifaddrs and is freed once.
-    unsafe { libc::freeifaddrs(list) };
     found.append(&mut on_loopback);
     Ok(found)
 }

@@ -5,6 +5,8 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use memmap2::{Advice, MmapMut, MmapRaw};
+
 use crate::device::Device;
 use crate::{Error, ffi};
 
@@ -74,7 +76,7 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: every region and queue pair in it holds an `Arc` of it, so none is left.
         let answer = unsafe { (self.device.api().ibv_dealloc_pd)(self.raw.as_ptr()) };
-        // Anything else is a device that has gone, and taken it along.
+        // Any other error is from a device that has gone, and its objects with it.
         debug_assert_ne!(answer, libc::EBUSY, "a protection domain was still in use");
     }
 }
@@ -125,13 +127,26 @@ pub struct Segment {
     pub local_key: u32,
 }
 
+/// Memory that children do not inherit and core dumps leave out. After a fork a child would get the pages and the parent
+/// copies, which the device does not know.
+///
+/// # Errors
+///
+/// What mmap or madvise answered.
+fn private_memory(length: usize) -> std::io::Result<MmapRaw> {
+    let memory = MmapRaw::from(MmapMut::map_anon(length)?);
+    memory.advise(Advice::DontFork)?;
+    memory.advise(Advice::DontDump)?;
+    Ok(memory)
+}
+
 /// Registered memory of its own, in slots of equal size, for small messages.
 ///
 /// Bytes go in and out by copy, so that there is never a reference to memory that the device may be writing.
 pub struct MessageRegion {
     region: MemoryRegion,
     /// Owned by the region as well.
-    memory: Arc<Mapping>,
+    memory: Arc<MmapRaw>,
     slot_bytes: usize,
     slots: u32,
 }
@@ -143,9 +158,12 @@ impl MessageRegion {
     ///
     /// What mmap or registering answered.
     pub fn new(domain: &Arc<ProtectionDomain>, slots: u32, slot_bytes: usize) -> Result<Self, Error> {
-        let memory = Arc::new(Mapping::new(slots as usize * slot_bytes)?);
-        let owner: Arc<dyn Any + Send + Sync> = Arc::clone(&memory) as _;
-        let region = domain.register(memory.start, memory.length, owner)?;
+        let length = slots as usize * slot_bytes;
+        let memory = private_memory(length)
+            .map_err(|error| Error::Call { call: "mmap", errno: error.raw_os_error().unwrap_or(0) })?;
+        let memory = Arc::new(memory);
+        let start = NonNull::new(memory.as_mut_ptr()).expect("a mapping is not at 0");
+        let region = domain.register(start, length, Arc::clone(&memory) as _)?;
         Ok(Self { region, memory, slot_bytes, slots })
     }
 
@@ -165,7 +183,7 @@ impl MessageRegion {
         let mut at = slot as usize * self.slot_bytes;
         for part in parts {
             // SAFETY: within the mapping, by the assertion; `part` is elsewhere, as nothing refers into the mapping.
-            unsafe { ptr::copy_nonoverlapping(part.as_ptr(), self.memory.start.as_ptr().add(at), part.len()) };
+            unsafe { ptr::copy_nonoverlapping(part.as_ptr(), self.memory.as_mut_ptr().add(at), part.len()) };
             at += part.len();
         }
         total as u32
@@ -182,7 +200,7 @@ impl MessageRegion {
         let mut bytes = vec![0; length.min(self.slot_bytes - from)];
         let at = slot as usize * self.slot_bytes + from;
         // SAFETY: within the mapping, by the assertion and the minima; the vector is elsewhere.
-        unsafe { ptr::copy_nonoverlapping(self.memory.start.as_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { ptr::copy_nonoverlapping(self.memory.as_mut_ptr().add(at), bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
 
@@ -193,54 +211,7 @@ impl MessageRegion {
     /// If there is no such slot, or it is shorter.
     pub(crate) fn segment(&self, slot: u32, length: u32) -> Segment {
         assert!(slot < self.slots && length as usize <= self.slot_bytes, "a message fits its slot");
-        let address = self.memory.start.as_ptr() as u64 + u64::from(slot) * self.slot_bytes as u64;
+        let address = self.memory.as_mut_ptr() as u64 + u64::from(slot) * self.slot_bytes as u64;
         Segment { address, length, local_key: self.region.local_key() }
-    }
-}
-
-/// Private memory that children do not inherit and core dumps leave out.
-struct Mapping {
-    start: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: plain memory, reached only through `MessageRegion`'s copies and the device.
-unsafe impl Send for Mapping {}
-// SAFETY: as above: bytes without any meaning to the language; a race with the device gives wrong bytes at worst.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(length: usize) -> Result<Self, Error> {
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(Error::last("mmap"));
-        }
-        let start = NonNull::new(start.cast::<u8>()).ok_or_else(|| Error::last("mmap"))?;
-        let mapping = Self { start, length };
-        // After a fork the child would get the pages and the parent copies, which the device does not know.
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-            // SAFETY: exactly the mapping made above; the advice leaves its contents.
-            if unsafe { libc::madvise(start.as_ptr().cast(), length, advice) } != 0 {
-                return Err(Error::last("madvise"));
-            }
-        }
-        Ok(mapping)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped once; the region that held it has been deregistered.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

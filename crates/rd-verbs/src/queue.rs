@@ -120,7 +120,7 @@ impl CompletionQueue {
     /// Takes and acknowledges the channel's event; whether there was one. It may stand for several completions.
     ///
     /// There is at most one: a queue makes an event once after each [`CompletionQueue::request_notification`], and is the
-    /// only one on its channel. So this is one system call for each time that somebody slept.
+    /// only one on its channel. So this is one system call for each sleep.
     ///
     /// # Errors
     ///

@@ -222,7 +222,7 @@ impl Group for TcpGroup {
                 Ok(outcome)
             }
             Part::Answer => {
-                // The other end's number is what ends this, and ours tells it nothing.
+                // The other end's number ends this; ours is of no use to it.
                 sent(0);
                 wire.answer(incoming)
             }

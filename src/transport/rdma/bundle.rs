@@ -17,12 +17,13 @@
 
 mod run;
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flume::bounded;
+use flume::{Receiver, bounded};
 use rd_verbs::{
     CompletionQueue, Depths, Error as VerbsError, EventKind, Id, MessageRegion, ProtectionDomain, QueuePair,
 };
@@ -32,7 +33,7 @@ use rustix::io::Errno;
 use self::run::RdmaGroup;
 use super::cm::{Cm, parameters, within};
 use super::devices::{Held, hold};
-use super::listener::{Arrivals, Listener};
+use super::listener::{Arrivals, Expected, Listener};
 use super::request::Request;
 use super::{ConnectError, Endpoint, RegisterError, Wake, sleep_on, until};
 use crate::transport::Medium;
@@ -273,6 +274,10 @@ pub struct Gate {
     pairs: Option<QueuePairs>,
     listeners: Vec<(Listener, Endpoint)>,
     arrivals: Arc<Arrivals>,
+    /// The connections to come, in their order: as many as the other end may ask for before it is known here that it
+    /// wants more.
+    expected: VecDeque<(Receiver<Id>, Expected)>,
+    wake: Arc<Wake>,
     seed: [u8; 16],
     settings: Settings,
 }
@@ -301,7 +306,16 @@ impl Gate {
         if listeners.is_empty() {
             return Err(failure);
         }
-        Ok(Self { pairs: None, listeners, arrivals, seed, settings })
+        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
+        let mut gate = Self { pairs: None, listeners, arrivals, expected: VecDeque::new(), wake, seed, settings };
+        (0..BATCH).for_each(|index| gate.expect(index));
+        Ok(gate)
+    }
+
+    fn expect(&mut self, index: u32) {
+        let (post, came) = bounded(1);
+        let expected = self.arrivals.expect(token(&self.seed, index), post, Arc::clone(&self.wake));
+        self.expected.push_back((came, expected));
     }
 
     /// Where it listens, and on which port.
@@ -326,16 +340,10 @@ impl Gate {
             .as_ref()
             .map_or((0, u32::MAX), |pairs| (pairs.connections, pairs.parts.settings.connections_max));
         within("queue pairs", most, connections)?;
-        let wake = Arc::new(Wake::new().map_err(ConnectError::Os)?);
-        let expect = |index| {
-            let (post, came) = bounded(1);
-            (came, self.arrivals.expect(token(&self.seed, index), post, Arc::clone(&wake)))
-        };
-        let expected: Vec<_> = (first..connections).map(expect).collect();
-        let mut accepted = Vec::with_capacity(expected.len());
-        for (index, (came, _)) in (first..).zip(&expected) {
+        let mut accepted = Vec::new();
+        for index in first..connections {
             let id = loop {
-                if let Ok(id) = came.try_recv() {
+                if let Ok(id) = self.expected[0].0.try_recv() {
                     break id;
                 }
                 if let Some(pairs) = &self.pairs {
@@ -344,9 +352,11 @@ impl Gate {
                 if until(deadline).is_zero() || interrupted() {
                     return Err(ConnectError::Timeout(what));
                 }
-                sleep_on([wake.as_fd()], LOOK_AGAIN);
-                wake.clear();
+                sleep_on([self.wake.as_fd()], LOOK_AGAIN);
+                self.wake.clear();
             };
+            self.expected.pop_front();
+            self.expect(index + BATCH);
             accepted.push(self.accept(id, index)?);
         }
         let Some(pairs) = &mut self.pairs else { return Ok(()) };

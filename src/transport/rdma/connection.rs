@@ -65,7 +65,7 @@ pub enum ConnectError {
     /// The device cannot do what the pool needs.
     #[error("the RDMA device allows {most} {what}, {wanted} are needed")]
     Limit {
-        /// Of what.
+        /// The resource.
         what: &'static str,
         /// The device's limit.
         most: u32,

@@ -23,7 +23,7 @@ const ENOMEM: i32 = Errno::NOMEM.raw_os_error();
 
 /// How often a device's presence is looked up. The kernel announces a removal only to those connected through
 /// rdma_cm, and depending on the order in which its modules were loaded not even to them before we have let go. Not more
-/// often: whoever polls a queue all the time is interrupted by each.
+/// often: each check interrupts a thread that polls a queue all the time.
 const PRESENCE_CHECK: Duration = Duration::from_millis(300);
 
 /// How often a device that is going is tried to be closed, until its last user has let go.
@@ -51,7 +51,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// How a peer is told of it, where it is listened on at `port`.
+    /// As it is offered to a peer, listened on at `port`.
     pub fn offered(&self, port: u16) -> Offered {
         Offered {
             hardware: self.medium == Medium::RdmaHardware,
@@ -128,7 +128,7 @@ pub fn endpoints() -> Result<Vec<Endpoint>, Unavailable> {
     Err(if any { Unavailable::NoAddress } else { Unavailable::NoDevice })
 }
 
-/// Told when a device goes. Everything made on it must be let go at once.
+/// Called when a device goes. Everything made on it must be dropped at once.
 pub(super) trait Subscriber: Send + Sync {
     /// Called from the watching thread; must not block for longer than it takes to drop a few verbs objects.
     fn device_gone(&self, device: &str);
@@ -140,7 +140,7 @@ impl Subscriber for Wake {
     }
 }
 
-/// A device in use. Whoever has one is subscribed, or does not keep it for long.
+/// A device in use. An owner subscribes, or does not keep it for long.
 #[derive(Clone)]
 pub(super) struct Held {
     pub(super) device: Arc<Device>,
@@ -153,12 +153,12 @@ struct Watch {
 }
 
 impl Held {
-    /// Whether the device is going, so that it must be let go.
+    /// Whether the device is going, so that it must be dropped.
     pub(super) fn is_gone(&self) -> bool {
         self.watch.gone.load(Ordering::Acquire)
     }
 
-    /// From now on `subscriber` is told when the device goes; if that has happened already, it is told at once.
+    /// From now on `subscriber` is called when the device goes; if that has happened already, at once.
     pub(super) fn subscribe(&self, subscriber: &Arc<impl Subscriber + 'static>) {
         let weak: Weak<dyn Subscriber> = Arc::downgrade(subscriber) as _;
         let mut subscribers = lock(&self.watch.subscribers);
@@ -171,7 +171,7 @@ impl Held {
         }
     }
 
-    /// Has the device treated as gone; for who learns it first.
+    /// Has the device treated as gone: for a caller that learns it before the watching thread.
     pub(super) fn report_gone(&self) {
         if !self.watch.gone.swap(true, Ordering::AcqRel)
             && let Ok(registry) = registry()
@@ -237,7 +237,7 @@ pub(super) fn hold(address: IpAddr) -> Result<Held, VerbsError> {
         if entry.held.device.is_same(&device) {
             return Ok(entry.held.clone());
         }
-        // Another one of that name: the one known here has gone in the meantime.
+        // Another device of that name: the one known here has gone.
         entry.held.report_gone();
     }
     let device = Arc::new(device);

@@ -20,8 +20,8 @@
 //! # When a device goes
 //!
 //! The kernel does not finish removing a device while anyone has it open. So one thread watches every device that this
-//! process has opened. When one goes it tells all who subscribed: they let go of what they have on it, and once nothing
-//! is left the device itself is closed. When it is back, [`endpoints`] finds it again.
+//! process has opened. When one goes it calls all subscribers: they drop what they have on it, and once
+//! nothing is left the device itself is closed. When it is back, [`endpoints`] finds it again.
 
 pub mod bundle;
 mod cm;

@@ -1,4 +1,4 @@
-//! What an endpoint's packets can be, for who wants to know and not to send.
+//! What an endpoint's packets can be, for reports.
 
 use super::Endpoint;
 use super::devices::hold;

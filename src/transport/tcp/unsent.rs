@@ -13,7 +13,7 @@ use std::time::Duration;
 /// What may wait unsent on a lane that is slow, or not known yet, in bytes.
 const UNSENT_BYTES_MAX: libc::c_uint = 32 << 10;
 
-/// The system's own limit: none, unless it has been told otherwise.
+/// The system's own limit: none, unless it is set (`tcp_notsent_lowat`).
 const SYSTEMS_OWN: libc::c_uint = 0;
 
 /// A lane is fast while it takes so many bytes in [`STRETCH`]: 8 MiB/s.

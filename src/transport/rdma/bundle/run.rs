@@ -35,14 +35,14 @@ const CREDIT_BYTES_OTHER: usize = 4;
 /// Completions taken at once.
 const COMPLETIONS: usize = 32;
 
-/// Messages sent between two looks at the completion queue.
+/// Messages sent between two polls of the completion queue.
 const BURST: usize = 64;
 
 /// Bytes that a group has on their way at most, however deep its queues are: many times what any link holds, and little
 /// enough to arrive soon when the time of a run is up.
 const IN_FLIGHT_BYTES_MAX: usize = 64 << 20;
 
-/// Empty polls between two looks at whether the run is over.
+/// Empty polls between two checks whether the run is over.
 const SPINS: u32 = 1024;
 
 /// What a work request was posted for: its number says it.
@@ -351,7 +351,7 @@ impl RdmaGroup {
                         let sent_at = pair.sent_at.take();
                         let Some(sent_at) = sent_at.filter(|_| completion.bytes() as usize == plan.message_bytes)
                         else {
-                            return Err(LaneError::Framing("a message that nobody waits for"));
+                            return Err(LaneError::Framing("an unexpected message"));
                         };
                         let is_warm = sent_at.duration_since(start) > plan.duration / 10;
                         let counts = is_warm || received.flow.messages >= warm_up;

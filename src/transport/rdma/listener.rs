@@ -249,21 +249,27 @@ impl Drop for HalfOpen {
 
 /// Connections that wait for the request of a queue pair, by its token.
 #[derive(Default)]
-pub(super) struct Arrivals(Mutex<HashMap<[u8; 16], (Sender<Id>, Arc<Wake>)>>);
+pub(super) struct Arrivals(Mutex<HashMap<[u8; 16], Awaiting>>);
+
+struct Awaiting {
+    post: Sender<Id>,
+    wake: Arc<Wake>,
+}
 
 impl Arrivals {
     /// From now on a request with `token` goes to `post`, and `wake` is woken. One request; further ones are rejected.
     pub(super) fn expect(self: &Arc<Self>, token: [u8; 16], post: Sender<Id>, wake: Arc<Wake>) -> Expected {
-        lock(&self.0).insert(token, (post, wake));
+        lock(&self.0).insert(token, Awaiting { post, wake });
         Expected { arrivals: Arc::clone(self), token }
     }
 
+    /// Hands a request on; one without a known token is rejected as it is dropped.
     fn deliver(&self, token: &[u8; 16], id: Id) {
-        let expected = lock(&self.0).remove(token);
-        match expected.map(|(post, wake)| (post.try_send(id), wake)) {
-            Some((Ok(()), wake)) => wake.wake(),
-            // Dropping it rejects it.
-            Some((Err(_), _)) | None => {}
+        let awaiting = lock(&self.0).remove(token);
+        if let Some(Awaiting { post, wake }) = awaiting
+            && post.try_send(id).is_ok()
+        {
+            wake.wake();
         }
     }
 }

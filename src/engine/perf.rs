@@ -26,8 +26,8 @@ use rustix::net::{RecvFlags, recv};
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, rng, send_last, send_plain};
 use super::rdma::candidates;
 use crate::transport::bundle::tcp::TcpGroup;
-use crate::transport::bundle::{Flow, Group, Outcome, Part, Plan, Progress, Settings};
-use crate::transport::rdma::bundle::{Bundle, Gate, connections_limit};
+use crate::transport::bundle::{Assignment, Flow, Group, Measured, Progress, Settings, Task};
+use crate::transport::rdma::bundle::{Bundle, BundleListener, connections_limit};
 use crate::transport::rdma::{ConnectError, pairs};
 use crate::transport::{LaneError, Medium, unmapped};
 
@@ -211,7 +211,7 @@ pub fn connections_max(policy: Policy, depth: u16) -> u32 {
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// At this end.
-    pub here: Outcome,
+    pub here: Measured,
     /// At the other.
     pub there: Seen,
 }
@@ -406,8 +406,8 @@ impl Driver {
             _ => return Err(LinkError::Unexpected.into()),
         }
         let part = match run.load {
-            Load::Echo => Part::Ask,
-            Load::Stream => Part::Stream { sends: run.forward, receives: run.backward },
+            Load::Echo => Task::Ask,
+            Load::Stream => Task::Stream { sends: run.forward, receives: run.backward },
         };
         let mut groups = self.connections.groups();
         let (here, there) = go(&mut groups, part, run, verify, &mut self.link, true, |_| Ok(()))?;
@@ -434,13 +434,13 @@ impl Connections {
 /// it here and, if it `asks`, there.
 fn go(
     groups: &mut [&mut dyn Group],
-    part: Part,
+    part: Task,
     run: Run,
     verify: Option<u64>,
     link: &mut Link,
     asks: bool,
     begun: impl FnOnce(&mut Link) -> Result<(), LinkError>,
-) -> Result<(Outcome, Option<Seen>), PerfError> {
+) -> Result<(Measured, Option<Seen>), PerfError> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|error| PerfError::Os { what: "eventfd", error })?;
     let ring = || {
@@ -469,7 +469,7 @@ fn go(
             };
             let share = part_of(before + group.connections() as u64) - part_of(before);
             before += group.connections() as u64;
-            let plan = Plan {
+            let plan = Assignment {
                 part,
                 start,
                 message_bytes: run.message_bytes as usize,
@@ -530,7 +530,7 @@ fn go(
         if watched.is_err() {
             progress.stop();
         }
-        let mut all = Outcome::default();
+        let mut all = Measured::default();
         for thread in threads {
             if let Ok(outcome) = thread.join().expect("no panic in it") {
                 all.add(outcome);
@@ -582,7 +582,7 @@ pub fn answer(mut link: Link, answering: &Answering<'_>) -> Result<(), PerfError
 
 struct Responder<'a> {
     answering: &'a Answering<'a>,
-    gate: Option<Gate>,
+    gate: Option<BundleListener>,
     streams: Vec<TcpGroup>,
     asked: Option<Settings>,
 }
@@ -621,9 +621,11 @@ impl Responder<'_> {
         let seed = SessionId::random(&mut rng()).0;
         self.gate = match policy {
             Policy::Tcp => None,
-            _ => candidates(policy).ok().and_then(|local| Gate::new(&local, self.answering.ports, seed, settings).ok()),
+            _ => candidates(policy)
+                .ok()
+                .and_then(|local| BundleListener::new(&local, self.answering.ports, seed, settings).ok()),
         };
-        let listening = self.gate.iter().flat_map(Gate::endpoints);
+        let listening = self.gate.iter().flat_map(BundleListener::endpoints);
         let endpoints = listening.map(|(endpoint, port)| endpoint.offered(port)).collect();
         Frame::Opened { seed, endpoints, host: self.answering.host.to_vec() }
     }
@@ -656,8 +658,8 @@ impl Responder<'_> {
 
     fn run(&mut self, run: Run, link: &mut Link) -> Result<(), PerfError> {
         let part = match run.load {
-            Load::Echo => Part::Answer,
-            Load::Stream => Part::Stream { sends: run.backward, receives: run.forward },
+            Load::Echo => Task::Answer,
+            Load::Stream => Task::Stream { sends: run.backward, receives: run.forward },
         };
         let mut groups: Vec<&mut dyn Group> = match &mut self.gate {
             Some(gate) => gate.groups().collect(),

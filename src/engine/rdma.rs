@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use super::link::{AUTHENTICATE_MAX, LinkError, rng};
 use super::listen::Registry;
 use super::{Event, announce};
-use crate::transport::rdma::{self, Adapters, Connection, Endpoint, Hello, Listener};
+use crate::transport::rdma::{self, Adapters, Connection, Endpoint, LaneRequest, Listener};
 use crate::transport::{Lane, Medium, Report, unmapped};
 
 /// The longest that bringing up one RDMA lane may take. The kernel's own patience with a host that has no RDMA is 104 s.
@@ -125,7 +125,7 @@ impl Dialing {
         deadline: Instant,
         report: Report,
     ) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
-        let hello = Hello { ticket: self.ticket, index: lane.index, generation: lane.generation };
+        let hello = LaneRequest { ticket: self.ticket, index: lane.index, generation: lane.generation };
         let broken = |error: rdma::ConnectError| LinkError::Transport(error.to_string());
         let mut connection = rdma::connect(&self.adapters, local, remote, &hello, deadline).map_err(broken)?;
         let (state, hello) = connect_join(&self.secret, self.session, lane, &mut rng());

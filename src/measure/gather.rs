@@ -87,7 +87,7 @@ fn ask_verbs() -> Result<Vec<Verbs>, String> {
     for endpoint in endpoints {
         let is_new = !asked.iter().any(|known| known.endpoint.device == endpoint.device);
         let registration = is_new.then(|| register(&endpoint));
-        let path = rdma::path(&endpoint);
+        let path = rdma::port_mtu(&endpoint);
         let mtu = path.as_ref().map(|path| (path.mtu_bytes, path.mtu_max_bytes));
         asked.push(Verbs { mtu, is_iwarp: path.is_some_and(|path| path.is_iwarp), registration, endpoint });
     }

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::facts::{Address, Facts};
 use super::finding::Outcome;
-use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, Hello, Listener};
+use crate::transport::rdma::{self, Adapters, ConnectError, Endpoint, LaneRequest, Listener};
 use crate::transport::{Medium, Pool};
 
 /// How long a probe stays open at most.
@@ -382,7 +382,7 @@ fn tcp_outcome(error: &std::io::Error) -> Outcome {
 }
 
 fn knock_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: [u8; TICKET_BYTES]) -> Outcome {
-    let hello = Hello { ticket, index: 0, generation: 0 };
+    let hello = LaneRequest { ticket, index: 0, generation: 0 };
     match rdma::connect(adapters, own, other, &hello, Instant::now() + KNOCK_MAX) {
         Ok(_) => Outcome::Connected,
         Err(ConnectError::Timeout(_)) => Outcome::Silent,

@@ -53,7 +53,7 @@ pub struct Settings {
 
 /// What a group does in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Task {
     /// Sends a message on each connection, and the next one when it has come back.
     Ask,
     /// Sends back what comes.
@@ -69,9 +69,9 @@ pub enum Part {
 
 /// One run, for one group.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct Assignment {
     /// What it does.
-    pub part: Part,
+    pub part: Task,
     /// When the run began, for all groups alike.
     pub start: Instant,
     /// Bytes of each message: at most what the bundle was made for.
@@ -127,7 +127,7 @@ impl Progress {
 
 /// What a group saw of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct Measured {
     /// What it sent.
     pub sent: Flow,
     /// What it received.
@@ -233,7 +233,7 @@ impl Bins {
     }
 }
 
-impl Outcome {
+impl Measured {
     /// What two groups of one end saw.
     pub fn add(&mut self, other: Self) {
         self.sent.add(&other.sent);
@@ -259,7 +259,12 @@ pub trait Group: Send {
     /// # Errors
     ///
     /// Why a connection was lost. The bundle is of no more use.
-    fn run(&mut self, plan: &Plan, progress: &Progress, sent: &(dyn Fn(u64) + Sync)) -> Result<Outcome, LaneError>;
+    fn run(
+        &mut self,
+        plan: &Assignment,
+        progress: &Progress,
+        sent: &(dyn Fn(u64) + Sync),
+    ) -> Result<Measured, LaneError>;
 }
 
 /// A histogram for latencies, to a thousandth. It has room for short ones and grows: there may be thousands of them.
@@ -294,7 +299,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Assignment) -> Self {
         Self { flow: Flow::default(), start: plan.start }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use rdma_pipe::transport::rdma::{self, Adapters, Hello};
+use rdma_pipe::transport::rdma::{self, Adapters, LaneRequest};
 use rdma_pipe::transport::tcp::TcpLane;
 use rdma_pipe::transport::{Buffer, Lane, Pool, Report};
 
@@ -124,7 +124,7 @@ impl Fabric for Rdma {
         });
         let listener = rdma::listen(&sides[1].adapters, &endpoint, None, TICKET, on_incoming).expect("listens");
         let remote = SocketAddr::new(endpoint.address, listener.port());
-        let hello = Hello { ticket: TICKET, index: 16, generation: 1 };
+        let hello = LaneRequest { ticket: TICKET, index: 16, generation: 1 };
         let dialled = rdma::connect(&sides[0].adapters, &endpoint, remote, &hello, deadline).expect("connects");
         let accepted = incoming.recv_timeout(PATIENCE).expect("an incoming connection");
         let accepting = std::thread::spawn(move || accepted.into_lane(token, deadline, second).expect("a lane"));

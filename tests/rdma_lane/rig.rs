@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdma_pipe::transport::rdma::{
-    Adapters, ConnectError, Connection, Endpoint, Hello, Listener, connect, endpoints, listen,
+    Adapters, ConnectError, Connection, Endpoint, LaneRequest, Listener, connect, endpoints, listen,
 };
 use rdma_pipe::transport::{Buffer, Lane, LaneError, LaneEvent, Pool, Report};
 
 pub const CHUNK_BYTES: usize = 1 << 20;
 pub const TICKET: [u8; 16] = *b"sixteen byte tkt";
 pub const TOKEN: [u8; 16] = *b"sixteen byte tok";
-pub const HELLO: Hello = Hello { ticket: TICKET, index: 3, generation: 70_000 };
+pub const HELLO: LaneRequest = LaneRequest { ticket: TICKET, index: 3, generation: 70_000 };
 
 /// Under emulation everything is slow; what must be quick has a time of its own.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl Side {
     }
 }
 
-pub fn listener(side: &Side, endpoint: &Endpoint) -> (Listener, Receiver<(Connection, Hello)>) {
+pub fn listener(side: &Side, endpoint: &Endpoint) -> (Listener, Receiver<(Connection, LaneRequest)>) {
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
     let on_incoming = Box::new(move |connection, hello| {

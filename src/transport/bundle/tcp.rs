@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::{
-    Flow, Group, LOOK_AGAIN, Meter, Outcome, Part, Plan, Progress, WARM_UP, fill_pattern, latency_histogram,
+    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, Progress, Task, WARM_UP, fill_pattern, latency_histogram,
     record_half,
 };
 use crate::transport::{LaneError, tcp};
@@ -35,11 +35,11 @@ impl TcpGroup {
     }
 
     /// Room for messages of this length. Not for the largest from the start: there may be thousands of connections.
-    fn make_room(&mut self, plan: &Plan) {
+    fn make_room(&mut self, plan: &Assignment) {
         let (out, back) = match plan.part {
-            Part::Ask => (plan.message_bytes, plan.message_bytes),
-            Part::Answer => (0, plan.message_bytes),
-            Part::Stream { sends, receives } => (
+            Task::Ask => (plan.message_bytes, plan.message_bytes),
+            Task::Answer => (0, plan.message_bytes),
+            Task::Stream { sends, receives } => (
                 if sends { plan.message_bytes } else { 0 },
                 if receives { plan.message_bytes.max(plan.receive_bytes) } else { 0 },
             ),
@@ -117,15 +117,15 @@ impl Wire<'_> {
         Ok(())
     }
 
-    fn ask(&self, plan: &Plan, out: &mut [u8], back: &mut [u8]) -> Result<Outcome, LaneError> {
-        let mut outcome = Outcome { latency: Some(latency_histogram()), ..Outcome::default() };
+    fn ask(&self, plan: &Assignment, out: &mut [u8], back: &mut [u8]) -> Result<Measured, LaneError> {
+        let mut outcome = Measured { latency: Some(latency_histogram()), ..Measured::default() };
         let warm_up = if plan.verify.is_some() || plan.messages == 0 { 0 } else { WARM_UP };
         let messages = plan.messages.saturating_add(warm_up);
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
         let start = Instant::now();
         let mut now = start;
         sent.begin(start);
-        let recorded = |outcome: &Outcome| outcome.latency.as_ref().map_or(0, |latency| latency.len());
+        let recorded = |outcome: &Measured| outcome.latency.as_ref().map_or(0, |latency| latency.len());
         while sent.flow.messages < messages
             && recorded(&outcome) < plan.messages
             && now.duration_since(start) < plan.duration
@@ -154,7 +154,7 @@ impl Wire<'_> {
         Ok(outcome)
     }
 
-    fn answer(&self, message: &mut [u8]) -> Result<Outcome, LaneError> {
+    fn answer(&self, message: &mut [u8]) -> Result<Measured, LaneError> {
         // Without times: the end that asks has them, and here they would only cost.
         let mut flow = Flow::default();
         let mut have = 0;
@@ -170,10 +170,10 @@ impl Wire<'_> {
                 self.progress.count_received(1);
             }
         }
-        Ok(Outcome { sent: flow.clone(), received: flow, ..Outcome::default() })
+        Ok(Measured { sent: flow.clone(), received: flow, ..Measured::default() })
     }
 
-    fn stream_out(&self, plan: &Plan, message: &[u8]) -> Result<Meter, LaneError> {
+    fn stream_out(&self, plan: &Assignment, message: &[u8]) -> Result<Meter, LaneError> {
         let mut meter = Meter::new(plan);
         let start = Instant::now();
         meter.begin(start);
@@ -186,7 +186,7 @@ impl Wire<'_> {
         Ok(meter)
     }
 
-    fn stream_in(&self, plan: &Plan, target: &mut [u8]) -> Result<Meter, LaneError> {
+    fn stream_in(&self, plan: &Assignment, target: &mut [u8]) -> Result<Meter, LaneError> {
         let mut meter = Meter::new(plan);
         let mut part = 0;
         while !self.progress.is_complete() {
@@ -210,23 +210,28 @@ impl Group for TcpGroup {
         1
     }
 
-    fn run(&mut self, plan: &Plan, progress: &Progress, sent: &(dyn Fn(u64) + Sync)) -> Result<Outcome, LaneError> {
+    fn run(
+        &mut self,
+        plan: &Assignment,
+        progress: &Progress,
+        sent: &(dyn Fn(u64) + Sync),
+    ) -> Result<Measured, LaneError> {
         self.make_room(plan);
         let Self { socket, outgoing, incoming, poll } = self;
         let deadline = Instant::now() + plan.duration.min(Duration::from_secs(1 << 20)) + plan.limit;
         let wire = Wire { socket, poll: *poll, progress, deadline };
         match plan.part {
-            Part::Ask => {
+            Task::Ask => {
                 let outcome = wire.ask(plan, outgoing, incoming)?;
                 sent(outcome.sent.messages);
                 Ok(outcome)
             }
-            Part::Answer => {
+            Task::Answer => {
                 // The other end's number ends this; ours is of no use to it.
                 sent(0);
                 wire.answer(incoming)
             }
-            Part::Stream { sends, receives } => {
+            Task::Stream { sends, receives } => {
                 let out = || -> Result<_, LaneError> {
                     if !sends {
                         sent(0);
@@ -247,7 +252,7 @@ impl Group for TcpGroup {
                 } else {
                     (out(), Ok(Meter::new(plan)))
                 };
-                Ok(Outcome { sent: out?.flow, received: back?.flow, ..Outcome::default() })
+                Ok(Measured { sent: out?.flow, received: back?.flow, ..Measured::default() })
             }
         }
     }

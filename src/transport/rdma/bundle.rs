@@ -6,7 +6,7 @@
 //! # Coming up
 //!
 //! The end that connects resolves and connects `BATCH` identifiers at a time ([`Bundle::grow`]), the other accepts
-//! them ([`Gate::grow`]). When both have them all, the end that connected sends one short message on each, and the other
+//! them ([`BundleListener::grow`]). When both have them all, the end that connected sends one short message on each, and the other
 //! waits for it: on iWARP it may not send before.
 //!
 //! # Memory
@@ -106,13 +106,13 @@ pub fn connections_limit(endpoint: &Endpoint, depth: u16, wanted: u32, threads: 
 struct QueuePairs {
     /// Before what their queue pairs are made of.
     groups: Vec<RdmaGroup>,
-    parts: Parts,
+    maker: Maker,
     cm: Cm,
     connections: u32,
 }
 
 /// What they are made of.
-struct Parts {
+struct Maker {
     settings: Settings,
     account: Account,
     queues: Vec<Arc<CompletionQueue>>,
@@ -139,8 +139,8 @@ impl QueuePairs {
         let queues = (0..threads).map(|_| CompletionQueue::new(device, entries)).collect::<Result<Vec<_>, _>>()?;
         let group = |queue| RdmaGroup::new(queue, &region, &cm.held, account, settings.poll);
         let groups = queues.iter().map(group).collect();
-        let parts = Parts { settings, account, queues, region, domain };
-        Ok(Self { groups, parts, cm, connections: 0 })
+        let maker = Maker { settings, account, queues, region, domain };
+        Ok(Self { groups, maker, cm, connections: 0 })
     }
 
     /// Waits until the new queue pairs, in their order, are established, and takes them.
@@ -160,7 +160,7 @@ impl QueuePairs {
     }
 }
 
-impl Parts {
+impl Maker {
     /// Makes the queue pair of connection `index` on `id`.
     fn queue_pair(&self, id: Id, index: u32) -> Result<QueuePair, VerbsError> {
         let depths = Depths {
@@ -226,11 +226,11 @@ impl Bundle {
             for (index, id) in (first..).zip(ids) {
                 let request = Request::Payload(token(&self.seed, index));
                 let pairs = &mut self.pairs;
-                let make = |id| pairs.parts.queue_pair(id, index);
+                let make = |id| pairs.maker.queue_pair(id, index);
                 let queue_pair = pairs.cm.connect(id, ends, &request, deadline, make)?;
                 // Not before: those of a queue pair that is given up would complete. The other end is silent until it
                 // has been greeted.
-                pairs.parts.post_receives(&queue_pair, index)?;
+                pairs.maker.post_receives(&queue_pair, index)?;
                 new.push(queue_pair);
             }
             self.pairs.establish(new, "waiting for the peer to accept", deadline)?;
@@ -270,7 +270,7 @@ impl Bundle {
 
 /// The accepting end of a bundle: listens at every address that counts, until the first request says which device it
 /// is to be.
-pub struct Gate {
+pub struct BundleListener {
     pairs: Option<QueuePairs>,
     listeners: Vec<(Listener, Endpoint)>,
     arrivals: Arc<Arrivals>,
@@ -282,7 +282,7 @@ pub struct Gate {
     settings: Settings,
 }
 
-impl Gate {
+impl BundleListener {
     /// Listens at each of `endpoints`, on a port of `ports` or else of the system's choice.
     ///
     /// # Errors
@@ -338,7 +338,7 @@ impl Gate {
         let (first, most) = self
             .pairs
             .as_ref()
-            .map_or((0, u32::MAX), |pairs| (pairs.connections, pairs.parts.settings.connections_max));
+            .map_or((0, u32::MAX), |pairs| (pairs.connections, pairs.maker.settings.connections_max));
         within("queue pairs", most, connections)?;
         let mut accepted = Vec::new();
         for index in first..connections {
@@ -377,8 +377,8 @@ impl Gate {
             self.pairs = Some(QueuePairs::new(held, endpoint.medium, settings, account)?);
         }
         let pairs = self.pairs.as_ref().expect("just made");
-        let queue_pair = pairs.parts.queue_pair(pairs.cm.adopt(id)?, index)?;
-        pairs.parts.post_receives(&queue_pair, index)?;
+        let queue_pair = pairs.maker.queue_pair(pairs.cm.adopt(id)?, index)?;
+        pairs.maker.post_receives(&queue_pair, index)?;
         queue_pair.id().accept(&parameters(&[]))?;
         Ok(queue_pair)
     }

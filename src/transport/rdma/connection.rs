@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use super::cm::{Cm, Completions, parameters, within};
 use super::control::{self, ControlQueue, Message, SLOTS, Work};
 use super::devices::Registered;
-use super::lane::{self, Parts};
+use super::lane;
 use super::listener::Arrivals;
 use super::request::Request;
-use super::{Adapters, Endpoint, Hello, RegisterError, Unavailable, sleep_on, until};
+use super::{Adapters, Endpoint, LaneRequest, RegisterError, Unavailable, sleep_on, until};
 use crate::transport::{Lane, LaneError, Medium, Report};
 
 /// How long the end that connected waits for an answer to its first message before it sends another.
@@ -95,7 +95,7 @@ pub fn connect(
     adapters: &Adapters,
     local: &Endpoint,
     remote: SocketAddr,
-    hello: &Hello,
+    hello: &LaneRequest,
     deadline: Instant,
 ) -> Result<Connection, ConnectError> {
     let registered = adapters.on(local)?;
@@ -398,8 +398,7 @@ impl Connection {
         };
         // The greeting of the end that connected completes some time later.
         let greeting_posted = !self.greeted && matches!(self.role, Role::Connecting { .. });
-        let parts = Parts { control: self.control, payload, kit: self.kit, frames: self.inbox, greeting_posted };
-        lane::start(parts, report).map_err(ConnectError::Os)
+        lane::start(self.control, payload, self.kit, self.inbox, greeting_posted, report).map_err(ConnectError::Os)
     }
 
     fn await_ready(&mut self, times: u8, deadline: Instant) -> Result<(), ConnectError> {

@@ -39,17 +39,6 @@ const CLOSE_FLUSH: Duration = Duration::from_millis(100);
 /// How long a disconnected queue pair gets to give its work back, before it is moved to its error state, and after.
 const DRAIN: Duration = Duration::from_millis(50);
 
-/// What a connection hands over.
-pub(super) struct Parts {
-    pub(super) control: ControlQueue,
-    pub(super) payload: QueuePair,
-    pub(super) kit: Kit,
-    /// Control frames that have arrived already.
-    pub(super) frames: VecDeque<Vec<u8>>,
-    /// Whether the greeting has still to complete.
-    pub(super) greeting_posted: bool,
-}
-
 struct Shared {
     medium: Medium,
     description: String,
@@ -79,9 +68,16 @@ enum Payload {
     Reported,
 }
 
-/// Starts the lane's thread.
-pub(super) fn start(parts: Parts, report: Report) -> Result<Box<dyn Lane>, Errno> {
-    let Parts { control, payload, kit, frames, greeting_posted } = parts;
+/// Makes a lane of a connection: its two queue pairs, the control frames that have arrived already, and whether the
+/// greeting has still to complete.
+pub(super) fn start(
+    control: ControlQueue,
+    payload: QueuePair,
+    kit: Kit,
+    frames: VecDeque<Vec<u8>>,
+    greeting_posted: bool,
+    report: Report,
+) -> Result<Box<dyn Lane>, Errno> {
     let address =
         |address: Option<std::net::SocketAddr>| address.map_or_else(|| "?".to_owned(), |address| address.to_string());
     let (here, there) = (address(payload.id().local_address()), address(payload.id().peer_address()));

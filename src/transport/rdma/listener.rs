@@ -17,7 +17,7 @@ use super::cm::is_port_taken;
 use super::connection::ConnectError;
 use super::devices::{Held, Registered, hold, lock};
 use super::request::{Request, same_secret};
-use super::{Adapters, Connection, Endpoint, Hello, Wake, sleep_on};
+use super::{Adapters, Connection, Endpoint, LaneRequest, Wake, sleep_on};
 use crate::transport::Medium;
 
 /// Connections that may be coming up at once; further requests are rejected.
@@ -36,7 +36,7 @@ const EPHEMERAL_TRIES: usize = 8;
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Given each new connection and what it said of itself.
-pub type OnIncoming = Box<dyn Fn(Connection, Hello) + Send + Sync>;
+pub type OnIncoming = Box<dyn Fn(Connection, LaneRequest) + Send + Sync>;
 
 /// Listens on one endpoint until it is dropped or the device goes.
 pub struct Listener {
@@ -213,7 +213,7 @@ impl Service {
         }
     }
 
-    fn accept(&self, id: Id, hello: Hello, lanes: &Arc<Lanes>) {
+    fn accept(&self, id: Id, hello: LaneRequest, lanes: &Arc<Lanes>) {
         if !self.held.device.has(&id) {
             return id.reject();
         }

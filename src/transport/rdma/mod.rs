@@ -39,9 +39,9 @@ pub use control::CONNECTION_LOCKED_BYTES;
 pub use devices::{Adapters, Endpoint, RegisterError, Unavailable, endpoints};
 pub use listener::{Listener, listen};
 pub use pairs::pairs;
-pub use path::{Path, path};
+pub use path::{PortMtu, port_mtu};
 pub use rd_verbs::{InterfaceAddress, interface_addresses};
-pub use request::Hello;
+pub use request::LaneRequest;
 
 /// Bodies of the fuzz targets. They also run as tests over the corpus.
 #[cfg(any(test, feature = "fuzzing"))]

@@ -12,7 +12,7 @@ const KIND_PAYLOAD: u8 = 2;
 
 /// What a connection's first queue pair says of itself when it asks to connect.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Hello {
+pub struct LaneRequest {
     /// What the listener told its peer over the bootstrap channel; a request without it is rejected unseen.
     pub ticket: [u8; 16],
     /// Which lane of the session this is to be.
@@ -21,9 +21,9 @@ pub struct Hello {
     pub generation: u32,
 }
 
-impl std::fmt::Debug for Hello {
+impl std::fmt::Debug for LaneRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hello")
+        f.debug_struct("LaneRequest")
             .field("index", &self.index)
             .field("generation", &self.generation)
             .finish_non_exhaustive()
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Hello {
 /// A connect request: for a connection's first queue pair, or for its second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Request {
-    Control(Hello),
+    Control(LaneRequest),
     /// The secret that both ends of the connection made of their handshake.
     Payload([u8; 16]),
 }
@@ -69,7 +69,7 @@ impl Request {
         }
         let secret: [u8; 16] = request[8..24].try_into().ok()?;
         match request[5] {
-            KIND_CONTROL if zero(&request[26..28]) && zero(&request[32..]) => Some(Self::Control(Hello {
+            KIND_CONTROL if zero(&request[26..28]) && zero(&request[32..]) => Some(Self::Control(LaneRequest {
                 ticket: secret,
                 index: u16::from_le_bytes(request[24..26].try_into().ok()?),
                 generation: u32::from_le_bytes(request[28..32].try_into().ok()?),
@@ -92,7 +92,7 @@ pub mod fuzz;
 mod tests {
     use super::*;
 
-    const HELLO: Hello = Hello { ticket: [0xA5; 16], index: 0x0102, generation: 0x0304_0506 };
+    const HELLO: LaneRequest = LaneRequest { ticket: [0xA5; 16], index: 0x0102, generation: 0x0304_0506 };
 
     #[test]
     fn golden_bytes() {

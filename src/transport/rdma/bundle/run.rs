@@ -14,7 +14,7 @@ use super::super::{ConnectError, sleep_on, until};
 use super::Account;
 use crate::transport::LaneError;
 use crate::transport::bundle::{
-    Flow, Group, LOOK_AGAIN, Meter, Outcome, Part, Plan, Progress, WARM_UP, fill_pattern, latency_histogram,
+    Assignment, Flow, Group, LOOK_AGAIN, Measured, Meter, Progress, Task, WARM_UP, fill_pattern, latency_histogram,
     record_half,
 };
 
@@ -293,7 +293,7 @@ impl RdmaGroup {
         Ok(queue_pair.receive_message(work.encode(), slot)?)
     }
 
-    fn ask(&mut self, plan: &Plan, progress: &Progress, deadline: Instant) -> Result<Outcome, LaneError> {
+    fn ask(&mut self, plan: &Assignment, progress: &Progress, deadline: Instant) -> Result<Measured, LaneError> {
         let mut latency = latency_histogram();
         let mut damaged = 0;
         let (mut sent, mut received) = (Meter::new(plan), Meter::new(plan));
@@ -381,10 +381,10 @@ impl RdmaGroup {
                 }
             }
         }
-        Ok(Outcome { sent: sent.flow, received: received.flow, latency: Some(latency), damaged })
+        Ok(Measured { sent: sent.flow, received: received.flow, latency: Some(latency), damaged })
     }
 
-    fn answer(&mut self, plan: &Plan, progress: &Progress, deadline: Instant) -> Result<Outcome, LaneError> {
+    fn answer(&mut self, plan: &Assignment, progress: &Progress, deadline: Instant) -> Result<Measured, LaneError> {
         // Without times: the end that asks has them, and here they would only cost.
         let mut flow = Flow::default();
         let signal_every = u64::from(self.account.sends) / 2;
@@ -433,17 +433,17 @@ impl RdmaGroup {
                 progress.count_received(came);
             }
         }
-        Ok(Outcome { sent: flow.clone(), received: flow, ..Outcome::default() })
+        Ok(Measured { sent: flow.clone(), received: flow, ..Measured::default() })
     }
 
     fn stream(
         &mut self,
-        plan: &Plan,
+        plan: &Assignment,
         (sends, receives): (bool, bool),
         progress: &Progress,
         deadline: Instant,
         tell_sent: &(dyn Fn(u64) + Sync),
-    ) -> Result<Outcome, LaneError> {
+    ) -> Result<Measured, LaneError> {
         let credit_bytes = if plan.message_bytes == CREDIT_BYTES { CREDIT_BYTES_OTHER } else { CREDIT_BYTES };
         let in_flight = IN_FLIGHT_BYTES_MAX / plan.message_bytes / self.pairs.len().max(1);
         let depth = u64::from(self.account.depth).min(in_flight as u64).max(1);
@@ -552,7 +552,7 @@ impl RdmaGroup {
                 progress.count_received(came);
             }
         }
-        Ok(Outcome { sent: sent.flow, received: received.flow, ..Outcome::default() })
+        Ok(Measured { sent: sent.flow, received: received.flow, ..Measured::default() })
     }
 
     /// Sends the credits that are due and fit the queue; the others go when there is room.
@@ -572,7 +572,12 @@ impl Group for RdmaGroup {
         self.pairs.len()
     }
 
-    fn run(&mut self, plan: &Plan, progress: &Progress, sent: &(dyn Fn(u64) + Sync)) -> Result<Outcome, LaneError> {
+    fn run(
+        &mut self,
+        plan: &Assignment,
+        progress: &Progress,
+        sent: &(dyn Fn(u64) + Sync),
+    ) -> Result<Measured, LaneError> {
         for pair in &mut self.pairs {
             (pair.messages, pair.completed, pair.credits, pair.owed, pair.sent_at) = (0, 0, 0, 0, None);
             for (_, messages) in &mut pair.signalled {
@@ -581,16 +586,16 @@ impl Group for RdmaGroup {
         }
         let deadline = Instant::now() + plan.duration.min(Duration::from_secs(1 << 20)) + plan.limit;
         match plan.part {
-            Part::Ask => {
+            Task::Ask => {
                 let outcome = self.ask(plan, progress, deadline)?;
                 sent(outcome.sent.messages);
                 Ok(outcome)
             }
-            Part::Answer => {
+            Task::Answer => {
                 sent(0);
                 self.answer(plan, progress, deadline)
             }
-            Part::Stream { sends, receives } => self.stream(plan, (sends, receives), progress, deadline, sent),
+            Task::Stream { sends, receives } => self.stream(plan, (sends, receives), progress, deadline, sent),
         }
     }
 }

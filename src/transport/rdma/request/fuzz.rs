@@ -12,7 +12,7 @@ pub fn request(bytes: &[u8]) {
 
 /// The corpus that is checked in: target, name and bytes of each seed.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let hello = Hello { ticket: *b"ticket-of-16-oct", index: 0x0102, generation: 0x0304_0506 };
+    let hello = LaneRequest { ticket: *b"ticket-of-16-oct", index: 0x0102, generation: 0x0304_0506 };
     let padded = [&Request::Payload(*b"token-of-16-octs").encode()[..], &[0; 16]].concat();
     vec![
         ("transport_rdma_request", "control", Request::Control(hello).encode().to_vec()),

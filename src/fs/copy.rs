@@ -27,8 +27,8 @@ pub(crate) enum CopyError {
     Write(Errno),
 }
 
-/// Copies a range to the same place in another file. `goes_on` is told of each piece that has been copied, and whether
-/// to go on.
+/// Copies a range to the same place in another file. `goes_on` is called with the bytes of each piece that has been
+/// copied, and says whether to go on.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Files and directories under a partial name: made anew or gone on with, locked, and ours alone.
+//! Files and directories under a partial name: created or resumed, locked, and ours alone.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -48,7 +48,7 @@ impl Blocked {
     }
 }
 
-/// Tries again while another transfer holds a partial name: one that was killed just now lets go within seconds.
+/// Tries again while another transfer holds a partial name: one that was killed just now releases it within seconds.
 pub(crate) fn patiently<T>(
     until: Instant,
     is_over: impl Fn() -> bool,
@@ -125,7 +125,7 @@ pub(crate) fn open(directory: impl AsFd, name: &str, may_adopt: bool) -> Result<
 
 /// Opens a directory of this partial name, locked, and tells whether an earlier transfer has left it.
 ///
-/// It is gone on with if nobody else can have changed anything in it: it is ours, and closed to others. Anything else that
+/// It is resumed if nobody else can have changed anything in it: it is ours, and closed to others. Anything else that
 /// stands under the name is removed.
 ///
 /// # Errors

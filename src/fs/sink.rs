@@ -27,7 +27,7 @@ use super::{
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds, and the other
+/// How long to wait for a name that another transfer holds: one that was killed releases it within seconds, and the other
 /// end, which has connected, hears nothing meanwhile.
 const HELD_MAX: Duration = Duration::from_secs(4);
 

@@ -71,7 +71,7 @@ impl Fault {
     }
 }
 
-/// What a temporary name that was asked for by name is told to be.
+/// What is said of a temporary name that was asked for by name.
 const IS_LEFTOVER: &str = "is what an interrupted copy left, and is not copied: copy the file itself again";
 
 /// Why a file is not written in place.

@@ -63,7 +63,7 @@ const SLOTS_MAX: usize = 256;
 /// Failed entries that are remembered, so that no hard link takes what stood in their place before.
 const FAILED_MAX: usize = 1 << 16;
 
-/// How long a name that another transfer holds is waited for: one that was killed lets go within seconds.
+/// How long to wait for a name that another transfer holds: one that was killed releases it within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
 /// The names that entries may have at the top. The sender is not trusted to keep to them.
@@ -214,7 +214,7 @@ struct Shared {
     umask: u32,
     /// Nothing more is to be made, after a failure that stops everything or since we were told.
     is_stopped: AtomicBool,
-    /// The sender has kept to the protocol: what it has sent may be gone on with.
+    /// The sender has kept to the protocol: what it has sent may be resumed.
     is_trusted: AtomicBool,
     can_link_nameless: AtomicBool,
     writes: Writes,
@@ -227,7 +227,7 @@ struct Shared {
     kept: Mutex<Vec<Vec<u8>>>,
     /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
     resumable_bytes: AtomicU64,
-    /// Until when names that another transfer holds are waited for.
+    /// How long to wait for names that another transfer holds.
     held_until: Instant,
     pending: Mutex<usize>,
     drained: Condvar,
@@ -667,7 +667,7 @@ impl TreeSink {
             return Err(Refused::Data("more data of a file than announced"));
         }
         if self.shared.is_local {
-            // Ranges are told of before they are copied; by now all have been, or could not be read.
+            // Ranges are announced before they are copied; by now all have been, or could not be read.
             slot.received_bytes = data_bytes;
         }
         (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);

@@ -28,7 +28,7 @@ use rustix::io::Errno;
 
 use super::progress::{Amount, Progress};
 use super::root::Root;
-use super::walk::{Finished, LargeFile, Sent, Standing, Walk};
+use super::walk::{Finished, LargeFile, Sent, Walk, WalkState};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
 use crate::fs::source::{Part, check_unchanged};
@@ -61,7 +61,7 @@ pub struct TreeSource {
 struct Shared {
     /// None while a worker walks.
     walk: Option<Box<Walk>>,
-    standing: Standing,
+    state: WalkState,
     /// Large files that have not been given out whole, or of which parts are being read.
     files: BTreeMap<u32, Reading>,
     /// Those that have more to give, in the order in which they were announced.
@@ -163,7 +163,7 @@ impl TreeSource {
         crate::fs::raise_open_files();
         let shared = Shared {
             walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
-            standing: Standing::Going,
+            state: WalkState::Going,
             files: BTreeMap::new(),
             ready: VecDeque::new(),
             finished: Vec::new(),
@@ -293,7 +293,7 @@ impl TreeSource {
     fn task(&self, bytes: usize, patience: Duration) -> Task {
         let mut shared = self.shared();
         loop {
-            if self.cancelled.load(Ordering::Relaxed) || shared.standing == Standing::Ended {
+            if self.cancelled.load(Ordering::Relaxed) || shared.state == WalkState::Ended {
                 return Task::Nothing;
             }
             if shared.walk_is_due(self.part_bytes)
@@ -321,10 +321,10 @@ impl TreeSource {
         let filled = walk.fill(target, bytes, finished, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
-        shared.standing = filled.standing;
+        shared.state = filled.state;
         let large_bytes = filled.opened.iter().map(data_bytes).sum::<u64>();
         let Sent { entries, directories, bytes, .. } = filled.sent;
-        let is_all = matches!(filled.standing, Standing::Over | Standing::Ended);
+        let is_all = matches!(filled.state, WalkState::Over | WalkState::Ended);
         self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
         shared.sent.add(filled.sent);
         for file in filled.opened {
@@ -340,7 +340,7 @@ impl TreeSource {
             let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes, failure, have, again };
             shared.files.insert(item, reading);
         }
-        let is_final = filled.standing == Standing::Ended;
+        let is_final = filled.state == WalkState::Ended;
         let part = (filled.length > 0).then(|| {
             let position = shared.records_bytes;
             shared.records_bytes += filled.length as u64;
@@ -423,11 +423,11 @@ impl Shared {
         let finished = self.finished.len();
         let is_worth_it =
             finished >= FINISHED_DUE || finished > 0 && self.finished_bytes >= FINISHED_DUE_PARTS * part_bytes as u64;
-        match self.standing {
-            Standing::Going => true,
-            Standing::AtLimit => is_worth_it || finished > 0 && self.ready.is_empty(),
-            Standing::Over => is_worth_it || finished == walk.open_files(),
-            Standing::Ended => false,
+        match self.state {
+            WalkState::Going => true,
+            WalkState::AtLimit => is_worth_it || finished > 0 && self.ready.is_empty(),
+            WalkState::Over => is_worth_it || finished == walk.open_files(),
+            WalkState::Ended => false,
         }
     }
 

@@ -126,7 +126,7 @@ impl Sent {
 
 /// Why a chunk has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum WalkState {
     /// It is full, or should not wait until it is.
     Going,
     /// Another large file may be announced only when one of those has finished.
@@ -143,7 +143,7 @@ pub struct Filled {
     /// Its length in bytes.
     pub length: usize,
     /// Why it is not longer.
-    pub standing: Standing,
+    pub state: WalkState,
     /// The large files that it announces.
     pub opened: Vec<LargeFile>,
     /// What it has added.
@@ -218,21 +218,16 @@ impl Walk {
     pub fn fill(&mut self, target: &mut [u8], bytes: usize, finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
         self.finished.extend(finished);
         let mut length = 0;
-        let standing = self.fill_until(target, bytes, &mut length, cancelled);
+        let state = self.fill_until(target, bytes, &mut length, cancelled);
         let recorder = &mut self.recorder;
-        Filled {
-            length,
-            standing,
-            opened: std::mem::take(&mut recorder.opened),
-            sent: std::mem::take(&mut recorder.sent),
-        }
+        Filled { length, state, opened: std::mem::take(&mut recorder.opened), sent: std::mem::take(&mut recorder.sent) }
     }
 
-    fn fill_until(&mut self, target: &mut [u8], bytes: usize, length: &mut usize, cancelled: &AtomicBool) -> Standing {
+    fn fill_until(&mut self, target: &mut [u8], bytes: usize, length: &mut usize, cancelled: &AtomicBool) -> WalkState {
         while let Some(finished) = self.finished.front() {
             let (item, is_intact) = (finished.item, finished.outcome.is_ok());
             let record = Record::Closed { item, data_bytes: finished.data_bytes, is_intact };
-            let Some(count) = record.encode(&mut target[*length..]) else { return Standing::Going };
+            let Some(count) = record.encode(&mut target[*length..]) else { return WalkState::Going };
             *length += count;
             if let Some(finished) = self.finished.pop_front() {
                 self.recorder.close(finished);
@@ -242,23 +237,23 @@ impl Walk {
         while *length < bytes && !cancelled.load(Ordering::Relaxed) {
             let is_waited_for = !self.recorder.opened.is_empty();
             if is_waited_for && announced.get_or_insert_with(Instant::now).elapsed() >= ANNOUNCE_MAX {
-                return Standing::Going;
+                return WalkState::Going;
             }
             match self.step(&mut target[*length..], *length == 0) {
                 Step::Wrote(count) => *length += count,
                 Step::Passed => {}
-                Step::Full => return Standing::Going,
-                Step::AtLimit => return Standing::AtLimit,
+                Step::Full => return WalkState::Going,
+                Step::AtLimit => return WalkState::AtLimit,
                 Step::Over if self.recorder.open.is_empty() => {
                     let record = Record::End { failures: self.recorder.failures };
-                    let Some(count) = record.encode(&mut target[*length..]) else { return Standing::Going };
+                    let Some(count) = record.encode(&mut target[*length..]) else { return WalkState::Going };
                     *length += count;
-                    return Standing::Ended;
+                    return WalkState::Ended;
                 }
-                Step::Over => return Standing::Over,
+                Step::Over => return WalkState::Over,
             }
         }
-        Standing::Going
+        WalkState::Going
     }
 
     /// Processes the next entry. `is_whole`: `target` is a whole chunk, so what does not fit never will.
@@ -413,7 +408,7 @@ impl Recorder {
         }
         let is_wanted = match kind {
             FileType::Directory if place.levels.len() > DEPTH_MAX => {
-                return Err(Fault::Detail("lies in too many directories within each other"));
+                return Err(Fault::Detail("is nested too deeply"));
             }
             FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
             FileType::Directory | FileType::RegularFile => true,

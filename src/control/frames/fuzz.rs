@@ -61,19 +61,11 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         waits: false,
     };
     let tree = TreeOptions {
-        recursive: true,
-        mode: true,
         owner: false,
-        times: true,
-        xattrs: true,
-        hard_links: true,
-        sparse: true,
         specials: false,
-        in_place: false,
-        fsync: false,
         rules: Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]),
         verify: Some(Verify::Disk),
-        symlinks: true,
+        ..TreeOptions::default()
     };
     let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into() };
     let names = vec![b"d".to_vec().into()];

@@ -22,7 +22,7 @@ const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOL
 
 /// A directory of the destination.
 ///
-/// Each file that is still to be written into it holds it. When the last of them lets go, and the walk has left it, it
+/// Each file that is still to be written into it holds it. When the last of them releases it, and the walk has left it, it
 /// gets its metadata: not earlier, since each new entry changes its time, and since its mode may forbid new entries.
 /// So directories need no list of their own, and as many are open as the tree is deep and files are waiting.
 pub(super) struct OpenDirectory {
@@ -156,7 +156,7 @@ impl OpenDirectory {
     }
 
     /// Clears the place for an entry, in a directory that an earlier transfer has left. Whether the entry is a directory
-    /// that was left as well: then it is gone on with. A file that was is replaced, or gone on with, as any other.
+    /// that was left as well: then it is completed. A file that was is replaced, or resumed, as any other.
     pub fn make_way(&self, entry: &Record<'_>) -> bool {
         let (Some(left), Some(name)) = (&self.left, entry.name()) else { return false };
         let mut left = left.lock().expect("no panics under it");
@@ -166,7 +166,7 @@ impl OpenDirectory {
         let is_directory = matches!(entry, Record::Directory { .. });
         match left.remove(name) {
             Some(was_directory) if was_directory != is_directory => {
-                // Where that fails, so does making the entry, and that is told.
+                // Where that fails, so does making the entry, which is reported.
                 let _ = remove(&self.fd, name);
                 false
             }
@@ -277,7 +277,7 @@ fn remove(directory: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
 /// Entries of a directory that an earlier transfer has left, of which the names are kept.
 const LEFT_MAX: usize = 4096;
 
-/// Removes from a directory that an earlier transfer has left what is not worth being gone on with. What stays, by name:
+/// Removes from a directory that an earlier transfer has left what is not worth resuming. What stays, by name:
 /// directories, and files that are so large that they may save being sent again, up to [`LEFT_MAX`] of them.
 fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
     let mut left = BTreeMap::new();

@@ -341,7 +341,7 @@ impl Partial {
 
 /// A file whose data comes in ranges.
 ///
-/// Those who still write to it hold it; when the last lets go it is published if it is complete, else removed.
+/// Threads that still write to it hold it; when the last releases it, it is published if it is complete, else removed.
 pub(super) struct Large {
     // Before the directory, which must be finished last.
     partial: Partial,

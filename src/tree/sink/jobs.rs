@@ -23,7 +23,7 @@ pub struct Local {
     pub range: FileRange,
     /// Set, it ends the copy.
     pub stop: Arc<AtomicBool>,
-    /// Is told when it has been copied, or why it could not be read.
+    /// Learns when it has been copied, or why it could not be read.
     pub source: Arc<TreeSource>,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Job {
     Copy(Local, Arc<Large>),
     /// Tell the sender what there is of a large file already.
     Look(Arc<Large>, u32),
-    /// Let go of it here, since publishing may take long.
+    /// Release it here, since publishing may take long.
     Settle(Arc<Large>),
 }
 
@@ -88,7 +88,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
             }
             Job::Settle(large) => drop(large),
         }
-        // Now, since all that the job held has been let go.
+        // Now, since all that the job held has been released.
         let mut pending = shared.pending.lock().expect("no panics under it");
         *pending -= 1;
         if *pending == 0 {

@@ -395,7 +395,7 @@ fn a_file_that_failed_is_sent_under_its_next_name() {
     let mut parts = vec![one(&source, PART_BYTES).expect("records")];
     let file = fs::OpenOptions::new().write(true).open(scratch.0.join("l1")).expect("there");
     file.set_len(PART_BYTES as u64).expect("resized");
-    while source.shared().standing == Standing::Going {
+    while source.shared().state == WalkState::Going {
         parts.push(one(&source, PART_BYTES).expect("a part"));
     }
     parts.extend(rest(&source, 1, PART_BYTES));
@@ -596,7 +596,7 @@ fn directories_nested_too_deeply() {
     scratch.write("z", "z");
     let source = scratch.source(PART_BYTES);
     let tree = rebuild(rest(&source, 2, PART_BYTES));
-    assert_eq!(facts(&source), ["d: lies in too many directories within each other"]);
+    assert_eq!(facts(&source), ["d: is nested too deeply"]);
     assert_eq!(tree.entries.len(), DEPTH_MAX + 1);
 }
 

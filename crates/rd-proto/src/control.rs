@@ -15,6 +15,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::frame::CONTROL_BYTES_MAX;
 use crate::handshake::{CONTROL_PLAIN_BYTES_MAX, LaneId};
+use crate::reader::{ReadError, Reader};
 
 /// Sequences that may lie between the lowest chunk not yet taken and the highest one sent. Bounds the bitmap of an
 /// acknowledgement and the rings of both state machines.
@@ -306,6 +307,15 @@ pub enum FrameError {
     Unknown(u8),
 }
 
+impl From<ReadError> for FrameError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Short => Self::Short,
+            ReadError::Flag => Self::Value("flag"),
+        }
+    }
+}
+
 mod kind {
     use super::MUST_UNDERSTAND;
     pub const OFFER: u8 = 0x01 | MUST_UNDERSTAND;
@@ -435,7 +445,8 @@ impl Frame {
                     return Err(FrameError::Value("granules"));
                 }
                 let hash = |_| if reader.bool()? { reader.array().map(Some) } else { Ok(None) };
-                Self::Have { item, granule_bytes, hashes: (0..count).map(hash).collect::<Result<_, _>>()? }
+                let hashes = (0..count).map(hash).collect::<Result<_, ReadError>>()?;
+                Self::Have { item, granule_bytes, hashes }
             }
             kind::DONE => Self::Done { chunks: reader.u64()?, bytes: reader.u64()?, digest: reader.array()? },
             kind::FINISHED => Self::Finished { bytes: reader.u64()?, failed: reader.u64()? },
@@ -635,44 +646,4 @@ fn decode_endpoints(reader: &mut Reader<'_>) -> Result<Vec<Endpoint>, FrameError
             Ok(Endpoint { hardware, address, prefix_bits, rate_mbps: reader.u32()? })
         })
         .collect()
-}
-
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8], FrameError> {
-        let (head, rest) = self.rest.split_at_checked(count).ok_or(FrameError::Short)?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
-        Ok(self.bytes(N)?.try_into().expect("N bytes"))
-    }
-
-    fn u8(&mut self) -> Result<u8, FrameError> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn bool(&mut self) -> Result<bool, FrameError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(FrameError::Value("flag")),
-        }
-    }
-
-    fn u16(&mut self) -> Result<u16, FrameError> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    fn u32(&mut self) -> Result<u32, FrameError> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, FrameError> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
 }

@@ -26,6 +26,7 @@ pub mod control;
 mod corpus;
 pub mod frame;
 pub mod handshake;
+mod reader;
 pub mod record;
 pub mod session;
 pub mod tree;

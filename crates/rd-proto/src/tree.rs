@@ -16,6 +16,8 @@ use std::collections::BTreeSet;
 
 pub use extension::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions};
 
+use crate::reader::{ReadError, Reader};
+
 /// Longest name of an entry, in bytes (NAME_MAX of Linux).
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -119,18 +121,18 @@ impl<'a> Xattrs<'a> {
 
     /// Names and values.
     pub fn iter(self) -> impl Iterator<Item = Xattr<'a>> {
-        let mut reader = Reader(self.0);
+        let mut reader = Reader { rest: self.0 };
         std::iter::from_fn(move || Self::next(&mut reader).ok().flatten())
     }
 
     fn next(reader: &mut Reader<'a>) -> Result<Option<Xattr<'a>>, TreeError> {
-        if reader.0.is_empty() {
+        if reader.rest.is_empty() {
             return Ok(None);
         }
         let length = usize::from(reader.u16()?);
-        let name = reader.take(length)?;
+        let name = reader.bytes(length)?;
         let length = reader.u32()? as usize;
-        let value = reader.take(length)?;
+        let value = reader.bytes(length)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(&0) {
             return Err(TreeError::Name);
         }
@@ -142,8 +144,8 @@ impl<'a> Xattrs<'a> {
         if length > XATTRS_BYTES_MAX {
             return Err(TreeError::Length);
         }
-        let bytes = reader.take(length)?;
-        let mut each = Reader(bytes);
+        let bytes = reader.bytes(length)?;
+        let mut each = Reader { rest: bytes };
         while Self::next(&mut each)?.is_some() {}
         Ok(Self(bytes))
     }
@@ -274,6 +276,15 @@ pub enum TreeError {
     End,
 }
 
+impl From<ReadError> for TreeError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Short => Self::Short,
+            ReadError::Flag => Self::Value,
+        }
+    }
+}
+
 const KIND_DIRECTORY: u8 = 1;
 const KIND_LEAVE: u8 = 2;
 const KIND_FILE: u8 = 3;
@@ -376,7 +387,7 @@ impl<'a> Record<'a> {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let mut reader = Reader(bytes);
+        let mut reader = Reader { rest: bytes };
         let kind = reader.u8()?;
         let record = match kind {
             KIND_DIRECTORY => Self::Directory { name: reader.name()?, metadata: reader.metadata()? },
@@ -384,7 +395,7 @@ impl<'a> Record<'a> {
             KIND_FILE => {
                 let (name, metadata) = (reader.name()?, reader.metadata()?);
                 let length = reader.u32()? as usize;
-                Self::File { name, metadata, data: reader.take(length)? }
+                Self::File { name, metadata, data: reader.bytes(length)? }
             }
             KIND_LARGE => {
                 let (name, metadata) = (reader.name()?, reader.metadata()?);
@@ -428,7 +439,7 @@ impl<'a> Record<'a> {
             KIND_END => Self::End { failures: reader.u64()? },
             kind => return Err(TreeError::Kind(kind)),
         };
-        *bytes = reader.0;
+        *bytes = reader.rest;
         Ok(Some(record))
     }
 
@@ -598,46 +609,10 @@ impl Writer<'_> {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
-
 impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], TreeError> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(TreeError::Short)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], TreeError> {
-        Ok(self.take(N)?.try_into().expect("as many as asked for"))
-    }
-
-    fn u8(&mut self) -> Result<u8, TreeError> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn bool(&mut self) -> Result<bool, TreeError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(TreeError::Value),
-        }
-    }
-
-    fn u16(&mut self) -> Result<u16, TreeError> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    fn u32(&mut self) -> Result<u32, TreeError> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, TreeError> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
     fn name(&mut self) -> Result<&'a [u8], TreeError> {
         let length = usize::from(self.u8()?);
-        let name = self.take(length)?;
+        let name = self.bytes(length)?;
         if is_name(name) { Ok(name) } else { Err(TreeError::Name) }
     }
 
@@ -646,7 +621,7 @@ impl<'a> Reader<'a> {
         if length == 0 || length > PATH_BYTES_MAX {
             return Err(TreeError::Length);
         }
-        self.take(length)
+        Ok(self.bytes(length)?)
     }
 
     fn time(&mut self) -> Result<Time, TreeError> {

@@ -9,7 +9,8 @@
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 
-use super::{Endpoint, FrameError, Policy, Reader, decode_endpoints, decode_text, encode_endpoints, encode_text};
+use super::{Endpoint, FrameError, Policy, decode_endpoints, decode_text, encode_endpoints, encode_text};
+use crate::reader::Reader;
 
 /// Connections of one measurement.
 pub const CONNECTIONS_MAX: u32 = 1 << 16;

@@ -4,7 +4,8 @@
 //! `samples`, and its row in `docs/PROTOCOL.md`. Whoever does not know it passes over it, unless it was sent as critical:
 //! then the receiver does not make the entry.
 
-use super::{NAME_BYTES_MAX, Reader, TreeError};
+use super::{NAME_BYTES_MAX, TreeError};
+use crate::reader::Reader;
 
 /// Extensions of one entry.
 pub const EXTENSIONS_MAX: usize = 16;
@@ -111,8 +112,8 @@ impl<'a> Extensions<'a> {
     }
 
     fn raw(self) -> impl Iterator<Item = Raw<'a>> {
-        let mut reader = Reader(self.0);
-        std::iter::from_fn(move || if reader.0.is_empty() { None } else { Raw::decode(&mut reader).ok() })
+        let mut reader = Reader { rest: self.0 };
+        std::iter::from_fn(move || if reader.rest.is_empty() { None } else { Raw::decode(&mut reader).ok() })
     }
 
     pub(super) fn encoded_bytes(self) -> usize {
@@ -129,7 +130,7 @@ impl<'a> Extensions<'a> {
         if count > EXTENSIONS_MAX {
             return Err(TreeError::Length);
         }
-        let all = reader.0;
+        let all = reader.rest;
         let mut last = None;
         for _ in 0..count {
             let raw = Raw::decode(reader)?;
@@ -139,7 +140,7 @@ impl<'a> Extensions<'a> {
             last = Some(raw.kind);
             Extension::decode(raw.kind, raw.value)?;
         }
-        let bytes = &all[..all.len() - reader.0.len()];
+        let bytes = &all[..all.len() - reader.rest.len()];
         if bytes.len() > EXTENSIONS_BYTES_MAX { Err(TreeError::Length) } else { Ok(Self(bytes)) }
     }
 }
@@ -159,7 +160,7 @@ impl<'a> Raw<'a> {
         if length > EXTENSIONS_BYTES_MAX {
             return Err(TreeError::Length);
         }
-        Ok(Self { kind, is_critical: flags == CRITICAL, value: reader.take(length)? })
+        Ok(Self { kind, is_critical: flags == CRITICAL, value: reader.bytes(length)? })
     }
 
     fn is_unknown(&self) -> bool {

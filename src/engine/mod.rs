@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, RecvTimeoutError, Sender as Post};
-use rd_proto::control::{Cause, Endpoint, Frame, Path};
+use rd_proto::control::{Cause, Frame, Path};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
@@ -134,8 +134,6 @@ struct Engine {
     may_plan: bool,
     /// By buffer: whether the chunk in it is genuine, where its lane has opened it.
     opened: Vec<Option<bool>>,
-    /// Where this end listens for RDMA, once it does.
-    endpoints: Option<Vec<Endpoint>>,
     /// Why the last lane went or could not be made, for the next notice.
     reason: Option<String>,
     orphan: Orphan,
@@ -222,7 +220,6 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         may_plan: inline::may_plan(&shared),
         opened: vec![None; count as usize],
         shared,
-        endpoints: None,
         reason: None,
         orphan: Orphan::default(),
         is_in_clear: false,
@@ -319,17 +316,9 @@ impl Engine {
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
-                if let Some(endpoints) = self.endpoints.clone() {
-                    self.send(id, &Frame::Endpoints(endpoints));
-                }
                 self.send_haves();
             }
-            Event::Endpoints(endpoints) => {
-                for id in self.lanes.keys().copied().collect::<Vec<_>>() {
-                    self.send(id, &Frame::Endpoints(endpoints.clone()));
-                }
-                self.endpoints = Some(endpoints);
-            }
+            Event::Endpoints(endpoints) => self.half.machine().handle_endpoints(endpoints, now),
             Event::DialFailed(id, error) => self.dial_failed(id, &error),
             // The session that is served has been authenticated already; what strangers do is no concern of its.
             Event::Incoming(_) => {}
@@ -509,12 +498,6 @@ impl Engine {
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
-            Ok(Some(Frame::Endpoints(endpoints))) => {
-                if let Some(dialer) = &self.dialer {
-                    dialer.handle_endpoints(&endpoints);
-                }
-                Ok(())
-            }
             Ok(Some(Frame::Have { item, granule_bytes, hashes })) => match &self.shared.source {
                 Some(Parts::Tree(tree)) => {
                     tree.handle_have(item, granule_bytes, hashes);
@@ -564,6 +547,11 @@ impl Engine {
                     }
                 }
                 Action::Send(id, frame) => self.send(id, &frame),
+                Action::Endpoints(endpoints) => {
+                    if let Some(dialer) = &self.dialer {
+                        dialer.handle_endpoints(&endpoints);
+                    }
+                }
                 Action::Fill { buffer, encrypt } => {
                     if self.plan(buffer, encrypt) {
                         again = true;

@@ -231,7 +231,12 @@ pub enum Frame {
         turn: u32,
     },
     /// Where RDMA lanes may be dialled, from now on. From the listening end, whenever it changes.
-    Endpoints(Vec<Endpoint>),
+    Endpoints {
+        /// Counts the changes from 1, so that of two such frames that overtake each other on two lanes the later one stands.
+        turn: u32,
+        /// All of them.
+        endpoints: Vec<Endpoint>,
+    },
     /// Credits of this lane, and what has been taken in the whole session. Both are totals: repeating changes nothing.
     Ack {
         /// Receives posted on this lane in this generation since it came up.
@@ -349,8 +354,9 @@ impl Frame {
                 out.extend([kind::USE, *path as u8]);
                 out.extend(turn.to_le_bytes());
             }
-            Self::Endpoints(endpoints) => {
+            Self::Endpoints { turn, endpoints } => {
                 out.push(kind::ENDPOINTS);
+                out.extend(turn.to_le_bytes());
                 encode_endpoints(endpoints, out);
             }
             Self::Ack { credit_total, window, taken } => {
@@ -427,7 +433,7 @@ impl Frame {
                 };
                 Self::Use { path, turn: reader.u32()? }
             }
-            kind::ENDPOINTS => Self::Endpoints(decode_endpoints(&mut reader)?),
+            kind::ENDPOINTS => Self::Endpoints { turn: reader.u32()?, endpoints: decode_endpoints(&mut reader)? },
             kind::ACK => {
                 let (credit_total, window) = (reader.u64()?, reader.u32()?);
                 Self::Ack { credit_total, window, taken: SequenceSet::decode(&mut reader)? }

@@ -60,7 +60,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ),
         ("refuse", Frame::Refuse(Refusal::Lane)),
         ("use", Frame::Use { path: Path::Rdma, turn: 2 }),
-        ("endpoints", Frame::Endpoints(endpoints)),
+        ("endpoints", Frame::Endpoints { turn: 3, endpoints }),
         ("ack", Frame::Ack { credit_total: 77, window: 60, taken: SequenceSet::new(9, [10, 19].into_iter()) }),
         ("ping", Frame::Ping),
         ("pause", Frame::Pause),

@@ -24,7 +24,7 @@ const GOLDEN: &[(&str, &[&str])] = &[
     ("offer", &["81 01 02 01 01 02 04 00001000 1e000000 01 0807060504030201 7469636b65742d6f662d31362d6f6374", "0400 686f7374"]),
     ("refuse", &["82 04"]),
     ("use", &["83 01 02000000"]),
-    ("endpoints", &["04", ENDPOINTS]),
+    ("endpoints", &["04 03000000", ENDPOINTS]),
     ("ack", &["90 4d00000000000000 3c000000 0900000000000000 0200 0204"]),
     ("ping", &["11"]),
     ("pause", &["92"]),
@@ -89,10 +89,10 @@ const HOSTILE: &[(&str, usize, u8, &str)] = &[
     ("offer", 41, 0xff, "text length"),
     ("refuse", 1, 6, "refusal"),
     ("use", 1, 2, "path"),
-    ("endpoints", 1, 33, "endpoint count"),
-    ("endpoints", 2, 2, "flag"),
-    ("endpoints", 3, 33, "prefix"),
-    ("endpoints", 27, 129, "prefix"),
+    ("endpoints", 5, 33, "endpoint count"),
+    ("endpoints", 6, 2, "flag"),
+    ("endpoints", 7, 33, "prefix"),
+    ("endpoints", 31, 129, "prefix"),
     ("ack", 22, 5, "sequence set"),
     ("lane-lost", 1, 32, "lane"),
     ("lane-gone", 2, 1, "lane"),
@@ -132,7 +132,7 @@ fn the_largest_frames_fit() {
     let lane = LaneId { index: 0, generation: 0 };
     let frames = [
         Frame::Offer(offer),
-        Frame::Endpoints(vec![endpoint; 2 * ENDPOINTS_MAX]),
+        Frame::Endpoints { turn: 1, endpoints: vec![endpoint; 2 * ENDPOINTS_MAX] },
         Frame::Abort(Cause::Sink(fact)),
         Frame::Ack { credit_total: 0, window: 0, taken: all.clone() },
         Frame::LaneGone { lane, have: all },
@@ -206,6 +206,7 @@ proptest! {
 
     #[test]
     fn endpoints_come_back(
+        turn: u32,
         endpoints in prop::collection::vec(
             (any::<bool>(), any::<SocketAddr>(), 0..=32_u8, any::<u32>()), 0..=ENDPOINTS_MAX),
     ) {
@@ -217,7 +218,7 @@ proptest! {
                 Endpoint { hardware, address, prefix_bits, rate_mbps }
             })
             .collect();
-        let frame = Frame::Endpoints(endpoints);
+        let frame = Frame::Endpoints { turn, endpoints };
         prop_assert_eq!(Frame::decode(&encoded(&frame)), Ok(Some(frame)));
     }
 }

@@ -121,6 +121,11 @@ impl Lanes {
         }
     }
 
+    /// This end dials the lanes.
+    pub(crate) fn is_connector(&self) -> bool {
+        self.connector
+    }
+
     pub(crate) fn path(&self) -> Option<Path> {
         self.path
     }

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::control::{Cause, Encrypt, Frame, Offer, Path, Policy, RdmaKind, Refusal};
+use crate::control::{Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path, Policy, RdmaKind, Refusal};
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
@@ -30,7 +30,7 @@ pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
 pub use receiver::{Layout, Receiver};
 pub use sender::Sender;
 
-use lanes::Lanes;
+use lanes::{Lanes, path_of};
 
 /// Number of a buffer in the engine's pool.
 pub type BufferId = u32;
@@ -149,6 +149,8 @@ pub enum Action {
     Close(LaneId),
     /// Send a control frame.
     Send(LaneId, Frame),
+    /// Dialling end: RDMA lanes may be dialled here from now on. Once for each list.
+    Endpoints(Vec<Endpoint>),
     /// Sender: read the next part of the source into this buffer and seal it, encrypted or not; answer with
     /// `handle_sealed` or `handle_unfilled`.
     Fill {
@@ -307,6 +309,11 @@ pub trait Machine {
         self.core().unwatched(now);
     }
 
+    /// The end that accepts lanes: where it listens for RDMA from now on.
+    fn handle_endpoints(&mut self, endpoints: Vec<Endpoint>, now: Duration) {
+        self.core().endpoints_changed(endpoints, now);
+    }
+
     /// When `handle_timeout` is due at the latest.
     fn next_timeout(&self, now: Duration) -> Duration;
 
@@ -324,6 +331,8 @@ pub struct Core {
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
     aborting: Option<(Cause, Duration)>,
+    /// Where RDMA lanes may be dialled, as told last or as heard last, and how often that has changed.
+    endpoints: Option<(u32, Vec<Endpoint>)>,
     /// Nobody can be told of this session: by this end, and by the other.
     unwatched: bool,
     peer_unwatched: bool,
@@ -348,6 +357,7 @@ impl Core {
             actions: VecDeque::with_capacity(actions_max),
             counters: Counters::default(),
             aborting: None,
+            endpoints: None,
             unwatched: false,
             peer_unwatched: false,
             linger_until: None,
@@ -451,10 +461,58 @@ impl Core {
         if self.unwatched {
             self.send(lane, Frame::Unwatched, now);
         }
+        // While RDMA is there nobody asks; where it goes, all lanes are told.
+        if path_of(lane) == Path::Tcp && !self.has_rdma() {
+            self.tell_endpoints(&[lane], now);
+        }
         if let Some((cause, _)) = &self.aborting {
             let abort = Frame::Abort(cause.clone());
             self.send(lane, abort, now);
         }
+    }
+
+    fn has_rdma(&self) -> bool {
+        self.lanes.up().any(|lane| path_of(lane) == Path::Rdma)
+    }
+
+    fn tell_endpoints(&mut self, lanes: &[LaneId], now: Duration) {
+        let Some((turn, endpoints)) = self.endpoints.clone().filter(|_| !self.lanes.is_connector()) else { return };
+        for &lane in lanes {
+            self.send(lane, Frame::Endpoints { turn, endpoints: endpoints.clone() }, now);
+        }
+    }
+
+    fn endpoints_changed(&mut self, mut endpoints: Vec<Endpoint>, now: Duration) {
+        endpoints.truncate(ENDPOINTS_MAX);
+        let turn = self.endpoints.as_ref().map_or(0, |(turn, _)| *turn) + 1;
+        self.endpoints = Some((turn, endpoints));
+        self.tell_endpoints(&self.lanes.up().collect::<Vec<_>>(), now);
+    }
+
+    /// A lane has gone. Where it was the last of RDMA, the other end may have missed what was told meanwhile.
+    pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration) -> bool {
+        let lost = self.lanes.lane_down(lane, now, &mut self.actions);
+        if path_of(lane) == Path::Rdma && !self.has_rdma() {
+            self.tell_endpoints(&self.lanes.up().collect::<Vec<_>>(), now);
+        }
+        lost
+    }
+
+    fn endpoints_heard(&mut self, turn: u32, endpoints: Vec<Endpoint>) -> Result<(), Violation> {
+        if !self.lanes.is_connector() {
+            return Err(Violation::Unexpected("ENDPOINTS"));
+        }
+        let known = self.endpoints.as_ref();
+        match known.map_or(0, |(known, _)| *known) {
+            known if turn < known => {}
+            known if turn > known => {
+                self.actions.push_back(Action::Endpoints(endpoints.clone()));
+                self.endpoints = Some((turn, endpoints));
+            }
+            _ if known.is_some_and(|(_, known)| *known == endpoints) => {}
+            _ => return Err(Violation::Impossible("endpoints")),
+        }
+        Ok(())
     }
 
     fn pause(&mut self, stopped: bool, now: Duration) {
@@ -481,6 +539,7 @@ impl Core {
                 self.abort_if_unwanted(now);
             }
             Frame::Use { path, turn } => self.lanes.use_path(lane, path, turn, now, &mut self.actions)?,
+            Frame::Endpoints { turn, endpoints } => self.endpoints_heard(turn, endpoints)?,
             Frame::Abort(cause) => {
                 self.broadcast(&Frame::Bye, now);
                 if let Some((ours, _)) = self.aborting.take() {
@@ -500,7 +559,6 @@ impl Core {
             // The engine uses these up before and beside the session.
             Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
             Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
-            Frame::Endpoints(_) => return Err(Violation::Unexpected("ENDPOINTS")),
             Frame::Have { .. } => return Err(Violation::Unexpected("HAVE")),
             other => return Ok(Some(other)),
         }

@@ -537,7 +537,7 @@ impl Machine for Sender {
     }
 
     fn handle_lane_down(&mut self, lane: LaneId, now: Duration) {
-        let lost = self.core.lanes.lane_down(lane, now, &mut self.core.actions);
+        let lost = self.core.lane_down(lane, now);
         let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) else { return };
         account.up = false;
         let carried = account.used > 0;

@@ -19,7 +19,7 @@ mod wires;
 
 use super::lanes::path_of;
 use super::*;
-use crate::control::IoFact;
+use crate::control::{Endpoint, IoFact};
 
 /// Seeds run where `RD_SIM_COUNT` asks for no other number, and in a long run of the tests (`RD_LONG`).
 const SEEDS: u64 = 4000;
@@ -83,7 +83,10 @@ enum In {
     DialFailed(LaneId),
     Control(LaneId, Frame),
     Garbled(LaneId),
-    Chunk { lane: LaneId, buffer: BufferId },
+    Chunk {
+        lane: LaneId,
+        buffer: BufferId,
+    },
     Sent(LaneId, BufferId),
     Down(LaneId),
     Sealed(BufferId),
@@ -94,8 +97,12 @@ enum In {
     Opened(BufferId),
     Written(BufferId),
     Committed,
+    /// The listening end's list has changed.
+    Endpoints,
     GiveUp(Cause),
-    Stop { for_ns: u64 },
+    Stop {
+        for_ns: u64,
+    },
     Resume,
 }
 
@@ -262,6 +269,10 @@ struct Simulation {
     delay_max: u64,
     /// Until when dialling by TCP and by RDMA fails.
     dials_fail_until: [u64; 2],
+    /// RDMA lanes that are to be dialled and wait to be told where.
+    waiting_dials: Vec<LaneId>,
+    /// How often the list of where to dial has changed, at the listening end and as heard by the other.
+    endpoints: [usize; 2],
     stranded: bool,
     corrupt_left: u32,
     corrupt_asked: u32,
@@ -338,6 +349,8 @@ impl Simulation {
             lanes: BTreeMap::new(),
             delay_max: luck.pick(&[MS / 10, MS, 5 * MS, 60 * MS]),
             dials_fail_until: [0; 2],
+            waiting_dials: Vec::new(),
+            endpoints: [0; 2],
             stranded: false,
             corrupt_left: 0,
             corrupt_asked: luck.pick(&[0, 0, 0, 1, 4]),
@@ -386,8 +399,19 @@ impl Simulation {
             let at = self.luck.below(2 * span);
             self.at(at, What::Tell(end, In::GiveUp(cause)));
         }
+        if self.agreed.try_rdma {
+            let listener = 1 - self.connector;
+            let at = self.luck.pick(&[0, 0, MS, 200 * MS]);
+            self.at(at, What::Tell(listener, In::Endpoints));
+        }
         if self.weather == Weather::Calm {
             return;
+        }
+        for _ in 0..self.luck.below(3) {
+            // Later than the first, in whatever order.
+            let at = self.luck.between(201 * MS, 201 * MS + span);
+            let listener = 1 - self.connector;
+            self.at(at, What::Tell(listener, In::Endpoints));
         }
         let storm = self.weather == Weather::Storm;
         let mut outages = if storm { 6 } else { 2 };

@@ -487,3 +487,25 @@ fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
     assert_eq!(ends_after(&mut receiver(), short, true), None);
     assert_eq!(ends_after(&mut sender(), long, false), None);
 }
+
+#[test]
+fn of_two_lists_of_endpoints_the_later_one_stands() {
+    let (now, lane) = (Duration::ZERO, LaneId { index: 0, generation: 0 });
+    let list = |length| {
+        let address = "10.0.0.1:4791".parse().expect("an address");
+        vec![crate::control::Endpoint { hardware: false, address, prefix_bits: 24, rate_mbps: 0 }; length]
+    };
+    let told = |turn, length| Frame::Endpoints { turn, endpoints: list(length) };
+    let agreed = pair(|_, _| {}).expect("agreed");
+    let mut dialling = Sender::new(agreed, true, 8);
+    dialling.handle_lane_up(lane, now);
+    for (turn, length) in [(2, 2), (1, 1), (2, 2), (3, 0)] {
+        dialling.handle_frame(lane, told(turn, length), now).expect("allowed");
+    }
+    let actions = std::iter::from_fn(|| dialling.poll_action());
+    let lists: Vec<_> = actions.filter(|action| matches!(action, Action::Endpoints(_))).collect();
+    assert_eq!(lists, [Action::Endpoints(list(2)), Action::Endpoints(list(0))]);
+    assert_eq!(dialling.handle_frame(lane, told(3, 1), now), Err(Violation::Impossible("endpoints")));
+    let mut listening = accepting();
+    assert_eq!(listening.handle_frame(lane, told(1, 1), now), Err(Violation::Unexpected("ENDPOINTS")));
+}

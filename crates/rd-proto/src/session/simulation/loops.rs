@@ -112,6 +112,14 @@ impl Simulation {
             }
             In::Written(buffer) => self.receiver.handle_written(buffer, now),
             In::Committed => self.receiver.handle_committed(0, now),
+            In::Endpoints => {
+                // The list grows, so that its length tells how old it is.
+                self.endpoints[0] += 1;
+                let address = "10.0.0.1:4791".parse().expect("an address");
+                let endpoint = Endpoint { hardware: false, address, prefix_bits: 24, rate_mbps: 0 };
+                let endpoints = vec![endpoint; self.endpoints[0]];
+                self.machine(end).handle_endpoints(endpoints, now);
+            }
             In::GiveUp(cause) => {
                 if self.committed && !matches!(cause, Cause::Signal(_)) && end == RECEIVER {
                     return;
@@ -156,6 +164,15 @@ impl Simulation {
                 Action::Send(id, frame) => {
                     let message = if self.corrupts() { Message::Garbled } else { Message::Control(frame) };
                     self.transmit(id, end, message);
+                }
+                Action::Endpoints(endpoints) => {
+                    assert_eq!(end, self.connector, "the listening end is told where it listens");
+                    assert!(endpoints.len() > self.endpoints[1], "told again, or of an older list");
+                    assert!(endpoints.len() <= self.endpoints[0]);
+                    self.endpoints[1] = endpoints.len();
+                    for id in std::mem::take(&mut self.waiting_dials) {
+                        self.dial(id);
+                    }
                 }
                 Action::Fill { buffer, encrypt } => {
                     self.own(end, buffer, Owner::Machine, Owner::Source);

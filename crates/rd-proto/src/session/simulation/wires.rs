@@ -46,11 +46,16 @@ impl Simulation {
     }
 
     pub(super) fn dial(&mut self, id: LaneId) {
+        // Without an end, where an engine gives up after some seconds: so a list that is lost ends the session.
+        if path_of(id) == Path::Rdma && self.endpoints[1] == 0 {
+            return self.waiting_dials.push(id);
+        }
         let takes = self.luck.between(self.delay_max, 3 * self.delay_max);
         let acceptor = &self.ends[1 - self.connector];
         let reachable = acceptor.running() && !acceptor.stopped;
         let fails_until = self.dials_fail_until[path_of(id) as usize];
-        if self.now < fails_until || !reachable || (self.weather != Weather::Calm && self.luck.chance(3)) {
+        let is_old = path_of(id) == Path::Rdma && self.endpoints[1] != self.endpoints[0];
+        if self.now < fails_until || !reachable || is_old || (self.weather != Weather::Calm && self.luck.chance(3)) {
             let takes = self.luck.pick(&[takes, 100 * MS, 2 * SECOND]);
             let end = self.connector;
             return self.after(2 * takes, What::Tell(end, In::DialFailed(id)));

@@ -625,7 +625,7 @@ impl Engine {
                     }
                 }
                 Action::Commit => self.commit(),
-                // Once the end is settled, what becomes of the lanes is no news.
+                // Once the end is settled, what becomes of the lanes is not reported.
                 Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
                     self.monitor.notice(notice, self.reason.as_deref());

@@ -84,9 +84,9 @@ pub fn reach_best(
     let mut since: Option<Instant> = None;
     loop {
         let best = connected.iter().position(Option::is_some);
-        let patient = since.is_some_and(|since| since.elapsed() < HEAD_START);
+        let in_head_start = since.is_some_and(|since| since.elapsed() < HEAD_START);
         if let Some(best) = best
-            && (!patient || !pending[..best].contains(&true))
+            && (!in_head_start || !pending[..best].contains(&true))
         {
             let stream = connected[best].take().expect("just found");
             let has_others = pending.contains(&true) || connected.iter().any(Option::is_some);

@@ -1,7 +1,7 @@
 //! Metadata of an entry that not every version knows: a list of entries with a type each, ascending.
 //!
 //! To add a kind: a variant of [`Extension`], its number in [`Extension::encode`] and [`Extension::decode`], a sample in
-//! `samples`, and its row in `docs/PROTOCOL.md`. Whoever does not know it passes over it, unless it was sent as critical:
+//! `samples`, and its row in `docs/PROTOCOL.md`. A peer that does not know it passes over it, unless it was sent as critical:
 //! then the receiver does not make the entry.
 
 use super::{NAME_BYTES_MAX, TreeError};

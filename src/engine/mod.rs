@@ -159,7 +159,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let mut open_sink = None;
     let mut tree = None;
     let receive = |layout| Half::Receive {
-        machine: Box::new(Receiver::new(agreed, connector, count, layout)),
+        machine: Box::new(Receiver::new(agreed, connector, count, layout, 1)),
         writer: Writer::Workers,
     };
     let half = match work {
@@ -356,7 +356,7 @@ impl Engine {
                 self.account.sink_taken();
                 let id = self.keep(buffer);
                 if let Half::Receive { machine, .. } = &mut self.half {
-                    machine.handle_written(id, now);
+                    machine.handle_written(id, 0, now);
                 }
             }
             Event::SinkFailed(buffer, fact) => {

@@ -27,7 +27,7 @@ mod receiver;
 mod sender;
 
 pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
-pub use receiver::{Layout, Receiver};
+pub use receiver::{Layout, Receiver, SINKS_MAX};
 pub use sender::Sender;
 
 use lanes::{Lanes, path_of};
@@ -167,7 +167,7 @@ pub enum Action {
     PostReceive(LaneId, BufferId),
     /// Receiver: check and open the chunk in this buffer; answer with `handle_opened`.
     Open(BufferId),
-    /// Receiver: write it; answer with `handle_written`.
+    /// Receiver: write it to every sink; answer with `handle_written` for each.
     Write(BufferId),
     /// Receiver: all is there: finish the sink; answer with `handle_committed`.
     Commit,

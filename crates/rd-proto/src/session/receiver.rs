@@ -20,6 +20,9 @@ const TCP_ACK_CHUNKS: u32 = 2;
 /// The shortest time for which a receiver that has finished stays to repeat its answer.
 const LINGER_MIN: Duration = Duration::from_secs(2);
 
+/// Sinks of one session.
+pub const SINKS_MAX: u8 = 8;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Free,
@@ -61,6 +64,8 @@ pub enum Layout {
 #[derive(Clone, Copy, Debug, Default)]
 struct Chunk {
     stage: Stage,
+    /// By sink, a bit each: it has the chunk.
+    written: u8,
     buffer: BufferId,
     is_final: bool,
     plain_bytes: u32,
@@ -84,6 +89,8 @@ struct LaneAccount {
 pub struct Receiver {
     core: Core,
     layout: Layout,
+    /// By sink, a bit each.
+    sinks: u8,
     buffers: Vec<BufferState>,
     free: Vec<BufferId>,
     chunks: Box<[Chunk]>,
@@ -109,9 +116,16 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver with `buffers` free buffers, numbered from 0. `connector`: this end dials the lanes.
-    pub fn new(agreed: Agreed, connector: bool, buffers: u32, layout: Layout) -> Self {
+    /// A receiver with `buffers` free buffers, numbered from 0, and `sinks` sinks, each of which must have a chunk before it
+    /// is taken. `connector`: this end dials the lanes.
+    ///
+    /// # Panics
+    ///
+    /// If there is no sink, or there are more than [`SINKS_MAX`].
+    pub fn new(agreed: Agreed, connector: bool, buffers: u32, layout: Layout, sinks: u8) -> Self {
+        assert!((1..=SINKS_MAX).contains(&sinks), "{sinks} sinks");
         Self {
+            sinks: u8::MAX >> (SINKS_MAX - sinks),
             core: Core::new(agreed, connector, 4 * buffers as usize + 64),
             layout,
             buffers: vec![BufferState { place: Place::Free, sequence: 0 }; buffers as usize],
@@ -174,6 +188,7 @@ impl Receiver {
         let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
         *chunk = Chunk {
             stage: Stage::Opening,
+            written: 0,
             buffer,
             is_final: header.is_final,
             plain_bytes: header.plain_bytes,
@@ -221,10 +236,16 @@ impl Receiver {
         self.settle(now);
     }
 
-    /// The sink has the chunk in this buffer.
-    pub fn handle_written(&mut self, buffer: BufferId, now: Duration) {
+    /// A sink, numbered from 0, has the chunk in this buffer. Once all have, the chunk is taken and the buffer free.
+    pub fn handle_written(&mut self, buffer: BufferId, sink: u8, now: Duration) {
         let sequence = self.buffers[buffer as usize].sequence;
-        self.chunks[sequence as usize % SPAN_MAX].stage = Stage::Taken;
+        let chunk = &mut self.chunks[sequence as usize % SPAN_MAX];
+        debug_assert!(chunk.stage == Stage::Writing && chunk.buffer == buffer && self.sinks >> sink & 1 == 1);
+        chunk.written |= 1 << sink;
+        if chunk.written != self.sinks {
+            return;
+        }
+        chunk.stage = Stage::Taken;
         self.release(buffer);
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);

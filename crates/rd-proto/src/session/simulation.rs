@@ -342,7 +342,7 @@ impl Simulation {
             queue: BinaryHeap::new(),
             due: BTreeMap::new(),
             sender: Sender::new(agreed, connector == SENDER, sender_pool),
-            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout),
+            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout, 1),
             ends: [End::new(sender_pool), End::new(receiver_pool)],
             agreed,
             connector,

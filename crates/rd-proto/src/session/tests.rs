@@ -158,7 +158,7 @@ fn offers_out_of_bounds_are_refused() {
 /// An end that accepts lanes, where RDMA is tried, with lane 0 and the first RDMA lane up.
 fn accepting() -> Receiver {
     let agreed = pair(|ours, _| ours.policy = Policy::PreferRdma).expect("agreed");
-    let mut receiver = Receiver::new(agreed, false, 8, Layout::Stream);
+    let mut receiver = Receiver::new(agreed, false, 8, Layout::Stream, 1);
     for index in [0, RDMA_LANE_FIRST] {
         receiver.handle_lane_up(LaneId { index, generation: 0 }, Duration::ZERO);
     }
@@ -476,7 +476,7 @@ fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
     let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
     agreed.reconnect = Duration::from_secs(20);
     let sender = || Sender::new(agreed, true, 8);
-    let receiver = || Receiver::new(agreed, false, 8, Layout::Stream);
+    let receiver = || Receiver::new(agreed, false, 8, Layout::Stream, 1);
     let (short, long) = (Duration::from_millis(500), HEARD_MAX + Duration::from_secs(1));
     for ended in [ends_after(&mut sender(), short, false), ends_after(&mut receiver(), short, false)] {
         let ended = ended.expect("given up");
@@ -508,4 +508,57 @@ fn of_two_lists_of_endpoints_the_later_one_stands() {
     assert_eq!(dialling.handle_frame(lane, told(3, 1), now), Err(Violation::Impossible("endpoints")));
     let mut listening = accepting();
     assert_eq!(listening.handle_frame(lane, told(1, 1), now), Err(Violation::Unexpected("ENDPOINTS")));
+}
+
+#[test]
+fn a_chunk_is_taken_once_every_sink_has_it() {
+    let (mut now, lane) = (Duration::ZERO, LaneId { index: 0, generation: 0 });
+    let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    let mut receiver = Receiver::new(agreed, false, 4, Layout::Stream, 2);
+    receiver.handle_lane_up(lane, now);
+    receiver.advance(now);
+    let mut posted: VecDeque<BufferId> = VecDeque::new();
+    // What the sender is told after so long: how many chunks are taken, and whether a buffer is free again.
+    let mut told = |receiver: &mut Receiver, now| {
+        receiver.handle_timeout(now);
+        receiver.advance(now);
+        let (mut taken, mut is_free) = (None, false);
+        for action in std::iter::from_fn(|| receiver.poll_action()) {
+            match action {
+                Action::PostReceive(_, buffer) => {
+                    posted.push_back(buffer);
+                    is_free = true;
+                }
+                Action::Send(_, Frame::Ack { taken: set, .. }) => taken = Some(set.below),
+                _ => {}
+            }
+        }
+        (taken, is_free, posted.clone())
+    };
+    let (_, _, buffers) = told(&mut receiver, now);
+    for (sequence, order) in [(0, [0, 1]), (1, [1, 0]), (2, [0, 0])] {
+        let buffer = buffers[sequence as usize];
+        let header = ChunkHeader {
+            is_final: sequence == 2,
+            sealed: true,
+            wire_bytes: 1,
+            plain_bytes: 1,
+            sequence,
+            position: sequence,
+            ..ChunkHeader::default()
+        };
+        receiver.handle_chunk(lane, buffer, Some(&header)).expect("in order");
+        receiver.handle_opened(buffer, true, now);
+        told(&mut receiver, now);
+        receiver.handle_written(buffer, order[0], now);
+        now += Duration::from_millis(200);
+        let (taken, is_free, _) = told(&mut receiver, now);
+        assert!(taken.is_none_or(|taken| taken == sequence) && !is_free, "{sequence}: one sink lacks it");
+        receiver.handle_written(buffer, order[1], now);
+        now += Duration::from_millis(200);
+        let (taken, is_free, _) = told(&mut receiver, now);
+        let is_taken = sequence < 2;
+        assert_eq!((taken == Some(sequence + 1), is_free), (is_taken, is_taken), "{sequence}: {taken:?}");
+    }
+    assert!(!receiver.has_taken_all(), "the second sink has never had the last");
 }

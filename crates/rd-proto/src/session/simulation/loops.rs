@@ -110,7 +110,7 @@ impl Simulation {
                 let genuine = !self.ends[RECEIVER].slots[buffer as usize].damaged;
                 self.receiver.handle_opened(buffer, genuine, now);
             }
-            In::Written(buffer) => self.receiver.handle_written(buffer, now),
+            In::Written(buffer) => self.receiver.handle_written(buffer, 0, now),
             In::Committed => self.receiver.handle_committed(0, now),
             In::Endpoints => {
                 // The list grows, so that its length tells how old it is.

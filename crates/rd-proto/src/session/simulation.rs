@@ -95,7 +95,7 @@ enum In {
     Unsent(LaneId, BufferId),
     Unfilled(BufferId),
     Opened(BufferId),
-    Written(BufferId),
+    Written(BufferId, u8),
     Committed,
     /// The listening end's list has changed.
     Endpoints,
@@ -133,7 +133,8 @@ enum What {
         end: usize,
     },
     Produce,
-    Deliver,
+    /// A sink writes a chunk.
+    Deliver(u8),
     Cut {
         seen: [Option<u64>; 2],
         only: Option<Path>,
@@ -252,6 +253,27 @@ enum Weather {
     Storm,
 }
 
+/// Where the receiver's chunks go.
+struct Sink {
+    to_write: VecDeque<BufferId>,
+    writing: bool,
+    interval: u64,
+    written: HashSet<u64>,
+    bytes_written: u64,
+}
+
+impl Sink {
+    fn new(luck: &mut Luck) -> Self {
+        Self {
+            to_write: VecDeque::new(),
+            writing: false,
+            interval: luck.pick(&[MS / 100, MS / 100, MS, 30 * MS]),
+            written: HashSet::new(),
+            bytes_written: 0,
+        }
+    }
+}
+
 struct Simulation {
     luck: Luck,
     trace: bool,
@@ -289,14 +311,9 @@ struct Simulation {
     work_max: u64,
     /// Chunks are read by the lanes' own threads, of 100; some of them cannot be, without waiting.
     planned_percent: u64,
-    // The sink.
     layout: Layout,
-    to_write: VecDeque<BufferId>,
-    writing: bool,
-    sink_interval: u64,
+    sinks: Vec<Sink>,
     sink_stalled_until: u64,
-    written: HashSet<u64>,
-    bytes_written: u64,
     committed: bool,
     retries_possible: bool,
 }
@@ -334,6 +351,7 @@ impl Simulation {
         let pool = |luck: &mut Luck| luck.pick(&[4, 4, 5, 8, 16, 64]);
         let (sender_pool, receiver_pool) = (pool(&mut luck), pool(&mut luck));
         let layout = luck.pick(&[Layout::File, Layout::Stream, Layout::Tree]);
+        let sinks = luck.pick(&[1, 1, 2, 3]);
         let mut simulation = Self {
             trace: std::env::var_os("RD_SIM_TRACE").is_some(),
             weather,
@@ -342,7 +360,7 @@ impl Simulation {
             queue: BinaryHeap::new(),
             due: BTreeMap::new(),
             sender: Sender::new(agreed, connector == SENDER, sender_pool),
-            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout, 1),
+            receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout, sinks),
             ends: [End::new(sender_pool), End::new(receiver_pool)],
             agreed,
             connector,
@@ -365,12 +383,8 @@ impl Simulation {
             work_max: luck.pick(&[MS / 50, MS / 2, 10 * MS]),
             planned_percent: luck.pick(&[0, 0, 50, 100]),
             layout,
-            to_write: VecDeque::new(),
-            writing: false,
-            sink_interval: luck.pick(&[MS / 100, MS / 100, MS, 30 * MS]),
+            sinks: (0..sinks).map(|_| Sink::new(&mut luck)).collect(),
             sink_stalled_until: 0,
-            written: HashSet::new(),
-            bytes_written: 0,
             committed: false,
             retries_possible: false,
             luck,
@@ -512,7 +526,7 @@ impl Simulation {
             self.layout,
             self.produced,
             self.chunks,
-            self.written.len(),
+            self.sinks.iter().map(|sink| sink.written.len()).min().unwrap_or(0),
             self.ends[0].ended,
             self.ends[1].ended,
             self.lanes
@@ -547,7 +561,7 @@ impl Simulation {
             }
             What::LaneDown { lane, end } => self.lane_down(lane, end),
             What::Produce => self.produce(),
-            What::Deliver => self.deliver(),
+            What::Deliver(sink) => self.deliver(sink),
             What::Cut { seen, only } => {
                 let up: Vec<(u16, u32)> = self.whole_lanes(only);
                 if !up.is_empty() {

@@ -110,7 +110,7 @@ impl Simulation {
                 let genuine = !self.ends[RECEIVER].slots[buffer as usize].damaged;
                 self.receiver.handle_opened(buffer, genuine, now);
             }
-            In::Written(buffer) => self.receiver.handle_written(buffer, 0, now),
+            In::Written(buffer, sink) => self.receiver.handle_written(buffer, sink, now),
             In::Committed => self.receiver.handle_committed(0, now),
             In::Endpoints => {
                 // The list grows, so that its length tells how old it is.
@@ -205,13 +205,17 @@ impl Simulation {
                 }
                 Action::Write(buffer) => {
                     self.own(end, buffer, Owner::Machine, Owner::Sink);
-                    self.to_write.push_back(buffer);
-                    self.start_writing();
+                    for sink in 0..self.sinks.len() as u8 {
+                        self.sinks[usize::from(sink)].to_write.push_back(buffer);
+                        self.start_writing(sink);
+                    }
                 }
                 Action::Commit => {
                     assert!(!self.committed, "published twice");
-                    assert_eq!(self.written.len() as u64, self.chunks, "published before all was there");
-                    assert_eq!(self.bytes_written, self.position);
+                    for sink in &self.sinks {
+                        assert_eq!(sink.written.len() as u64, self.chunks, "published before all was there");
+                        assert_eq!(sink.bytes_written, self.position);
+                    }
                     self.committed = true;
                     self.after(5 * MS, What::Tell(RECEIVER, In::Committed));
                     if self.weather != Weather::Calm && self.luck.chance(10) {

@@ -1,4 +1,4 @@
-//! The source and the sink.
+//! The source and the sinks.
 
 use super::*;
 
@@ -58,29 +58,37 @@ impl Simulation {
         self.start_producing();
     }
 
-    pub(super) fn start_writing(&mut self) {
-        if !self.writing && !self.to_write.is_empty() {
-            self.writing = true;
-            let stall = self.sink_stalled_until.saturating_sub(self.now);
-            let at = self.now + stall + self.luck.below(2 * self.sink_interval);
-            self.at(at, What::Deliver);
+    pub(super) fn start_writing(&mut self, number: u8) {
+        let stall = self.sink_stalled_until.saturating_sub(self.now);
+        let sink = &mut self.sinks[usize::from(number)];
+        if !sink.writing && !sink.to_write.is_empty() {
+            sink.writing = true;
+            let at = self.now + stall + self.luck.below(2 * sink.interval);
+            self.at(at, What::Deliver(number));
         }
     }
 
-    pub(super) fn deliver(&mut self) {
-        self.writing = false;
+    pub(super) fn deliver(&mut self, number: u8) {
+        let sink = &mut self.sinks[usize::from(number)];
+        sink.writing = false;
         if self.ends[RECEIVER].stopped || !self.ends[RECEIVER].running() {
-            return self.at(self.now + 50 * MS, What::Deliver);
+            return self.at(self.now + 50 * MS, What::Deliver(number));
         }
-        let at = if self.layout != Layout::File { 0 } else { self.luck.below(self.to_write.len() as u64) as usize };
-        let Some(buffer) = self.to_write.remove(at) else { return };
+        let at = if self.layout != Layout::File { 0 } else { self.luck.below(sink.to_write.len() as u64) as usize };
+        let Some(buffer) = sink.to_write.remove(at) else { return };
         let slot = self.ends[RECEIVER].slots[buffer as usize];
         let header = slot.header.expect("opened before");
         assert!(!slot.damaged, "damaged bytes reach the sink");
-        assert!(self.layout == Layout::File || header.sequence == self.written.len() as u64, "out of order");
-        assert!(self.written.insert(header.sequence), "chunk {} written twice", header.sequence);
-        self.bytes_written += u64::from(header.plain_bytes);
-        self.finish_work(RECEIVER, buffer, Owner::Sink, In::Written(buffer));
-        self.start_writing();
+        assert_eq!(self.ends[RECEIVER].owners[buffer as usize], Owner::Sink, "free before every sink has it");
+        assert!(self.layout == Layout::File || header.sequence == sink.written.len() as u64, "out of order");
+        assert!(sink.written.insert(header.sequence), "chunk {} written twice", header.sequence);
+        sink.bytes_written += u64::from(header.plain_bytes);
+        let told = In::Written(buffer, number);
+        if self.sinks.iter().any(|sink| sink.to_write.contains(&buffer)) {
+            self.after(self.work_max, What::Tell(RECEIVER, told));
+        } else {
+            self.finish_work(RECEIVER, buffer, Owner::Sink, told);
+        }
+        self.start_writing(number);
     }
 }

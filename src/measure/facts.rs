@@ -83,7 +83,7 @@ pub struct Facts {
     /// Huge pages.
     #[n(21)]
     pub huge: HugePages,
-    /// The program that configures the firewall: `firewall-cli`, `ufw`, `nft`, `iptables`; empty where there is none.
+    /// The program that configures the firewall: `firewall-cmd`, `ufw`, `nft`, `iptables`; empty where there is none.
     #[n(22)]
     pub firewall: String,
     /// Addresses through which verbs work.

@@ -11,7 +11,7 @@
 //!
 //! Beside that, what is measured and what is made of it, numbers in, tables and drawings out:
 //!
-//! * `report`: the numbers, as text, CSV and JSON. `plot`: as drawings.
+//! * `report`: the numbers, as text and JSON. `plot`: as drawings.
 //! * `model`: an adapter's on-board cache, and what it does to many connections.
 //! * `disk`, `mem`: storage and memory of this host.
 

@@ -153,6 +153,15 @@ impl Charts<'_> {
 /// What is across a chart over message lengths.
 const BYTES: &str = "bytes of a message";
 
+/// A point for each row of one table of a report.
+fn points<R: 'static>(
+    rows: fn(&Report) -> &[R],
+    across: fn(&R) -> f64,
+    up: fn(&R) -> f64,
+) -> impl Fn(&Report) -> Vec<(f64, f64)> {
+    move |report| rows(report).iter().map(|row| (across(row), up(row))).collect()
+}
+
 fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     let mut charts = Charts { reports, charts: Vec::new() };
     // Of several reports, the figures that are compared.
@@ -172,22 +181,14 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     ];
     charts.add("Latency (half a round trip)", BYTES, "µs", true, if alone { &lines } else { &lines[2..4] });
 
-    let bandwidth = |which: fn(&Bandwidth) -> f64| {
-        move |report: &Report| -> Vec<(f64, f64)> {
-            report.bandwidth.iter().map(|row| (row.bytes as f64, which(row))).collect()
-        }
-    };
+    let bandwidth = |up| points(|report| &report.bandwidth, |row: &Bandwidth| row.bytes as f64, up);
     let lines = [Line("peak", &bandwidth(|row| row.peak_mib_s)), Line("average", &bandwidth(|row| row.average_mib_s))];
     let both = reports.iter().any(|(_, report)| report.bandwidth.iter().any(|row| row.bidirectional));
     let title = if both { "Bandwidth, both directions together" } else { "Bandwidth" };
     charts.add(title, BYTES, "MiB/s", true, if alone { &lines } else { &lines[1..] });
     charts.add("Messages", BYTES, "million/s", true, &[Line("", &bandwidth(|row| row.rate_mpps))]);
 
-    let connections = |which: fn(&Connections) -> f64| {
-        move |report: &Report| -> Vec<(f64, f64)> {
-            report.connections.iter().map(|row| (row.connections.into(), which(row))).collect()
-        }
-    };
+    let connections = |up| points(|report| &report.connections, |row: &Connections| row.connections.into(), up);
     let operations = connections(|row| row.operations_s / 1e6);
     charts.add("Round trips of 32 bytes", "connections", "million/s", false, &[Line("", &operations)]);
     let time = connections(|row| row.operation_us);
@@ -196,9 +197,7 @@ fn charts(reports: &[(String, &Report)]) -> Vec<Chart> {
     charts.add("Messages of 64 KiB", "connections", "MiB/s", false, &[Line("", &large)]);
     add_model(&mut charts);
 
-    let memory = |report: &Report| -> Vec<(f64, f64)> {
-        report.memory.iter().map(|row| (row.threads.into(), row.mib_s)).collect()
-    };
+    let memory = points(|report| &report.memory, |row| row.threads.into(), |row| row.mib_s);
     charts.add("Copies of memory", "threads", "MiB/s", false, &[Line("", &memory)]);
     add_disk(&mut charts);
     charts.charts
@@ -251,6 +250,9 @@ fn add_disk(charts: &mut Charts<'_>) {
     }
 }
 
+/// What is drawn on.
+type Area<'s> = DrawingArea<SVGBackend<'s>, plotters::coord::Shift>;
+
 type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Colours that the colour-blind can tell from each other: those of Okabe and Ito, without yellow, which is too light for
@@ -269,10 +271,7 @@ fn color(number: usize) -> RGBColor {
     COLORS[number % COLORS.len()]
 }
 
-fn draw_all<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, parts: &[Part<'_>]) -> Drawn<()>
-where
-    B::ErrorType: 'static,
-{
+fn draw_all(area: &Area<'_>, parts: &[Part<'_>]) -> Drawn<()> {
     area.fill(&WHITE)?;
     let mut rest = area.clone();
     for part in parts {
@@ -292,10 +291,7 @@ where
     Ok(())
 }
 
-fn draw_bars<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, bars: &Bars) -> Drawn<()>
-where
-    B::ErrorType: 'static,
-{
+fn draw_bars(area: &Area<'_>, bars: &Bars) -> Drawn<()> {
     const NAMES: i32 = 320;
     const LONGEST: i32 = 440;
     let text = |text: String, at: (i32, i32), size: i32| Text::new(text, at, ("sans-serif", size));
@@ -311,10 +307,7 @@ where
 }
 
 /// The names of the lines, beside them: where the lines are, a box would hide some.
-fn draw_legend<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, names: &[String]) -> Drawn<()>
-where
-    B::ErrorType: 'static,
-{
+fn draw_legend(area: &Area<'_>, names: &[String]) -> Drawn<()> {
     for (number, (name, top)) in names.iter().zip((TITLE as i32..).step_by(LINE as usize)).enumerate() {
         area.draw(&Rectangle::new([(0, top + 4), (18, top + 8)], color(number).filled()))?;
         area.draw(&Text::new(name.clone(), (26, top), ("sans-serif", 14)))?;
@@ -322,10 +315,7 @@ where
     Ok(())
 }
 
-fn draw_chart<B: DrawingBackend>(area: &DrawingArea<B, plotters::coord::Shift>, chart: &Chart) -> Drawn<()>
-where
-    B::ErrorType: 'static,
-{
+fn draw_chart(area: &Area<'_>, chart: &Chart) -> Drawn<()> {
     let all = || chart.series.iter().flat_map(|series| &series.points);
     let bounds = |value: fn(&(f64, f64)) -> f64| {
         let least = all().map(value).filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
@@ -369,10 +359,11 @@ fn marks(mut points: Vec<f64>, in_bytes: bool, axis: &Powers, pixels: i32) -> Ve
     points
 }
 
-fn fill_chart<'a, B, Y>(mut context: ChartContext<'a, B, Cartesian2d<Powers, Y>>, chart: &Chart) -> Drawn<()>
+fn fill_chart<'a, 's: 'a, Y>(
+    mut context: ChartContext<'a, SVGBackend<'s>, Cartesian2d<Powers, Y>>,
+    chart: &Chart,
+) -> Drawn<()>
 where
-    B: DrawingBackend + 'a,
-    B::ErrorType: 'static,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let label: fn(&f64) -> String = if chart.in_bytes { bytes_label } else { number_label };

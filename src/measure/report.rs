@@ -1,4 +1,4 @@
-//! The numbers of a measurement, and how they are written: columns as perftest prints them, CSV, JSON.
+//! The numbers of a measurement, and how they are written: tables with the columns of perftest, and JSON.
 //!
 //! MB is perftest's: 2²⁰ bytes. Latencies are half of a round trip, in microseconds.
 
@@ -324,11 +324,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// A sentence, if it is none, or one of another format.
+    /// A sentence, if `text` is not a report, or one of another format.
     pub fn from_json(text: &str) -> Result<Self, String> {
-        let report: Self = serde_json::from_str(text).map_err(|error| format!("is no report of rdperf: {error}"))?;
+        let report: Self =
+            serde_json::from_str(text).map_err(|error| format!("is not a report of rdperf --json: {error}"))?;
         if report.rdperf != FORMAT {
-            return Err(format!("has format {}, this program reads {FORMAT}", report.rdperf));
+            return Err(format!("is a report of format {}, but this release reads format {FORMAT}", report.rdperf));
         }
         Ok(report)
     }
@@ -341,35 +342,12 @@ impl Report {
             let line = if line.chars().count() > COLUMNS { line.replacen(", ", ",\n    ", 1) } else { line };
             let _ = writeln!(text, "{line}");
         }
-        let mut table = |heading: &str, names: &[&str], rows: Vec<Vec<String>>| {
-            if !rows.is_empty() {
-                if !text.is_empty() {
-                    text.push('\n');
-                }
-                if !heading.is_empty() {
-                    let _ = writeln!(text, "{heading}");
-                }
-                columns(&mut text, names, &rows);
-            }
-        };
-        table(LATENCY_HEADING, &LATENCY_NAMES, self.latency.iter().map(latency_row).collect());
+        table(&mut text, LATENCY_HEADING, &LATENCY, &self.latency);
         let heading = if self.bandwidth.iter().any(|row| row.bidirectional) { "Both directions together" } else { "" };
-        table(
-            heading,
-            &["#bytes", "#iterations", "BW peak[MB/sec]", "BW average[MB/sec]", "MsgRate[Mpps]"],
-            self.bandwidth.iter().map(bandwidth_cells).collect(),
-        );
-        let rows = self.connections.iter().map(|row| {
-            vec![
-                row.connections.to_string(),
-                format!("{:.0}", row.operations_s),
-                format!("{:.2}", row.operation_us),
-                format!("{:.2}", row.large_mib_s),
-            ]
-        });
-        table("", &["#connections", "32 B ops/sec", "50%[usec]", "64 KiB BW[MB/sec]"], rows.collect());
+        table(&mut text, heading, &BANDWIDTH, &self.bandwidth);
+        table(&mut text, "", &CONNECTIONS, &self.connections);
         if let Some(ping) = &self.ping {
-            table(LATENCY_HEADING, &LATENCY_NAMES, vec![latency_row(&ping.latency)]);
+            table(&mut text, LATENCY_HEADING, &LATENCY, &[ping.latency]);
             let _ = writeln!(
                 text,
                 "{} of {} messages came back as they were sent",
@@ -378,45 +356,19 @@ impl Report {
             );
             return text;
         }
-        let rows = self.disk.iter().map(|row| {
-            vec![
-                row.action.clone(),
-                if row.random { "random" } else { "in order" }.to_owned(),
-                row.bytes.to_string(),
-                row.depth.to_string(),
-                format!("{:.0}", row.iops),
-                format!("{:.2}", row.mib_s),
-                format!("{:.2}", row.p50_us),
-                format!("{:.2}", row.p99_us),
-            ]
-        });
         let first = self.disk.first();
         let heading = first.map_or(String::new(), |row| {
             format!("{}{}", row.path, if row.direct { "" } else { ", through the page cache (no O_DIRECT here)" })
         });
-        table(&heading, &["", "", "#bytes", "depth", "IOPS", "BW[MB/sec]", "50%[usec]", "99%[usec]"], rows.collect());
-        let rows = self.memory.iter().map(|row| vec![row.threads.to_string(), format!("{:.0}", row.mib_s)]);
-        table("", &["threads", "copied[MB/sec]"], rows.collect());
+        table(&mut text, &heading, &DISK, &self.disk);
+        table(&mut text, "", &MEMORY, &self.memory);
         if let Some(limits) = &self.limits {
-            let rows = limits.stages.iter().map(|stage| {
-                vec![
-                    stage.name.clone(),
-                    format!("{:.0}", stage.mib_s),
-                    format!("{:.1}", stage.operations_s),
-                    stage.bytes.to_string(),
-                    stage.parallel.to_string(),
-                    ending(&stage.what, 24),
-                ]
-            });
-            table("", &["", "BW[MB/sec]", "each[ops/sec]", "#bytes", "parallel", "what"], rows.collect());
+            table(&mut text, "", &STAGES, &limits.stages);
             let _ = writeln!(text, "\n{}", limits.sentence);
             return text;
         }
         if let Some(model) = &self.model {
-            let rows = model.curve.iter().map(|(connections, plain, grouped, state)| {
-                vec![connections.to_string(), format!("{plain:.2}"), format!("{grouped:.2}"), format!("{state:.2}")]
-            });
-            table("", &["#connections", "RC[Mops]", "grouped[Mops]", "state at client[Mops]"], rows.collect());
+            table(&mut text, "", &CURVE, &model.curve);
             text.push('\n');
             for (name, value, origin) in &model.constants {
                 let _ = writeln!(text, "{name:30}  {value:>8}  {origin}");
@@ -429,34 +381,76 @@ impl Report {
     }
 }
 
+/// A column of a table: its name, and the cell of a row.
+type Column<R> = (&'static str, fn(&R) -> String);
+
 /// Perftest's columns. Its unit in every name would take more than the 80 columns of a terminal.
 const LATENCY_HEADING: &str = "Latency, half a round trip, in usec";
-const LATENCY_NAMES: [&str; 10] =
-    ["#bytes", "#iterations", "t_min", "t_typical", "t_avg", "t_stdev", "50%", "99%", "99.9%", "t_max"];
+const LATENCY: [Column<Latency>; 10] = [
+    ("#bytes", |row| row.bytes.to_string()),
+    ("#iterations", |row| row.iterations.to_string()),
+    ("t_min", |row| time(row.min_us)),
+    ("t_typical", |row| time(row.typical_us)),
+    ("t_avg", |row| time(row.average_us)),
+    ("t_stdev", |row| time(row.deviation_us)),
+    ("50%", |row| time(row.p50_us)),
+    ("99%", |row| time(row.p99_us)),
+    ("99.9%", |row| time(row.p999_us)),
+    ("t_max", |row| time(row.max_us)),
+];
 
-/// Times with four digits at least, in as few columns as that takes.
-fn latency_row(row: &Latency) -> Vec<String> {
-    let mut cells = vec![row.bytes.to_string(), row.iterations.to_string()];
-    cells.extend(times(row).map(|time| match time {
-        time if time < 99.995 => format!("{time:.2}"),
-        time if time < 999.95 => format!("{time:.1}"),
-        time => format!("{time:.0}"),
-    }));
-    cells
-}
+const BANDWIDTH: [Column<Bandwidth>; 5] = [
+    ("#bytes", |row| row.bytes.to_string()),
+    ("#iterations", |row| row.iterations.to_string()),
+    ("BW peak[MB/sec]", |row| format!("{:.2}", row.peak_mib_s)),
+    ("BW average[MB/sec]", |row| format!("{:.2}", row.average_mib_s)),
+    ("MsgRate[Mpps]", |row| format!("{:.6}", row.rate_mpps)),
+];
 
-fn times(row: &Latency) -> [f64; 8] {
-    [row.min_us, row.typical_us, row.average_us, row.deviation_us, row.p50_us, row.p99_us, row.p999_us, row.max_us]
-}
+const CONNECTIONS: [Column<Connections>; 4] = [
+    ("#connections", |row| row.connections.to_string()),
+    ("32 B ops/sec", |row| format!("{:.0}", row.operations_s)),
+    ("50%[usec]", |row| format!("{:.2}", row.operation_us)),
+    ("64 KiB BW[MB/sec]", |row| format!("{:.2}", row.large_mib_s)),
+];
 
-fn bandwidth_cells(row: &Bandwidth) -> Vec<String> {
-    vec![
-        row.bytes.to_string(),
-        row.iterations.to_string(),
-        format!("{:.2}", row.peak_mib_s),
-        format!("{:.2}", row.average_mib_s),
-        format!("{:.6}", row.rate_mpps),
-    ]
+const DISK: [Column<Disk>; 8] = [
+    ("", |row| row.action.clone()),
+    ("", |row| if row.random { "random" } else { "in order" }.to_owned()),
+    ("#bytes", |row| row.bytes.to_string()),
+    ("depth", |row| row.depth.to_string()),
+    ("IOPS", |row| format!("{:.0}", row.iops)),
+    ("BW[MB/sec]", |row| format!("{:.2}", row.mib_s)),
+    ("50%[usec]", |row| format!("{:.2}", row.p50_us)),
+    ("99%[usec]", |row| format!("{:.2}", row.p99_us)),
+];
+
+const MEMORY: [Column<Memory>; 2] =
+    [("threads", |row| row.threads.to_string()), ("copied[MB/sec]", |row| format!("{:.0}", row.mib_s))];
+
+const STAGES: [Column<Stage>; 6] = [
+    ("", |row| row.name.clone()),
+    ("BW[MB/sec]", |row| format!("{:.0}", row.mib_s)),
+    ("each[ops/sec]", |row| format!("{:.1}", row.operations_s)),
+    ("#bytes", |row| row.bytes.to_string()),
+    ("parallel", |row| row.parallel.to_string()),
+    ("what", |row| ending(&row.what, 24)),
+];
+
+const CURVE: [Column<(u32, f64, f64, f64)>; 4] = [
+    ("#connections", |row| row.0.to_string()),
+    ("RC[Mops]", |row| format!("{:.2}", row.1)),
+    ("grouped[Mops]", |row| format!("{:.2}", row.2)),
+    ("state at client[Mops]", |row| format!("{:.2}", row.3)),
+];
+
+/// A time in microseconds with four digits at least, in as few columns as that takes.
+fn time(us: f64) -> String {
+    match us {
+        us if us < 99.995 => format!("{us:.2}"),
+        us if us < 999.95 => format!("{us:.1}"),
+        us => format!("{us:.0}"),
+    }
 }
 
 /// The width of a terminal.
@@ -472,25 +466,31 @@ pub(super) fn ending(text: &str, most: usize) -> String {
     format!("…{end}")
 }
 
-/// Columns as wide as what is in them, to the left as perftest has them; as far from each other as a terminal has room for.
-fn columns(text: &mut String, names: &[&str], rows: &[Vec<String>]) {
-    let width = |at: usize| {
-        let cells = rows.iter().map(|row| row[at].chars().count());
-        cells.chain([names[at].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..names.len()).map(width).collect();
+/// Appends a table, after an empty line if something stands before it; nothing if there are no rows.
+///
+/// Columns are as wide as what is in them and left-aligned, as perftest's are; the gaps use the room that a terminal has.
+fn table<R>(text: &mut String, heading: &str, columns: &[Column<R>], rows: &[R]) {
+    if rows.is_empty() {
+        return;
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    if !heading.is_empty() {
+        let _ = writeln!(text, "{heading}");
+    }
+    let mut lines: Vec<Vec<String>> = vec![columns.iter().map(|(name, _)| (*name).to_owned()).collect()];
+    lines.extend(rows.iter().map(|row| columns.iter().map(|(_, cell)| cell(row)).collect()));
+    let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let free = COLUMNS.saturating_sub(widths.iter().sum::<usize>() + 1);
     let gap = (free / (widths.len() - 1).max(1)).clamp(1, 4);
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+    for line in &lines {
         let mut written = " ".to_owned();
-        for (cell, width) in cells.zip(&widths) {
+        for (cell, width) in line.iter().zip(&widths) {
             let _ = write!(written, "{cell:width$}{:gap$}", "");
         }
         let _ = writeln!(text, "{}", written.trim_end());
-    };
-    line(&mut names.iter().copied());
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
     }
 }
 

@@ -100,9 +100,9 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let setup = arguments.hosts.setup("rddoctor", host.as_deref(), false, false)?;
     let here = gather::here();
     let mut sections = vec![of_host("this host", "here", &here)];
-    let report = Report::of(arguments);
-    // The other takes some seconds, in which there is something to read.
-    report.section(&sections)?;
+    let format = Format::of(arguments);
+    // The other host takes some seconds; this part can be read meanwhile.
+    format.section(&sections)?;
     if let Some(host) = &host {
         let transfer = TransferOptions {
             transport: arguments.transport,
@@ -117,35 +117,25 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
             transfer: &transfer,
         };
         let others = of_other(&examination, arguments, here)?;
-        report.section(&others)?;
+        format.section(&others)?;
         sections.extend(others);
     }
-    report.end(&sections, host.as_deref())
+    format.end(&sections, host.as_deref())
 }
 
 /// A host, as the launcher takes it.
 fn parse_host(text: &OsStr) -> Result<OsString, Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
     // As rdcp takes it, with its colon or without.
-    let with_colon =
-        if text.as_bytes().ends_with(b":") { text.to_owned() } else { [text, OsStr::new(":")].concat_os() };
+    let mut with_colon = text.to_owned();
+    if !text.as_bytes().ends_with(b":") {
+        with_colon.push(":");
+    }
     match Spec::parse(&with_colon) {
         Ok(Spec::There(host, path)) if path.is_empty() => Ok(host),
         // An IPv6 address without its brackets.
         _ if text.to_str().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()) => Ok(text.to_owned()),
         _ => Err(usage(format!("HOST is a name or an address, not {:?}; see --help", escaped(text)))),
-    }
-}
-
-trait ConcatOs {
-    fn concat_os(&self) -> OsString;
-}
-
-impl ConcatOs for [&OsStr; 2] {
-    fn concat_os(&self) -> OsString {
-        let mut whole = self[0].to_owned();
-        whole.push(self[1]);
-        whole
     }
 }
 
@@ -191,9 +181,9 @@ fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Fa
     }
 }
 
-/// In which form the findings are told.
+/// The form of the report.
 #[derive(Clone, Copy)]
-enum Report {
+enum Format {
     /// As they come; in colour or not.
     Text(bool),
     /// When all are known.
@@ -201,7 +191,7 @@ enum Report {
     Script,
 }
 
-impl Report {
+impl Format {
     fn of(arguments: &DoctorArguments) -> Self {
         match (arguments.json, arguments.fix_script) {
             (true, _) => Self::Json,

@@ -19,7 +19,7 @@ use rd_proto::control::IoFact;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::report::Disk;
+use super::report::{Disk, MIB};
 use crate::fs::std_fact;
 use crate::transport::bundle::fill_pattern;
 use crate::transport::{Buffer, Pool};
@@ -186,7 +186,7 @@ impl Subject {
             bytes: bytes as u64,
             depth,
             iops: tally.done as f64 / seconds,
-            mib_s: (tally.done * bytes as u64) as f64 / seconds / 1_048_576.0,
+            mib_s: (tally.done * bytes as u64) as f64 / seconds / MIB,
             p50_us: us(0.5),
             p99_us: us(0.99),
         })

@@ -5,8 +5,9 @@
 
 use std::net::IpAddr;
 
-use crate::transport::same_subnet;
 use minicbor::{Decode, Encode};
+
+use crate::transport::same_subnet;
 
 /// Entries of any list, at most.
 pub const LIST_MAX: usize = 64;
@@ -59,7 +60,7 @@ pub struct Facts {
     /// The kernel has its verbs interface loaded.
     #[n(13)]
     pub has_uverbs: bool,
-    /// And that of rdma_cm.
+    /// The kernel has rdma_cm's interface loaded.
     #[n(14)]
     pub has_ucm: bool,
     /// Device files that there should be.
@@ -197,10 +198,10 @@ pub struct Port {
     /// `InfiniBand` or `Ethernet`.
     #[n(3)]
     pub link_layer: String,
-    /// In Mbit/s; 0 where it is not told.
+    /// In Mbit/s; 0 where it is unknown.
     #[n(4)]
     pub rate_mbps: u32,
-    /// Lanes of the link: 1X to 12X; 0 where it is not told.
+    /// Lanes of the link: 1X to 12X; 0 where it is unknown.
     #[n(5)]
     pub lanes: u32,
     /// The network interface on it.
@@ -215,7 +216,7 @@ pub struct Port {
     /// The port's GUID: the low half of its first GID.
     #[n(9)]
     pub guid: String,
-    /// The MTU in use, as verbs tell it, in bytes.
+    /// The MTU in use, as verbs report it, in bytes.
     #[n(10)]
     pub mtu: Option<u32>,
     /// The largest MTU, in bytes.
@@ -312,7 +313,7 @@ impl Address {
     }
 
     /// Whether the two are in one subnet.
-    pub fn is_near(&self, other: &Self) -> bool {
+    pub fn shares_subnet(&self, other: &Self) -> bool {
         let bits = self.prefix_bits.min(other.prefix_bits);
         self.ip().zip(other.ip()).is_some_and(|(one, other)| same_subnet(one, other, bits))
     }
@@ -329,7 +330,7 @@ pub struct Memlock {
     pub hard: Option<u64>,
 }
 
-/// Processors' speed; 0 and empty where the system does not tell, as in most virtual machines.
+/// Processors' speed; 0 and empty where the system does not report it, as in most virtual machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Cpu {
     /// The governors in use, each once.
@@ -352,7 +353,7 @@ pub struct HugePages {
     /// Reserved pages.
     #[n(0)]
     pub total: u64,
-    /// Those that nobody uses.
+    /// Those that are free.
     #[n(1)]
     pub free: u64,
     /// Of this size, in KiB.

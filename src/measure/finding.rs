@@ -82,7 +82,7 @@ pub enum What {
     GuidTwice { guid: String, other: String },
     /// A port that is up.
     Port { link_layer: String, rate: u32, interface: String, guid: String, is_roce: bool },
-    /// One that nobody has brought into service.
+    /// One with a link that no subnet manager has configured.
     PortWaits { state: String },
     /// One that is down.
     PortDown { physical: String, interface: String, is_ethernet: bool },
@@ -125,7 +125,7 @@ pub enum What {
     MemlockSmall { soft: u64, hard: Option<u64>, wanted: u64, is_ssh: bool },
     /// One that leaves no room for RDMA.
     MemlockNone { soft: u64, hard: Option<u64>, is_ssh: bool },
-    /// The system does not tell it.
+    /// The system does not report it.
     MemlockUnknown,
     /// Memory was registered.
     Registered { bytes: u64, micros: u64 },
@@ -189,9 +189,9 @@ pub enum What {
 pub enum Outcome {
     /// It connected.
     Connected,
-    /// Somebody answered that nobody listens.
+    /// The host answered that nothing listens on the port.
     Refused,
-    /// Nobody answered: a firewall drops packets, or there is no such host.
+    /// No answer: a firewall drops packets, or there is no such host.
     Silent,
     /// There is no way there from here; the error's number.
     Unreachable(i32),

@@ -147,7 +147,7 @@ fn register_bytes(endpoint: &Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// What the files below `root` tell.
+/// The facts in the files below `root`.
 pub fn from_files(root: &Root) -> Facts {
     let library = |name: &str| {
         library_places(root).iter().find_map(|place| {

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use super::report::Memory;
+use super::report::{MIB, Memory};
 
 /// Bytes that each thread copies from, and as many to: far more than caches hold.
 const AREA_BYTES: usize = 64 << 20;
@@ -18,7 +18,7 @@ pub fn copies(threads_max: u32, duration: Duration, mut each: impl FnMut(&Memory
     counts
         .into_iter()
         .map(|threads| {
-            let row = Memory { threads, mib_s: copies_with(threads, duration) / 1_048_576.0 };
+            let row = Memory { threads, mib_s: copies_with(threads, duration) / MIB };
             each(&row);
             row
         })

@@ -5,7 +5,7 @@
 //! `/sys` and `/proc` tests each of them. *Words* for a finding, and the command that fixes it, are made in
 //! `cli::doctor`.
 //!
-//! * `root`: the files in which a kernel tells of itself. `facts`: what is known of a host. `gather`: finds it out.
+//! * `root`: the kernel's files about its host. `facts`: what is known of a host. `gather`: finds it out.
 //! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.
 //! * `probe`: opens ports to be tried, and tries those of another host.
 //!
@@ -50,7 +50,7 @@ pub struct Path {
     pub agent_micros: u64,
     /// What came of connecting to ports that were opened there; an error is why none could be.
     pub to_there: Option<Result<Vec<Attempt>, String>>,
-    /// And of connecting from there to ports here.
+    /// The same from there to ports that were opened here.
     pub to_here: Option<Result<Vec<Attempt>, String>>,
     /// How fast it went.
     pub speed: Option<Result<Speed, String>>,

@@ -30,7 +30,7 @@ use super::report;
 /// Bytes of a cache line, as MTT, MPT and completion queue contexts are cached.
 const LINE_BYTES: f64 = 64.0;
 
-/// Connections at which `left_at_3000` is told.
+/// The number of connections that `left_at_3000` is about.
 const FAR: u32 = 3000;
 
 /// The largest number of connections of a curve.

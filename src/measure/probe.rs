@@ -1,8 +1,8 @@
 //! Probes: ports that are opened to be tried, over TCP and over rdma_cm, and trying those of another host.
 //!
-//! A probe tells a connection that comes over TCP its ticket, and takes one over RDMA only with it: so that the end that tries it
-//! knows that it was this probe that opened, and not another program or another host of the same address. It closes when
-//! it is dropped, and after [`OPEN_MAX`].
+//! A probe sends its ticket on each TCP connection, and accepts an RDMA connection only with it. So the end that connects
+//! knows that it reached this probe, and not another program or another host of the same address. A probe closes when it
+//! is dropped, and after [`OPEN_MAX`].
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ use crate::transport::{Medium, Pool};
 pub const OPEN_MAX: Duration = Duration::from_secs(30);
 
 /// How long one address may take to answer.
-const KNOCK_MAX: Duration = Duration::from_millis(2500);
+const CONNECT_MAX: Duration = Duration::from_millis(2500);
 
 /// Addresses that are tried at most, of either kind.
 const ATTEMPTS_MAX: usize = 8;
@@ -35,7 +35,7 @@ const ATTEMPTS_MAX: usize = 8;
 /// Pairs of RDMA addresses that are tried at most.
 const PAIRS_MAX: usize = 4;
 
-/// How often an open probe looks whether it is to be closed.
+/// How often an open probe checks whether it was closed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How long a connection that was let in is kept, for the other end to see that it is up.
@@ -90,7 +90,7 @@ pub struct ProbeRequest {
     pub targets: ProbeTargets,
 }
 
-/// What came of one try.
+/// One attempt to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// Where to.
@@ -103,9 +103,9 @@ pub struct Attempt {
     pub micros: u64,
 }
 
-/// A [`Attempt`] as it travels: 0 connected, 1 refused, 2 silent, 3 unreachable, 4 no RDMA, 5 other.
+/// An [`Attempt`] as it travels: 0 connected, 1 refused, 2 silent, 3 unreachable, 4 no RDMA, 5 other.
 #[derive(Clone, Debug, Default, Encode, Decode)]
-struct Told {
+struct EncodedAttempt {
     #[n(0)]
     address: Address,
     #[n(1)]
@@ -120,7 +120,7 @@ struct Told {
     micros: u64,
 }
 
-/// Knocks as they travel.
+/// Attempts as they travel.
 pub fn encode_attempts(attempts: &[Attempt]) -> Vec<u8> {
     let told = attempts.iter().map(|attempt| {
         let (outcome, errno, reason) = match &attempt.outcome {
@@ -132,15 +132,15 @@ pub fn encode_attempts(attempts: &[Attempt]) -> Vec<u8> {
             Outcome::Other(reason) => (5, 0, reason.as_str()),
         };
         let (address, is_rdma, micros) = (Address::new(attempt.address, 0), attempt.is_rdma, attempt.micros);
-        Told { address, is_rdma, outcome, errno, reason: reason.to_owned(), micros }
+        EncodedAttempt { address, is_rdma, outcome, errno, reason: reason.to_owned(), micros }
     });
     minicbor::to_vec(told.collect::<Vec<_>>()).expect("a vector takes everything")
 }
 
-/// Knocks as another host has told them; `None` if the bytes are none.
+/// Attempts as another host sent them; `None` if the bytes are malformed.
 pub fn decode_attempts(bytes: &[u8]) -> Option<Vec<Attempt>> {
-    let told: Vec<Told> = minicbor::decode(bytes).ok()?;
-    let attempt = |told: Told| {
+    let told: Vec<EncodedAttempt> = minicbor::decode(bytes).ok()?;
+    let attempt = |told: EncodedAttempt| {
         let reason: String = told.reason.chars().take(super::facts::TEXT_BYTES_MAX).collect();
         let outcome = match told.outcome {
             0 => Outcome::Connected,
@@ -161,7 +161,7 @@ impl ProbeTargets {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
-    /// As another host has told it; `None` if the bytes are none.
+    /// As another host sent it; `None` if the bytes are malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut targets: Self = minicbor::decode(bytes).ok()?;
         targets.rdma.truncate(ATTEMPTS_MAX);
@@ -176,11 +176,11 @@ impl ProbeRequest {
         let ours = || here.interfaces.iter().filter(|own| own.is_up).flat_map(|own| &own.addresses);
         for interface in there.interfaces.iter().filter(|one| one.is_up && !is_inner(&one.name)) {
             for address in &interface.addresses {
-                let near = ours().any(|own| own.is_near(address));
+                let near = ours().any(|own| own.shares_subnet(address));
                 tcp.push((near, interface.rate_mbps, address.clone()));
             }
         }
-        // Stable: a host tells its addresses in their own order.
+        // Stable: a host lists its addresses in their own order.
         tcp.sort_by_key(|(near, rate, _)| std::cmp::Reverse((*near, *rate)));
         let mut tcp: Vec<Address> = tcp.into_iter().map(|(_, _, address)| address).take(ATTEMPTS_MAX).collect();
         if is_one_machine && tcp.is_empty() {
@@ -194,7 +194,7 @@ impl ProbeRequest {
         minicbor::to_vec(self).expect("a vector takes everything")
     }
 
-    /// As another host asks for it; `None` if the bytes are none.
+    /// As another host sent it; `None` if the bytes are malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut request: Self = minicbor::decode(bytes).ok()?;
         request.tcp.truncate(ATTEMPTS_MAX);
@@ -256,7 +256,7 @@ impl Probe {
         let Some(adapters) = adapters() else { return };
         for endpoint in rdma::endpoints().unwrap_or_default().into_iter().take(ATTEMPTS_MAX) {
             let greet = Box::new(|mut connection: rdma::Connection, _hello| {
-                // Nothing comes; the other end lets go when it has seen that it is connected.
+                // Nothing is sent; the other end closes once it is connected.
                 drop(connection.receive(Instant::now() + GREET_MAX));
             });
             let Ok(listener) = rdma::listen(&adapters, &endpoint, ports.clone(), self.targets.ticket, greet) else {
@@ -311,7 +311,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
     };
     for (place, ip) in request.tcp.iter().filter_map(Address::ip).enumerate() {
         let (address, ticket) = (SocketAddr::new(ip, targets.port), targets.ticket);
-        start(place, Box::new(move || timed(ip, false, || knock_tcp(address, &ticket))));
+        start(place, Box::new(move || timed(ip, false, || connect_tcp(address, &ticket))));
     }
     let remote: Vec<Offered> = targets.rdma.iter().filter_map(remote_endpoint).collect();
     let local = if remote.is_empty() { Ok(Vec::new()) } else { rdma::endpoints() };
@@ -320,7 +320,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
             for (place, (own, other)) in rdma::pairs(&local, &remote).into_iter().take(PAIRS_MAX).enumerate() {
                 let (own, address, ticket, adapters) =
                     (own.clone(), other.address, targets.ticket, Arc::clone(&adapters));
-                let try_pair = move || timed(address.ip(), true, || knock_rdma(&adapters, &own, address, ticket));
+                let try_pair = move || timed(address.ip(), true, || connect_rdma(&adapters, &own, address, ticket));
                 start(ATTEMPTS_MAX + place, Box::new(try_pair));
             }
         }
@@ -330,7 +330,7 @@ pub fn try_all(request: &ProbeRequest) -> Vec<Attempt> {
         }
         (Ok(_), None) => {}
     }
-    let deadline = Instant::now() + 2 * KNOCK_MAX;
+    let deadline = Instant::now() + 2 * CONNECT_MAX;
     let mut attempts: Vec<(usize, Attempt)> = Vec::new();
     while attempts.len() < asked {
         match outcomes.recv_deadline(deadline) {
@@ -357,13 +357,13 @@ fn remote_endpoint(probe: &RdmaTarget) -> Option<Offered> {
     })
 }
 
-fn knock_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Outcome {
-    let mut stream = match TcpStream::connect_timeout(&address, KNOCK_MAX) {
+fn connect_tcp(address: SocketAddr, ticket: &[u8; TICKET_BYTES]) -> Outcome {
+    let mut stream = match TcpStream::connect_timeout(&address, CONNECT_MAX) {
         Ok(stream) => stream,
         Err(error) => return tcp_outcome(&error),
     };
     let mut told = [0; TICKET_BYTES];
-    let read = stream.set_read_timeout(Some(KNOCK_MAX)).and_then(|()| stream.read_exact(&mut told));
+    let read = stream.set_read_timeout(Some(CONNECT_MAX)).and_then(|()| stream.read_exact(&mut told));
     match read {
         Ok(()) if told == *ticket => Outcome::Connected,
         Ok(()) => Outcome::Other("another program answers there".to_owned()),
@@ -381,9 +381,9 @@ fn tcp_outcome(error: &std::io::Error) -> Outcome {
     }
 }
 
-fn knock_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: [u8; TICKET_BYTES]) -> Outcome {
+fn connect_rdma(adapters: &Adapters, own: &Endpoint, other: SocketAddr, ticket: [u8; TICKET_BYTES]) -> Outcome {
     let hello = LaneRequest { ticket, index: 0, generation: 0 };
-    match rdma::connect(adapters, own, other, &hello, Instant::now() + KNOCK_MAX) {
+    match rdma::connect(adapters, own, other, &hello, Instant::now() + CONNECT_MAX) {
         Ok(_) => Outcome::Connected,
         Err(ConnectError::Timeout(_)) => Outcome::Silent,
         Err(ConnectError::Rejected(_)) => Outcome::Refused,
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_door_a_closed_one_and_another() {
+    fn an_open_probe_a_closed_one_and_another() {
         let here = IpAddr::from(Ipv4Addr::LOCALHOST);
         let probe = Probe::open(None).expect("a port");
         let attempts = try_all(&request(here, &probe.targets));
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn knocks_survive_the_way() {
+    fn attempts_survive_the_way() {
         let outcomes = [
             Outcome::Connected,
             Outcome::Refused,

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// The version of the JSON that is written, under `"rdperf"`.
 pub const FORMAT: u32 = 1;
 
-const MIB: f64 = 1_048_576.0;
+/// Bytes of a MiB.
+pub const MIB: f64 = 1_048_576.0;
 
 /// All that one command has measured. What was not measured is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

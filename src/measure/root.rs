@@ -1,4 +1,4 @@
-//! The files in which a kernel tells of itself, below one root: `/`, or a recorded tree in a test.
+//! The kernel's files about its host, below one root: `/`, or a recorded tree in a test.
 
 use std::fs::{self, File};
 use std::io::Read;

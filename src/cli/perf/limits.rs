@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
 
-use super::super::words;
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
 use crate::cli::report::rate_words;
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};
 use crate::measure::mem;
-use crate::measure::report::{Limits, Report, Stage};
+use crate::measure::report::{Limits, MIB, Report, Stage};
 use crate::transport::Medium;
 use crate::transport::bundle::Settings;
 
@@ -23,8 +22,6 @@ const CHUNK_BYTES: u32 = 1 << 20;
 /// Connections that a copy makes, over TCP and over RDMA.
 const TCP_LANES: u32 = 2;
 const RDMA_LANES: u32 = 1;
-
-const MIB: f64 = 1_048_576.0;
 
 pub(super) fn measure(arguments: &PerfArguments, target: &Target, path: &OsStr) -> Result<Report, Failure> {
     let load = &arguments.load;
@@ -101,10 +98,7 @@ fn memory_stage(duration: Duration) -> Stage {
 }
 
 fn source_stage(path: &Path, duration: Duration) -> Result<Stage, Failure> {
-    let row = disk::throughput(path, Action::Read, duration).map_err(|(action, fact)| match action {
-        Action::Read => words::source(&fact),
-        Action::Write => words::destination(&fact),
-    })?;
+    let row = disk::throughput(path, Action::Read, duration).map_err(local::failed)?;
     let cached = if row.direct { "" } else { ", through the page cache" };
     Ok(stage("source", format!("{}{cached}", row.path), row.iops, row.bytes, row.depth))
 }
@@ -135,7 +129,7 @@ fn judge(stages: Vec<Stage>, has_sink: bool) -> Limits {
 }
 
 fn rate_of(stage: &Stage) -> String {
-    rate_words(stage.mib_s * 1_048_576.0)
+    rate_words(stage.mib_s * MIB)
 }
 
 fn size(bytes: u64) -> String {

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use rd_proto::control::IoFact;
+
 use super::super::words;
 use super::PerfArguments;
 use crate::fault::{Exit, Failure};
@@ -32,10 +34,14 @@ pub(super) fn storage(arguments: &PerfArguments, path: &OsStr) -> Result<Report,
             ));
         }
     });
-    match rows {
-        Ok(disk) => Ok(Report { disk, ..Report::new() }),
-        Err((Action::Read, fact)) => Err(words::source(&fact)),
-        Err((Action::Write, fact)) => Err(words::destination(&fact)),
+    Ok(Report { disk: rows.map_err(failed)?, ..Report::new() })
+}
+
+/// Storage of this host that cannot be read or written.
+pub(super) fn failed((action, fact): (Action, IoFact)) -> Failure {
+    match action {
+        Action::Read => words::source(&fact),
+        Action::Write => words::destination(&fact),
     }
 }
 

@@ -79,7 +79,7 @@ pub(super) fn ports(facts: &Facts) -> Vec<Finding> {
                 },
             ),
             "INIT" | "ARMED" if port.link_layer == "InfiniBand" => (bad, What::PortWaits { state: port.state.clone() }),
-            // A second port without a cable is nobody's mistake.
+            // A second port without a cable is not a mistake.
             _ if any_active => (Level::Ok, What::PortUnused { state: port.state.clone() }),
             _ => (
                 Level::Failure,
@@ -180,10 +180,10 @@ fn shared_subnets(facts: &Facts) -> Vec<Finding> {
     });
     for interface in on_devices {
         for address in interface.addresses.iter().filter(|address| address.bytes.len() == 4) {
-            let near = seen.iter().find(|(name, other)| *name != interface.name && other.is_near(address));
+            let near = seen.iter().find(|(name, other)| *name != interface.name && other.shares_subnet(address));
             if let Some((one, _)) = near {
-                let told = address.ip().map(|ip| format!("{ip}/{}", address.prefix_bits)).unwrap_or_default();
-                let what = What::SubnetTwice { one: (*one).to_owned(), other: interface.name.clone(), address: told };
+                let subnet = address.ip().map(|ip| format!("{ip}/{}", address.prefix_bits)).unwrap_or_default();
+                let what = What::SubnetTwice { one: (*one).to_owned(), other: interface.name.clone(), address: subnet };
                 findings.push(Finding::about("address", &interface.name, Level::Warning, what));
             }
             seen.push((&interface.name, address));

@@ -5,8 +5,8 @@ use rustix::io::Errno;
 use crate::measure::facts::Facts;
 use crate::measure::finding::{Finding, Level, What};
 
-/// Interfaces that are told.
-const TOLD_MAX: usize = 4;
+/// Interfaces that are listed.
+const LISTED_MAX: usize = 4;
 
 /// Kernel drivers of adapters that can always do RDMA, the module that adds it, and libibverbs' driver.
 const ADAPTERS: [(&str, &str, &str); 7] = [
@@ -44,7 +44,7 @@ pub(super) fn network(facts: &Facts) -> Vec<Finding> {
     }
     // Stable: among those of one rate, the order of their names.
     up.sort_by_key(|interface| std::cmp::Reverse(interface.rate_mbps));
-    let told = up.iter().take(TOLD_MAX).map(|interface| (interface.name.clone(), interface.rate_mbps, interface.mtu));
+    let told = up.iter().take(LISTED_MAX).map(|interface| (interface.name.clone(), interface.rate_mbps, interface.mtu));
     vec![Finding::new("network", Level::Ok, What::Interfaces(told.collect()))]
 }
 
@@ -130,7 +130,7 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Finding> {
     let expected = || facts.nodes.iter().filter(|node| facts.has_ucm || !node.name.ends_with("rdma_cm"));
     for node in expected().filter(|node| node.errno != 0) {
         let (path, is_container) = (format!("/dev/{}", node.name), facts.is_container);
-        // Another host may tell any number.
+        // Another host may send any number.
         let known = (1..4096).contains(&node.errno).then_some(node.errno);
         let what = match known.map_or(Errno::IO, Errno::from_raw_os_error) {
             Errno::NOENT => What::NodeMissing { path, is_container },

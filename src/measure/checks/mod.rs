@@ -14,7 +14,7 @@ pub use path::compare;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// The checks of one host, in the order in which they are told.
+/// The checks of one host, in the order in which they are reported.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let checks: [fn(&Facts) -> Vec<Finding>; 18] = [
         host::host,

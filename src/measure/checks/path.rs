@@ -20,7 +20,7 @@ const ETHERNET_BYTES: u64 = 14 + 4 + 8 + 12;
 /// The same for RDMA's packets: BTH, ICRC and what carries them.
 const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
-/// The checks of the way between two hosts, in the order in which they are told.
+/// The checks of the way between two hosts, in the order in which they are reported.
 pub fn compare(path: &Path) -> Vec<Finding> {
     let checks: [fn(&Path) -> Vec<Finding>; 7] = [agent, duplicates, subnets, route, mtus, reach, bandwidth];
     checks.iter().flat_map(|check| check(path)).collect()
@@ -49,7 +49,7 @@ fn up(facts: &Facts) -> impl Iterator<Item = &Interface> {
 fn near(path: &Path) -> impl Iterator<Item = (&Interface, &Interface, &Address)> {
     up(&path.here).flat_map(move |ours| {
         up(&path.there).filter_map(move |theirs| {
-            let shared = |address: &&Address| ours.addresses.iter().any(|own| own.is_near(address));
+            let shared = |address: &&Address| ours.addresses.iter().any(|own| own.shares_subnet(address));
             Some((ours, theirs, theirs.addresses.iter().find(shared)?))
         })
     })
@@ -83,7 +83,7 @@ fn subnets(path: &Path) -> Vec<Finding> {
         let without = if here.is_empty() { &path.here.host } else { &path.there.host };
         return one(Level::Ok, What::RdmaOneSided { without: without.clone() });
     }
-    let shared = here.iter().any(|ours| there.iter().any(|theirs| ours.address.is_near(&theirs.address)));
+    let shared = here.iter().any(|ours| there.iter().any(|theirs| ours.address.shares_subnet(&theirs.address)));
     if here.is_empty() || shared || path.is_one_machine {
         return Vec::new();
     }

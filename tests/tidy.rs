@@ -23,7 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("job", &["agent", "control", "engine", "measure", "tree", "transport", "fs", "fault", "options", "signals"]),
     ("agent", &["control", "engine", "measure", "tree", "transport", "fs", "fault", "options", "signals"]),
     ("control", &["tree", "transport", "fs", "fault", "options"]),
-    ("engine", &["tree", "transport", "fs", "fault", "options"]),
+    ("engine", &["tree", "transport", "fs", "fault", "options", "signals"]),
     ("measure", &["tree", "transport", "fs", "fault", "options"]),
     ("tree", &["fs", "fault", "options"]),
     ("transport", &["fault", "options"]),
@@ -34,7 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// What was one folder is being parted: these go when it is done.
-const BEING_PARTED: &[(&str, &str)] = &[("job", "cli"), ("agent", "cli")];
+const BEING_PARTED: &[(&str, &str)] = &[("job", "cli")];
 
 /// The only folder that knows that verbs exist.
 const VERBS_AT: &str = "src/transport/rdma/";

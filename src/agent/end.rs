@@ -18,20 +18,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::tree;
+use super::{tree, words};
 use crate::agent::place;
-use crate::cli::send::{STANDARD_INPUT, standard_input};
-use crate::cli::stream::{FirstLane, NoWork, NotBegun, Session};
 use crate::control::endpoints;
 use crate::control::frames::{Begin, Endpoint, Fault, Job, Message, Report, SessionKey};
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
+use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel, reach};
 use crate::fault::{Exit, escaped, os};
 use crate::fs::sink::{FileSink, StreamSink, Target, Tee};
 use crate::fs::source::Source;
-use crate::fs::std_fact;
+use crate::fs::{standard, std_fact};
 use crate::options::TreeOptions;
 use crate::transport::relay::{RelayInput, RelayOutput};
 use crate::tree::Root;
@@ -412,7 +411,7 @@ impl Run {
         let listening = registry.filter(|_| !self.shared.dialed.load(Ordering::Relaxed));
         let lanes = Arc::new(Mutex::new(Vec::new()));
         let is_tree = matches!(self.begin.job, Job::SendTree { .. } | Job::ReceiveTree { .. });
-        let teller = Messenger {
+        let observer = Messenger {
             emit: Arc::clone(&self.emit),
             lanes: Arc::clone(&lanes),
             progress: is_tree.then(|| Arc::clone(&self.shared.progress)),
@@ -421,9 +420,9 @@ impl Run {
             transfer: &self.begin.options,
             post: self.shared.post.clone(),
             events: self.events.clone(),
-            teller: &teller,
-            heeds_signals: false,
-            tells_for_both: if self.begin.caller_is_peer {
+            observer: Box::new(observer),
+            takes_signals: false,
+            reports_for_both: if self.begin.caller_is_peer {
                 !self.is_remote
             } else {
                 matches!(
@@ -445,7 +444,7 @@ impl Run {
         let make_work = |chunk_bytes| {
             let prepared = match self.await_stage(prepared) {
                 Ok(prepared) => prepared,
-                Err(Fault { exit: exit @ 129.., .. }) => return Err(NoWork::Stopped(exit - 128)),
+                Err(Fault { exit: exit @ 129.., .. }) => return Err(NoWork::Signal(exit - 128)),
                 Err(fault) => {
                     let (path, detail) = (fault.path.clone(), fault.detail.clone().into_bytes());
                     let fact = IoFact { errno: fault.errno, path, detail };
@@ -464,8 +463,10 @@ impl Run {
                 }
                 Ok(report)
             }
-            Err(NotBegun::Peer(failure)) => Err(Fault { own: false, ..plain(&failure) }),
-            Err(NotBegun::Here(failure)) => Err(stage_fault.unwrap_or_else(|| plain(&failure))),
+            Err(not_begun) => {
+                let fault = Fault { own: !not_begun.is_peers, ..plain(&words::not_begun(&not_begun)) };
+                Err(stage_fault.filter(|_| fault.own).unwrap_or(fault))
+            }
         }
     }
 
@@ -493,7 +494,7 @@ impl Run {
                     tree::sink(&directory, &names, &settings, &self.shared.post, &self.emit, &self.shared.progress)?;
                 Ok(Work::ReceiveTree(Box::new(sink)))
             }
-            Prepared::Receive(target) => crate::cli::recv::open(target.as_ref()),
+            Prepared::Receive(target) => Work::receive(target.as_ref()),
         }
     }
 
@@ -512,8 +513,8 @@ impl Run {
                 Self::sized(file, path.into_os_string())
             }
             Job::SendStandard => {
-                let input = standard_input().map_err(|fact| read_fault(&fact))?;
-                Self::sized(input, STANDARD_INPUT.into())
+                let input = standard::named_input().map_err(|fact| read_fault(&fact))?;
+                Self::sized(input, standard::INPUT.into())
             }
             Job::ReceiveFile { path } => {
                 let path = path_of(path.clone());

@@ -1,18 +1,21 @@
 //! What an agent does for `rdperf HOST`.
 
+use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flume::RecvTimeoutError;
-use rd_proto::handshake::Key;
+use flume::{Receiver, RecvTimeoutError};
+use rd_proto::handshake::{Established, Key};
 use rustix::io::Errno;
 
-use crate::cli::perf::serve::session;
+use super::words;
 use crate::control::frames::{Endpoint, Fault, Message, SessionKey, Storage};
 use crate::control::names;
 use crate::control::tunnel::Emit;
 use crate::engine::listen::{Incoming, Listener};
+use crate::engine::perf::{Answering, Link, PerfError, answer};
 use crate::engine::{Event, channel};
 use crate::fault::{Exit, os};
 use crate::measure::disk::{self, Action};
@@ -82,4 +85,24 @@ pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Em
     if let Err(error) = std::thread::Builder::new().name("storage".to_owned()).spawn(measure) {
         told(Message::Failed(Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}"))));
     }
+}
+
+/// Answers the measurement of a peer that has authenticated.
+pub(crate) fn session(
+    events: &Receiver<Event>,
+    stream: TcpStream,
+    established: Established,
+    ports: Option<&RangeInclusive<u16>>,
+) -> Result<(), PerfError> {
+    let further = |limit: Duration| match events.recv_timeout(limit) {
+        Ok(Event::Incoming(Incoming::Further(stream, _))) => Some(stream),
+        _ => None,
+    };
+    let explain = |error: &PerfError| {
+        let failure = words::measured(error, "the end that asked");
+        (failure.exit.code(), failure.message.unwrap_or_default())
+    };
+    let host = rustix::system::uname().nodename().to_bytes().to_vec();
+    let answering = Answering { further: &further, ports, explain: &explain, host: &host };
+    answer(Link::new(stream, established.control)?, &answering)
 }

@@ -16,10 +16,11 @@ use crate::fault::Exit;
 
 pub mod end;
 mod examiner;
-mod measure;
+pub mod measure;
 pub mod place;
 pub mod serve;
 mod tree;
+pub mod words;
 
 use end::{End, Moves, ended_with};
 use examiner::Examiner;

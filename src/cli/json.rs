@@ -7,7 +7,7 @@ use rd_proto::session::{Counters, Notice as SessionNotice};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::report::{ceiling, medium_name, rate, rounded};
+use super::report::{ceiling, rate, rounded};
 use crate::control::frames::Kind;
 use crate::engine::{Summary, Waits};
 use crate::fault::{Exit, Failure, Site};
@@ -447,7 +447,7 @@ impl<'a> Transfer<'a> {
             bytes,
             seconds: rounded(summary.seconds),
             gb_per_s: rounded(rate(bytes, summary.seconds) / 1e9),
-            transport: summary.media.iter().map(|&medium| medium_name(medium)).collect::<Vec<_>>().join("+"),
+            transport: summary.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+"),
             lanes: summary.lanes,
             encrypted: summary.encrypted,
             retries,

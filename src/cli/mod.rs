@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub mod agent;
-mod aside;
 pub mod color;
 pub mod doctor;
 pub mod examples;
@@ -20,8 +19,6 @@ pub mod rdpipe;
 pub mod recv;
 pub mod report;
 pub mod send;
-pub(crate) mod stream;
-mod words;
 mod wrong;
 
 use crate::fault::{self, Exit, Failure};

@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::options::ReportOptions;
-use super::stream::reported;
+use super::report::reported;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};

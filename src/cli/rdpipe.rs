@@ -11,13 +11,11 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::recv::standard_output;
 use super::report::Reporter;
-use super::send::standard_input;
-use super::words;
+use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::identity;
+use crate::fs::{identity, standard};
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, lay_out};
 use crate::job::pipeline::{Pipeline, Plan, planned};
@@ -142,10 +140,10 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     }
     // Closed, it would be /dev/null: nothing, and well.
     if plan.parts.first().and_then(|part| part.stages.first()).is_some_and(|first| first.input != Input::Nothing) {
-        standard_input().map_err(|fact| words::source(&fact))?;
+        standard::named_input().map_err(|fact| words::source(&fact))?;
     }
     if matches!(output, Some(Output::Standard | Output::Hop)) {
-        standard_output().map_err(|fact| words::destination(&fact))?;
+        standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
     let reporter = Reporter::open(&arguments.report, true)?;
     Pipeline::new(&plan)?.run(&reporter)
@@ -203,7 +201,7 @@ fn has_input() -> bool {
         identity(&here) == identity(&null)
             || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
     };
-    standard_input().is_err() || !stdin.is_terminal() && !is_null()
+    standard::named_input().is_err() || !stdin.is_terminal() && !is_null()
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! `rdrecv`: the receiving end of a pipe between two hosts.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
@@ -17,14 +16,15 @@ use rustix::io::Errno;
 
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::send::EXIT_CODES;
-use super::stream::{Console, Ended, FirstLane, NoWork, NotBegun, Session, check_transport, reported};
-use super::words;
+use super::report::{Ended, NonBlocking, Terminal, reported};
+use super::send::{EXIT_CODES, check_transport};
+use crate::agent::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
+use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, os, shown_path};
-use crate::fs::sink::{FileSink, NO_TEXT, StreamSink, Target};
-use crate::fs::{standard, std_fact};
+use crate::fs::sink::{NO_TEXT, StreamSink, Target};
+use crate::fs::standard;
 use crate::options::TransferOptions;
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;
@@ -108,7 +108,7 @@ fn transfer(
     let target = match file {
         Some(path) => Some(Target::prepare(Path::new(path)).map_err(|fact| unwritable(&fact))?),
         None => {
-            standard_output().map_err(|fact| words::destination(&fact))?;
+            standard::named_output().map_err(|fact| words::destination(&fact))?;
             None
         }
     };
@@ -145,7 +145,6 @@ fn transfer(
     let wait = arguments.wait.map(|seconds| Duration::from_secs(u64::from(seconds)));
     let deadline = wait.map(|wait| Instant::now() + wait);
     let may_draw = file.is_some() || !std::io::stdout().is_terminal();
-    let console = Console { name: "rdrecv", report: &arguments.report, may_draw };
     let mut strangers = 0;
     loop {
         let Some(first) = next_sender(&events, deadline, arguments.report.verbose, &mut strangers)? else {
@@ -166,24 +165,24 @@ fn transfer(
             transfer: &arguments.transfer,
             post,
             events: events.clone(),
-            teller: &console,
-            heeds_signals: true,
-            tells_for_both: true,
+            observer: NonBlocking::start(Terminal::new("rdrecv", &arguments.report, may_draw)),
+            takes_signals: true,
+            reports_for_both: true,
         };
         let make_work = |_chunk_bytes| match (&target, text_only) {
             (None, true) => {
-                let output = standard_output()?;
-                let sink = move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref()).text_only());
+                let output = standard::named_output()?;
+                let sink = move || Ok(StreamSink::new(output, standard::OUTPUT.as_ref()).text_only());
                 Ok(Work::ReceiveStream(Box::new(sink)))
             }
-            (target, _) => open(target.as_ref()).map_err(NoWork::from),
+            (target, _) => Work::receive(target.as_ref()).map_err(NoWork::from),
         };
         match session.run(first, Role::Receiver, None, Some(listener.registry()), make_work) {
-            Ok(ended) => return Ok(ended),
-            Err(NotBegun::Here(failure)) => return Err(failure),
-            Err(NotBegun::Peer(failure)) => {
+            Ok(ended) => return Ok(ended.into()),
+            Err(not_begun) if !not_begun.is_peers => return Err(words::not_begun(&not_begun)),
+            Err(not_begun) => {
                 // The next one may do better.
-                super::complain("rdrecv", &failure.message.unwrap_or_default());
+                super::complain("rdrecv", &words::not_begun(&not_begun).message.unwrap_or_default());
                 // A channel of its own: lanes of the session that did not begin may still report to theirs.
                 let old = events;
                 (post, events) = channel();
@@ -246,27 +245,6 @@ fn next_sender(
             None => return Ok(None),
         }
     }
-}
-
-/// What a destination, or standard output without one, is to an engine.
-pub(crate) fn open(target: Option<&Target>) -> Result<Work, IoFact> {
-    match target {
-        Some(Target::File(path)) => FileSink::create(path).map(Work::ReceiveFile),
-        Some(Target::Special(path)) => {
-            let path = path.clone();
-            Ok(Work::ReceiveStream(Box::new(move || StreamSink::open(&path))))
-        }
-        None => {
-            let output = standard_output()?;
-            Ok(Work::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, STANDARD_OUTPUT.as_ref())))))
-        }
-    }
-}
-
-const STANDARD_OUTPUT: &str = "standard output";
-
-pub(crate) fn standard_output() -> Result<File, IoFact> {
-    standard::output().map_err(|error| std_fact(STANDARD_OUTPUT.as_ref(), &error))
 }
 
 /// The addresses of this host: the one that others are likely to reach, and the others.

@@ -1,6 +1,7 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
 pub(crate) mod line;
+mod nonblocking;
 mod screen;
 
 use std::collections::VecDeque;
@@ -9,7 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rd_proto::session::{Counters, Notice};
+use rd_proto::session::Notice;
 use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
@@ -18,9 +19,12 @@ use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
 use line::{Shown, size_words};
+pub(crate) use nonblocking::NonBlocking;
 use screen::Screen;
 
-use crate::engine::{Limiter, Monitor, Read, Summary, View, Wait, Waits};
+use crate::agent::words;
+use crate::engine::session;
+use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, View, Wait, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::standard;
 use crate::transport::Medium;
@@ -113,28 +117,28 @@ impl Rate {
 }
 
 impl Terminal {
-    /// `size_bytes`: what will be transferred, where known. `may_draw`: nothing else writes to the terminal.
-    pub fn new(
-        name: &'static str,
-        peer: &str,
-        options: &ReportOptions,
-        reconnect: Duration,
-        size_bytes: Option<u64>,
-        may_draw: bool,
-    ) -> Self {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub fn new(name: &'static str, options: &ReportOptions, may_draw: bool) -> Self {
         Self {
             name,
-            peer: peer.to_owned(),
+            peer: String::new(),
             verbose: options.verbose,
             quiet: options.quiet,
-            reconnect_s: reconnect.as_secs(),
-            size_bytes,
+            reconnect_s: 0,
+            size_bytes: None,
             began: Instant::now(),
             screen: Screen::new(),
             drawn: None,
             progress: Progress::new(options, may_draw),
             rate: Rate::default(),
             logged: Instant::now(),
+        }
+    }
+
+    /// Prints a line, unless `--quiet`.
+    fn remark(&mut self, line: Option<String>) {
+        if let (false, Some(line)) = (self.quiet, line) {
+            self.say(&line);
         }
     }
 
@@ -177,39 +181,43 @@ impl Terminal {
     }
 }
 
-impl Monitor for Terminal {
-    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
-        let line = notice_line(notice, reason, &self.peer, self.reconnect_s, self.verbose);
-        if let (false, Some(line)) = (self.quiet, line) {
-            self.say(&line);
+impl Observer for Terminal {
+    fn observe(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Begun { peer, reconnect, size_bytes } => {
+                (self.peer, self.reconnect_s, self.size_bytes) = (peer, reconnect.as_secs(), size_bytes);
+                self.began = Instant::now();
+            }
+            SessionEvent::Notice(notice, reason) => {
+                let line = notice_line(notice, reason.as_deref(), &self.peer, self.reconnect_s, self.verbose);
+                self.remark(line);
+            }
+            SessionEvent::LaneUp(medium, description) if self.verbose => {
+                let kind = match medium {
+                    Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
+                    Medium::Tcp | Medium::Memory => "connection",
+                };
+                self.say(&format!("{kind}: {description}"));
+            }
+            SessionEvent::LaneUp(..) => {}
+            SessionEvent::Progress(counters, waits) if self.progress != Progress::Off => {
+                self.rate.add(Instant::now(), counters.bytes, waits);
+                let shown = Shown {
+                    bytes: counters.bytes,
+                    bytes_total: self.size_bytes,
+                    is_final: self.size_bytes.is_some(),
+                    rate: self.rate.bytes_per_second(),
+                    limiter: limiter_now(self.rate.waits()),
+                    seconds: self.began.elapsed().as_secs(),
+                    ..Shown::default()
+                };
+                self.show(&shown);
+            }
+            SessionEvent::Progress(..) => {}
+            event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
+                self.remark(words::remark(&event));
+            }
         }
-    }
-
-    fn lane_up(&mut self, medium: Medium, description: &str) {
-        if self.verbose {
-            let kind = match medium {
-                Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
-                Medium::Tcp | Medium::Memory => "connection",
-            };
-            self.say(&format!("{kind}: {description}"));
-        }
-    }
-
-    fn progress(&mut self, counters: &Counters, waits: &Waits) {
-        if self.progress == Progress::Off {
-            return;
-        }
-        self.rate.add(Instant::now(), counters.bytes, *waits);
-        let shown = Shown {
-            bytes: counters.bytes,
-            bytes_total: self.size_bytes,
-            is_final: self.size_bytes.is_some(),
-            rate: self.rate.bytes_per_second(),
-            limiter: limiter_now(self.rate.waits()),
-            seconds: self.began.elapsed().as_secs(),
-            ..Shown::default()
-        };
-        self.show(&shown);
     }
 }
 
@@ -265,19 +273,37 @@ pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-pub(crate) fn medium_name(medium: Medium) -> &'static str {
-    match medium {
-        Medium::Tcp => "tcp",
-        Medium::RdmaHardware => "rdma",
-        Medium::RdmaSoftware => "rdma-software",
-        Medium::Memory => "memory",
-    }
+/// A transfer that has ended.
+pub(crate) struct Ended {
+    pub(crate) summary: Summary,
+    pub(crate) failure: Option<Failure>,
+    /// What it came to, for a person, where that is more than a bandwidth.
+    pub(crate) last_line: Option<String>,
 }
 
-/// The medium of that name; `None` for a copy within one host.
-pub(crate) fn medium_from_name(name: &str) -> Option<Medium> {
-    let all = [Medium::Tcp, Medium::RdmaHardware, Medium::RdmaSoftware, Medium::Memory];
-    all.into_iter().find(|&medium| medium_name(medium) == name)
+/// Runs a command's transfer and tells how it went, also where no session began. `carries_data`: standard output is where
+/// the data goes.
+pub(crate) fn reported(
+    options: &ReportOptions,
+    carries_data: bool,
+    transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
+) -> Result<(), Failure> {
+    let reporter = Reporter::open(options, carries_data)?;
+    let (summary, failure, last_line) = match transfer(&reporter) {
+        Ok(Ended { summary, failure, last_line }) => (Some(summary), failure, last_line),
+        Err(failure) => (None, Some(failure), None),
+    };
+    let told = reporter.finish(summary.as_ref(), failure.as_ref(), last_line.as_deref());
+    // What went wrong with the transfer matters more than that it could not be reported.
+    failure.map_or(told, Err)
+}
+
+impl From<session::Ended> for Ended {
+    fn from(ended: session::Ended) -> Self {
+        let session::Ended { summary, peer } = ended;
+        let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
+        Self { summary, failure, last_line: None }
+    }
 }
 
 /// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.

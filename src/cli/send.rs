@@ -1,25 +1,25 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use rd_proto::control::{IoFact, Role};
+use rd_proto::control::{Policy, RdmaKind, Role};
 use rd_proto::handshake::Key;
 use rustix::io::Errno;
 
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::stream::{Console, Ended, FirstLane, NotBegun, Session, check_transport, reported};
-use super::words;
+use super::report::{Ended, NonBlocking, Terminal, reported};
+use crate::agent::words;
 use crate::engine::link::LinkError;
+use crate::engine::session::{FirstLane, Session};
 use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
-use crate::fs::{standard, std_fact};
+use crate::fs::standard;
 use crate::options::TransferOptions;
 
 /// The pause between two attempts to connect.
@@ -117,7 +117,7 @@ fn transfer(
     // Before anybody is bothered: what is to be sent can be read.
     let (input, name) = match file.filter(|path| *path != "-") {
         Some(path) => (Source::open(Path::new(path)).map_err(|fact| words::source(&fact))?, path.clone()),
-        None => (standard_input().map_err(|fact| words::source(&fact))?, STANDARD_INPUT.into()),
+        None => (standard::named_input().map_err(|fact| words::source(&fact))?, standard::INPUT.into()),
     };
     let size_bytes = Source::new(input.try_clone().map_err(|_| no_descriptors())?, &name, 1 << 20)
         .map_err(|fact| words::source(&fact))?
@@ -130,33 +130,27 @@ fn transfer(
     let patience = Duration::from_secs(u64::from(arguments.connect_timeout));
     let first = reach(host, port, &key, patience, "rdrecv")?;
     let (post, events) = channel();
-    let console = Console { name: "rdsend", report: &arguments.report, may_draw: true };
     let session = Session {
         transfer: &arguments.transfer,
         post,
         events,
-        teller: &console,
-        heeds_signals: true,
-        tells_for_both: true,
+        observer: NonBlocking::start(Terminal::new("rdsend", &arguments.report, true)),
+        takes_signals: true,
+        reports_for_both: true,
     };
     let make_work = |chunk_bytes| Ok(Work::Send(Source::new(input, &name, chunk_bytes)?));
-    session.run(first, Role::Sender, size_bytes, None, make_work).map_err(|not_begun| match not_begun {
-        NotBegun::Peer(failure) | NotBegun::Here(failure) => failure,
-    })
+    let ended = session.run(first, Role::Sender, size_bytes, None, make_work);
+    ended.map(Ended::from).map_err(|not_begun| words::not_begun(&not_begun))
 }
 
 fn no_descriptors() -> Failure {
     Failure::new(Exit::Source, "out of file descriptors; raise the limit (ulimit -n)")
 }
 
-/// What standard input is called.
-pub(crate) const STANDARD_INPUT: &str = "standard input";
-
-/// # Errors
-///
-/// Its name and the error number.
-pub(crate) fn standard_input() -> Result<File, IoFact> {
-    standard::input().map_err(|error| std_fact(STANDARD_INPUT.as_ref(), &error))
+/// Before the other end is reached: what is asked for can be had at this one.
+pub(crate) fn check_transport(transfer: &TransferOptions) -> Result<(), Failure> {
+    let lacks = transfer.policy() == Policy::Rdma && engine::rdma::available() == RdmaKind::None;
+    if lacks { Err(words::no_device("this host")) } else { Ok(()) }
 }
 
 /// How much a failure to connect to one of several addresses says of the other end: 0 if it says that this host cannot

@@ -33,6 +33,7 @@ pub mod pace;
 pub mod perf;
 pub mod rdma;
 pub mod reach;
+pub mod session;
 mod summary;
 mod transfer;
 pub mod tree;
@@ -43,7 +44,7 @@ pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
-pub use summary::{Monitor, Read, Summary};
+pub use summary::{Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
@@ -115,7 +116,7 @@ struct Engine {
     post: Post<Event>,
     events: Queue<Event>,
     dialer: Option<Arc<dyn Dialer>>,
-    monitor: Box<dyn Monitor>,
+    observer: Box<dyn Observer>,
     lanes: HashMap<LaneId, LiveLane>,
     buffers: Vec<Option<Buffer>>,
     chunk_bytes: usize,
@@ -148,7 +149,7 @@ struct Engine {
 ///
 /// What the system answered to making threads. Everything that happens to the transfer itself is in the summary.
 pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
-    let Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, monitor } = transfer;
+    let Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, observer } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
     let accept = if both_sealed { Accept::SealedOnly } else { Accept::Checksummed };
     let keys = PayloadKeys::new(PayloadSecret::derive(&secret, 0), accept);
@@ -205,7 +206,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         post,
         events,
         dialer,
-        monitor,
+        observer,
         lanes: HashMap::with_capacity(2 * rd_proto::session::LANES_MAX),
         buffers: table,
         chunk_bytes: agreed.chunk_bytes,
@@ -291,7 +292,7 @@ impl Engine {
         let over = self.orphan.over(self.lanes.is_empty(), now);
         self.ended = self.ended.take().or(over);
         let counters = self.half.machine_ref().counters();
-        self.monitor.progress(&counters, &self.summary.waits);
+        self.observer.observe(SessionEvent::Progress(counters, self.summary.waits));
     }
 
     fn keep(&mut self, buffer: Buffer) -> BufferId {
@@ -312,7 +313,7 @@ impl Engine {
                 self.handle_lane(id, event, now);
             }
             Event::LaneUp(id, mut lane, control) => {
-                self.monitor.lane_up(lane.medium(), &lane.describe());
+                self.observer.observe(SessionEvent::LaneUp(lane.medium(), lane.describe()));
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
@@ -628,7 +629,7 @@ impl Engine {
                 // Once the end is settled, what becomes of the lanes is not reported.
                 Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
-                    self.monitor.notice(notice, self.reason.as_deref());
+                    self.observer.observe(SessionEvent::Notice(notice, self.reason.clone()));
                 }
                 Action::End(outcome) => self.ended = Some(outcome),
             }
@@ -722,7 +723,7 @@ impl Engine {
         self.summary.encrypted &= !self.is_in_clear;
         self.summary.counters = self.half.machine_ref().counters();
         self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
-        self.monitor.progress(&self.summary.counters, &self.summary.waits);
+        self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
         self.summary.reason = self.reason.take();
         if let Some(sink) = &self.shared.sink {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
 use super::pace::Pace;
-use super::{Dialer, Event, Monitor, Summary, Transfer, Work, announce, rdma, run};
+use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rdma, run};
 use crate::options::TransferOptions;
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, tcp};
@@ -171,13 +171,13 @@ impl Opened {
         work: Work,
         options: &TransferOptions,
         (post, events): (Post<Event>, Queue<Event>),
-        monitor: Box<dyn Monitor>,
+        observer: Box<dyn Observer>,
     ) -> Result<Summary, OpenError> {
         let Established { lane, secret, control, .. } = established;
         announce(&post, lane, |report| tcp_lane(stream, control, report)).map_err(OpenError::Lane)?;
         let Self { agreed, pool, buffers, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
-        let transfer = Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, monitor };
+        let transfer = Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, observer };
         run(transfer, work).map_err(OpenError::Thread)
     }
 }

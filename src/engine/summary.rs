@@ -1,4 +1,6 @@
-//! What a transfer tells while it runs and at its end.
+//! What is seen of a session while it runs, and at its end.
+
+use std::time::Duration;
 
 use rd_proto::session::{Counters, Notice, Outcome};
 
@@ -8,14 +10,42 @@ use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
 use crate::tree::walk::Sent;
 
-/// Called with what happens during a transfer, from the loop; must not block.
-pub trait Monitor {
-    /// Something a person may want to know; `reason` is why the last lane went or could not be made.
-    fn notice(&mut self, notice: Notice, reason: Option<&str>);
-    /// A lane is there.
-    fn lane_up(&mut self, medium: Medium, description: &str);
+/// Sees what happens during a session, from its loop; must not block.
+pub trait Observer: Send {
+    /// Something has happened.
+    fn observe(&mut self, event: SessionEvent);
+}
+
+/// What happens during a session.
+#[derive(Clone, Debug)]
+pub enum SessionEvent {
+    /// RDMA is preferred, and a host has no device; TCP is used.
+    NoDevice {
+        /// `None` for this host.
+        host: Option<String>,
+    },
+    /// The limit on locked memory leaves RDMA a smaller pool, or none.
+    LockedMemory {
+        /// The limit.
+        limit_bytes: u64,
+        /// The pool that is used, and that was wanted; `None` where RDMA is not used.
+        pool_mib: Option<[u64; 2]>,
+    },
+    /// Both ends agree.
+    Begun {
+        /// The other end, as a person would name it.
+        peer: String,
+        /// For how long a lost link is tried for.
+        reconnect: Duration,
+        /// What will be transferred, where known.
+        size_bytes: Option<u64>,
+    },
+    /// What has become of its lanes, and why the last one went or could not be made.
+    Notice(Notice, Option<String>),
+    /// A lane is there, which describes itself so.
+    LaneUp(Medium, String),
     /// How far it has come, and where the time went; at most every [`rd_proto::session::TICK`].
-    fn progress(&mut self, counters: &Counters, waits: &Waits);
+    Progress(Counters, Waits),
 }
 
 /// What a transfer came to.

@@ -9,11 +9,12 @@ use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::session::Agreed;
 
-use super::Monitor;
+use super::Observer;
 use super::link::LinkError;
 use super::listen::Incoming;
-use crate::fs::sink::{FileSink, StreamSink};
+use crate::fs::sink::{FileSink, StreamSink, Target};
 use crate::fs::source::{Part, Source};
+use crate::fs::standard;
 use crate::options::Compress;
 use crate::transport::relay::RelayOutput;
 use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
@@ -103,6 +104,27 @@ pub enum Work {
     ReceiveStream(Box<dyn FnOnce() -> Result<StreamSink, IoFact> + Send>),
 }
 
+impl Work {
+    /// Receives to a destination, or to standard output without one.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    pub fn receive(target: Option<&Target>) -> Result<Self, IoFact> {
+        match target {
+            Some(Target::File(path)) => FileSink::create(path).map(Self::ReceiveFile),
+            Some(Target::Special(path)) => {
+                let path = path.clone();
+                Ok(Self::ReceiveStream(Box::new(move || StreamSink::open(&path))))
+            }
+            None => {
+                let output = standard::named_output()?;
+                Ok(Self::ReceiveStream(Box::new(move || Ok(StreamSink::new(output, standard::OUTPUT.as_ref())))))
+            }
+        }
+    }
+}
+
 /// All that a transfer needs.
 pub struct Transfer {
     /// What the two ends agreed on.
@@ -123,8 +145,8 @@ pub struct Transfer {
     pub compress: Compress,
     /// Bytes a second, at the sender.
     pub bwlimit: Option<u64>,
-    /// Called with what happens.
-    pub monitor: Box<dyn Monitor>,
+    /// Sees what happens.
+    pub observer: Box<dyn Observer>,
 }
 
 /// How long a new lane may wait for room among the events. The loop takes them without a pause; before it runs, a peer that

@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rd_proto::control::IoFact;
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use super::{Identity, identity};
+use super::{Identity, identity, std_fact};
 
 /// Of the descriptors that were closed when this process began, a bit each.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
@@ -51,6 +52,30 @@ pub fn input() -> Result<File> {
 /// As [`input`].
 pub fn output() -> Result<File> {
     duplicate(1, std::io::stdout().as_fd())
+}
+
+/// What standard input is called.
+pub const INPUT: &str = "standard input";
+
+/// What standard output is called.
+pub const OUTPUT: &str = "standard output";
+
+/// As [`input`].
+///
+/// # Errors
+///
+/// Its name and the error number.
+pub fn named_input() -> std::result::Result<File, IoFact> {
+    input().map_err(|error| std_fact(INPUT.as_ref(), &error))
+}
+
+/// As [`output`].
+///
+/// # Errors
+///
+/// Its name and the error number.
+pub fn named_output() -> std::result::Result<File, IoFact> {
+    output().map_err(|error| std_fact(OUTPUT.as_ref(), &error))
 }
 
 /// A duplicate of a descriptor that this process was given, by its number.

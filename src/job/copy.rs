@@ -13,12 +13,12 @@ use crate::agent::end;
 use crate::agent::place::{final_name, target};
 use crate::cli::json::{self, Event};
 use crate::cli::report::line::Copied;
-use crate::cli::report::{Reporter, Terminal};
-use crate::cli::stream::Ended;
+use crate::cli::report::{Ended, Reporter, Terminal};
+
 use crate::control::frames::{
     self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
 };
-use crate::engine::{Monitor, Summary, View};
+use crate::engine::{Observer, SessionEvent, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
@@ -192,7 +192,7 @@ impl<'a> Copy<'a> {
             Message::Notice { code, index, generation, reason } if side == self.told_by => {
                 if let (Some(notice), Some(terminal)) = (end::notice(code, index, generation), &mut self.terminal) {
                     let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
-                    terminal.notice(notice, reason.as_deref());
+                    terminal.observe(SessionEvent::Notice(notice, reason.clone()));
                     self.reporter.event(&Event::Notice(json::Notice::new(notice, reason.as_deref())));
                 }
             }
@@ -240,7 +240,9 @@ impl<'a> Copy<'a> {
         let peer = self.label(if destination == HERE { other } else { destination });
         let reconnect = Duration::from_secs(u64::from(self.plan.transfer.reconnect));
         let may_draw = self.plan.destination != Spec::Standard;
-        self.terminal = Some(Terminal::new("rdcp", &peer, self.plan.report, reconnect, None, may_draw));
+        let mut terminal = Terminal::new("rdcp", self.plan.report, may_draw);
+        terminal.observe(SessionEvent::Begun { peer, reconnect, size_bytes: None });
+        self.terminal = Some(terminal);
     }
 
     /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message or

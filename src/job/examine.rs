@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use super::hop::Side;
 use super::{EndOf, HERE, Job, Setup, Update, told};
 use crate::agent::end;
-use crate::cli::report::medium_name;
 use crate::control::frames::{self, Message};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
@@ -176,7 +175,7 @@ fn speed(summary: &Summary, is_tunneled: bool) -> Speed {
     Speed {
         bytes: summary.counters.bytes,
         micros: (summary.seconds * 1e6) as u64,
-        medium: summary.media.last().map_or(String::new(), |&medium| medium_name(medium).to_owned()),
+        medium: summary.media.last().map_or(String::new(), |medium| medium.name().to_owned()),
         limiter: summary.waits.limiter().map_or(String::new(), |limiter| limiter.what.name().to_owned()),
         is_tunneled,
         is_encrypted: summary.encrypted,

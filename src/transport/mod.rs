@@ -33,6 +33,26 @@ pub enum Medium {
     Memory,
 }
 
+impl Medium {
+    /// All of them, with their names in reports.
+    const NAMES: [(Self, &str); 4] = [
+        (Self::Tcp, "tcp"),
+        (Self::RdmaHardware, "rdma"),
+        (Self::RdmaSoftware, "rdma-software"),
+        (Self::Memory, "memory"),
+    ];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(medium, _)| *medium == self).map_or("", |(_, name)| name)
+    }
+
+    /// The one of that name; `None` for a copy within a host.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(medium, _)| *medium)
+    }
+}
+
 /// Control frames that wait to be sent; one more takes the lane down. A new lane may be given at once what the end knows of
 /// each large file that is open, and little beside.
 pub const CONTROL_QUEUE_MAX: usize = 2 * rd_proto::tree::OPEN_MAX;

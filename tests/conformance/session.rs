@@ -15,11 +15,11 @@ use rd_proto::control::{Cause, IoFact, Policy};
 use rd_proto::handshake::{ControlChannel, Key, LaneId, SessionId, SessionSecret, connect_first, connect_join, listen};
 use rd_proto::session::{Agreed, Counters, Notice, Outcome, RDMA_LANE_FIRST};
 use rdma_pipe::engine::link::{LinkError, rng};
-use rdma_pipe::engine::{Dialer, Event, Monitor, Summary, Transfer, Waits, Work, announce, run};
+use rdma_pipe::engine::{Dialer, Event, Observer, SessionEvent, Summary, Transfer, Work, announce, run};
 use rdma_pipe::fs::sink::{FileSink, StreamSink};
 use rdma_pipe::fs::source::Source;
 use rdma_pipe::options::Compress;
-use rdma_pipe::transport::{Lane, Medium, Report};
+use rdma_pipe::transport::{Lane, Report};
 
 use crate::Case;
 use crate::fabric::{Fabric, Side};
@@ -151,7 +151,7 @@ impl Plan {
                     post,
                     compress: Compress::Off,
                     bwlimit: self.bwlimit,
-                    monitor: Box::new(watch),
+                    observer: Box::new(watch),
                 };
                 let _ = tell.send((run(transfer, work).expect("threads"), Instant::now()));
             });
@@ -237,15 +237,15 @@ struct Watch {
     bytes: Arc<AtomicU64>,
 }
 
-impl Monitor for Watch {
-    fn notice(&mut self, notice: Notice, _reason: Option<&str>) {
-        self.notices.lock().expect("not poisoned").push((self.end, notice));
-    }
-
-    fn lane_up(&mut self, _medium: Medium, _description: &str) {}
-
-    fn progress(&mut self, counters: &Counters, _waits: &Waits) {
-        self.bytes.store(counters.bytes, Ordering::Relaxed);
+impl Observer for Watch {
+    fn observe(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Notice(notice, _) => {
+                self.notices.lock().expect("not poisoned").push((self.end, notice));
+            }
+            SessionEvent::Progress(counters, _) => self.bytes.store(counters.bytes, Ordering::Relaxed),
+            _ => {}
+        }
     }
 }
 

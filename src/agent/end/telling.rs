@@ -1,23 +1,21 @@
-//! What an end tells its caller of a session, as messages; and what the caller makes of them.
+//! What an end reports to its caller of a session, as messages; and what the caller makes of them.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rd_proto::control::Cause;
 use rd_proto::session::{Counters, Notice, Outcome};
 
-use super::tree;
-use crate::cli::report::{medium_from_name, medium_name};
-use crate::cli::stream::{Ended, Teller};
+use crate::agent::{tree, words};
 use crate::control::frames::{Fault, Message, Report};
 use crate::control::tunnel::Emit;
-use crate::engine::{Monitor, Read, Summary, Waits};
+use crate::engine::session::Ended;
+use crate::engine::{Observer, Read, SessionEvent, Summary, Waits};
 use crate::fault::Failure;
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 use crate::tree::progress::Progress;
 
-/// Tells the caller what a session has to say.
+/// Sends the caller what happens during a session.
 #[derive(Clone)]
 pub(super) struct Messenger {
     pub(super) emit: Emit,
@@ -26,40 +24,41 @@ pub(super) struct Messenger {
     pub(super) progress: Option<Arc<Progress>>,
 }
 
-impl Teller for Messenger {
-    fn say(&self, line: &str) {
-        (self.emit)(Message::Say(line.to_owned()));
-    }
-
-    fn monitor(&self, _peer: &str, _reconnect: Duration, _size_bytes: Option<u64>) -> Box<dyn Monitor> {
-        Box::new(self.clone())
-    }
-}
-
-impl Monitor for Messenger {
-    fn notice(&mut self, notice: Notice, reason: Option<&str>) {
-        let (code, lane) = match notice {
-            Notice::FellBack => (0, None),
-            Notice::BackOnRdma => (1, None),
-            Notice::LinkLost => (2, None),
-            Notice::LinkRestored => (3, None),
-            Notice::LaneLost(lane) => (4, Some(lane)),
+impl Observer for Messenger {
+    fn observe(&mut self, event: SessionEvent) {
+        let message = match event {
+            SessionEvent::Notice(notice, reason) => {
+                let (code, lane) = match notice {
+                    Notice::FellBack => (0, None),
+                    Notice::BackOnRdma => (1, None),
+                    Notice::LinkLost => (2, None),
+                    Notice::LinkRestored => (3, None),
+                    Notice::LaneLost(lane) => (4, Some(lane)),
+                };
+                let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
+                Message::Notice { code, index, generation, reason }
+            }
+            SessionEvent::LaneUp(medium, description) => {
+                let mut lanes = self.lanes.lock().expect("no panic with it locked");
+                // One of each medium is reported.
+                if !lanes.iter().any(|(known, _)| *known == medium) {
+                    lanes.push((medium, description));
+                }
+                return;
+            }
+            SessionEvent::Progress(counters, waits) => {
+                let tree = self.progress.as_ref().map(|progress| tree::told(progress));
+                Message::Progress { bytes: counters.bytes, waits: as_micros(waits), tree }
+            }
+            SessionEvent::Begun { .. } => return,
+            event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
+                match words::remark(&event) {
+                    Some(line) => Message::Say(line),
+                    None => return,
+                }
+            }
         };
-        let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
-        (self.emit)(Message::Notice { code, index, generation, reason: reason.map(str::to_owned) });
-    }
-
-    fn lane_up(&mut self, medium: Medium, description: &str) {
-        let mut lanes = self.lanes.lock().expect("no panic with it locked");
-        // One for each medium is all that is told.
-        if !lanes.iter().any(|(known, _)| *known == medium) {
-            lanes.push((medium, description.to_owned()));
-        }
-    }
-
-    fn progress(&mut self, counters: &Counters, waits: &Waits) {
-        let tree = self.progress.as_ref().map(|progress| tree::told(progress));
-        (self.emit)(Message::Progress { bytes: counters.bytes, waits: as_micros(*waits), tree });
+        (self.emit)(message);
     }
 }
 
@@ -80,7 +79,8 @@ pub(super) fn plain(failure: &Failure) -> Fault {
 }
 
 pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
-    let Ended { summary, failure, .. } = ended;
+    let Ended { summary, peer } = ended;
+    let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), peer);
     let fault = failure.as_ref().map(|failure| match &summary.outcome {
         Outcome::Aborted(Cause::Source(fact)) => super::read_fault(fact),
         Outcome::Aborted(Cause::Sink(fact)) => super::write_fault(fact),
@@ -92,7 +92,7 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         fault,
         bytes: summary.counters.bytes,
         micros: (summary.seconds * 1e6) as u64,
-        media: summary.media.iter().map(|&medium| medium_name(medium).to_owned()).collect(),
+        media: summary.media.iter().map(|medium| medium.name().to_owned()).collect(),
         route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
         lanes: summary.lanes as u32,
         encrypted: summary.encrypted,
@@ -137,7 +137,7 @@ pub(crate) fn summary(report: &Report) -> Summary {
         },
         seconds: report.micros as f64 / 1e6,
         waits: waits(&report.waits),
-        media: report.media.iter().filter_map(|name| medium_from_name(name)).collect(),
+        media: report.media.iter().filter_map(|name| Medium::from_name(name)).collect(),
         lanes: report.lanes as usize,
         encrypted: report.encrypted,
         read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },

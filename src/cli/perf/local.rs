@@ -5,8 +5,8 @@ use std::path::Path;
 
 use rd_proto::control::IoFact;
 
-use super::super::words;
 use super::PerfArguments;
+use crate::agent::words;
 use crate::fault::{Exit, Failure};
 use crate::measure::disk::{self, Action, Settings};
 use crate::measure::mem;

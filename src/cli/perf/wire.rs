@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rd_proto::control::measure::{Load, Run};
 
-use super::serve::failure;
 use super::{Mode, PerfArguments, Target};
+use crate::agent::words;
 use crate::cli::{key, send};
 use crate::engine::link::rng;
 use crate::engine::perf::{self, Driver, Ran, peak_bytes};
@@ -214,12 +214,12 @@ fn per_second(ran: &Ran) -> f64 {
 impl Session {
     pub(super) fn run(&mut self, run: Run, verify: Option<u64>) -> Result<Ran, Failure> {
         let driver = self.driver.as_mut().expect("open");
-        driver.run(run, verify).map_err(|error| failure(&error, &self.peer))
+        driver.run(run, verify).map_err(|error| words::measured(&error, &self.peer))
     }
 
     pub(super) fn grow(&mut self, connections: u32) -> Result<(), Failure> {
         let driver = self.driver.as_mut().expect("open");
-        driver.grow(connections).map_err(|error| failure(&error, &self.peer))
+        driver.grow(connections).map_err(|error| words::measured(&error, &self.peer))
     }
 
     pub(super) fn driver(&self) -> &Driver {
@@ -273,8 +273,8 @@ pub(super) fn open(arguments: &PerfArguments, target: &Target, settings: Setting
             (stream, established, launched.label(), Some(launched))
         }
     };
-    let driver =
-        Driver::open(stream, established, arguments.load.policy(), settings).map_err(|error| failure(&error, &peer))?;
+    let driver = Driver::open(stream, established, arguments.load.policy(), settings)
+        .map_err(|error| words::measured(&error, &peer))?;
     if let Some(error) = driver.fell_back() {
         crate::cli::say(&format!("rdperf: RDMA cannot be used ({error}); measuring TCP"));
     }

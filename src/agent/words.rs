@@ -8,8 +8,60 @@ use rd_proto::control::{Cause, IoFact, Refusal};
 use rd_proto::handshake::{ControlError, HandshakeError};
 use rd_proto::session::Outcome;
 
+use crate::engine::SessionEvent;
 use crate::engine::link::LinkError;
+use crate::engine::perf::PerfError;
+use crate::engine::session::{NotBegun, Obstacle};
 use crate::fault::{Exit, Failure, escaped, os, os_number, printable, shown_path};
+
+/// What to do about a small limit on locked memory.
+const MEMLOCK_ADVICE: &str =
+    "to raise it, put the line `* - memlock unlimited` into /etc/security/limits.d/rdma.conf and log in again";
+
+/// A remark of a session, as a line.
+pub(crate) fn remark(event: &SessionEvent) -> Option<String> {
+    match event {
+        SessionEvent::NoDevice { host } => {
+            let host = host.as_deref().unwrap_or("this host");
+            Some(format!("no RDMA device at {host}; using TCP"))
+        }
+        SessionEvent::LockedMemory { pool_mib: Some([used, wanted]), .. } => {
+            Some(format!("the limit on locked memory lets RDMA use {used} MiB of {wanted} MiB; {MEMLOCK_ADVICE}"))
+        }
+        SessionEvent::LockedMemory { limit_bytes, pool_mib: None } => {
+            let kib = limit_bytes >> 10;
+            Some(format!("the limit on locked memory ({kib} KiB) is too small for RDMA; {MEMLOCK_ADVICE}"))
+        }
+        _ => None,
+    }
+}
+
+/// A session that did not begin.
+pub(crate) fn not_begun(not_begun: &NotBegun) -> Failure {
+    let NotBegun { obstacle, peer, .. } = not_begun;
+    match obstacle {
+        Obstacle::Link(error) => not_agreed(error, peer),
+        Obstacle::Refused(refusal) => refused(*refusal, peer),
+        Obstacle::NoDevice { here: Some(host) } => no_device(&format!("this host ({host})")),
+        Obstacle::NoDevice { here: None } => no_device(peer),
+        Obstacle::Source(fact) => source(fact),
+        Obstacle::Destination(fact) => destination(fact),
+        Obstacle::Signal(number) => Failure::silent(Exit::Signal(*number)),
+        Obstacle::Memory { .. } => {
+            Failure::new(Exit::Connect, format!("{}; see --buffer", printable(&obstacle.to_string())))
+        }
+        Obstacle::Thread(_) => {
+            Failure::new(Exit::Connect, format!("{}; raise the limit (ulimit -u)", printable(&obstacle.to_string())))
+        }
+        Obstacle::Signals(_) => Failure::new(Exit::Connect, printable(&obstacle.to_string())),
+    }
+}
+
+/// `--transport rdma` where there is none. `lacking`: the host, for a person.
+pub(crate) fn no_device(lacking: &str) -> Failure {
+    let message = format!("--transport rdma, but {lacking} has no RDMA device with an address; rddoctor tells more");
+    Failure::new(Exit::Connect, message)
+}
 
 /// A source that cannot be read, here.
 pub(crate) fn source(fact: &IoFact) -> Failure {
@@ -95,7 +147,7 @@ pub(crate) fn unreached(error: &LinkError, peer: &str, program: &str) -> Failure
 }
 
 /// A peer that does not serve us, or that we do not serve.
-pub(crate) fn refused(refusal: Refusal, peer: &str) -> Failure {
+fn refused(refusal: Refusal, peer: &str) -> Failure {
     let message = match refusal {
         Refusal::Busy => format!("{peer} is busy with another sender; try again when it has finished"),
         Refusal::Role => format!("{peer} wants to do the same as this end; one must send, the other receive"),
@@ -165,6 +217,47 @@ pub(crate) fn outcome(outcome: &Outcome, reason: Option<&str>, peer: &str) -> Op
             format!("{peer} says that this end broke the protocol; install the same release at both ends"),
         ),
     })
+}
+
+/// What a measurement with `peer` ended with.
+pub(crate) fn measured(error: &PerfError, peer: &str) -> Failure {
+    match error {
+        PerfError::Link(LinkError::Os { what: what @ ("send" | "receive"), error }) => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: {what}: {}", os(*error)))
+        }
+        PerfError::Link(LinkError::TimedOut) => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: no answer any more"))
+        }
+        PerfError::Link(LinkError::Os { error, .. }) => Failure::new(
+            Exit::Connect,
+            format!(
+                "cannot reach {peer}: {}; check that rdperf serve runs there and that the port is open",
+                os(*error)
+            ),
+        ),
+        PerfError::Link(LinkError::Unexpected | LinkError::Frame(_)) => {
+            Failure::new(Exit::Protocol, format!("{peer} does not measure; check that it is an rdperf serve"))
+        }
+        PerfError::Link(LinkError::Closed) => {
+            Failure::new(Exit::LinkLost, format!("lost the link to {peer}: it closed the connection"))
+        }
+        PerfError::Link(LinkError::Transport(reason)) => Failure::new(
+            Exit::Connect,
+            format!("no RDMA connection to {peer}: {reason}; without --transport rdma, TCP is measured"),
+        ),
+        PerfError::Link(error) => not_agreed(error, peer),
+        PerfError::Lane(error) => Failure::new(Exit::LinkLost, format!("lost a connection to {peer}: {error}")),
+        PerfError::Rdma(error) => Failure::new(Exit::Connect, format!("no RDMA connection to {peer}: {error}")),
+        PerfError::Peer { exit, reason } => {
+            use std::os::unix::ffi::OsStrExt;
+            let reason = escaped(std::ffi::OsStr::from_bytes(reason));
+            Failure::new(Exit::from_code(*exit), format!("{peer} gave up: {reason}"))
+        }
+        PerfError::TooMany { what, most } => {
+            Failure::new(Exit::Connect, format!("no more than {most} {what} can be measured at a time"))
+        }
+        PerfError::Os { what, error } => Failure::new(Exit::Connect, format!("{what}: {}", os(*error))),
+    }
 }
 
 /// `PATH: what went wrong (error N)`.

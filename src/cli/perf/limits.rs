@@ -8,7 +8,6 @@ use rd_proto::control::measure::{Load, Run};
 
 use super::wire::{self, Session, bandwidth};
 use super::{PerfArguments, Target, local};
-use crate::agent::words;
 use crate::cli::report::rate_words;
 use crate::fault::Failure;
 use crate::measure::disk::{self, Action};

@@ -357,7 +357,7 @@ fn what_was_asked_for_otherwise() {
 
 /// HELLO of another major version.
 const OTHER: &str =
-    r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\002\007\1439.9\141L\141m\141c\100\100\144more'";
+    r"printf '\0rdma-pipe agent\0\n\027\0\0\0\202\0\201\211\003\007\1439.9\141L\141m\141c\100\100\144more'";
 
 #[test]
 fn one_that_is_installed_and_of_no_use() {
@@ -377,7 +377,7 @@ fn one_that_is_installed_and_of_no_use() {
         }
         let ended = Process::spawn(&mut far.command(launcher, &["--no-bootstrap"])).wait();
         if installed.contains("9.9") {
-            ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "2.7", "--agent"]);
+            ended.expect(9).one_line("rdcp", &["far has rdma-pipe 9.9", "3.7", "--agent"]);
         } else {
             ended.expect(3).one_line("rdcp", &["far has no rdma-pipe-agent"]);
         }

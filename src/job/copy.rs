@@ -245,7 +245,7 @@ impl<'a> Copy<'a> {
         self.terminal = Some(terminal);
     }
 
-    /// Copies all sources: those of one side with one session, or a few where their paths do not fit into one message or
+    /// Copies all sources: those of one host with one session, or a few where their paths do not fit into one message or
     /// where directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
@@ -316,7 +316,7 @@ impl<'a> Copy<'a> {
         self.session(from, send, to, receive)
     }
 
-    /// Copies files and trees of one side.
+    /// Copies files and trees of one host.
     fn copy_tree(
         &mut self,
         from: usize,

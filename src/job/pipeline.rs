@@ -94,7 +94,7 @@ pub(crate) struct Pipeline<'a> {
     killed: bool,
     /// What ends the whole, where it is no stage's failure.
     fatal: Option<Failure>,
-    /// That was told by an end that only lost the other one, side may know better.
+    /// That was told by an end that only lost the other one, which may know better.
     is_hearsay: bool,
     signal: Option<u8>,
 }
@@ -512,7 +512,7 @@ impl<'a> Pipeline<'a> {
                 Some(Failure::silent(Exit::SinkClosed))
             }
             _ if self.was_left(number) => None,
-            // One that is our own at both sides is opened by its shell, side has said why it cannot be.
+            // One that is our own at both sides is opened by its shell, which has said why it cannot be.
             (Some(_), _) if stage.spec.is_read() => Some(Failure::new(Exit::Source, format!("cannot read {name}"))),
             (Some(_), _) if stage.spec.is_write() => {
                 Some(Failure::new(Exit::Destination, format!("cannot write {name}")))

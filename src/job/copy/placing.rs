@@ -26,7 +26,7 @@ struct Objection {
 }
 
 impl Copy<'_> {
-    /// All sources that are there, each with its side, in the order of the command line. The others are named.
+    /// All sources that are there, each with its host, in the order of the command line. The others are named.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
         let specs = &self.plan.sources;
         let mut all = Vec::new();
@@ -171,7 +171,7 @@ impl Copy<'_> {
         Ok(placed)
     }
 
-    /// Asks about sources of one side; those that can be placed become part of `found`.
+    /// Asks about sources of one host; those that can be placed become part of `found`.
     fn place_some(
         &mut self,
         side: usize,

@@ -33,9 +33,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("signals", &[]),
 ];
 
-/// What was one folder is being parted: these go when it is done.
-const BEING_PARTED: &[(&str, &str)] = &[("job", "cli")];
-
 /// The only folder that knows that verbs exist.
 const VERBS_AT: &str = "src/transport/rdma/";
 
@@ -226,7 +223,7 @@ fn arrows_rule(name: &str, parts: &[&str], shipped: &str) -> Findings {
             let known = ARROWS.iter().any(|(folder, _)| *folder == named);
             if path.starts_with('{') {
                 finding("name one folder in a `use`");
-            } else if known && named != *own && !below.contains(&named) && !BEING_PARTED.contains(&(own, named)) {
+            } else if known && named != *own && !below.contains(&named) {
                 finding(&format!("`{own}` may not name `{named}`"));
             }
         }

@@ -4,13 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
+pub use crate::job::event as json;
+
 pub mod agent;
 pub mod color;
 pub mod doctor;
 pub mod examples;
 pub mod habits;
 mod hosts;
-pub mod json;
 pub mod key;
 pub mod options;
 pub mod perf;

@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::options::ReportOptions;
-use super::report::reported;
+use super::report::{Console, reported};
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};
@@ -160,7 +160,7 @@ impl HostOptions {
             false => Otherwise::Send,
         };
         let program = self.agent.clone().unwrap_or_else(|| OsString::from(AGENT));
-        AgentChoice { command, program, otherwise, quiet }
+        AgentChoice { command, program, otherwise, remark: (!quiet).then_some(super::say) }
     }
 }
 
@@ -269,8 +269,11 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         dry_run: arguments.dry_run,
         setup,
         transfer: &arguments.transfer,
-        report: &arguments.report,
+        verbose: arguments.report.verbose,
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run;
-    reported(&arguments.report, carries_data, |reporter| Copy::new(&plan, reporter)?.run())
+    reported(&arguments.report, carries_data, |reporter| {
+        let mut console = Console::new("rdcp", reporter, plan.destination != Spec::Standard);
+        Copy::new(&plan, &mut console)?.run()
+    })
 }

@@ -11,14 +11,14 @@ use super::hosts;
 use super::json;
 use super::options::ReportOptions;
 use super::rdcp::HostOptions;
-use super::report::Reporter;
+use super::report::{HopsConsole, Reporter};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::{identity, standard};
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, lay_out};
-use crate::job::pipeline::{Pipeline, Plan, planned};
+use crate::job::pipeline::{Pipeline, Plan, Ran, planned, report};
 use crate::options::TransferOptions;
 
 /// The shell where the user names none.
@@ -126,8 +126,6 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         label: !arguments.no_label,
         setup,
         transfer: &transfer,
-        report: &arguments.report,
-        may_draw: output == Some(Output::Nothing) || !std::io::stdout().is_terminal(),
     };
     if arguments.dry_run {
         let planned = planned::planned(&plan);
@@ -135,7 +133,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         if report.json.is_some() || report.json_fd.is_some() {
             return Reporter::open(report, false)?.last(&json::Event::WouldRun(planned));
         }
-        let text: String = planned::lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
+        let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
     }
     // Closed, it would be /dev/null: nothing, and well.
@@ -146,7 +144,57 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
     let reporter = Reporter::open(&arguments.report, true)?;
-    Pipeline::new(&plan)?.run(&reporter)
+    let may_draw = output == Some(Output::Nothing) || !std::io::stdout().is_terminal();
+    let mut console = HopsConsole::new(&reporter, may_draw);
+    let Ran { stages, hops, failure } = Pipeline::new(&plan, &mut console)?.run();
+    if arguments.report.verbose && failure.is_none() {
+        console.sum_up(&stages, &hops, &plan.setup.launcher_name());
+    }
+    let told = reporter.end(json::End::Pipeline(report::end(&stages, &hops, failure.as_ref())));
+    // What went wrong matters more than that it could not be reported.
+    failure.map_or(told, Err)
+}
+
+/// What a pipeline would do, for a person.
+fn planned_lines(planned: &json::WouldRun, plan: &Plan<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (number, part) in planned.parts.iter().enumerate() {
+        if planned.parts.len() > 1 {
+            let after = if number > 0 { ", when the one before has finished" } else { "" };
+            lines.push(format!("part {}{after}", number + 1));
+        }
+        for stage in &part.stages {
+            let how = match stage.action {
+                json::StageAction::Run => "runs",
+                json::StageAction::Read => "reads",
+                json::StageAction::Write => "writes",
+                json::StageAction::Tee => "writes and passes on",
+            };
+            lines.push(format!("{} {how} '{}'", stage.host, stage.command));
+        }
+        for hop in &part.hops {
+            let port = match hop.ports {
+                _ if hop.through_launcher => "through the launcher".to_owned(),
+                Some([first, last]) => format!("a port of {first}-{last}"),
+                None => "a free port".to_owned(),
+            };
+            let end = |host: &str, command: &Option<String>, standard: &str| match command {
+                Some(command) => format!("{host} ('{command}')"),
+                None => format!("{host} ({standard})"),
+            };
+            let source = end(&hop.from, &hop.from_command, "standard input");
+            let target = end(&hop.to, &hop.to_command, "standard output");
+            lines.push(format!("data: {source} -> {target}; {} listens, {port}", hop.listener));
+        }
+    }
+    for host in &planned.agents {
+        lines.push(format!(
+            "agent: {} {host} {}",
+            escaped(plan.setup.launcher.name()),
+            escaped(&plan.setup.agent.program)
+        ));
+    }
+    lines
 }
 
 /// What was meant by a stage that is a single word and no command of this host, beside another: a host without its colon,

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{Ended, NonBlocking, Terminal, reported};
+use super::report::{NonBlocking, Terminal, reported};
 use super::send::{EXIT_CODES, check_transport};
 use crate::agent::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
@@ -25,6 +25,7 @@ use crate::engine::{Event, Work, channel};
 use crate::fault::{Exit, Failure, os, shown_path};
 use crate::fs::sink::{NO_TEXT, StreamSink, Target};
 use crate::fs::standard;
+use crate::job::progress::Ended;
 use crate::options::TransferOptions;
 use crate::transport::rdma::interface_addresses;
 use crate::transport::unmapped;

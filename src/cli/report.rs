@@ -1,10 +1,10 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
+mod hops;
 pub(crate) mod line;
 mod nonblocking;
 mod screen;
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -18,7 +18,12 @@ use rustix::termios::tcgetpgrp;
 use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
-use line::{Shown, size_words};
+use crate::job::progress::{Ended, Rate, Shown, size_words};
+use crate::job::{
+    self,
+    event::{ceiling, rate},
+};
+pub(crate) use hops::HopsConsole;
 pub(crate) use nonblocking::NonBlocking;
 use screen::Screen;
 
@@ -31,9 +36,6 @@ use crate::transport::Medium;
 
 /// A transfer shorter than this shows no bar.
 pub(crate) const BAR_AFTER: Duration = Duration::from_millis(400);
-
-/// The rate that is shown is that of the last seconds.
-const RATE_OVER: Duration = Duration::from_secs(3);
 
 /// Where progress is a line each: how often.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -79,39 +81,6 @@ impl Progress {
             (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
             (true, false) => Self::Lines,
             _ => Self::Off,
-        }
-    }
-}
-
-/// The rate over the last seconds.
-#[derive(Default)]
-pub(crate) struct Rate(VecDeque<(Instant, u64, Waits)>);
-
-impl Rate {
-    pub(crate) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
-        self.0.push_back((now, bytes, waits));
-        // Two are left, however old: lines are told further apart than that.
-        while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
-            self.0.pop_front();
-        }
-    }
-
-    /// `None` as long as there is nothing to compare with.
-    pub(crate) fn bytes_per_second(&self) -> Option<f64> {
-        match (self.0.front(), self.0.back()) {
-            (Some((first, before, _)), Some((last, after, _))) if last > first => {
-                // Of another host's telling: it may also fall.
-                Some(after.saturating_sub(*before) as f64 / (*last - *first).as_secs_f64())
-            }
-            _ => None,
-        }
-    }
-
-    /// Where the time went meanwhile.
-    pub(crate) fn waits(&self) -> Waits {
-        match (self.0.front(), self.0.back()) {
-            (Some((.., before)), Some((.., after))) => after.since(*before),
-            _ => Waits::default(),
         }
     }
 }
@@ -207,7 +176,7 @@ impl Observer for Terminal {
                     bytes_total: self.size_bytes,
                     is_final: self.size_bytes.is_some(),
                     rate: self.rate.bytes_per_second(),
-                    limiter: limiter_now(self.rate.waits()),
+                    waits: self.rate.waits(),
                     seconds: self.began.elapsed().as_secs(),
                     ..Shown::default()
                 };
@@ -218,6 +187,71 @@ impl Observer for Terminal {
                 self.remark(words::remark(&event));
             }
         }
+    }
+}
+
+/// Tells a person and a program of a copy.
+pub(crate) struct Console<'a> {
+    name: &'static str,
+    reporter: &'a Reporter<'a>,
+    terminal: Option<Terminal>,
+    may_draw: bool,
+}
+
+impl<'a> Console<'a> {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
+        Self { name, reporter, terminal: None, may_draw }
+    }
+}
+
+impl job::Observer for Console<'_> {
+    fn event(&mut self, event: &json::Event<'_>) {
+        self.reporter.event(event);
+    }
+
+    fn remark(&mut self, line: &str) {
+        match &mut self.terminal {
+            _ if self.reporter.options.quiet => {}
+            Some(terminal) => terminal.say(line),
+            None => super::say(&format!("{}: {line}", self.name)),
+        }
+    }
+
+    fn complain(&mut self, line: &str) {
+        match &mut self.terminal {
+            Some(terminal) => terminal.complain(line),
+            None => super::complain(self.name, line),
+        }
+    }
+}
+
+impl job::copy::Observer for Console<'_> {
+    fn observe(&mut self, event: SessionEvent) {
+        let options = self.reporter.options;
+        let new = || Terminal::new(self.name, options, self.may_draw);
+        match event {
+            begun @ SessionEvent::Begun { .. } => self.terminal.get_or_insert_with(new).observe(begun),
+            event => {
+                if let Some(terminal) = &mut self.terminal {
+                    terminal.observe(event);
+                }
+            }
+        }
+    }
+
+    fn show(&mut self, shown: &Shown) {
+        if let Some(terminal) = &mut self.terminal {
+            terminal.show(shown);
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        self.terminal.as_ref().is_some_and(Terminal::is_watched)
+    }
+
+    fn finish(&mut self) {
+        self.terminal = None;
     }
 }
 
@@ -253,11 +287,6 @@ pub(crate) fn in_foreground() -> Option<bool> {
     tcgetpgrp(std::io::stderr()).ok().map(|owner| owner == getpgrp())
 }
 
-/// The average rate, in bytes a second.
-pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
-    bytes as f64 / seconds.max(1e-9)
-}
-
 /// A rate for a person: `1.20 GB/s`, `42 MB/s`, decimal.
 pub(crate) fn rate_words(bytes_per_second: f64) -> String {
     match bytes_per_second {
@@ -268,19 +297,6 @@ pub(crate) fn rate_words(bytes_per_second: f64) -> String {
     }
 }
 
-/// A number for `--json`: to six places.
-pub(crate) fn rounded(value: f64) -> f64 {
-    (value * 1e6).round() / 1e6
-}
-
-/// A transfer that has ended.
-pub(crate) struct Ended {
-    pub(crate) summary: Summary,
-    pub(crate) failure: Option<Failure>,
-    /// What it came to, for a person, where that is more than a bandwidth.
-    pub(crate) last_line: Option<String>,
-}
-
 /// Runs a command's transfer and tells how it went, also where no session began. `carries_data`: standard output is where
 /// the data goes.
 pub(crate) fn reported(
@@ -289,11 +305,11 @@ pub(crate) fn reported(
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(options, carries_data)?;
-    let (summary, failure, last_line) = match transfer(&reporter) {
-        Ok(Ended { summary, failure, last_line }) => (Some(summary), failure, last_line),
+    let (summary, failure, copied) = match transfer(&reporter) {
+        Ok(Ended { summary, failure, copied }) => (Some(summary), failure, copied),
         Err(failure) => (None, Some(failure), None),
     };
-    let told = reporter.finish(summary.as_ref(), failure.as_ref(), last_line.as_deref());
+    let told = reporter.finish(summary.as_ref(), failure.as_ref(), copied.map(|copied| copied.line()).as_deref());
     // What went wrong with the transfer matters more than that it could not be reported.
     failure.map_or(told, Err)
 }
@@ -302,7 +318,7 @@ impl From<session::Ended> for Ended {
     fn from(ended: session::Ended) -> Self {
         let session::Ended { summary, peer } = ended;
         let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
-        Self { summary, failure, last_line: None }
+        Self { summary, failure, copied: None }
     }
 }
 
@@ -416,11 +432,6 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
         parts.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, way)| format!("{} {way}", size_words(*bytes)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     (!parts.is_empty()).then(|| format!("{what}: {parts}"))
-}
-
-/// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
-pub(crate) fn ceiling(summary: &Summary, limiter: &Limiter) -> f64 {
-    rate(summary.counters.bytes, limiter.share * summary.waits.total())
 }
 
 /// What limited a transfer, for a person; `None` where nothing was transferred.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{Ended, NonBlocking, Terminal, reported};
+use super::report::{NonBlocking, Terminal, reported};
 use crate::agent::words;
 use crate::engine::link::LinkError;
 use crate::engine::session::{FirstLane, Session};
@@ -20,6 +20,7 @@ use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
 use crate::fs::standard;
+use crate::job::progress::Ended;
 use crate::options::TransferOptions;
 
 /// The pause between two attempts to connect.

@@ -6,19 +6,18 @@ use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 
+use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
+use super::progress::{Copied, Ended, Shown};
 use super::{EndOf, HERE, Job, Update, name_at, told};
 use crate::agent::end;
 use crate::agent::place::{final_name, target};
-use crate::cli::json::{self, Event};
-use crate::cli::report::line::Copied;
-use crate::cli::report::{Ended, Reporter, Terminal};
 
 use crate::control::frames::{
     self, Fault, Found, Kept, Kind, MESSAGE_BYTES_MAX, Message, Placed, RULES_BYTES_MAX, Report,
 };
-use crate::engine::{Observer, SessionEvent, Summary, View};
+use crate::engine::{SessionEvent, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
@@ -44,12 +43,23 @@ fn message_bytes(found: &Found) -> usize {
 /// How often it is looked whether an end that has not told its outcome still will.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Who is told what becomes of a copy.
+pub(crate) trait Observer: super::Observer {
+    /// What becomes of a session, from its beginning on.
+    fn observe(&mut self, event: SessionEvent);
+    /// How far the copy has come.
+    fn show(&mut self, shown: &Shown);
+    /// Whether a person sees how far it has come.
+    fn is_watched(&self) -> bool;
+    /// Nothing more is shown.
+    fn finish(&mut self);
+}
+
 /// A copy that is being made.
 pub(crate) struct Copy<'a> {
     plan: &'a Plan<'a>,
-    reporter: &'a Reporter<'a>,
+    observer: &'a mut dyn Observer,
     job: Job,
-    terminal: Option<Terminal>,
     /// The session at hand.
     hop: Option<usize>,
     /// Which of its ends tells how far it is, and what becomes of its lanes.
@@ -75,12 +85,11 @@ impl<'a> Copy<'a> {
     /// # Errors
     ///
     /// Exit 3 where signals cannot be handled.
-    pub(crate) fn new(plan: &'a Plan<'a>, reporter: &'a Reporter<'a>) -> Result<Self, Failure> {
+    pub(crate) fn new(plan: &'a Plan<'a>, observer: &'a mut dyn Observer) -> Result<Self, Failure> {
         Ok(Self {
             plan,
-            reporter,
+            observer,
             job: Job::new(plan.setup.clone(), false)?,
-            terminal: None,
             hop: None,
             told_by: Side::From,
             named: [0; 2],
@@ -111,7 +120,7 @@ impl<'a> Copy<'a> {
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
-            return Ok(Ended { summary: self.total, failure, last_line: None });
+            return Ok(Ended { summary: self.total, failure, copied: None });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
@@ -119,21 +128,20 @@ impl<'a> Copy<'a> {
         let entries = found.len() as u64;
         self.progress.expect(known.then_some(Amount { entries, directories: 0, bytes: size_bytes }));
         let failure = self.copy_all(&found, destination, placed.as_ref());
-        self.terminal = None;
+        self.observer.finish();
         let failure = failure.err().or_else(|| self.partial(&found));
-        let last_line = self.last_line(failure.as_ref());
-        Ok(Ended { summary: self.total, failure, last_line })
+        let copied = self.came_to(failure.as_ref());
+        Ok(Ended { summary: self.total, failure, copied })
     }
 
     /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
-    fn last_line(&self, failure: Option<&Failure>) -> Option<String> {
-        let report = self.plan.report;
+    fn came_to(&self, failure: Option<&Failure>) -> Option<Copied> {
         let is_told = failure.is_none_or(|failure| failure.exit == Exit::Partial && self.arrived > 0);
-        if !is_told || self.plan.destination == Spec::Standard && !report.verbose {
+        if !is_told || self.plan.destination == Spec::Standard && !self.plan.verbose {
             return None;
         }
         let failed = self.failed.saturating_add(self.left_out);
-        Some(Copied { seconds: self.total.seconds, failed, ..self.copied }.line())
+        Some(Copied { seconds: self.total.seconds, failed, ..self.copied })
     }
 
     /// The host that a part of the command line is on, started if it is a new one.
@@ -190,10 +198,10 @@ impl<'a> Copy<'a> {
             Message::Progress { bytes, waits, tree } => self.hear_progress(hop, side, bytes, &waits, tree),
             Message::Kept(kept) if self.job.hops[hop].sides().last() == Some(&side) => self.kept = Some(kept),
             Message::Notice { code, index, generation, reason } if side == self.told_by => {
-                if let (Some(notice), Some(terminal)) = (end::notice(code, index, generation), &mut self.terminal) {
+                if let Some(notice) = end::notice(code, index, generation) {
                     let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
-                    terminal.observe(SessionEvent::Notice(notice, reason.clone()));
-                    self.reporter.event(&Event::Notice(json::Notice::new(notice, reason.as_deref())));
+                    self.observer.observe(SessionEvent::Notice(notice, reason.clone()));
+                    self.observer.event(&Event::Notice(event::Notice::new(notice, reason.as_deref())));
                 }
             }
             Message::EntriesFailed(faults) => {
@@ -205,19 +213,12 @@ impl<'a> Copy<'a> {
     }
 
     fn say(&mut self, line: &str) {
-        match &mut self.terminal {
-            _ if self.plan.report.quiet => {}
-            Some(terminal) => terminal.say(line),
-            None => crate::cli::say(&format!("rdcp: {line}")),
-        }
+        self.observer.remark(line);
     }
 
     /// Says an error, also with `--quiet`.
     fn complain(&mut self, line: &str) {
-        match &mut self.terminal {
-            Some(terminal) => terminal.complain(line),
-            None => crate::cli::complain("rdcp", line),
-        }
+        self.observer.complain(line);
     }
 
     /// An agent is not heard any more. A session of which the other end still is goes on as long as it has lanes.
@@ -239,10 +240,7 @@ impl<'a> Copy<'a> {
         let other = sources.iter().copied().find(|&host| host != HERE).unwrap_or(destination);
         let peer = self.label(if destination == HERE { other } else { destination });
         let reconnect = Duration::from_secs(u64::from(self.plan.transfer.reconnect));
-        let may_draw = self.plan.destination != Spec::Standard;
-        let mut terminal = Terminal::new("rdcp", self.plan.report, may_draw);
-        terminal.observe(SessionEvent::Begun { peer, reconnect, size_bytes: None });
-        self.terminal = Some(terminal);
+        self.observer.observe(SessionEvent::Begun { peer, reconnect, size_bytes: None });
     }
 
     /// Copies all sources: those of one host with one session, or a few where their paths do not fit into one message or
@@ -370,7 +368,7 @@ impl<'a> Copy<'a> {
 
     fn tell_failed(&mut self, failure: &Failure) {
         self.first_failed.get_or_insert(failure.exit);
-        self.reporter.event(&Event::Failed(json::Failed::new(failure)));
+        self.observer.event(&Event::Failed(event::Failed::new(failure)));
         self.complain(failure.message.as_deref().unwrap_or_default());
     }
 
@@ -394,20 +392,20 @@ impl<'a> Copy<'a> {
         let label = self.label(silent);
         let line =
             format!("{} failed on {label}, which was lost before it could name them; run it again", entries(count));
-        self.reporter.event(&Event::Failed(json::Failed::new(&Failure::new(exit, line.as_str()))));
+        self.observer.event(&Event::Failed(event::Failed::new(&Failure::new(exit, line.as_str()))));
         self.complain(&line);
     }
 
     /// Tells what has become of a tree. Only the receiver knows what it has made of it, only the sender what it did not
     /// send; within one host they are one.
-    fn tell_copied(&self, from: usize, sent: &Report, received: &Report, is_one: bool) {
+    fn tell_copied(&mut self, from: usize, sent: &Report, received: &Report, is_one: bool) {
         let level = match (received.is_read_back, received.is_synced) {
-            (true, _) => json::Level::ReRead,
-            (false, true) => json::Level::Synced,
-            (false, false) => json::Level::Written,
+            (true, _) => event::Level::ReRead,
+            (false, true) => event::Level::Synced,
+            (false, false) => event::Level::Written,
         };
         let kept = sent.kept_bytes;
-        self.reporter.event(&Event::Copied(json::Copied {
+        self.observer.event(&Event::Copied(event::Copied {
             from: self.label(from),
             entries: received.entries,
             bytes: received.data_bytes,
@@ -457,7 +455,7 @@ impl<'a> Copy<'a> {
         let summed = sent.as_ref().or(received.as_ref());
         let mut summary = summed.map(end::summary).unwrap_or_default();
         if let Some(report) = summed
-            && self.plan.report.verbose
+            && self.plan.verbose
         {
             let launcher = self.plan.setup.launcher_name();
             self.say(&format!("data: {}", route(report, tunneled.then_some(&launcher))));

@@ -17,13 +17,13 @@ const CONNECT_MAX: Duration = Duration::from_secs(15);
 
 /// One of a hop's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     From,
     To,
 }
 
 impl Side {
-    pub(super) fn other(self) -> Self {
+    pub(crate) fn other(self) -> Self {
         match self {
             Self::From => Self::To,
             Self::To => Self::From,
@@ -45,15 +45,15 @@ enum State {
 }
 
 /// A session between two ends; or a copy within a host, which has one end only.
-pub(super) struct Hop {
+pub(crate) struct Hop {
     /// The hosts' numbers, from and to.
-    pub(super) hosts: [usize; 2],
+    pub(crate) hosts: [usize; 2],
     /// For a person.
-    pub(super) names: [String; 2],
+    pub(crate) names: [String; 2],
     /// The stages at its ends, where it is part of a pipeline: `None` is the caller's standard input or output.
-    pub(super) stages: [Option<usize>; 2],
+    pub(crate) stages: [Option<usize>; 2],
     /// The numbers of its ends in messages.
-    pub(super) ends: [u32; 2],
+    pub(crate) ends: [u32; 2],
     /// It has no end [`Side::To`].
     is_within: bool,
     /// Its ends say AGREED and READY and wait for GO: it is part of a pipeline.
@@ -67,42 +67,42 @@ pub(super) struct Hop {
     named: Option<Side>,
     reason: String,
     deadline: Instant,
-    pub(super) tunneled: bool,
+    pub(crate) tunneled: bool,
     /// Which ends have agreed with the other, and which are ready to begin.
     agreed: [bool; 2],
     ready: [bool; 2],
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Where its sender says that the time went.
-    pub(super) waits: Waits,
-    pub(super) reports: [Option<Report>; 2],
+    pub(crate) waits: Waits,
+    pub(crate) reports: [Option<Report>; 2],
     /// Its ends have been told to end.
-    pub(super) is_stopping: bool,
+    pub(crate) is_stopping: bool,
     /// When the first of the reports came.
-    pub(super) ended_since: Option<Instant>,
+    pub(crate) ended_since: Option<Instant>,
 }
 
 /// What a hop is made of.
-pub(super) struct Route {
-    pub(super) hosts: [usize; 2],
-    pub(super) names: [String; 2],
-    pub(super) stages: [Option<usize>; 2],
-    pub(super) ends: [u32; 2],
-    pub(super) is_within: bool,
-    pub(super) waits_for_go: bool,
+pub(crate) struct Route {
+    pub(crate) hosts: [usize; 2],
+    pub(crate) names: [String; 2],
+    pub(crate) stages: [Option<usize>; 2],
+    pub(crate) ends: [u32; 2],
+    pub(crate) is_within: bool,
+    pub(crate) waits_for_go: bool,
 }
 
 /// What is to be done next for a hop.
 #[derive(Debug, Default)]
-pub(super) struct Next {
-    pub(super) send: Option<(Side, Message)>,
-    pub(super) say: Option<String>,
+pub(crate) struct Next {
+    pub(crate) send: Option<(Side, Message)>,
+    pub(crate) say: Option<String>,
     /// The two ends cannot be brought together.
-    pub(super) failure: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 impl Hop {
     /// `here`: the number of the caller's own host.
-    pub(super) fn new(route: Route, here: usize, is_one_kernel: bool, setup: &Setup) -> Self {
+    pub(crate) fn new(route: Route, here: usize, is_one_kernel: bool, setup: &Setup) -> Self {
         let Route { hosts, names, stages, ends, is_within, waits_for_go } = route;
         let end_here = match hosts {
             [from, _] if from == here => Some(Side::From),
@@ -138,57 +138,57 @@ impl Hop {
     }
 
     /// The host of one end.
-    pub(super) fn host(&self, side: Side) -> usize {
+    pub(crate) fn host(&self, side: Side) -> usize {
         self.hosts[side as usize]
     }
 
     /// For a person.
-    pub(super) fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         format!("{} -> {}", self.names[0], self.names[1])
     }
 
-    pub(super) fn has_met(&self) -> bool {
+    pub(crate) fn has_met(&self) -> bool {
         self.state == State::Met
     }
 
     /// Its stages may be started.
-    pub(super) fn has_agreed(&self) -> bool {
+    pub(crate) fn has_agreed(&self) -> bool {
         self.has_met() && self.agreed == [true; 2]
     }
 
     /// An end is ready to begin: true when both are.
-    pub(super) fn note_ready(&mut self, side: Side) -> bool {
+    pub(crate) fn note_ready(&mut self, side: Side) -> bool {
         self.ready[side as usize] = true;
         self.has_begun()
     }
 
     /// Both ends have been told to begin.
-    pub(super) fn has_begun(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         self.ready == [true; 2]
     }
 
     /// An end has agreed with the other.
-    pub(super) fn note_agreed(&mut self, side: Side) {
+    pub(crate) fn note_agreed(&mut self, side: Side) {
         self.agreed[side as usize] = true;
     }
 
     /// All its ends have told how it ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.sides().iter().all(|&side| self.report(side).is_some())
     }
 
     /// Its ends.
-    pub(super) fn sides(&self) -> &'static [Side] {
+    pub(crate) fn sides(&self) -> &'static [Side] {
         if self.is_within { &[Side::From] } else { &[Side::From, Side::To] }
     }
 
-    pub(super) fn report(&self, side: Side) -> Option<&Report> {
+    pub(crate) fn report(&self, side: Side) -> Option<&Report> {
         self.reports[side as usize].as_ref()
     }
 
     /// An end has told how it ended. True where the other end has to be told to end as well: it may not have met this one,
     /// and would wait.
-    pub(super) fn note_ended(&mut self, side: Side, report: Report) -> bool {
+    pub(crate) fn note_ended(&mut self, side: Side, report: Report) -> bool {
         let fault = report.fault.as_ref();
         let wakes = fault.is_some_and(|fault| fault.own || self.waits_for_go) && !self.has_begun();
         self.bytes = self.bytes.max(report.bytes);
@@ -201,39 +201,39 @@ impl Hop {
     }
 
     /// The reader of its data has closed it.
-    pub(super) fn was_closed(&self) -> bool {
+    pub(crate) fn was_closed(&self) -> bool {
         let mut faults = self.reports.iter().flatten().filter_map(|report| report.fault.as_ref());
         faults.any(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
     /// The same, and the writer of its data wrote on.
-    pub(super) fn was_left(&self) -> bool {
+    pub(crate) fn was_left(&self) -> bool {
         let fault = self.report(Side::From).and_then(|report| report.fault.as_ref());
         fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed)
     }
 
     /// When it must have come further.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         let has_come_far = if self.waits_for_go { self.has_agreed() } else { self.has_met() };
         (self.state != State::Failed && !has_come_far).then_some(self.deadline)
     }
 
     /// The first thing to be done, once both ends have been begun.
-    pub(super) fn begin(&mut self, setup: &Setup) -> Next {
+    pub(crate) fn begin(&mut self, setup: &Setup) -> Next {
         self.deadline = Instant::now() + CONNECT_MAX;
         let State::Listening(listener) = self.state else { return Next::default() };
         Next { send: Some((listener, Message::Listen { via: setup.via.clone() })), ..Next::default() }
     }
 
     /// What an end could not read or could not write itself.
-    pub(super) fn own_fault(&self, side: Side) -> Option<&Fault> {
+    pub(crate) fn own_fault(&self, side: Side) -> Option<&Fault> {
         let exit = if side == Side::From { Exit::Source } else { Exit::Destination };
         let fault = self.report(side)?.fault.as_ref()?;
         (fault.own && Exit::from_code(fault.exit) == exit).then_some(fault)
     }
 
     /// What an end has said of meeting the other.
-    pub(super) fn handle(&mut self, side: Side, message: Message, setup: &Setup) -> Next {
+    pub(crate) fn handle(&mut self, side: Side, message: Message, setup: &Setup) -> Next {
         match (&self.state, message) {
             (State::Listening(listener), Message::Listening(endpoints)) if *listener == side => {
                 self.listened.get_or_insert(side);
@@ -269,7 +269,7 @@ impl Hop {
     }
 
     /// The time for a step is over.
-    pub(super) fn late(&mut self) -> Next {
+    pub(crate) fn late(&mut self) -> Next {
         let listener = match self.state {
             State::Listening(side) | State::Dialing(side) | State::Tunneling(side) => side,
             State::Met | State::Failed => Side::To,
@@ -355,7 +355,7 @@ mod tests {
     fn setup(relay: bool, via: &[u8]) -> Setup {
         Setup {
             launcher: Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command"),
-            agent: AgentChoice { command: "rdcp", program: "agent".into(), otherwise: Otherwise::Fail, quiet: false },
+            agent: AgentChoice { command: "rdcp", program: "agent".into(), otherwise: Otherwise::Fail, remark: None },
             relay,
             via: via.to_vec(),
             name: None,

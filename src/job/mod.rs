@@ -21,13 +21,16 @@ use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
 
 pub mod copy;
+pub mod event;
 pub mod examine;
-mod hop;
+pub mod hop;
 pub mod launching;
 pub mod measure;
 pub mod pipeline;
 pub mod plan;
+pub mod progress;
 
+use event::Event;
 use hop::{Hop, Next, Route, Side};
 use launching::{AgentChoice, Heard, Post, Remote, greet, post_in_turn};
 
@@ -36,6 +39,16 @@ const HERE: usize = 0;
 
 /// How long the second end of a session may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
+
+/// Who is told what becomes of a job: in words for a person, in events for a program.
+pub(crate) trait Observer {
+    /// Something has happened that programs are told of.
+    fn event(&mut self, event: &Event<'_>);
+    /// A line for a person, unless they want none.
+    fn remark(&mut self, line: &str);
+    /// The line of an error.
+    fn complain(&mut self, line: &str);
+}
 
 /// How other hosts are reached, as the command line has it.
 #[derive(Clone, Debug)]

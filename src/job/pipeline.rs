@@ -7,13 +7,11 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
+use rd_proto::session::Notice;
 
 use super::hop::{Hop, Side};
-use super::{EndOf, HERE, Job, Setup, Update, told};
+use super::{self as job, EndOf, HERE, Job, Setup, Update, told};
 use crate::agent::end;
-use crate::cli::json;
-use crate::cli::options::ReportOptions;
-use crate::cli::report::{Reporter, notice_line};
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
@@ -21,10 +19,10 @@ use crate::options::TransferOptions;
 
 pub(crate) mod grammar;
 pub(crate) mod planned;
-mod tell;
+pub(crate) mod report;
 
 use grammar::{Part, Placed, Spec};
-use tell::{Labelled, Screen, hop_line, limiter, quoted};
+use report::{Labelled, quoted};
 
 /// Updates that are taken between two looks at the time, at most.
 const UPDATES_MAX: usize = 1024;
@@ -52,9 +50,6 @@ pub(crate) struct Plan<'a> {
     pub(crate) label: bool,
     pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
-    pub(crate) report: &'a ReportOptions,
-    /// The pipeline's output would not get in the way of progress bars.
-    pub(crate) may_draw: bool,
 }
 
 impl Plan<'_> {
@@ -64,8 +59,29 @@ impl Plan<'_> {
     }
 }
 
+/// Who is told what becomes of a pipeline.
+pub(crate) trait Observer: job::Observer {
+    /// What a stage has written to its standard error.
+    fn pass_on(&mut self, bytes: &[u8]);
+    /// A line about a hop. Of many that are alike a few suffice.
+    fn notice(&mut self, line: &str);
+    /// What becomes of a hop's lanes.
+    fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64);
+    /// How far the hops have come.
+    fn progress(&mut self, hops: &[Hop]);
+    /// Nothing more is shown.
+    fn finish(&mut self);
+}
+
+/// What became of a pipeline.
+pub(crate) struct Ran {
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) hops: Vec<Hop>,
+    pub(crate) failure: Option<Failure>,
+}
+
 /// A stage, as the caller knows it.
-struct Stage {
+pub(crate) struct Stage {
     spec: Spec,
     host: usize,
     complaints: Labelled,
@@ -85,7 +101,7 @@ struct StageEnd {
 pub(crate) struct Pipeline<'a> {
     plan: &'a Plan<'a>,
     job: Job,
-    screen: Screen,
+    observer: &'a mut dyn Observer,
     stages: Vec<Stage>,
     /// Something has failed: when, or when the last byte moved since.
     failing_since: Option<Instant>,
@@ -103,13 +119,13 @@ impl<'a> Pipeline<'a> {
     /// # Errors
     ///
     /// Exit 3 where signals cannot be handled.
-    pub(crate) fn new(plan: &'a Plan<'a>) -> Result<Self, Failure> {
+    pub(crate) fn new(plan: &'a Plan<'a>, observer: &'a mut dyn Observer) -> Result<Self, Failure> {
         // At a terminal a command of ours is to see that it writes to one.
         let labels = plan.has_labels() && !std::io::stderr().is_terminal();
         Ok(Self {
             plan,
             job: Job::new(plan.setup.clone(), labels)?,
-            screen: Screen::new(plan.report, plan.may_draw),
+            observer,
             stages: Vec::new(),
             failing_since: None,
             asked: None,
@@ -120,26 +136,17 @@ impl<'a> Pipeline<'a> {
         })
     }
 
-    /// Runs the pipeline and tells how it went.
-    ///
-    /// # Errors
-    ///
-    /// The failure that the command ends with.
-    pub(crate) fn run(mut self, reporter: &Reporter<'_>) -> Result<(), Failure> {
+    /// Runs the pipeline. The failure is the one that the command ends with.
+    pub(crate) fn run(mut self) -> Ran {
         let ran = self.run_parts();
-        self.screen.clear();
+        self.observer.finish();
         for stage in &mut self.stages {
             let rest = stage.complaints.rest();
-            self.screen.pass_on(&rest);
+            self.observer.pass_on(&rest);
         }
         let failure = ran.err().or_else(|| self.judge());
         self.job.close(failure.is_some().then(|| self.signal.unwrap_or(libc::SIGTERM as u8)));
-        if self.plan.report.verbose && failure.is_none() {
-            self.tell();
-        }
-        let told = reporter.end(json::End::Pipeline(tell::end(&self.stages, &self.job.hops, failure.as_ref())));
-        // What went wrong matters more than that it could not be reported.
-        failure.map_or(told, Err)
+        Ran { stages: self.stages, hops: self.job.hops, failure }
     }
 
     fn run_parts(&mut self) -> Result<(), Failure> {
@@ -234,7 +241,7 @@ impl<'a> Pipeline<'a> {
                 most -= 1;
                 update = if most > 0 { self.job.next(now) } else { None };
             }
-            self.screen.progress(&self.job.hops);
+            self.observer.progress(&self.job.hops);
         }
     }
 
@@ -298,7 +305,7 @@ impl<'a> Pipeline<'a> {
                 let known = self.stages.get_mut(stage as usize).filter(|stage| stage.host == host);
                 if let Some(stage) = known {
                     let ready = stage.complaints.add(&bytes);
-                    self.screen.pass_on(&ready);
+                    self.observer.pass_on(&ready);
                 }
             }
             Update::Host(host, Message::StageEnded { stage, report }) => {
@@ -307,7 +314,7 @@ impl<'a> Pipeline<'a> {
             Update::Host(..) => {}
             Update::End(hop, side, message) => self.hear_end(hop, side, message),
             Update::Ended(hop, side) => self.hop_ended(hop, side),
-            Update::Say(line) => self.screen.say(&line),
+            Update::Say(line) => self.observer.remark(&line),
             Update::Unmet(hop, reason) => {
                 let label = self.job.hops[hop].label();
                 self.fail(Failure::new(Exit::Connect, format!("cannot connect {label}: {reason}")));
@@ -341,16 +348,13 @@ impl<'a> Pipeline<'a> {
             }
             Message::Say(line) => {
                 let line = escaped(OsStr::new(&line));
-                self.screen.notice(&format!("{}: {line}", hop.label()));
+                self.observer.notice(&format!("{}: {line}", hop.label()));
             }
             Message::Notice { code, index, generation, reason } if side == Side::From => {
                 let reason = reason.map(|reason| escaped(OsStr::new(&reason)));
                 let reconnect_s = u64::from(self.plan.transfer.reconnect);
-                let line = end::notice(code, index, generation).and_then(|notice| {
-                    notice_line(notice, reason.as_deref(), &hop.names[1], reconnect_s, self.plan.report.verbose)
-                });
-                if let Some(line) = line {
-                    self.screen.notice(&format!("{}: {line}", hop.label()));
+                if let Some(notice) = end::notice(code, index, generation) {
+                    self.observer.lanes(hop, notice, reason.as_deref(), reconnect_s);
                 }
             }
             _ => {}
@@ -408,7 +412,7 @@ impl<'a> Pipeline<'a> {
         let piped = report.signal == Some(libc::SIGPIPE) || report.code == Some(SIGPIPE_CODE);
         stage.end = Some(StageEnd { report, asked });
         let rest = stage.complaints.rest();
-        self.screen.pass_on(&rest);
+        self.observer.pass_on(&rest);
         let is_fine = well || (piped && number + 1 < self.stages.len()) || self.was_left(number);
         if !is_fine {
             self.failing_since.get_or_insert_with(Instant::now);
@@ -441,7 +445,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// The failure that the whole ends with. What stages have to say is said here, but for the last.
-    fn judge(&self) -> Option<Failure> {
+    fn judge(&mut self) -> Option<Failure> {
         if let Some(number) = self.signal {
             return Some(Failure::silent(Exit::Signal(number)));
         }
@@ -464,7 +468,7 @@ impl<'a> Pipeline<'a> {
             return unread.then_some(Failure::silent(Exit::SinkClosed));
         };
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
-            self.screen.say_always(line);
+            self.observer.complain(line);
         }
         Some(last)
     }
@@ -527,17 +531,6 @@ impl<'a> Pipeline<'a> {
                 Some(Failure::new(exit, format!("{name} was killed by signal {signal}{}", named.unwrap_or_default())))
             }
             (None, None) => Some(Failure::new(Exit::Protocol, format!("{name} ended, and nobody says how"))),
-        }
-    }
-
-    fn tell(&self) {
-        for hop in &self.job.hops {
-            if let Some(line) = hop_line(hop, &self.plan.setup.launcher_name()) {
-                self.screen.say(&line);
-            }
-        }
-        if let Some((name, share)) = limiter(&self.stages, &self.job.hops) {
-            self.screen.say(&format!("limited by {name}, for {:.0} % of the time", share * 100.0));
         }
     }
 }

@@ -5,7 +5,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
-use crate::cli::options::ReportOptions;
 use crate::fault::escaped;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
@@ -129,7 +128,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) dry_run: bool,
     pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
-    pub(crate) report: &'a ReportOptions,
+    /// Details are wanted as well.
+    pub(crate) verbose: bool,
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::{rate, rate_words};
+use super::{limiter_now, rate_words};
+use crate::job::event::rate;
+use crate::job::progress::{Copied, Shown, number, size_words, unit};
 use crate::tree::progress::Amount;
 
 /// The fewest columns that a name is worth showing in.
@@ -15,28 +17,6 @@ const NAME_COLUMNS_MIN: usize = 12;
 const BAR_COLUMNS_MIN: usize = 5;
 const BAR_COLUMNS_MAX: usize = 50;
 
-/// How far a transfer has come.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Shown {
-    /// Files that are done; `None` where it is about a single one or a stream.
-    pub(crate) files: Option<u64>,
-    /// As far as it is known.
-    pub(crate) files_total: Option<u64>,
-    pub(crate) bytes: u64,
-    /// As far as it is known.
-    pub(crate) bytes_total: Option<u64>,
-    /// The totals will not grow.
-    pub(crate) is_final: bool,
-    /// In bytes a second, lately.
-    pub(crate) rate: Option<f64>,
-    /// What limits, such as `(source 80 %)`, or nothing.
-    pub(crate) limiter: String,
-    /// How long it has taken so far, in seconds: shown where nobody knows how much is left.
-    pub(crate) seconds: u64,
-    /// An entry that is being copied, as it may be printed; or nothing.
-    pub(crate) name: String,
-}
-
 impl Shown {
     /// The share that is done, from 0 to 1, where it is known.
     fn share(&self) -> Option<f64> {
@@ -44,13 +24,6 @@ impl Shown {
             |done: u64, total: Option<u64>| total.filter(|&total| total > 0).map(|total| done as f64 / total as f64);
         let share = of(self.bytes, self.bytes_total).or_else(|| of(self.files?, self.files_total));
         share.filter(|_| self.is_final).map(|share| share.min(1.0))
-    }
-
-    /// Seconds until all is done, where they can be told.
-    pub(crate) fn seconds_left(&self) -> Option<u64> {
-        let rate = self.rate.filter(|rate| *rate >= 1.0)?;
-        let total = self.bytes_total.filter(|_| self.is_final)?;
-        Some((total.saturating_sub(self.bytes) as f64 / rate).ceil() as u64)
     }
 
     /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
@@ -94,8 +67,9 @@ impl Shown {
 
     fn with_name(&self, line: String, room: usize) -> String {
         let free = room - line.width();
-        let limiter = if self.limiter.is_empty() { 0 } else { self.limiter.width() + 2 };
-        let name = if self.name.is_empty() { 0 } else { self.name.width() + 2 };
+        let (limiter_words, name_words) = (limiter_now(self.waits), name_words(&self.name));
+        let limiter = if limiter_words.is_empty() { 0 } else { limiter_words.width() + 2 };
+        let name = if name_words.is_empty() { 0 } else { name_words.width() + 2 };
         if free < name.min(NAME_COLUMNS_MIN + 2) {
             return line;
         }
@@ -103,10 +77,10 @@ impl Shown {
         let limiter = if free >= limiter + name { limiter } else { 0 };
         let mut line = line;
         if limiter > 0 {
-            line += &format!("  {}", self.limiter);
+            line += &format!("  {limiter_words}");
         }
         if name > 0 {
-            line += &format!("  {}", cut_start(&self.name, free - limiter - 2));
+            line += &format!("  {}", cut_start(&name_words, free - limiter - 2));
         }
         line
     }
@@ -115,10 +89,11 @@ impl Shown {
         let mut parts = parts;
         let plain = join(&parts, "  ");
         let bar_min = if self.share().is_some() { BAR_COLUMNS_MIN + 2 } else { 0 };
-        if let (Some(speed), false) = (&mut parts[2], self.limiter.is_empty())
-            && plain.width() + self.limiter.width() + 1 + bar_min <= room
+        let limiter = limiter_now(self.waits);
+        if let (Some(speed), false) = (&mut parts[2], limiter.is_empty())
+            && plain.width() + limiter.width() + 1 + bar_min <= room
         {
-            *speed += &format!(" {}", self.limiter);
+            *speed += &format!(" {limiter}");
         }
         let mut line = join(&parts, "  ");
         if line.width() > room {
@@ -168,24 +143,6 @@ fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
     } else {
         format!("{} of {}+ {unit}", number(done), number(total))
     }
-}
-
-fn unit(bytes: u64) -> (u64, &'static str) {
-    [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
-        .into_iter()
-        .find(|(factor, _)| bytes >= *factor)
-        .unwrap_or((1, "B"))
-}
-
-fn number(bytes: u64, factor: u64) -> String {
-    let value = bytes as f64 / factor as f64;
-    if factor > 1 && bytes > 0 && value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
-}
-
-/// A size for a person: `407 MiB`, `1.2 GiB`.
-pub(crate) fn size_words(bytes: u64) -> String {
-    let (factor, unit) = unit(bytes);
-    format!("{} {unit}", number(bytes, factor))
 }
 
 fn seconds_left(seconds: u64) -> String {
@@ -252,24 +209,6 @@ pub(crate) fn name_words(path: &[u8]) -> String {
     escaped.chars().map(|letter| if turns(letter) || breaks(letter) { '?' } else { letter }).collect()
 }
 
-/// What a copy came to.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Copied {
-    /// What stands at the destination; its data is that which was copied now.
-    pub(crate) amount: Amount,
-    /// Data that was there already.
-    pub(crate) kept_bytes: u64,
-    pub(crate) seconds: f64,
-    /// The receiver has compared digests of all of it.
-    pub(crate) is_verified: bool,
-    /// It is on stable storage.
-    pub(crate) is_synced: bool,
-    /// It has been read back from there.
-    pub(crate) is_read_back: bool,
-    /// Entries that were not copied, or not in full.
-    pub(crate) failed: u64,
-}
-
 impl Copied {
     /// On one line, the last one of a copy.
     pub(crate) fn line(&self) -> String {
@@ -306,6 +245,7 @@ impl Copied {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Waits;
 
     fn tree() -> Shown {
         Shown {
@@ -315,14 +255,14 @@ mod tests {
             bytes_total: Some(107 << 20),
             is_final: true,
             rate: Some(420e6),
-            limiter: "(source 80 %)".to_owned(),
+            waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
             seconds: 1,
-            name: "sub/file-812.dat".to_owned(),
+            name: b"sub/file-812.dat".to_vec(),
         }
     }
 
     fn single() -> Shown {
-        Shown { files: None, files_total: None, name: String::new(), ..tree() }
+        Shown { files: None, files_total: None, name: Vec::new(), ..tree() }
     }
 
     #[test]
@@ -387,9 +327,9 @@ mod tests {
                             bytes_total: total.or(Some(number / 2).filter(|_| is_final)),
                             is_final,
                             rate: Some(number as f64 / 7.0).filter(|_| at != 1),
-                            limiter: "(source 80 %)".to_owned(),
+                            waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
                             seconds: number,
-                            name: name.to_owned(),
+                            name: name.as_bytes().to_vec(),
                         };
                         let line = shown.line(columns);
                         assert!(line.width() <= columns.saturating_sub(1), "{columns}: {line:?}");

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::Copy;
-use crate::cli::report::line::size_words;
 use crate::control::frames::{Kept, Message};
 use crate::fault::{Exit, Failure};
 use crate::job::Update;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
+use crate::job::progress::size_words;
 
 /// How long the ends may take to end after a signal.
 const INTERRUPT_MAX: Duration = Duration::from_millis(2500);

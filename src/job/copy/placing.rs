@@ -9,10 +9,10 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 use super::{ANSWER_MAX, BATCH_BYTES_MAX, Copy, HERE, message_bytes};
 use crate::agent::place::{SAME_FILE, target};
-use crate::cli::json::{self, At, Event};
 use crate::control::frames::{Fault, Found, Kind, Message, Place, Placed};
 use crate::control::names;
 use crate::fault::{Exit, Failure, escaped};
+use crate::job::event::{self, At, Event};
 use crate::job::plan::Spec;
 
 /// Memory for what is found on other hosts, in bytes: some hundred thousand paths.
@@ -308,12 +308,12 @@ impl Copy<'_> {
         Err(Failure::new(Exit::Usage, message))
     }
 
-    pub(super) fn tell_plan(&self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
+    pub(super) fn tell_plan(&mut self, found: &[(usize, Found)], side: usize, placed: Option<&Placed>) {
         for (from, found) in found {
             let target = placed.map_or(b"-".to_vec(), |placed| target(placed, found).into_os_string().into_vec());
             let to = if placed.is_some() { self.name(side, &target) } else { "-".to_owned() };
-            crate::cli::say(&format!("rdcp: would copy {} to {to}", self.name(*from, &found.path)));
-            self.reporter.event(&Event::WouldCopy(json::WouldCopy {
+            self.say(&format!("would copy {} to {to}", self.name(*from, &found.path)));
+            self.observer.event(&Event::WouldCopy(event::WouldCopy {
                 from: At::new(&self.job.hosts[*from].name, &found.path),
                 to: At::new(&self.job.hosts[side].name, &target),
                 kind: found.kind.into(),

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::Copy;
 use crate::agent::end;
-use crate::cli::json;
-use crate::cli::report::line::{Shown, name_words};
-use crate::cli::report::{Rate, Terminal, limiter_now, rounded};
 use crate::control::frames::{Message, TreeProgress};
 use crate::engine::Waits;
+use crate::job::event::{self, rounded};
 use crate::job::hop::Side;
+use crate::job::progress::{Rate, Shown};
 use crate::tree::progress::Amount;
 
 /// A copy that is over by then is not counted ahead.
@@ -160,17 +159,17 @@ impl Progress {
             bytes_total: total.map(|total| total.bytes),
             is_final,
             rate: self.rate.bytes_per_second(),
-            limiter: limiter_now(self.rate.waits()),
+            waits: self.rate.waits(),
             seconds: self.began.elapsed().as_secs(),
-            name: name_words(&self.name),
+            name: self.name.clone(),
         }
     }
 
     /// For a program.
-    pub(super) fn event(&self) -> json::Progress {
+    pub(super) fn event(&self) -> event::Progress {
         let (done, total, is_final) = self.all();
         let shown = self.shown();
-        json::Progress {
+        event::Progress {
             bytes: done.bytes,
             bytes_total: total.map(|total| total.bytes),
             entries: self.is_tree.then_some(done.entries),
@@ -204,15 +203,13 @@ impl Copy<'_> {
             return;
         }
         self.progress.hear_payload(bytes, end::waits(waits));
-        if let Some(terminal) = &mut self.terminal {
-            terminal.show(&self.progress.shown());
-        }
-        if self.terminal.as_ref().is_some_and(Terminal::is_watched) && self.progress.is_count_due() {
+        self.observer.show(&self.progress.shown());
+        if self.observer.is_watched() && self.progress.is_count_due() {
             self.job.send_end(hop, Side::From, &Message::Count);
         }
         if self.told.elapsed() >= EVENT_EVERY {
             self.told = Instant::now();
-            self.reporter.event(&json::Event::Progress(self.progress.event()));
+            self.observer.event(&event::Event::Progress(self.progress.event()));
         }
     }
 }
@@ -243,7 +240,7 @@ mod tests {
         progress.hear(ReportingEnd::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
         progress.hear(ReportingEnd::Receiver, TreeProgress { found_entries: 99, ..done(4, 30) });
         assert_eq!(progress.all(), (amount(4, 1, 35), Some(amount(11, 1, 100)), false));
-        assert_eq!((progress.shown().files, progress.shown().name.as_str()), (Some(3), "n"));
+        assert_eq!((progress.shown().files, progress.shown().name), (Some(3), b"n".to_vec()));
         progress.hear(ReportingEnd::Sender, found(12, 200, true));
         assert!(progress.all().2);
     }

@@ -46,7 +46,8 @@ pub(crate) struct AgentChoice {
     pub(crate) command: &'static str,
     pub(crate) program: OsString,
     pub(crate) otherwise: Otherwise,
-    pub(crate) quiet: bool,
+    /// Told that it has been sent to a host, unless nothing is to be said.
+    pub(crate) remark: Option<fn(&str)>,
 }
 
 /// What is done on a host that does not have it.
@@ -234,9 +235,11 @@ impl Request {
                         stdin.write_all(format!("{} {} {system} {machine}\n", own.hash, own.bytes.len()).as_bytes());
                 }
                 "want" => self.send(about, &mut stdin, heard)?,
-                "sent" if !self.choice.quiet => {
+                "sent" => {
                     let (command, size) = (self.choice.command, megabytes(self.own()?.bytes.len()));
-                    crate::cli::say(&format!("{command}: copied {AGENT} ({size}) to {}", self.label));
+                    if let Some(remark) = self.choice.remark {
+                        remark(&format!("{command}: copied {AGENT} ({size}) to {}", self.label));
+                    }
                 }
                 "no" => return Err(self.refused(about)),
                 _ => {}
@@ -325,7 +328,7 @@ mod tests {
     use super::*;
 
     fn choice(otherwise: Otherwise) -> AgentChoice {
-        AgentChoice { command: "rdcp", program: AGENT.into(), otherwise, quiet: true }
+        AgentChoice { command: "rdcp", program: AGENT.into(), otherwise, remark: None }
     }
 
     fn request(otherwise: Otherwise) -> Request {

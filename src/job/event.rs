@@ -1,4 +1,5 @@
-//! What `--json` prints: objects, one a line. These types are its definition: `docs/report.schema.json` is made of them.
+//! What becomes of a job, as `--json` prints it: objects, one a line. These types are its definition:
+//! `docs/report.schema.json` is made of them.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -7,9 +8,8 @@ use rd_proto::session::{Counters, Notice as SessionNotice};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::report::{ceiling, rate, rounded};
 use crate::control::frames::Kind;
-use crate::engine::{Summary, Waits};
+use crate::engine::{self, Summary, Waits};
 use crate::fault::{Exit, Failure, Site};
 
 /// The version of the schema. Keys may be added within one; none goes, and none gets another meaning.
@@ -549,6 +549,21 @@ pub fn schema() -> String {
     let mut text = serde_json::to_string_pretty(&schema).expect("names and numbers");
     text.push('\n');
     text
+}
+
+/// The average rate, in bytes a second.
+pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds.max(1e-9)
+}
+
+/// A number to six places.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// What the limiter of a transfer would have allowed if it had never waited for anything else, in bytes a second.
+pub(crate) fn ceiling(summary: &Summary, limiter: &engine::Limiter) -> f64 {
+    rate(summary.counters.bytes, limiter.share * summary.waits.total())
 }
 
 #[cfg(test)]

@@ -1,0 +1,241 @@
+//! What a person sees of a pipeline: standard error of its stages, progress, and at the end who held it up.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rd_proto::session::Notice;
+
+use super::{
+    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line, rate_words, read_line,
+    written_line,
+};
+use crate::agent::end;
+use crate::cli::options::ReportOptions;
+use crate::engine::Read;
+use crate::job::copy::route;
+use crate::job::event::{Event, rate};
+use crate::job::hop::Hop;
+use crate::job::pipeline::Stage;
+use crate::job::pipeline::report::{limiter, report};
+use crate::job::progress::{Rate, size_words};
+use crate::job::{self, pipeline};
+
+/// How often bars are drawn anew.
+const BARS_EVERY: Duration = Duration::from_millis(1000 / BAR_HZ as u64);
+
+/// Lines about hops that are said within [`NOTICES_WITHIN`]: of hundreds, what happens to one happens to most.
+const NOTICES_MAX: u32 = 3;
+const NOTICES_WITHIN: Duration = Duration::from_secs(10);
+
+/// What has been said of hops lately.
+struct Notices {
+    since: Instant,
+    said: u32,
+    held: u32,
+}
+
+/// Standard error, which stages, bars and we ourselves share.
+pub(crate) struct HopsConsole<'a> {
+    reporter: &'a Reporter<'a>,
+    options: &'a ReportOptions,
+    progress: Progress,
+    began: Instant,
+    drawn: Instant,
+    bars: Option<(MultiProgress, Vec<ProgressBar>)>,
+    rates: Vec<Rate>,
+    notices: Notices,
+}
+
+impl<'a> HopsConsole<'a> {
+    /// `may_draw`: nothing else writes to the terminal.
+    pub(crate) fn new(reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
+        let options = reporter.options;
+        let progress = Progress::new(options, may_draw);
+        let now = Instant::now();
+        Self {
+            reporter,
+            options,
+            progress,
+            began: now,
+            drawn: now,
+            bars: None,
+            rates: Vec::new(),
+            notices: Notices::new(now),
+        }
+    }
+
+    fn beside_bars(&self, write: impl FnOnce()) {
+        match &self.bars {
+            Some((bars, _)) => bars.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// Says a line, unless `--quiet`.
+    pub(crate) fn say(&self, line: &str) {
+        if !self.options.quiet {
+            self.beside_bars(|| crate::cli::say(&format!("rdpipe: {line}")));
+        }
+    }
+
+    fn tell_held(&self, held: u32) {
+        if held > 0 {
+            self.say(&format!("{held} more lines like that, of other hops or of these again"));
+        }
+    }
+
+    /// Tells what `-v` asks for at the end of a pipeline that went well.
+    pub(crate) fn sum_up(&self, stages: &[Stage], hops: &[Hop], launcher: &str) {
+        for line in hops.iter().filter_map(|hop| hop_line(hop, launcher)) {
+            self.say(&line);
+        }
+        if let Some((name, share)) = limiter(stages, hops) {
+            self.say(&format!("limited by {name}, for {:.0} % of the time", share * 100.0));
+        }
+    }
+}
+
+impl job::Observer for HopsConsole<'_> {
+    fn event(&mut self, event: &Event<'_>) {
+        self.reporter.event(event);
+    }
+
+    fn remark(&mut self, line: &str) {
+        self.say(line);
+    }
+
+    fn complain(&mut self, line: &str) {
+        self.beside_bars(|| crate::cli::complain("rdpipe", line));
+    }
+}
+
+impl pipeline::Observer for HopsConsole<'_> {
+    /// A few lines at a time, and then how many more there were.
+    fn notice(&mut self, line: &str) {
+        let (held, may_say) = self.notices.count(Instant::now());
+        self.tell_held(held);
+        if may_say {
+            self.say(line);
+        }
+    }
+
+    fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64) {
+        if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.verbose) {
+            self.notice(&format!("{}: {line}", hop.label()));
+        }
+    }
+
+    fn pass_on(&mut self, bytes: &[u8]) {
+        // Where our own standard error is closed nobody is listening.
+        self.beside_bars(|| drop(std::io::stderr().write_all(bytes)));
+    }
+
+    fn progress(&mut self, hops: &[Hop]) {
+        if self.progress == Progress::Off {
+            return;
+        }
+        let now = Instant::now();
+        let every = if self.progress == Progress::Bar { BARS_EVERY } else { LINE_EVERY };
+        if now - self.drawn < every || now - self.began < BAR_AFTER {
+            return;
+        }
+        self.drawn = now;
+        self.rates.resize_with(hops.len(), Rate::default);
+        for (rate, hop) in self.rates.iter_mut().zip(hops) {
+            rate.add(now, hop.bytes, hop.waits);
+        }
+        let rate_of = |at: usize| match self.rates[at].bytes_per_second() {
+            Some(rate) => rate,
+            None => rate(hops[at].bytes, self.began.elapsed().as_secs_f64()),
+        };
+        let limiter = |at: usize| limiter_now(self.rates[at].waits());
+        let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
+        let lines: Vec<String> = moving
+            .map(|(at, hop)| {
+                let bytes = size_words(hop.bytes);
+                let line = format!("{}: {bytes}  {} {}", hop.label(), rate_words(rate_of(at)), limiter(at));
+                line.trim_end().to_owned()
+            })
+            .collect();
+        if self.progress == Progress::Lines {
+            return lines.iter().for_each(|line| self.say(line));
+        }
+        if in_foreground() == Some(false) {
+            return;
+        }
+        let (bars, shown) = self.bars.get_or_insert_with(|| {
+            (MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(BAR_HZ)), Vec::new())
+        });
+        while shown.len() < lines.len() {
+            let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a fixed template");
+            shown.push(bars.add(ProgressBar::new_spinner().with_style(style)));
+        }
+        for (bar, line) in shown.iter().zip(lines.iter().map(String::as_str).chain(std::iter::repeat(""))) {
+            bar.set_message(line.to_owned());
+            bar.tick();
+        }
+    }
+
+    fn finish(&mut self) {
+        let held = std::mem::take(&mut self.notices.held);
+        self.tell_held(held);
+        if let Some((bars, shown)) = self.bars.take() {
+            shown.iter().for_each(ProgressBar::finish_and_clear);
+            let _ = bars.clear();
+        }
+    }
+}
+
+impl Notices {
+    fn new(now: Instant) -> Self {
+        Self { since: now, said: 0, held: 0 }
+    }
+
+    /// One more: how many have not been said and are to be told of first, and whether it is to be said.
+    fn count(&mut self, now: Instant) -> (u32, bool) {
+        let mut held = 0;
+        if now.saturating_duration_since(self.since) > NOTICES_WITHIN {
+            held = self.held;
+            *self = Self::new(now);
+        }
+        let may_say = self.said < NOTICES_MAX;
+        *(if may_say { &mut self.said } else { &mut self.held }) += 1;
+        (held, may_say)
+    }
+}
+
+/// One hop, on one line.
+fn hop_line(hop: &Hop, launcher: &str) -> Option<String> {
+    let report = report(hop)?;
+    let seconds = report.micros as f64 / 1e6;
+    let through = hop.tunneled.then_some(launcher);
+    let read = Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes };
+    // Files that are written through the cache are told of in the report only: that is what everybody does.
+    let written = hop.reports[1].as_ref().map(end::written).filter(|written| written.direct_bytes > 0);
+    let ways = [read_line(&read), written.as_ref().and_then(written_line)];
+    let ways: String = ways.into_iter().flatten().map(|line| format!(", {line}")).collect();
+    Some(format!(
+        "{}: {}, {}, {}{ways}",
+        hop.label(),
+        size_words(report.bytes),
+        rate_words(rate(report.bytes, seconds)),
+        route(report, through)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_notices_few_are_said_and_the_rest_counted() {
+        let start = Instant::now();
+        let mut notices = Notices::new(start);
+        let said = (0..800).filter(|_| notices.count(start).1).count();
+        assert_eq!((said, notices.held), (NOTICES_MAX as usize, 800 - NOTICES_MAX));
+        let later = start + NOTICES_WITHIN + Duration::from_secs(1);
+        assert_eq!(notices.count(later), (800 - NOTICES_MAX, true));
+        assert_eq!(notices.count(later), (0, true));
+    }
+}

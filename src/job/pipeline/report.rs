@@ -1,0 +1,181 @@
+//! What a pipeline has to say: standard error of its stages, and at the end who held it up.
+
+use std::ffi::OsStr;
+
+use super::Stage;
+use crate::agent::end;
+use crate::control::frames::Report;
+use crate::engine::Waits;
+use crate::fault::{Failure, escaped};
+use crate::job::event::{self, rate, rounded};
+use crate::job::hop::Hop;
+
+/// A line of a stage's standard error is passed on when it is that long, without its end.
+const LINE_BYTES_MAX: usize = 4 << 10;
+
+/// Share of the time that somebody must have held a pipeline up for to be named, of 1.
+const LIMITER_SHARE_MIN: f64 = 0.3;
+
+/// Puts a label in front of each line of a stage's standard error.
+#[derive(Debug, Default)]
+pub(super) struct Labelled {
+    label: Option<String>,
+    held: Vec<u8>,
+}
+
+impl Labelled {
+    pub(super) fn new(label: Option<String>) -> Self {
+        Self { label, held: Vec::new() }
+    }
+
+    /// What may be written now.
+    pub(super) fn add(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let Some(label) = &self.label else { return bytes.to_vec() };
+        self.held.extend_from_slice(bytes);
+        let mut ready = Vec::new();
+        while let Some(end) = self.held.iter().position(|&byte| byte == b'\n') {
+            ready.extend_from_slice(label.as_bytes());
+            ready.extend_from_slice(b": ");
+            ready.extend(self.held.drain(..=end));
+        }
+        if self.held.len() >= LINE_BYTES_MAX {
+            ready.extend(self.rest());
+        }
+        ready
+    }
+
+    /// What is left without an end of its line.
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        let Some(label) = self.label.as_ref().filter(|_| !self.held.is_empty()) else { return Vec::new() };
+        let mut line = format!("{label}: ").into_bytes();
+        line.append(&mut self.held);
+        line.push(b'\n');
+        line
+    }
+}
+
+/// The report of a hop's sender, or what there is.
+pub(crate) fn report(hop: &Hop) -> Option<&Report> {
+    hop.reports[0].as_ref().or(hop.reports[1].as_ref())
+}
+
+/// Who held the pipeline up, and for which share of the time. What waits for nobody is waited for by its neighbours: a
+/// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
+pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
+    let [sender, receiver] = [0, 1];
+    let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
+    // Of the time in which anything moved: a hop that carries a last line is not held up by it.
+    let seconds = reports.map(|report| report.micros).max()?.max(1) as f64 / 1e6;
+    // For which share an end of a hop waited for these.
+    let share = |hop: &Hop, end: usize, of: fn(Waits) -> f64| {
+        hop.reports[end].as_ref().map(|report| of(end::waits(&report.waits)) / seconds)
+    };
+    let mut found: Vec<(String, f64)> = Vec::new();
+    for (number, stage) in stages.iter().enumerate() {
+        let before = hops.iter().find(|hop| hop.stages[receiver] == Some(number));
+        let behind = hops.iter().find(|hop| hop.stages[sender] == Some(number));
+        let shares = [
+            before.and_then(|hop| share(hop, receiver, |waits| waits.sink)),
+            behind.and_then(|hop| share(hop, sender, |waits| waits.source)),
+        ];
+        if let Some(least) = shares.into_iter().flatten().reduce(f64::min) {
+            found.push((format!("{}'s {}", stage.spec.label(), quoted(&stage.spec.text)), least));
+        }
+    }
+    for hop in hops {
+        // Neither end waits for anything but the other, or for what --bwlimit allows.
+        let shares = [
+            share(hop, sender, |waits| waits.cpu + waits.credits + waits.wire + waits.limit),
+            share(hop, receiver, |waits| waits.cpu + waits.wire),
+        ];
+        if let Some(least) = shares.into_iter().flatten().reduce(f64::min) {
+            found.push((format!("the hop {}", hop.label()), least));
+        }
+        let standard = [
+            (sender, share(hop, sender, |waits| waits.source), "standard input"),
+            (receiver, share(hop, receiver, |waits| waits.sink), "standard output"),
+        ];
+        for (end, share, name) in standard {
+            if let (None, Some(share)) = (hop.stages[end], share) {
+                found.push((name.to_owned(), share));
+            }
+        }
+    }
+    let (name, share) = found.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))?;
+    (share >= LIMITER_SHARE_MIN).then_some((name, share.min(1.0)))
+}
+
+/// A command as it may stand in a sentence.
+pub(super) fn quoted(text: &[u8]) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    format!("'{}'", escaped(OsStr::from_bytes(text.trim_ascii())))
+}
+
+/// The whole pipeline, for `--json`.
+pub(crate) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failure>) -> event::Pipeline<'a> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes =
+        |end: usize, number: usize| hops.iter().find(|hop| hop.stages[end] == Some(number)).map(|hop| hop.bytes);
+    let stage = |(number, stage): (usize, &Stage)| {
+        let report = stage.end.as_ref().map(|end| &end.report);
+        event::Stage {
+            host: stage.spec.label(),
+            command: escaped(OsStr::from_bytes(&stage.spec.text)),
+            exit: report.and_then(|report| report.code),
+            signal: report.and_then(|report| report.signal),
+            seconds: report.map(|report| rounded(report.micros as f64 / 1e6)),
+            bytes_in: bytes(1, number),
+            bytes_out: bytes(0, number),
+        }
+    };
+    let hop = |hop: &Hop| {
+        let report = report(hop).cloned().unwrap_or_default();
+        let written = hop.reports[1].as_ref().map(end::written).unwrap_or_default();
+        let seconds = report.micros as f64 / 1e6;
+        event::Hop {
+            from: hop.names[0].clone(),
+            to: hop.names[1].clone(),
+            bytes: hop.bytes,
+            seconds: rounded(seconds),
+            gb_per_s: rounded(rate(report.bytes, seconds) / 1e9),
+            transport: report.media.join("+"),
+            lanes: report.lanes.into(),
+            encrypted: report.encrypted,
+            retries: report.retries,
+            read_direct_bytes: report.read_direct_bytes,
+            read_cached_bytes: report.read_cached_bytes,
+            written_direct_bytes: written.direct_bytes,
+            written_buffered_bytes: written.buffered_bytes,
+            through_launcher: hop.tunneled,
+        }
+    };
+    let limiter = limiter(stages, hops).map(|(name, share)| event::PipelineLimiter { name, share: rounded(share) });
+    event::Pipeline {
+        result: event::Result::new(failure),
+        stages: stages.iter().enumerate().map(stage).collect(),
+        hops: hops.iter().map(hop).collect(),
+        limiter,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_is_labelled_once_and_its_rest_at_the_end() {
+        let mut labelled = Labelled::new(Some("h".to_owned()));
+        let mut out = Vec::new();
+        for piece in ["one\ntw", "o", "\n\nthr", "ee"] {
+            out.extend(labelled.add(piece.as_bytes()));
+        }
+        out.extend(labelled.rest());
+        assert_eq!(String::from_utf8_lossy(&out), "h: one\nh: two\nh: \nh: three\n");
+        assert!(labelled.rest().is_empty());
+        let long = vec![b'x'; LINE_BYTES_MAX];
+        assert_eq!(labelled.add(&long).len(), LINE_BYTES_MAX + 4, "does not wait for its end");
+        let mut plain = Labelled::new(None);
+        assert_eq!(plain.add(b"a\x1b[1mb"), b"a\x1b[1mb");
+        assert!(plain.rest().is_empty());
+    }
+}

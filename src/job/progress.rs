@@ -1,0 +1,121 @@
+//! How far a job has come, and what it came to: facts, of which the command line makes words.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::engine::{Summary, Waits};
+use crate::fault::Failure;
+use crate::tree::progress::Amount;
+
+/// The rate that is shown is that of the last seconds.
+const RATE_OVER: Duration = Duration::from_secs(3);
+
+/// The rate over the last seconds.
+#[derive(Default)]
+pub(crate) struct Rate(VecDeque<(Instant, u64, Waits)>);
+
+impl Rate {
+    pub(crate) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
+        self.0.push_back((now, bytes, waits));
+        // Two are left, however old: lines are told further apart than that.
+        while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
+            self.0.pop_front();
+        }
+    }
+
+    /// `None` as long as there is nothing to compare with.
+    pub(crate) fn bytes_per_second(&self) -> Option<f64> {
+        match (self.0.front(), self.0.back()) {
+            (Some((first, before, _)), Some((last, after, _))) if last > first => {
+                // Of another host's telling: it may also fall.
+                Some(after.saturating_sub(*before) as f64 / (*last - *first).as_secs_f64())
+            }
+            _ => None,
+        }
+    }
+
+    /// Where the time went meanwhile.
+    pub(crate) fn waits(&self) -> Waits {
+        match (self.0.front(), self.0.back()) {
+            (Some((.., before)), Some((.., after))) => after.since(*before),
+            _ => Waits::default(),
+        }
+    }
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// Files that are done; `None` where it is about a single one or a stream.
+    pub(crate) files: Option<u64>,
+    /// As far as it is known.
+    pub(crate) files_total: Option<u64>,
+    pub(crate) bytes: u64,
+    /// As far as it is known.
+    pub(crate) bytes_total: Option<u64>,
+    /// The totals will not grow.
+    pub(crate) is_final: bool,
+    /// In bytes a second, lately.
+    pub(crate) rate: Option<f64>,
+    /// Where the time went lately.
+    pub(crate) waits: Waits,
+    /// How long it has taken so far, in seconds: shown where nobody knows how much is left.
+    pub(crate) seconds: u64,
+    /// The path of an entry that is being copied, or nothing.
+    pub(crate) name: Vec<u8>,
+}
+
+impl Shown {
+    /// Seconds until all is done, where they can be told.
+    pub(crate) fn seconds_left(&self) -> Option<u64> {
+        let rate = self.rate.filter(|rate| *rate >= 1.0)?;
+        let total = self.bytes_total.filter(|_| self.is_final)?;
+        Some((total.saturating_sub(self.bytes) as f64 / rate).ceil() as u64)
+    }
+}
+
+/// What a copy came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Copied {
+    /// What stands at the destination; its data is that which was copied now.
+    pub(crate) amount: Amount,
+    /// Data that was there already.
+    pub(crate) kept_bytes: u64,
+    pub(crate) seconds: f64,
+    /// The receiver has compared digests of all of it.
+    pub(crate) is_verified: bool,
+    /// It is on stable storage.
+    pub(crate) is_synced: bool,
+    /// It has been read back from there.
+    pub(crate) is_read_back: bool,
+    /// Entries that were not copied, or not in full.
+    pub(crate) failed: u64,
+}
+
+/// A transfer that has ended.
+pub(crate) struct Ended {
+    pub(crate) summary: Summary,
+    pub(crate) failure: Option<Failure>,
+    /// What a copy came to.
+    pub(crate) copied: Option<Copied>,
+}
+
+/// A size for a person: `407 MiB`, `1.2 GiB`.
+pub(crate) fn size_words(bytes: u64) -> String {
+    let (factor, unit) = unit(bytes);
+    format!("{} {unit}", number(bytes, factor))
+}
+
+/// The unit that a size is given in, and its bytes.
+pub(crate) fn unit(bytes: u64) -> (u64, &'static str) {
+    [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")]
+        .into_iter()
+        .find(|(factor, _)| bytes >= *factor)
+        .unwrap_or((1, "B"))
+}
+
+/// A size in a unit.
+pub(crate) fn number(bytes: u64, factor: u64) -> String {
+    let value = bytes as f64 / factor as f64;
+    if factor > 1 && bytes > 0 && value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
+}

@@ -491,6 +491,9 @@ fn a_dry_run_changes_nothing() {
     let ended = lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "old")]);
     ended.expect(0).one_line("rdcp", &["would copy source to h:", "old"]);
     lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "new")]).expect(0);
+    // What would be done is what was asked for, and no remark.
+    let ended = lab.rdcp(&["-nq".into(), "source".into(), lab.there("h", "new")]);
+    ended.expect(0).one_line("rdcp", &["would copy source to h:"]);
     lab.rdcp(&["-n".into(), "source".into(), lab.there("h", "none/new")]).expect(6);
     let after = fs::metadata(lab.join("old")).expect("it");
     assert_eq!((before.ino(), before.ctime_nsec()), (after.ino(), after.ctime_nsec()));

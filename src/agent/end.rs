@@ -138,7 +138,7 @@ impl End {
         let run: Box<dyn FnOnce() + Send> = match begin.job {
             Job::Copy { roots, directory, names, settings } => {
                 let (stop, progress) = (Arc::clone(&shared.stop), Arc::clone(&shared.progress));
-                let copy = tree::Here { roots, directory, names, settings, stop, progress };
+                let copy = tree::LocalCopy { roots, directory, names, settings, stop, progress };
                 Box::new(move || {
                     let report = copy.copy(&emit);
                     shared.ended.store(true, Ordering::Release);
@@ -337,14 +337,6 @@ impl Tee for Passing {
     }
 }
 
-pub(super) fn read_fault(fact: &IoFact) -> Fault {
-    Fault::io(Exit::Source.code(), "cannot read", fact)
-}
-
-fn write_fault(fact: &IoFact) -> Fault {
-    Fault::io(Exit::Destination.code(), "cannot write", fact)
-}
-
 /// The thread that runs one session.
 struct Run {
     emit: Emit,
@@ -509,19 +501,19 @@ impl Run {
         match &self.begin.job {
             Job::SendFile { path } => {
                 let path = path_of(path.clone());
-                let file = Source::open(&path).map_err(|fact| read_fault(&fact))?;
+                let file = Source::open(&path).map_err(|fact| Fault::unreadable(&fact))?;
                 Self::sized(file, path.into_os_string())
             }
             Job::SendStandard => {
-                let input = standard::named_input().map_err(|fact| read_fault(&fact))?;
+                let input = standard::named_input().map_err(|fact| Fault::unreadable(&fact))?;
                 Self::sized(input, standard::INPUT.into())
             }
             Job::ReceiveFile { path } => {
                 let path = path_of(path.clone());
                 if let Some(directory) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
-                    self.make(directory.as_os_str().as_bytes()).map_err(|fact| write_fault(&fact))?;
+                    self.make(directory.as_os_str().as_bytes()).map_err(|fact| Fault::unwritable(&fact))?;
                 }
-                let target = Target::prepare(&path).map_err(|fact| write_fault(&fact))?;
+                let target = Target::prepare(&path).map_err(|fact| Fault::unwritable(&fact))?;
                 Ok(Prepared::Receive(Some(target)))
             }
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),
@@ -597,8 +589,8 @@ impl Run {
     }
 
     fn sized(file: File, name: std::ffi::OsString) -> Result<Prepared, Fault> {
-        let again = file.try_clone().map_err(|error| read_fault(&std_fact(&name, &error)))?;
-        let source = Source::new(again, &name, 1 << 20).map_err(|fact| read_fault(&fact))?;
+        let again = file.try_clone().map_err(|error| Fault::unreadable(&std_fact(&name, &error)))?;
+        let source = Source::new(again, &name, 1 << 20).map_err(|fact| Fault::unreadable(&fact))?;
         let size_bytes = source.size_bytes();
         Ok(Prepared::Send(file, name, size_bytes))
     }

@@ -78,8 +78,8 @@ pub(crate) fn measure_storage(path: Vec<u8>, writes: bool, micros: u64, emit: Em
                 let micro_iops = (row.iops * 1e6) as u64;
                 Message::Storage(Storage { micro_iops, bytes: row.bytes, depth: row.depth, direct: row.direct })
             }
-            Err((Action::Read, fact)) => Message::Failed(Fault::io(Exit::Source.code(), "cannot read", &fact)),
-            Err((Action::Write, fact)) => Message::Failed(Fault::io(Exit::Destination.code(), "cannot write", &fact)),
+            Err((Action::Read, fact)) => Message::Failed(Fault::unreadable(&fact)),
+            Err((Action::Write, fact)) => Message::Failed(Fault::unwritable(&fact)),
         });
     };
     if let Err(error) = std::thread::Builder::new().name("storage".to_owned()).spawn(measure) {

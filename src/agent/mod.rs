@@ -66,7 +66,7 @@ impl Agent {
             Message::Find { patterns, links } => {
                 let patterns: Vec<&[u8]> = patterns.iter().map(|pattern| &pattern[..]).collect();
                 let (found, missing) = place::find(&patterns, links, self.is_remote);
-                tree::tell(missing.iter().map(end::read_fault), &self.emit);
+                tree::tell(missing.iter().map(Fault::unreadable), &self.emit);
                 for some in found.chunks(FOUND_MAX) {
                     self.say(Message::Found(some.to_vec()));
                 }

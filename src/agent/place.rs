@@ -95,12 +95,12 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             if is_dangling && (asked.directory || is_link) {
                 let fact =
                     plain_fact(path.as_os_str(), "it is a link that leads nowhere; remove it or name what it leads to");
-                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+                return Err(Fault::unwritable(&fact));
             }
             let is_directory = asked.sources.iter().all(|source| source.kind == Kind::Directory);
             if !asked.directory && path.as_os_str().as_bytes().ends_with(b"/") && !is_directory {
                 let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(path.as_os_str(), NO_NAME) };
-                return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+                return Err(Fault::unwritable(&fact));
             }
             let placed = named(&path);
             let parent = Path::new(OsStr::from_bytes(&placed.directory));
@@ -127,7 +127,7 @@ const NO_NAME: &str = "the slash behind it means a directory, and SRC is none";
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Fault {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-    Fault::io(Exit::Destination.code(), "cannot write", &io_fact(path.as_os_str(), errno))
+    Fault::unwritable(&io_fact(path.as_os_str(), errno))
 }
 
 /// `other`: what is no directory, be it the path itself or above it.
@@ -135,7 +135,7 @@ fn no_directory(path: &Path, other: &Path) -> Fault {
     let other = bare(other);
     let detail = if other == bare(path) { String::new() } else { format!("{} is not one", escaped(other.as_os_str())) };
     let fact = IoFact { errno: Errno::NOTDIR.raw_os_error(), ..plain_fact(bare(path).as_os_str(), &detail) };
-    Fault::io(Exit::Destination.code(), "cannot write", &fact)
+    Fault::unwritable(&fact)
 }
 
 /// A path without the slashes behind it.
@@ -232,7 +232,7 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
             _ => continue,
         };
         let fact = IoFact { errno: clash.raw_os_error(), ..plain_fact(target.as_os_str(), detail) };
-        return Err(Fault::io(Exit::Destination.code(), "cannot write", &fact));
+        return Err(Fault::unwritable(&fact));
     }
     Ok(())
 }

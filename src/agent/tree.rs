@@ -52,7 +52,7 @@ impl Countable {
 }
 
 /// The progress of an end, as it is reported.
-pub(crate) fn told(progress: &Progress) -> TreeProgress {
+pub(crate) fn progress(progress: &Progress) -> TreeProgress {
     let (done, (found, has_found_all)) = (progress.so_far(), progress.total());
     TreeProgress {
         entries: done.entries,
@@ -135,19 +135,15 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
 
 /// Names the entries of a tree that this end has failed with.
 pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
-    let sent = summary.sent_tree.iter().flat_map(|sent| faults(&sent.failures, Exit::Source, "cannot read"));
+    let sent = summary.sent_tree.iter().flat_map(|sent| sent.failures.iter().map(Fault::unreadable));
     let received = summary.received_tree.iter();
-    let received = received.flat_map(|received| faults(&received.failures, Exit::Destination, "cannot write"));
+    let received = received.flat_map(|received| received.failures.iter().map(Fault::unwritable));
     tell(sent.chain(received), emit);
     // What is not copied and is no failure.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {
         let path = Path::new(OsStr::from_bytes(&leftover.path));
         emit(Message::Say(format!("skipped {}, which an interrupted copy left", path.display())));
     }
-}
-
-fn faults<'a>(facts: &'a [IoFact], exit: Exit, what: &'a str) -> impl Iterator<Item = Fault> + 'a {
-    facts.iter().map(move |fact| Fault::io(exit.code(), what, fact))
 }
 
 /// Names entries with what is wrong with them.
@@ -159,7 +155,7 @@ pub(crate) fn tell(faults: impl Iterator<Item = Fault>, emit: &Emit) {
 }
 
 /// A copy on this host.
-pub(crate) struct Here {
+pub(crate) struct LocalCopy {
     pub(crate) roots: Vec<Root>,
     pub(crate) directory: Vec<u8>,
     pub(crate) names: Vec<ByteVec>,
@@ -169,7 +165,7 @@ pub(crate) struct Here {
     pub(crate) progress: Arc<Progress>,
 }
 
-impl Here {
+impl LocalCopy {
     /// Makes the copy, and tells `emit` how far it is, and which entries could not be copied.
     pub(crate) fn copy(&self, emit: &Emit) -> Report {
         let start = Instant::now();
@@ -190,10 +186,9 @@ impl Here {
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
         let Self { roots, directory, names, settings, stop, progress } = self;
-        let unreadable = |fact: IoFact| Fault::io(Exit::Source.code(), "cannot read", &fact);
-        let unwritable = |fact: IoFact| Fault::io(Exit::Destination.code(), "cannot write", &fact);
+        let unwritable = |fact: IoFact| Fault::unwritable(&fact);
         let source = TreeSource::new(roots.clone(), local::CHUNK_BYTES, settings.clone(), Arc::clone(progress));
-        let source = Arc::new(source.map_err(unreadable)?.local());
+        let source = Arc::new(source.map_err(|fact| Fault::unreadable(&fact))?.local());
         // Before the sink, which must have removed what it has not published when this is dropped.
         let _made = place::make(directory).map_err(unwritable)?;
         let options = Destination { is_local: true, ..destination(names, settings, progress) };
@@ -203,7 +198,7 @@ impl Here {
         let tick = || {
             if last.elapsed() >= PROGRESS_EVERY {
                 last = Instant::now();
-                let tree = told(progress);
+                let tree = self::progress(progress);
                 emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
             }
         };

@@ -240,6 +240,10 @@ impl job::copy::Observer for Console<'_> {
         }
     }
 
+    fn would_copy(&mut self, from: &str, to: &str) {
+        super::say(&format!("{}: would copy {from} to {to}", self.name));
+    }
+
     fn show(&mut self, shown: &Shown) {
         if let Some(terminal) = &mut self.terminal {
             terminal.show(shown);

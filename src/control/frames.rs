@@ -30,6 +30,7 @@ use minicbor::{Decode, Decoder, Encode};
 use rd_proto::control::IoFact;
 use zeroize::Zeroize;
 
+use crate::fault::Exit;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Root;
 
@@ -327,6 +328,16 @@ impl Fault {
             Some(over) => [b"...", &fact.path[over + 3..]].concat(),
         };
         Self { exit, what: what.to_owned(), path, errno: fact.errno, detail, own: true }
+    }
+
+    /// A file of this host that cannot be read.
+    pub fn unreadable(fact: &IoFact) -> Self {
+        Self::io(Exit::Source.code(), "cannot read", fact)
+    }
+
+    /// A file of this host that cannot be written.
+    pub fn unwritable(fact: &IoFact) -> Self {
+        Self::io(Exit::Destination.code(), "cannot write", fact)
     }
 
     /// A failure about no file, as a sentence.

@@ -1,4 +1,4 @@
-//! A copy: what it takes, where that comes to lie, one session for each host and directory, and what came of it.
+//! A copy: its sources, where each of them goes, one session for each host and directory, and what came of it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStringExt;
@@ -40,13 +40,12 @@ fn message_bytes(found: &Found) -> usize {
     found.path.len() + 2 * found.name.len() + 64
 }
 
-/// How often it is looked whether an end that has not told its outcome still will.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// Who is told what becomes of a copy.
+/// Receives what a copy reports.
 pub(crate) trait Observer: super::Observer {
     /// What becomes of a session, from its beginning on.
     fn observe(&mut self, event: SessionEvent);
+    /// A source would be copied, as `--dry-run` says: from where and to what, for a person.
+    fn would_copy(&mut self, from: &str, to: &str);
     /// How far the copy has come.
     fn show(&mut self, shown: &Shown);
     /// Whether a person sees how far it has come.
@@ -72,7 +71,7 @@ pub(crate) struct Copy<'a> {
     first_failed: Option<Exit>,
     /// Sources that are not copied, and have been named.
     left_out: u64,
-    /// Entries that have come to lie at the destination.
+    /// Entries that stand at the destination now.
     arrived: u64,
     copied: Copied,
     told: Instant,
@@ -432,11 +431,8 @@ impl<'a> Copy<'a> {
     /// Waits until the ends have told how it ended.
     fn outcomes(&mut self, at: usize, told_by: Side) -> Result<Outcomes, Failure> {
         (self.hop, self.told_by, self.named) = (Some(at), told_by, [0; 2]);
-        while !self.job.is_settled(at) {
-            let wait = if self.job.hops[at].ended_since.is_some() { LOOK_AGAIN } else { Duration::from_secs(3600) };
-            if let Some(update) = self.job.next(Instant::now() + wait) {
-                self.heed(update)?;
-            }
+        while let Some(update) = self.job.next_of(at) {
+            self.heed(update)?;
         }
         let hop = &self.job.hops[at];
         let (reports, tunneled, is_within) = (hop.reports.clone(), hop.tunneled, hop.sides().len() == 1);

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use super::hop::Side;
-use super::{EndOf, HERE, Job, Setup, Update, told};
+use super::{EndOf, HERE, Job, STOP_MAX, Setup, told};
 use crate::agent::end;
 use crate::control::frames::{self, Message};
 use crate::engine::Summary;
@@ -17,12 +17,6 @@ use crate::options::TransferOptions;
 /// How long an end may take to tell what its host is like, or to try all ports.
 const EXAMINE_MAX: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether an end that has not told its outcome still will.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// How long the ends of a measurement that is given up may take to end.
-const STOP_MAX: Duration = Duration::from_millis(2500);
-
 /// What could not be examined.
 pub(crate) struct NoWay {
     /// Why.
@@ -31,7 +25,7 @@ pub(crate) struct NoWay {
     pub(crate) lacks_agent: bool,
 }
 
-/// What is to be found out about another host.
+/// What to find out about another host.
 pub(crate) struct Examination<'a> {
     pub(crate) setup: Setup,
     pub(crate) host: &'a OsStr,
@@ -142,26 +136,13 @@ impl Examiner {
 
     /// Waits until a session has ended.
     fn outcome(&mut self, hop: usize) -> Result<Summary, Failure> {
-        let ended = loop {
-            if self.job.is_settled(hop) {
-                break Ok(());
+        while let Some(update) = self.job.next_of(hop) {
+            if let Err(failure) = self.job.check(update) {
+                self.job.stop(hop, libc::SIGTERM as u8);
+                let deadline = Instant::now() + STOP_MAX;
+                while self.job.is_heard(hop) && self.job.next(deadline).is_some() {}
+                return Err(failure);
             }
-            match self.job.next(Instant::now() + LOOK_AGAIN) {
-                Some(Update::Unmet(_, reason)) => break Err(Failure::new(Exit::Connect, reason)),
-                Some(Update::Gone(_, Some(failure))) => break Err(failure),
-                Some(Update::Gone(host, None)) => break Err(self.job.lost(host)),
-                Some(Update::Signal(number)) if number == libc::SIGTSTP => self.job.suspend(),
-                Some(Update::Signal(number)) => break Err(Failure::silent(Exit::Signal(number as u8))),
-                Some(Update::End(..) | Update::Ended(..) | Update::Host(..) | Update::Say(_)) | None => {}
-            }
-        };
-        if let Err(failure) = ended {
-            self.job.stop(hop, libc::SIGTERM as u8);
-            let deadline = Instant::now() + STOP_MAX;
-            while self.job.is_heard(hop) && Instant::now() < deadline {
-                self.job.next(deadline);
-            }
-            return Err(failure);
         }
         if let Some((host, fault)) = self.job.first_fault(hop) {
             return Err(told(&self.job.hosts[host].name, fault));

@@ -57,7 +57,7 @@ pub(crate) struct Hop {
     /// It has no end [`Side::To`].
     is_within: bool,
     /// Its ends say AGREED and READY and wait for GO: it is part of a pipeline.
-    waits_for_go: bool,
+    pub(crate) waits_for_go: bool,
     state: State,
     reversed: bool,
     /// The end that could listen, first.
@@ -91,7 +91,7 @@ pub(crate) struct Route {
     pub(crate) waits_for_go: bool,
 }
 
-/// What is to be done next for a hop.
+/// The next step of a hop.
 #[derive(Debug, Default)]
 pub(crate) struct Next {
     pub(crate) send: Option<(Side, Message)>,

@@ -40,7 +40,13 @@ const HERE: usize = 0;
 /// How long the second end of a session may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
 
-/// Who is told what becomes of a job: in words for a person, in events for a program.
+/// How often it is looked whether an end that has not told its outcome still will.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long the ends of a session may take to end after a signal.
+const STOP_MAX: Duration = Duration::from_millis(2500);
+
+/// Receives what a job reports: in words for a person, in events for a program.
 pub(crate) trait Observer {
     /// Something has happened that programs are told of.
     fn event(&mut self, event: &Event<'_>);
@@ -90,7 +96,7 @@ enum Link {
 impl Host {
     /// For a person.
     fn label(&self) -> String {
-        label(&self.name)
+        if self.name.is_empty() { "this host".to_owned() } else { escaped(&self.name) }
     }
 
     /// Names the kernel that the host runs on; empty where that is not known.
@@ -100,11 +106,6 @@ impl Host {
             Link::There(remote) => remote.kernel_id().to_vec(),
         }
     }
-}
-
-/// A host, for a person. `name`: empty for this host.
-pub(crate) fn label(name: &OsStr) -> String {
-    if name.is_empty() { "this host".to_owned() } else { escaped(name) }
 }
 
 /// What a command has to decide about.
@@ -230,8 +231,10 @@ impl Job {
 
     /// Whether two hosts are one machine.
     fn is_one_kernel(&self, one: usize, other: usize) -> bool {
-        let kernel_id = self.hosts[one].kernel_id();
-        one == other || !kernel_id.is_empty() && kernel_id == self.hosts[other].kernel_id()
+        one == other || {
+            let kernel_id = self.hosts[one].kernel_id();
+            !kernel_id.is_empty() && kernel_id == self.hosts[other].kernel_id()
+        }
     }
 
     /// Begins a session between two ends, which meet from now on; gives its number. `waits`: both say that they are ready,
@@ -244,17 +247,8 @@ impl Job {
         let route = Route { hosts, names, stages, ends, is_within: false, waits_for_go: waits };
         let hop = self.add(Hop::new(route, HERE, is_one_kernel, &self.setup));
         let key = session_key();
-        for (side, job, peer) in [(Side::From, from.job, to.name), (Side::To, to.job, from.name)] {
-            let begin = Begin {
-                key: key.clone(),
-                job,
-                options: options.clone(),
-                caller_is_peer: hosts.contains(&HERE),
-                peer: peer.into_bytes(),
-                waits,
-            };
-            self.send_end(hop, side, &Message::Begin(Box::new(begin)));
-        }
+        self.begin(hop, Side::From, from.job, &key, to.name, options);
+        self.begin(hop, Side::To, to.job, &key, from.name, options);
         let next = self.hops[hop].begin(&self.setup);
         self.advance(hop, next);
         hop
@@ -266,16 +260,29 @@ impl Job {
         let (stages, ends) = ([None; 2], [self.ends_begun; 2]);
         let route = Route { hosts, names, stages, ends, is_within: true, waits_for_go: false };
         let hop = self.add(Hop::new(route, HERE, true, &self.setup));
-        let begin = Begin {
-            key: session_key(),
-            job: end.job,
-            options: options.clone(),
-            caller_is_peer: false,
-            peer: Vec::new(),
-            waits: false,
-        };
-        self.send_end(hop, Side::From, &Message::Begin(Box::new(begin)));
+        self.begin(hop, Side::From, end.job, &session_key(), String::new(), options);
         hop
+    }
+
+    /// Begins one end of a hop. `peer`: the other one, for a person.
+    fn begin(
+        &mut self,
+        hop: usize,
+        side: Side,
+        job: frames::Job,
+        key: &SessionKey,
+        peer: String,
+        options: &TransferOptions,
+    ) {
+        let begin = Begin {
+            key: key.clone(),
+            job,
+            options: options.clone(),
+            caller_is_peer: self.hops[hop].hosts.contains(&HERE),
+            peer: peer.into_bytes(),
+            waits: self.hops[hop].waits_for_go,
+        };
+        self.send_end(hop, side, &Message::Begin(Box::new(begin)));
     }
 
     fn add(&mut self, hop: Hop) -> usize {
@@ -327,6 +334,17 @@ impl Job {
         }
     }
 
+    /// The next thing to decide about while a session goes on; `None` once [`Job::is_settled`].
+    fn next_of(&mut self, hop: usize) -> Option<Update> {
+        while !self.is_settled(hop) {
+            let wait = if self.hops[hop].ended_since.is_some() { LOOK_AGAIN } else { Duration::from_secs(3600) };
+            if let Some(update) = self.next(Instant::now() + wait) {
+                return Some(update);
+            }
+        }
+        None
+    }
+
     fn hear(&mut self, host: usize, heard: Heard) {
         match heard {
             Heard::Message(Message::ForEnd { end, message }) => {
@@ -337,24 +355,20 @@ impl Job {
                 match message.decode() {
                     Ok(Some(message)) => self.hear_end(hop, side, message),
                     Ok(None) => {}
-                    Err(_) => {
-                        self.hosts[host].gone = true;
-                        let failure = self.unexpected(host);
-                        self.updates.push_back(Update::Gone(host, Some(failure)));
-                    }
+                    Err(_) => self.lose(host, Some(self.unexpected(host))),
                 }
             }
             Heard::Message(message) => self.updates.push_back(Update::Host(host, message)),
-            Heard::Gone => {
-                self.hosts[host].gone = true;
-                self.updates.push_back(Update::Gone(host, None));
-            }
-            Heard::Broken(failure) => {
-                self.hosts[host].gone = true;
-                self.updates.push_back(Update::Gone(host, Some(failure)));
-            }
+            Heard::Gone => self.lose(host, None),
+            Heard::Broken(failure) => self.lose(host, Some(failure)),
             Heard::Signal(number) => self.updates.push_back(Update::Signal(number)),
         }
+    }
+
+    /// A host is not heard any more. `failure`: why, where its channel is of no use.
+    fn lose(&mut self, host: usize, failure: Option<Failure>) {
+        self.hosts[host].gone = true;
+        self.updates.push_back(Update::Gone(host, failure));
     }
 
     fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
@@ -437,18 +451,33 @@ impl Job {
             match self.next(deadline) {
                 Some(Update::Host(from, message)) if from == host => return Ok(message),
                 Some(Update::Host(other, _)) => return Err(self.unexpected(other)),
-                Some(Update::Gone(_, Some(failure))) => return Err(failure),
-                Some(Update::Gone(lost, None)) => return Err(self.lost(lost)),
-                Some(Update::Signal(number)) if number == libc::SIGTSTP => self.suspend(),
-                Some(Update::Signal(number)) => return Err(Failure::silent(Exit::Signal(number as u8))),
-                // Of sessions that are over.
-                Some(Update::End(..) | Update::Ended(..) | Update::Unmet(..) | Update::Say(_)) => {}
+                // Of a session that is over.
+                Some(Update::Unmet(..)) => {}
+                Some(update) => self.check(update)?,
                 None => {
                     let (label, within) = (self.hosts[host].label(), limit.as_secs());
                     let line = format!("{label} does not answer within {within} s; try again");
                     return Err(Failure::new(Exit::Connect, line));
                 }
             }
+        }
+    }
+
+    /// Does what most commands do with an update: all but what ends them is passed over.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 where two ends do not meet, 4 for a lost host, 128+n for a signal to this process.
+    fn check(&self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Unmet(_, reason) => Err(Failure::new(Exit::Connect, reason)),
+            Update::Gone(host, failure) => Err(failure.unwrap_or_else(|| self.lost(host))),
+            Update::Signal(libc::SIGTSTP) => {
+                self.suspend();
+                Ok(())
+            }
+            Update::Signal(number) => Err(Failure::silent(Exit::Signal(number as u8))),
+            Update::Host(..) | Update::End(..) | Update::Ended(..) | Update::Say(_) => Ok(()),
         }
     }
 

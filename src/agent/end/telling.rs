@@ -47,7 +47,7 @@ impl Observer for Messenger {
                 return;
             }
             SessionEvent::Progress(counters, waits) => {
-                let tree = self.progress.as_ref().map(|progress| tree::told(progress));
+                let tree = self.progress.as_ref().map(|progress| tree::progress(progress));
                 Message::Progress { bytes: counters.bytes, waits: as_micros(waits), tree }
             }
             SessionEvent::Begun { .. } => return,
@@ -82,8 +82,8 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
     let Ended { summary, peer } = ended;
     let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), peer);
     let fault = failure.as_ref().map(|failure| match &summary.outcome {
-        Outcome::Aborted(Cause::Source(fact)) => super::read_fault(fact),
-        Outcome::Aborted(Cause::Sink(fact)) => super::write_fault(fact),
+        Outcome::Aborted(Cause::Source(fact)) => Fault::unreadable(fact),
+        Outcome::Aborted(Cause::Sink(fact)) => Fault::unwritable(fact),
         Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
         _ => plain(failure),
     });

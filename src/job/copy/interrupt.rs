@@ -1,17 +1,14 @@
 //! What ends a copy early, or stops it for a while: a signal, or an end that is lost; and what is said of it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Copy;
 use crate::control::frames::{Kept, Message};
 use crate::fault::{Exit, Failure};
-use crate::job::Update;
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::size_words;
-
-/// How long the ends may take to end after a signal.
-const INTERRUPT_MAX: Duration = Duration::from_millis(2500);
+use crate::job::{STOP_MAX, Update};
 
 impl Copy<'_> {
     /// Tells all ends that this signal ends the copy, and waits until they have ended.
@@ -43,7 +40,7 @@ impl Copy<'_> {
     pub(super) fn stop_all(&mut self, number: u8) -> bool {
         let Some(hop) = self.hop else { return true };
         self.job.stop(hop, number);
-        let deadline = Instant::now() + INTERRUPT_MAX;
+        let deadline = Instant::now() + STOP_MAX;
         while self.job.is_heard(hop) {
             match self.job.next(deadline) {
                 Some(Update::End(_, side, said @ (Message::Say(_) | Message::Kept(_)))) => self.hear(side, said),

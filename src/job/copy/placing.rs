@@ -312,7 +312,8 @@ impl Copy<'_> {
         for (from, found) in found {
             let target = placed.map_or(b"-".to_vec(), |placed| target(placed, found).into_os_string().into_vec());
             let to = if placed.is_some() { self.name(side, &target) } else { "-".to_owned() };
-            self.say(&format!("would copy {} to {to}", self.name(*from, &found.path)));
+            let source = self.name(*from, &found.path);
+            self.observer.would_copy(&source, &to);
             self.observer.event(&Event::WouldCopy(event::WouldCopy {
                 from: At::new(&self.job.hosts[*from].name, &found.path),
                 to: At::new(&self.job.hosts[side].name, &target),

@@ -12,6 +12,16 @@ use crate::tree::USER;
 /// The longest that a copy takes; a longer one waits for something that does not come, and fails.
 const LIMIT: Duration = Duration::from_secs(25);
 
+/// Runs it to its end, as [`USER`] or as who we are.
+pub fn limited(command: &Command, directory: &Path, is_users: bool, umask: u32, stdout: Stdio) -> Ended {
+    let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups --bounding-set=-all -- ");
+    let user = if is_users && rustix::process::geteuid().is_root() { &user } else { "" };
+    let limit = format!("timeout -k 1 {}", LIMIT.as_secs());
+    let mut shell = in_shell(&format!("umask {umask:03o}; exec {limit} {user}\"$@\""), command);
+    shell.current_dir(directory).stdin(Stdio::null()).stdout(stdout);
+    Process::spawn(&mut shell).wait()
+}
+
 /// Where the sources and the destination are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -26,7 +36,7 @@ pub enum Way {
 pub const WAYS: &[Way] = &[Way::Within, Way::Push, Way::Pull, Way::Between, Way::Mixed];
 
 impl Way {
-    fn source(self, number: usize) -> &'static str {
+    pub fn source(self, number: usize) -> &'static str {
         match self {
             Way::Within | Way::Push => "",
             Way::Mixed if number.is_multiple_of(2) => "",
@@ -34,7 +44,7 @@ impl Way {
         }
     }
 
-    fn destination(self) -> &'static str {
+    pub fn destination(self) -> &'static str {
         match self {
             Way::Within | Way::Pull | Way::Mixed => "",
             Way::Push => "h1:",
@@ -88,16 +98,6 @@ impl Line {
         (self.form != Form::Files).then_some("-r")
     }
 
-    fn run(&self, command: &Command, directory: &Path) -> Ended {
-        let user = format!("setpriv --reuid={USER} --regid={USER} --clear-groups --bounding-set=-all -- ");
-        let is_root = rustix::process::geteuid().is_root();
-        let user = if self.is_users && is_root { &user } else { "" };
-        let limit = format!("timeout -k 1 {}", LIMIT.as_secs());
-        let mut shell = in_shell(&format!("umask {:03o}; exec {limit} {user}\"$@\"", self.umask), command);
-        shell.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null());
-        Process::spawn(&mut shell).wait()
-    }
-
     /// What cp makes of it.
     pub fn by_cp(&self, lab: &Lab, options: &[&str]) -> Ended {
         let mut command = Command::new("cp");
@@ -105,7 +105,7 @@ impl Line {
             .arg(if self.form == Form::Files { "--preserve=all" } else { "-a" })
             .args(options)
             .args(self.arguments(|_| "", ""));
-        self.run(&command, lab.0.path())
+        limited(&command, lab.0.path(), self.is_users, self.umask, Stdio::null())
     }
 
     /// What rdcp makes of it.
@@ -113,7 +113,7 @@ impl Line {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         command.args(self.recursion()).args(["-q", "--encrypt", "never"]);
         command.args(self.arguments(|number| way.source(number), way.destination()));
-        self.run(&command, lab.0.path())
+        limited(&command, lab.0.path(), self.is_users, self.umask, Stdio::null())
     }
 
     /// As somebody would write it.

@@ -2,6 +2,7 @@
 
 use crate::copies::Way;
 use crate::snapshot::{Entry, Finding, Snapshot};
+use crate::tree::is_temporary;
 
 /// What a command line does instead of what cp -a does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,14 +236,6 @@ pub const ENTRIES: &[Entries] = &[
 
 fn has_temporary(path: &[u8]) -> bool {
     path.split(|&byte| byte == b'/').any(is_temporary)
-}
-
-/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`.
-pub fn is_temporary(name: &[u8]) -> bool {
-    let Some((b".", rest)) = name.split_at_checked(1) else { return false };
-    let Some((hash, ending)) = rest.split_at_checked(32) else { return false };
-    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-    hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link"].contains(&ending)
 }
 
 /// Whether a text is what a pattern says.

@@ -7,9 +7,10 @@ use std::sync::Mutex;
 
 use crate::copies::{Form, Line, WAYS, Way};
 use crate::differences::{ITSELF, Instead, LINES, is_itself, matches};
+use crate::report;
 use crate::rig::lab::Lab;
+use crate::rig::seeds::{each, is_long};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
-use crate::{each, report};
 
 /// Sources, below `from`.
 const SOURCES: &[&[&str]] = &[
@@ -214,7 +215,7 @@ fn scene(lab: &Lab, name: &str, case: &Case) -> Scene {
 fn ways(number: u64, case: &Case) -> Vec<Way> {
     let all: Vec<Way> = WAYS.iter().copied().filter(|&way| way != Way::Mixed || case.sources.len() > 1).collect();
     let at = |number: u64| all[number as usize % all.len()];
-    if crate::is_long() { vec![at(number), at(number + 1)] } else { vec![at(number)] }
+    if is_long() { vec![at(number), at(number + 1)] } else { vec![at(number)] }
 }
 
 fn violations(number: u64, case: &Case, used: &Mutex<Vec<&'static str>>) -> Vec<String> {
@@ -268,7 +269,7 @@ fn command_lines_do_what_they_do_with_cp() {
     let cases = cases();
     let used = Mutex::new(Vec::new());
     // All in the long run; else every fourth, always the same ones.
-    let step = if crate::is_long() { 1 } else { 4 };
+    let step = if is_long() { 1 } else { 4 };
     let count = cases.len() as u64 / step;
     let wrong = each(0..count, |number| violations(number, &cases[(number * step) as usize], &used));
     assert!(wrong == 0, "{wrong} of {count} command lines with violations, see above");

@@ -13,20 +13,13 @@ mod snapshot;
 mod tree;
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rig::Ended;
 use rig::lab::Lab;
 
 /// Lines that tell of one copy.
 const LINES_MAX: usize = 12;
-
-/// Whether `make test-long` runs this.
-fn is_long() -> bool {
-    std::env::var_os("RD_LONG").is_some()
-}
 
 /// A laboratory that an ordinary user can work in, too.
 fn laboratory() -> Lab {
@@ -36,32 +29,6 @@ fn laboratory() -> Lab {
         fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
     }
     lab
-}
-
-/// Does it for each number, several at a time, and prints what is wrong; how many of them that is.
-fn each(numbers: std::ops::Range<u64>, check: impl Fn(u64) -> Vec<String> + Sync) -> u64 {
-    let next = AtomicU64::new(numbers.start);
-    let wrong = AtomicU64::new(0);
-    let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).clamp(2, 8);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= numbers.end {
-                        return;
-                    }
-                    let lines = check(number);
-                    if !lines.is_empty() {
-                        wrong.fetch_add(1, Ordering::Relaxed);
-                        // At once, and past the harness: a run that is cut has told what it has found.
-                        let _ = writeln!(std::io::stderr(), "{}", lines.join("\n"));
-                    }
-                }
-            });
-        }
-    });
-    wrong.into_inner()
 }
 
 /// What is wrong with one copy, in some lines.

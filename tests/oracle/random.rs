@@ -8,11 +8,12 @@ use std::sync::Mutex;
 use crate::copies::{Form, Line, WAYS, Way};
 use crate::differences::{ENTRIES, Seen};
 use crate::forms::settle;
+use crate::report;
 use crate::rig::Random;
 use crate::rig::lab::Lab;
+use crate::rig::seeds::{each, seeds};
 use crate::snapshot::{Snapshot, differences, snapshot};
 use crate::tree::{self, Gardener, Kind, Node, USER};
-use crate::{each, report};
 
 /// Seeds of `make test`: always the same, so that what fails there has been broken by a change.
 const SEEDS: std::ops::Range<u64> = 1..51;
@@ -140,26 +141,9 @@ fn violations(seed: u64, grown: &Grown, used: &Mutex<Vec<&'static str>>) -> Vec<
     wrong
 }
 
-/// RD_SEED is a seed, or the first and the last of some: 7-19.
-fn seeds() -> std::ops::Range<u64> {
-    let number = |text: &str| text.parse::<u64>().expect("RD_SEED is a number, or two with a - between them");
-    match std::env::var("RD_SEED") {
-        Ok(text) => {
-            let (first, last) = text.split_once('-').unwrap_or((&text, &text));
-            number(first)..number(last) + 1
-        }
-        Err(_) if crate::is_long() => {
-            let first = Random::printed("random trees").below(1 << 32);
-            first..first + LONG_COUNT
-        }
-        Err(_) => SEEDS,
-    }
-}
-
 #[test]
 fn random_trees_become_what_cp_makes_of_them() {
-    let seeds = seeds();
-    eprintln!("random trees: RD_SEED={}-{}", seeds.start, seeds.end - 1);
+    let seeds = seeds("random trees", SEEDS, LONG_COUNT);
     let (all, used) = (seeds.end - seeds.start >= SEEDS.end - SEEDS.start, Mutex::new(Vec::new()));
     let count = seeds.end - seeds.start;
     let wrong = each(seeds, |seed| violations(seed, &grow(seed), &used));

@@ -131,7 +131,7 @@ pub struct Finding {
     pub path: Vec<u8>,
     /// The name of the field; of an attribute, its own.
     pub what: String,
-    /// What cp has made, and what rdcp has.
+    /// What the reference (cp, rsync) has made, and what rdcp has.
     pub reference: Option<String>,
     pub got: Option<String>,
 }
@@ -144,7 +144,7 @@ impl Finding {
         for text in [&mut reference, &mut got] {
             text.truncate(200);
         }
-        format!("{path}: {what}: cp has {reference}, rdcp {got}")
+        format!("{path}: {what}: expected {reference}, rdcp has {got}")
     }
 }
 

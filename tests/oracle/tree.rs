@@ -309,6 +309,14 @@ impl<'a> Gardener<'a> {
     }
 }
 
+/// A name under which rdcp makes what is not whole yet: `.HASH.rd-part`, `.HASH.rd-link`.
+pub fn is_temporary(name: &[u8]) -> bool {
+    let Some((b".", rest)) = name.split_at_checked(1) else { return false };
+    let Some((hash, ending)) = rest.split_at_checked(32) else { return false };
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    hash.iter().all(is_digit) && [&b".rd-part"[..], b".rd-link"].contains(&ending)
+}
+
 /// Makes a tree under a name that is free, as root with owners.
 pub fn make(path: &Path, node: &Node) {
     let is_root = rustix::process::geteuid().is_root();

@@ -21,6 +21,7 @@ pub mod hosts;
 pub mod lab;
 pub mod network;
 pub mod proxy;
+pub mod seeds;
 
 /// A key that a person might choose.
 pub const KEY: &str = "correct horse";

@@ -1,0 +1,20 @@
+//! Trees against rsync, an oracle that knows nothing of us: random trees onto what an earlier run and time have made of
+//! their copies, by both programs into twin destinations, compared by names, kinds, data, metadata and links.
+//!
+//! `RD_SEED=n` (or `n-m`) repeats seeds, `RD_MODE=NAME` takes one mode of `modes.rs`. The files of a failing seed are
+//! kept, and their directory printed.
+
+#[path = "../rig/mod.rs"]
+mod rig;
+
+mod changes;
+#[allow(dead_code, reason = "cp's oracle uses the rest")]
+#[path = "../oracle/copies.rs"]
+mod copies;
+mod modes;
+mod random;
+#[path = "../oracle/snapshot.rs"]
+mod snapshot;
+#[allow(dead_code, reason = "cp's oracle uses the rest")]
+#[path = "../oracle/tree.rs"]
+mod tree;

@@ -1,0 +1,284 @@
+//! Random trees by both programs, and what must be equal then.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::changes::{changed, edged, without_temporaries};
+use crate::copies::{Way, limited};
+use crate::modes::{BASE, MODES, Mode, patterns};
+use crate::rig::lab::Lab;
+use crate::rig::seeds::{each, seeds};
+use crate::rig::{AGENT, Ended, Random, rdcp};
+use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+use crate::tree::{self, Gardener, Node};
+
+/// Seeds of `make test`.
+const SEEDS: std::ops::Range<u64> = 1..31;
+
+/// How many the long run takes.
+const LONG_COUNT: u64 = 300;
+
+/// Lines that report one copy.
+const LINES_MAX: usize = 12;
+
+const UMASK: u32 = 0o022;
+
+/// Directories that a copy itself changes.
+const TIMELESS: &[&[u8]] = &[b"", b"into"];
+
+/// What a destination has gone through.
+enum History {
+    /// Nothing is there.
+    New,
+    /// An earlier run of the same program, from this source.
+    Copied(Node),
+    /// Something else.
+    Old(Node),
+}
+
+/// What a seed has grown.
+struct Grown {
+    source: Node,
+    history: History,
+    /// `SRC DST`, which makes DST/src; else `SRC/ DST`.
+    is_nested: bool,
+    patterns: Vec<String>,
+    way: Way,
+}
+
+fn grow(seed: u64, is_new: bool) -> Grown {
+    let mut random = Random::new(seed);
+    for _ in 0..4 {
+        random.next();
+    }
+    let patterns = patterns(&mut random);
+    let mut gardener = Gardener::new(&mut random, false);
+    let before = gardener.tree();
+    let before = without_temporaries(edged(&mut gardener, before));
+    let source = without_temporaries(changed(&mut gardener, &before));
+    let history = match gardener.random.below(8) {
+        _ if is_new => History::New,
+        0 => History::New,
+        1 | 2 => History::Old(without_temporaries(gardener.aged(&source, 2))),
+        _ => History::Copied(before),
+    };
+    let is_nested = !is_new && gardener.random.below(4) == 0;
+    let way = [Way::Within, Way::Push, Way::Pull, Way::Between][seed as usize % 4];
+    Grown { source, history, is_nested, patterns, way }
+}
+
+/// A laboratory with both states of the source: `before/src`, where an earlier run had one, and `now/src`.
+fn plant(grown: &Grown) -> Lab {
+    let lab = Lab::new();
+    for name in ["before", "now"] {
+        fs::create_dir(lab.join(name)).expect("a directory");
+    }
+    if let History::Copied(before) = &grown.history {
+        tree::make(&lab.join("before/src"), before);
+    }
+    tree::make(&lab.join("now/src"), &grown.source);
+    lab
+}
+
+/// A destination of its own for a program, with all that a copy should leave alone beside it.
+fn scene(lab: &Lab, name: &str, grown: &Grown) -> PathBuf {
+    let scene = lab.join(name);
+    for directory in ["into", "outside/dir"] {
+        fs::create_dir_all(scene.join(directory)).expect("a directory");
+    }
+    fs::write(scene.join("outside/file"), b"not to be touched").expect("a file");
+    let time = rustix::fs::Timespec { tv_sec: 1_000_000_000, tv_nsec: 5 };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    for path in ["outside/file", "outside/dir", "outside"] {
+        rustix::fs::utimensat(rustix::fs::CWD, scene.join(path), &times, rustix::fs::AtFlags::empty()).expect("ours");
+    }
+    if let History::Old(old) = &grown.history {
+        tree::make(&scene.join("into").join(copy_name(grown)), old);
+    }
+    scene
+}
+
+fn copy_name(grown: &Grown) -> &'static str {
+    if grown.is_nested { "src" } else { "copy" }
+}
+
+/// Source and destination as the command line has them.
+fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2] {
+    let source = lab.join(state).join("src").into_os_string();
+    if grown.is_nested {
+        return [source, scene.join("into").into_os_string()];
+    }
+    let contents = [source.as_bytes(), b"/"].concat();
+    [OsStr::from_bytes(&contents).to_owned(), scene.join("into/copy").into_os_string()]
+}
+
+/// Something that makes one tree of another.
+trait Program {
+    fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended;
+}
+
+struct Rsync;
+
+impl Program for Rsync {
+    fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended {
+        let mut command = Command::new("rsync");
+        command.args(BASE).args(mode.rsync).args(patterns).args(operands);
+        limited(&command, lab.0.path(), false, UMASK, Stdio::null())
+    }
+}
+
+/// `rdcp -r`, with `--sync` or without.
+struct Rdcp {
+    way: Way,
+    options: &'static [&'static str],
+}
+
+impl Program for Rdcp {
+    fn run(&self, lab: &Lab, [source, destination]: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended {
+        let on = |host: &str, path: OsString| {
+            let mut text = OsString::from(host);
+            text.push(path);
+            text
+        };
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "-q", "--encrypt", "never"]).args(self.options).args(mode.rdcp).args(patterns);
+        command.arg(on(self.way.source(0), source)).arg(on(self.way.destination(), destination));
+        limited(&command, lab.0.path(), false, UMASK, Stdio::null())
+    }
+}
+
+/// What a program has made of a seed.
+struct Made {
+    ended: Ended,
+    got: Snapshot,
+    scene: PathBuf,
+}
+
+fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program) -> Made {
+    let scene = scene(lab, name, grown);
+    if let History::Copied(_) = grown.history {
+        let first = program.run(lab, operands(lab, &scene, "before", grown), &MODES[0], &[]);
+        assert_eq!(first.code, 0, "the first copy by {name}: {}", first.stderr);
+    }
+    let patterns = if mode.has_patterns { &grown.patterns[..] } else { &[] };
+    let ended = program.run(lab, operands(lab, &scene, "now", grown), mode, patterns);
+    Made { ended, got: snapshot(&scene), scene }
+}
+
+/// The source, by the paths of its copy.
+fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
+    let top = ["into/", copy_name(grown)].concat().into_bytes();
+    let renamed = |path: &[u8]| if path.is_empty() { top.clone() } else { [&top[..], b"/", path].concat() };
+    let found = snapshot(&lab.join("now/src"));
+    let entries = found.into_iter().map(|(path, mut entry)| {
+        entry.first_name = entry.first_name.map(|name| renamed(&name));
+        (renamed(&path), entry)
+    });
+    entries.collect()
+}
+
+/// Whether rdcp has made what the source has, and rsync has not: links and metadata that it misses, never names or data.
+fn is_better(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
+    let (Some(source), Some(got)) = (source.get(&finding.path), got.get(&finding.path)) else { return false };
+    match finding.what.as_str() {
+        "kind" | "content" => false,
+        "mode" => source.mode == got.mode,
+        "owner" => source.owner == got.owner,
+        "modified" => source.modified == got.modified,
+        "first name" => source.first_name == got.first_name,
+        "bytes on disk" => false,
+        attribute => source.attributes.get(attribute) == got.attributes.get(attribute),
+    }
+}
+
+/// What is not as in the reference.
+fn violations(reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> {
+    let found = differences(&reference.got, &other.got, TIMELESS);
+    let mut lines: Vec<String> =
+        found.iter().filter(|finding| !is_better(finding, source, &other.got)).map(Finding::shown).collect();
+    if (reference.ended.code == 0) != (other.ended.code == 0) {
+        lines.push(format!("rsync ends with {}, rdcp with {}", reference.ended.code, other.ended.code));
+    }
+    lines
+}
+
+/// Inode and time of change of all that is there: another run must not touch what is the same.
+fn touched(top: &Path, got: &Snapshot) -> BTreeMap<Vec<u8>, (u64, i64, i64)> {
+    let state = |path: &Vec<u8>| {
+        let stat = fs::symlink_metadata(top.join(OsStr::from_bytes(path))).expect("it was there");
+        (path.clone(), (stat.ino(), stat.ctime(), stat.ctime_nsec()))
+    };
+    got.keys().map(state).collect()
+}
+
+/// What is wrong with a seed in a mode, in some lines.
+fn check(seed: u64, mode: &Mode, is_new: bool, options: &'static [&'static str]) -> Vec<String> {
+    let grown = grow(seed, is_new);
+    let lab = plant(&grown);
+    let source = expected(&lab, &grown);
+    let reference = made(&lab, "rsync", &grown, mode, &Rsync);
+    let program = Rdcp { way: grown.way, options };
+    let other = made(&lab, "rdcp", &grown, mode, &program);
+    let mut lines = violations(&reference, &other, &source);
+    if lines.is_empty() && !is_new && other.ended.code == 0 && reference.ended.code == 0 && mode.is_whole {
+        let before = touched(&other.scene, &other.got);
+        let again = program.run(&lab, operands(&lab, &other.scene, "now", &grown), mode, &[]);
+        if again.code != 0 {
+            lines.push(format!("run again it ends with {}: {}", again.code, again.stderr));
+        }
+        let after = touched(&other.scene, &snapshot(&other.scene));
+        let changed = before.iter().filter(|&(path, state)| after.get(path) != Some(state));
+        lines.extend(changed.map(|(path, _)| format!("run again it touches {}", path.escape_ascii())));
+    }
+    if lines.is_empty() {
+        return lines;
+    }
+    let mut text = format!("seed {seed}, mode {}, {:?}, nested {}:\n", mode.name, grown.way, grown.is_nested);
+    for line in lines.iter().take(LINES_MAX) {
+        text += &format!("    {line}\n");
+    }
+    text += &format!("    {} lines in all; patterns {:?}\n", lines.len(), grown.patterns);
+    for (name, ended) in [("rsync", &reference.ended), ("rdcp", &other.ended)] {
+        for line in ended.stderr.lines().take(4) {
+            text += &format!("    {name} {}: {}\n", ended.code, line.chars().take(300).collect::<String>());
+        }
+    }
+    let kept = lab.0.keep();
+    vec![text, format!("kept: {}; again: RD_SEED={seed} RD_MODE={}", kept.display(), mode.name)]
+}
+
+/// Into nothing, `rdcp -r` makes what rsync makes.
+#[test]
+fn first_copies_are_what_rsync_makes() {
+    let wrong = each(seeds("first copies", SEEDS, LONG_COUNT), |seed| check(seed, &MODES[0], true, &[]));
+    assert!(wrong == 0, "{wrong} seeds with violations, see above");
+}
+
+/// What a mode does shows: rsync with its options and rsync without them do not leave the same. So a program that ignored
+/// one would be found.
+#[test]
+fn the_comparison_sees_each_mode() {
+    const TRIES: u64 = 60;
+    // What is compared by a window, and what is written in place, looks alike at the end.
+    let seen_otherwise = ["plain", "inplace"];
+    let modes: Vec<&Mode> = MODES.iter().filter(|mode| !seen_otherwise.contains(&mode.name)).collect();
+    let wrong = each(0..modes.len() as u64, |number| {
+        let mode = modes[number as usize];
+        let differs = (1..TRIES).any(|seed| {
+            let grown = grow(seed, false);
+            let lab = plant(&grown);
+            let source = expected(&lab, &grown);
+            let reference = made(&lab, "rsync", &grown, mode, &Rsync);
+            let without = Mode { rsync: &[], ..MODES[0] };
+            let other = made(&lab, "other", &grown, &without, &Rsync);
+            !violations(&reference, &other, &source).is_empty()
+        });
+        if differs { Vec::new() } else { vec![format!("no seed shows what {} does", mode.name)] }
+    });
+    assert!(wrong == 0, "{wrong} modes are not seen, see above");
+}

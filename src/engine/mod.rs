@@ -15,12 +15,12 @@ use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
 use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
-use rd_proto::tree::OPEN_MAX;
+use rd_proto::tree::{Answer, OPEN_MAX};
 use rustix::io::Errno;
 
 use crate::fs::source::Source;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
-use crate::tree::sink::{Have, Refused};
+use crate::tree::sink::Refused;
 
 pub mod account;
 mod inline;
@@ -369,8 +369,9 @@ impl Engine {
             // A reader that goes once it has everything has left nothing unread.
             Event::SinkGone if self.has_taken_all() => {}
             Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
-            Event::Have(Have { item, granule_bytes, hashes }) => {
-                self.haves.push_back((None, Frame::Have { item, granule_bytes, hashes }));
+            Event::Answer(answer) => {
+                let Answer::Blocks { item, block_bytes, digests, .. } = answer else { return };
+                self.haves.push_back((None, Frame::Have { item, granule_bytes: block_bytes, hashes: digests }));
                 if self.haves.len() > OPEN_MAX {
                     self.haves.pop_front();
                 }
@@ -501,8 +502,8 @@ impl Engine {
         let handled = match Frame::decode(&self.frame) {
             Ok(Some(Frame::Have { item, granule_bytes, hashes })) => match &self.shared.source {
                 Some(Parts::Tree(tree)) => {
-                    tree.handle_have(item, granule_bytes, hashes);
-                    Ok(())
+                    let answer = Answer::Blocks { item, block_bytes: granule_bytes, is_last: true, digests: hashes };
+                    tree.handle_answer(answer).map_err(Violation::Impossible)
                 }
                 _ => Err(Violation::Unexpected("HAVE")),
             },

@@ -8,6 +8,7 @@ use rd_proto::control::{Endpoint, IoFact};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::session::Agreed;
+use rd_proto::tree::Answer;
 
 use super::Observer;
 use super::link::LinkError;
@@ -18,7 +19,7 @@ use crate::fs::standard;
 use crate::options::Compress;
 use crate::transport::relay::RelayOutput;
 use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
-use crate::tree::sink::{Have, Refused, Report as TreeReport, TreeSink};
+use crate::tree::sink::{Refused, Report as TreeReport, TreeSink};
 use crate::tree::source::TreeSource;
 
 /// Events that may wait for the loop. A peer that floods it with control frames waits in its turn.
@@ -60,8 +61,8 @@ pub enum Event {
     SinkFailed(Buffer, IoFact),
     /// The sink's reader has closed it.
     SinkGone,
-    /// The sink of a tree has this of a large file already.
-    Have(Have),
+    /// The sink of a tree answers the sender.
+    Answer(Answer),
     /// The sink of a tree cannot go on.
     Refused(Refused),
     /// The sink has published what could be; of a tree, what came of it.

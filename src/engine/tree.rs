@@ -8,7 +8,7 @@ use rd_proto::frame::ChunkHeader;
 use super::Event;
 use super::work::SinkJob;
 use crate::transport::Buffer;
-use crate::tree::sink::{Answer, TreeSink};
+use crate::tree::sink::{SendAnswer, TreeSink};
 
 /// An opened chunk with the sink. When the last thread that writes some of it drops it, the buffer goes back to the loop.
 pub struct Chunk {
@@ -33,8 +33,8 @@ impl Drop for Chunk {
 }
 
 /// How a sink answers the sender, through the loop.
-pub fn answer(post: Post<Event>) -> Answer {
-    Box::new(move |have| drop(post.send(Event::Have(have))))
+pub fn answer(post: Post<Event>) -> SendAnswer {
+    Box::new(move |answer| drop(post.send(Event::Answer(answer))))
 }
 
 /// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.

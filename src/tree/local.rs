@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flume::{Receiver, Sender, bounded};
 
-use super::sink::{Answer, Have, Local, Refused, Report, TreeSink};
+use super::sink::{Local, Refused, Report, SendAnswer, TreeSink};
 use super::source::{Next, TreeSource};
 use crate::fs::direct::Tally;
 use crate::fs::source::Part;
@@ -95,9 +95,9 @@ fn give(
 }
 
 /// What tells the source that nothing is there of a file: within a host, comparing takes longer than copying.
-pub fn answer(source: &Arc<TreeSource>) -> Answer {
+pub fn answer(source: &Arc<TreeSource>) -> SendAnswer {
     let source = Arc::clone(source);
-    Box::new(move |Have { item, .. }| source.handle_have(item, 1, Vec::new()))
+    Box::new(move |answer| source.handle_answer(answer).expect("the sink of this process keeps to the protocol"))
 }
 
 #[cfg(test)]

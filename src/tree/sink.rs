@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Metadata, OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
+use rd_proto::tree::{Answer, Metadata, OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -116,25 +116,8 @@ pub enum Refused {
     Io(IoFact),
 }
 
-/// What there is of a large file before any of it has been received: the sender waits to be told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Have {
-    /// The file's number.
-    pub item: u32,
-    /// Bytes of each granule but the last.
-    pub granule_bytes: u64,
-    /// For each granule a hash, if it is all there; none at all if nothing is.
-    pub hashes: Vec<Option<[u8; 16]>>,
-}
-
-impl Have {
-    fn nothing(item: u32) -> Self {
-        Self { item, granule_bytes: 1, hashes: Vec::new() }
-    }
-}
-
-/// Takes what the sender is to be told, from any thread; must not block for long.
-pub type Answer = Box<dyn Fn(Have) + Send + Sync>;
+/// Takes an answer to the sender, from any thread. It may wait until there is room for it, but not after the session has ended.
+pub type SendAnswer = Box<dyn Fn(Answer) + Send + Sync>;
 
 /// Takes the paths of what a transfer that was given up has left for the next one to resume, and how many bytes of it need
 /// not be sent again.
@@ -208,7 +191,7 @@ struct Shared {
     names: Names,
     progress: Arc<Progress>,
     is_local: bool,
-    answer: Answer,
+    answer: SendAnswer,
     setter: Setter,
     /// Bits that new entries do not get where mode is not kept.
     umask: u32,
@@ -359,7 +342,7 @@ impl TreeSink {
     /// # Errors
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
-    pub fn new(directory: &Path, destination: impl Into<Destination>, answer: Answer) -> Result<Self, IoFact> {
+    pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
         let Destination { options, names, threads, progress, is_local } = destination.into();
         if let Names::Only(name) = &names
             && !is_name(name)
@@ -570,7 +553,7 @@ impl TreeSink {
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
                 match &large {
                     Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
-                    _ if awaits_have => (shared.answer)(Have::nothing(item)),
+                    _ if awaits_have => (shared.answer)(Answer::nothing(item)),
                     _ => {}
                 }
                 self.add_slot(item, size, large, path)?;
@@ -603,7 +586,7 @@ impl TreeSink {
             Record::Directory { .. } => self.levels.push(None),
             Record::Large { item, size, is_sparse, .. } => {
                 if Record::awaits_have(size, is_sparse) {
-                    (self.shared.answer)(Have::nothing(item));
+                    (self.shared.answer)(Answer::nothing(item));
                 }
                 self.add_slot(item, size, None, Vec::new())?;
             }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{OPEN_MAX, Record};
+use rd_proto::tree::{Answer, OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
@@ -258,17 +258,24 @@ impl TreeSource {
         self.account(file, *position, *length, outcome)
     }
 
-    /// Takes what the receiver has of a large file that awaits it. The file's number, the bytes of a granule, and the
-    /// hashes of the granules are as the peer sent them.
-    pub fn handle_have(&self, item: u32, granule_bytes: u64, hashes: Vec<Option<[u8; 16]>>) {
+    /// Takes an answer of the receiver, as the peer sent it.
+    ///
+    /// # Errors
+    ///
+    /// Why no receiver would have sent it.
+    pub fn handle_answer(&self, answer: Answer) -> Result<(), &'static str> {
+        let Answer::Blocks { item, block_bytes: granule_bytes, digests: hashes, .. } = answer else {
+            return Err("an answer to what was not asked");
+        };
         let mut shared = self.shared();
-        let Some(reading) = shared.files.get_mut(&item) else { return };
+        let Some(reading) = shared.files.get_mut(&item) else { return Ok(()) };
         // Told twice where a lane was lost meanwhile.
         if matches!(reading.have, Have::Awaited) {
             reading.have = Have::Told { granule_bytes: granule_bytes.max(1), hashes };
             shared.ready.push_back(item);
             self.changed.notify_all();
         }
+        Ok(())
     }
 
     /// What has been given out so far.

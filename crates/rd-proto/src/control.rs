@@ -36,6 +36,9 @@ pub const CONTROL_SEAL_BYTES: usize = CONTROL_BYTES_MAX - FRAME_BYTES_MAX;
 /// The largest control frame in clear, in bytes.
 pub const FRAME_BYTES_MAX: usize = CONTROL_PLAIN_BYTES_MAX;
 
+/// The longest answer, in bytes: its frame has a kind, a number and a length beside it.
+pub const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX - 11;
+
 /// Granules that a HAVE can tell of.
 pub const GRANULES_MAX: usize = 200;
 

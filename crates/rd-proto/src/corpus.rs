@@ -17,6 +17,7 @@ const TARGETS: &[(&str, Body)] = &[
     ("handshake_listener", crate::handshake::fuzz::listener),
     ("measure_frame", crate::control::measure::fuzz::measure_frame),
     ("record_open", crate::record::fuzz::record_open),
+    ("tree_answer", crate::tree::answer::fuzz::tree_answer),
     ("tree_records", crate::tree::fuzz::tree_records),
 ];
 
@@ -34,6 +35,7 @@ fn corpus_holds_what_this_version_makes() {
     let seeds = [
         crate::record::fuzz::seeds(),
         crate::tree::fuzz::seeds(),
+        crate::tree::answer::fuzz::seeds(),
         crate::compress::fuzz::seeds(),
         crate::handshake::fuzz::seeds(),
         crate::control::fuzz::seeds(),

@@ -10,10 +10,12 @@
 //!
 //! All of it comes from a peer: decoding checks every length and every name, and [`Order`] the sequence.
 
+pub mod answer;
 mod extension;
 
 use std::collections::BTreeSet;
 
+pub use answer::{Answer, Verdict};
 pub use extension::{EXTENSIONS_BYTES_MAX, EXTENSIONS_MAX, Extension, Extensions};
 
 use crate::reader::{ReadError, Reader};

@@ -5,11 +5,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 
 use flume::Receiver;
-use rd_proto::tree::Record;
+use rd_proto::tree::{Answer, Record};
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large};
-use super::{Bytes, Have, Shared};
+use super::{Bytes, Shared};
 use crate::tree::source::{FileRange, TreeSource};
 
 /// Entries that one job makes, the bytes of their records, and the directories that they are in.
@@ -83,8 +83,8 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
                 local.source.copied(&local.range, outcome);
             }
             Job::Look(large, item) => {
-                let (granule_bytes, hashes) = large.look();
-                (shared.answer)(Have { item, granule_bytes, hashes });
+                let (block_bytes, digests) = large.look();
+                (shared.answer)(Answer::Blocks { item, block_bytes, is_last: true, digests });
             }
             Job::Settle(large) => drop(large),
         }

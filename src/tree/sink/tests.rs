@@ -651,12 +651,13 @@ fn a_file_that_is_being_synced_is_one_to_go_on_with() {
     assert_eq!((stat.mode() & 0o7777, stat.uid()), (0o600, rustix::process::geteuid().as_raw()));
     let looked = Arc::new(Mutex::new(None));
     let told = Arc::clone(&looked);
-    let answer = Box::new(move |have: Have| _ = told.lock().expect("no panic").insert(have));
+    let answer = Box::new(move |answer| _ = told.lock().expect("no panic").insert(answer));
     let mut sink = TreeSink::new(&scratch.dst(), TreeOptions::default(), answer).expect("there");
     sink.push(0, 0, chunk(&[large, closed(1, 0), END])).expect("taken");
     sink.finish().expect("whole");
-    let have = looked.lock().expect("no panic").take().expect("it was asked");
-    assert!(!have.hashes.is_empty() && have.hashes.iter().all(Option::is_some), "{have:?}");
+    let answer = looked.lock().expect("no panic").take().expect("it was asked");
+    let Answer::Blocks { digests, .. } = &answer else { panic!("{answer:?}") };
+    assert!(!digests.is_empty() && digests.iter().all(Option::is_some), "{answer:?}");
 }
 
 /// All of the above once more without root's rights.

@@ -1,0 +1,290 @@
+//! What the receiver of a tree answers while the tree is being sent.
+//!
+//! Answers reach the sender once, whole and in order. Each begins with a byte for its kind; its list has no count and goes to
+//! its end. All of it comes from a peer: decoding checks every value.
+
+use super::TreeError;
+use crate::control::ANSWER_BYTES_MAX;
+use crate::reader::{ReadError, Reader};
+
+/// The shortest block that digests are made of, in bytes.
+pub const BLOCK_BYTES_MIN: u64 = 64 << 10;
+
+/// Digests that one answer has room for, whether they are there or not.
+pub const DIGESTS_MAX: usize = (ANSWER_BYTES_MAX - BLOCKS_HEAD_BYTES) / (1 + DIGEST_BYTES);
+
+/// Encoded verdicts of one answer: at most so many bytes.
+pub const VERDICTS_BYTES_MAX: usize = ANSWER_BYTES_MAX - 9;
+
+const DIGEST_BYTES: usize = 16;
+
+/// Kind, item, length of a block, and whether it is the last.
+const BLOCKS_HEAD_BYTES: usize = 7;
+
+/// The beginning of the BLAKE3 of a block; none where the receiver does not have all of it.
+pub type Digest = Option<[u8; DIGEST_BYTES]>;
+
+/// One answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// What the receiver has of the next blocks of a large file, from its beginning on.
+    Blocks {
+        /// The file's number.
+        item: u32,
+        /// Bytes of each block but the file's last: a power of two, at least [`BLOCK_BYTES_MIN`], the same in all answers
+        /// about one file.
+        block_bytes: u64,
+        /// No more of the file's blocks follow: the receiver has nothing beyond these.
+        is_last: bool,
+        /// At most [`DIGESTS_MAX`]; empty only where it is the last.
+        digests: Vec<Digest>,
+    },
+    /// Nothing is there where a directory is to be: contents may travel in the records of all below it.
+    Fresh {
+        /// The number of its record among those of directories.
+        directory: u64,
+    },
+    /// What is to come of the next listed files.
+    Verdicts {
+        /// The number of the first of them.
+        first: u64,
+        /// One for each, at least one; encoded at most [`VERDICTS_BYTES_MAX`] bytes.
+        verdicts: Vec<Verdict>,
+    },
+}
+
+/// What the receiver says of a listed file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is there already.
+    Same,
+    /// It is to be sent.
+    Wanted,
+    /// It is to be sent, and once its record has come, digests of what is there follow.
+    Blocks,
+    /// The beginning of the BLAKE3 of the contents that are there: to be sent if they differ.
+    Digest([u8; DIGEST_BYTES]),
+}
+
+impl Verdict {
+    /// Bytes that it takes of an answer.
+    pub fn encoded_bytes(&self) -> usize {
+        if matches!(self, Self::Digest(_)) { 1 + DIGEST_BYTES } else { 1 }
+    }
+}
+
+const KIND_BLOCKS: u8 = 1;
+const KIND_FRESH: u8 = 2;
+const KIND_VERDICTS: u8 = 3;
+
+impl Answer {
+    /// Nothing is there of a large file.
+    pub fn nothing(item: u32) -> Self {
+        Self::Blocks { item, block_bytes: BLOCK_BYTES_MIN, is_last: true, digests: Vec::new() }
+    }
+
+    /// The encoded answer, at most [`ANSWER_BYTES_MAX`] bytes by the limits of its fields.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Self::Blocks { item, block_bytes, is_last, digests } => {
+                debug_assert!(block_bytes.is_power_of_two() && *block_bytes >= BLOCK_BYTES_MIN);
+                out.push(KIND_BLOCKS);
+                out.extend(item.to_le_bytes());
+                out.extend([block_bytes.trailing_zeros() as u8, u8::from(*is_last)]);
+                for digest in digests {
+                    out.push(u8::from(digest.is_some()));
+                    out.extend(digest.iter().flatten());
+                }
+            }
+            Self::Fresh { directory } => {
+                out.push(KIND_FRESH);
+                out.extend(directory.to_le_bytes());
+            }
+            Self::Verdicts { first, verdicts } => {
+                out.push(KIND_VERDICTS);
+                out.extend(first.to_le_bytes());
+                for verdict in verdicts {
+                    match verdict {
+                        Verdict::Same => out.push(0),
+                        Verdict::Wanted => out.push(1),
+                        Verdict::Blocks => out.push(2),
+                        Verdict::Digest(digest) => {
+                            out.push(3);
+                            out.extend(digest);
+                        }
+                    }
+                }
+            }
+        }
+        debug_assert!(out.len() <= ANSWER_BYTES_MAX);
+        out
+    }
+
+    /// Reads an answer of a peer.
+    ///
+    /// # Errors
+    ///
+    /// [`TreeError`] if it is cut off, says nothing, or has a value out of bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Self, TreeError> {
+        if bytes.len() > ANSWER_BYTES_MAX {
+            return Err(TreeError::Length);
+        }
+        let mut reader = Reader { rest: bytes };
+        let answer = match reader.u8()? {
+            KIND_BLOCKS => {
+                let (item, shift, is_last) = (reader.u32()?, reader.u8()?, reader.bool()?);
+                let block_bytes = 1_u64.checked_shl(shift.into()).filter(|&bytes| bytes >= BLOCK_BYTES_MIN);
+                let block_bytes = block_bytes.ok_or(TreeError::Value)?;
+                let digest = |reader: &mut Reader<'_>| {
+                    if reader.bool()? { reader.array().map(Some) } else { Ok(None) }
+                };
+                let digests = to_the_end(&mut reader, digest)?;
+                // As absent ones are short, there may be more of them in as many bytes.
+                if digests.len() > DIGESTS_MAX || digests.is_empty() && !is_last {
+                    return Err(TreeError::Length);
+                }
+                Self::Blocks { item, block_bytes, is_last, digests }
+            }
+            KIND_FRESH => Self::Fresh { directory: reader.u64()? },
+            KIND_VERDICTS => {
+                let first = reader.u64()?;
+                let verdicts = to_the_end(&mut reader, |reader| {
+                    Ok(match reader.u8()? {
+                        0 => Verdict::Same,
+                        1 => Verdict::Wanted,
+                        2 => Verdict::Blocks,
+                        3 => Verdict::Digest(reader.array()?),
+                        _ => return Err(ReadError::Flag),
+                    })
+                })?;
+                if verdicts.is_empty() || first.checked_add(verdicts.len() as u64).is_none() {
+                    return Err(TreeError::Value);
+                }
+                Self::Verdicts { first, verdicts }
+            }
+            _ => return Err(TreeError::Value),
+        };
+        if reader.rest.is_empty() { Ok(answer) } else { Err(TreeError::Length) }
+    }
+}
+
+fn to_the_end<T>(
+    reader: &mut Reader<'_>,
+    next: impl Fn(&mut Reader<'_>) -> Result<T, ReadError>,
+) -> Result<Vec<T>, ReadError> {
+    let mut list = Vec::new();
+    while !reader.rest.is_empty() {
+        list.push(next(reader)?);
+    }
+    Ok(list)
+}
+
+/// Fuzz body: no input may panic, and what decodes says what was encoded.
+#[doc(hidden)]
+pub mod fuzz {
+    use super::*;
+
+    /// One answer.
+    pub fn tree_answer(bytes: &[u8]) {
+        let Ok(answer) = Answer::decode(bytes) else { return };
+        assert_eq!(answer.encode(), bytes);
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        samples().into_iter().map(|(name, answer, _)| ("tree_answer", name, answer.encode())).collect()
+    }
+
+    /// One of each kind, and how `docs/PROTOCOL.md` shows it.
+    pub fn samples() -> Vec<(&'static str, Answer, &'static str)> {
+        let digests = vec![Some([0xaa; 16]), None];
+        let verdicts = vec![Verdict::Same, Verdict::Wanted, Verdict::Blocks, Verdict::Digest([0xbb; 16])];
+        vec![
+            (
+                "blocks",
+                Answer::Blocks { item: 7, block_bytes: 16 << 20, is_last: true, digests },
+                "01 07000000 18 01 01 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 00",
+            ),
+            ("fresh", Answer::Fresh { directory: 3 }, "02 0300000000000000"),
+            (
+                "verdicts",
+                Answer::Verdicts { first: 9, verdicts },
+                "03 0900000000000000 00 01 02 03 bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+            ),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn answers_have_these_bytes_and_come_back() {
+        let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
+        let document = std::fs::read_to_string(document).expect("the document");
+        for (name, answer, golden) in fuzz::samples() {
+            let bytes = answer.encode();
+            let made: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(made, golden.replace(' ', ""), "{name}");
+            assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
+            assert_eq!(Answer::decode(&bytes), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn the_largest_answers_fit() {
+        let digests = vec![Some([1; 16]); DIGESTS_MAX];
+        let verdicts = vec![Verdict::Digest([1; 16]); VERDICTS_BYTES_MAX / Verdict::Digest([1; 16]).encoded_bytes()];
+        for answer in [
+            Answer::Blocks { item: 1, block_bytes: 1 << 63, is_last: false, digests },
+            Answer::Verdicts { first: 0, verdicts },
+            Answer::Verdicts { first: 0, verdicts: vec![Verdict::Same; VERDICTS_BYTES_MAX] },
+        ] {
+            let bytes = answer.encode();
+            assert!(bytes.len() <= ANSWER_BYTES_MAX);
+            assert_eq!(Answer::decode(&bytes), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn answers_out_of_bounds_are_refused() {
+        let blocks = |shift, is_last, rest: &[u8]| [&[1, 7, 0, 0, 0, shift, is_last], rest].concat();
+        let verdicts = |first: u64, rest: &[u8]| [&[3][..], &first.to_le_bytes(), rest].concat();
+        for (bytes, error) in [
+            (vec![], TreeError::Short),
+            (vec![0], TreeError::Value),
+            (vec![4], TreeError::Value),
+            (blocks(15, 1, &[]), TreeError::Value),
+            (blocks(64, 1, &[]), TreeError::Value),
+            (blocks(255, 1, &[]), TreeError::Value),
+            (blocks(16, 2, &[]), TreeError::Value),
+            (blocks(16, 0, &[]), TreeError::Length),
+            (blocks(16, 1, &[2]), TreeError::Value),
+            (blocks(16, 1, &[1; 16]), TreeError::Short),
+            (blocks(16, 1, &[0; DIGESTS_MAX + 1]), TreeError::Length),
+            (vec![2; 8], TreeError::Short),
+            (vec![2; 10], TreeError::Length),
+            (verdicts(0, &[]), TreeError::Value),
+            (verdicts(0, &[4]), TreeError::Value),
+            (verdicts(0, &[0, 3, 0]), TreeError::Short),
+            (verdicts(u64::MAX, &[0]), TreeError::Value),
+            (verdicts(0, &[0; VERDICTS_BYTES_MAX + 1]), TreeError::Length),
+        ] {
+            assert_eq!(Answer::decode(&bytes), Err(error), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_are_refused(
+            kind in 0..5_u8,
+            bytes in prop::collection::vec(prop_oneof![0..4_u8, any::<u8>()], 0..100),
+        ) {
+            fuzz::tree_answer(&[&[kind], &bytes[..]].concat());
+        }
+    }
+}

@@ -22,6 +22,16 @@ pub fn edged(gardener: &mut Gardener<'_>, mut node: Node) -> Node {
     node
 }
 
+/// The same tree with each name that of a file of its own.
+pub fn unlinked(mut node: Node) -> Node {
+    node.links = None;
+    if let Kind::Directory(entries) = &mut node.kind {
+        let before = std::mem::take(entries);
+        entries.extend(before.into_iter().map(|(name, below)| (name, unlinked(below))));
+    }
+    node
+}
+
 /// The same tree without names of our own temporary files, which no copy touches.
 pub fn without_temporaries(mut node: Node) -> Node {
     if let Kind::Directory(entries) = &mut node.kind {

@@ -12,19 +12,21 @@ pub struct Mode {
     pub rsync: &'static [&'static str],
     /// With patterns of the seed's.
     pub has_patterns: bool,
+    /// Files have several names. In place, rsync writes through each of them, and rdcp refuses to.
+    pub has_links: bool,
     /// A destination without anything in it becomes equal to its source.
     pub is_whole: bool,
 }
 
 const fn same(name: &'static str, options: &'static [&'static str]) -> Mode {
-    Mode { name, rdcp: options, rsync: options, has_patterns: false, is_whole: true }
+    Mode { name, rdcp: options, rsync: options, has_patterns: false, has_links: true, is_whole: true }
 }
 
 pub const MODES: &[Mode] = &[
     same("plain", &[]),
     same("delete", &["--delete"]),
     same("checksum", &["--checksum", "--delete"]),
-    Mode { rdcp: &["--in-place"], rsync: &["--inplace"], ..same("inplace", &[]) },
+    Mode { rdcp: &["--in-place"], rsync: &["--inplace"], has_links: false, ..same("inplace", &[]) },
     Mode { has_patterns: true, is_whole: false, ..same("excludes", &["--delete"]) },
     Mode { has_patterns: true, is_whole: false, ..same("delete-excluded", &["--delete", "--delete-excluded"]) },
     Mode { is_whole: false, ..same("existing", &["--existing", "--delete"]) },

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::changes::{changed, edged, without_temporaries};
+use crate::changes::{changed, edged, unlinked, without_temporaries};
 use crate::copies::{Way, limited};
 use crate::modes::{BASE, MODES, Mode, patterns};
 use crate::rig::lab::Lab;
@@ -51,20 +51,21 @@ struct Grown {
     way: Way,
 }
 
-fn grow(seed: u64, is_new: bool) -> Grown {
+fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
     let mut random = Random::new(seed);
     for _ in 0..4 {
         random.next();
     }
     let patterns = patterns(&mut random);
     let mut gardener = Gardener::new(&mut random, false);
+    let fit = |node: Node| without_temporaries(if mode.has_links { node } else { unlinked(node) });
     let before = gardener.tree();
-    let before = without_temporaries(edged(&mut gardener, before));
-    let source = without_temporaries(changed(&mut gardener, &before));
+    let before = fit(edged(&mut gardener, before));
+    let source = fit(changed(&mut gardener, &before));
     let history = match gardener.random.below(8) {
         _ if is_new => History::New,
         0 => History::New,
-        1 | 2 => History::Old(without_temporaries(gardener.aged(&source, 2))),
+        1 | 2 => History::Old(fit(gardener.aged(&source, 2))),
         _ => History::Copied(before),
     };
     let is_nested = !is_new && gardener.random.below(4) == 0;
@@ -217,13 +218,13 @@ fn touched(top: &Path, got: &Snapshot) -> BTreeMap<Vec<u8>, (u64, i64, i64)> {
 }
 
 /// What is wrong with a seed in a mode, in some lines.
-fn check(seed: u64, mode: &Mode, is_new: bool, options: &'static [&'static str]) -> Vec<String> {
-    let grown = grow(seed, is_new);
+fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn Program>) -> Vec<String> {
+    let grown = grow(seed, is_new, mode);
     let lab = plant(&grown);
     let source = expected(&lab, &grown);
     let reference = made(&lab, "rsync", &grown, mode, &Rsync);
-    let program = Rdcp { way: grown.way, options };
-    let other = made(&lab, "rdcp", &grown, mode, &program);
+    let program = program(grown.way);
+    let other = made(&lab, "rdcp", &grown, mode, &*program);
     let mut lines = violations(&reference, &other, &source);
     if lines.is_empty() && !is_new && other.ended.code == 0 && reference.ended.code == 0 && mode.is_whole {
         let before = touched(&other.scene, &other.got);
@@ -255,8 +256,31 @@ fn check(seed: u64, mode: &Mode, is_new: bool, options: &'static [&'static str])
 /// Into nothing, `rdcp -r` makes what rsync makes.
 #[test]
 fn first_copies_are_what_rsync_makes() {
-    let wrong = each(seeds("first copies", SEEDS, LONG_COUNT), |seed| check(seed, &MODES[0], true, &[]));
+    let wrong = each(seeds("first copies", SEEDS, LONG_COUNT), |seed| {
+        check(seed, &MODES[0], true, &|way| Box::new(Rdcp { way, options: &[] }))
+    });
     assert!(wrong == 0, "{wrong} seeds with violations, see above");
+}
+
+/// Every mode for every seed, by a program: rsync itself, if what is compared should hold of anybody.
+fn each_mode(name: &str, short: std::ops::Range<u64>, program: impl Fn(Way) -> Box<dyn Program> + Sync) {
+    let only = std::env::var("RD_MODE").ok();
+    let modes: Vec<&Mode> = MODES.iter().filter(|mode| only.as_deref().is_none_or(|only| only == mode.name)).collect();
+    assert!(!modes.is_empty(), "RD_MODE is none of modes.rs");
+    let seeds = seeds(name, short, LONG_COUNT);
+    let (first, count) = (seeds.start, (seeds.end - seeds.start) * modes.len() as u64);
+    let wrong = each(0..count, |number| {
+        let (seed, mode) = (first + number / modes.len() as u64, modes[(number % modes.len() as u64) as usize]);
+        check(seed, mode, false, &program)
+    });
+    assert!(wrong == 0, "{wrong} of {count} runs with violations, see above");
+    eprintln!("{name}: {count} runs, no violation");
+}
+
+/// What is compared can be had: rsync agrees with itself, and touches nothing when it is run again.
+#[test]
+fn rsync_agrees_with_itself() {
+    each_mode("rsync itself", 1..11, |_| Box::new(Rsync));
 }
 
 /// What a mode does shows: rsync with its options and rsync without them do not leave the same. So a program that ignored
@@ -270,7 +294,7 @@ fn the_comparison_sees_each_mode() {
     let wrong = each(0..modes.len() as u64, |number| {
         let mode = modes[number as usize];
         let differs = (1..TRIES).any(|seed| {
-            let grown = grow(seed, false);
+            let grown = grow(seed, false, mode);
             let lab = plant(&grown);
             let source = expected(&lab, &grown);
             let reference = made(&lab, "rsync", &grown, mode, &Rsync);

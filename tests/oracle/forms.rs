@@ -219,7 +219,7 @@ fn ways(number: u64, case: &Case) -> Vec<Way> {
 }
 
 fn violations(number: u64, case: &Case, used: &Mutex<Vec<&'static str>>) -> Vec<String> {
-    let lab = crate::laboratory();
+    let lab = Lab::for_users();
     let shown = case.shown();
     let meant = LINES.iter().find(|lines| lines.patterns.iter().any(|pattern| matches(pattern, &shown)));
     let options: &[&str] = match meant {

@@ -12,24 +12,10 @@ mod random;
 mod snapshot;
 mod tree;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-
 use rig::Ended;
-use rig::lab::Lab;
 
 /// Lines that tell of one copy.
 const LINES_MAX: usize = 12;
-
-/// A laboratory that an ordinary user can work in, too.
-fn laboratory() -> Lab {
-    let lab = Lab::new();
-    lab.0.file("noted", b"");
-    for (name, mode) in [("", 0o777), ("noted", 0o666), ("home", 0o777)] {
-        fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
-    }
-    lab
-}
 
 /// What is wrong with one copy, in some lines.
 fn report(which: &str, line: &str, wrong: &[String], cp: &Ended, rdcp: &Ended) -> String {

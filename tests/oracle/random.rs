@@ -102,7 +102,7 @@ fn below(whole: &Snapshot, new: &str) -> Snapshot {
 
 /// What is wrong with the copies of one seed.
 fn violations(seed: u64, grown: &Grown, used: &Mutex<Vec<&'static str>>) -> Vec<String> {
-    let lab = crate::laboratory();
+    let lab = Lab::for_users();
     tree::make(&lab.join("src"), &grown.source);
     let source = below(&snapshot(&lab.join("src")), "into/src");
     let line = prepare(&lab, "cp", grown);

@@ -23,6 +23,16 @@ impl Lab {
         lab
     }
 
+    /// One that an ordinary user can work in, too.
+    pub fn for_users() -> Self {
+        let lab = Self::new();
+        lab.0.file("noted", b"");
+        for (name, mode) in [("", 0o777), ("noted", 0o666), ("home", 0o777)] {
+            fs::set_permissions(lab.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+        }
+        lab
+    }
+
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use crate::changes::{changed, edged, unlinked, without_temporaries};
 use crate::copies::{Way, limited};
@@ -157,8 +158,13 @@ impl Program for Rdcp {
 struct Made {
     ended: Ended,
     got: Snapshot,
+    /// Inodes before and after: a file that was sent is a new one, unless it was written in place.
+    inodes: [Inodes; 2],
     scene: PathBuf,
 }
+
+/// Inode, when it was made (numbers come again), and time of change of all that is there.
+type Inodes = BTreeMap<Vec<u8>, (u64, Option<SystemTime>, [i64; 2])>;
 
 fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program) -> Made {
     let scene = scene(lab, name, grown);
@@ -167,8 +173,11 @@ fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program
         assert_eq!(first.code, 0, "the first copy by {name}: {}", first.stderr);
     }
     let patterns = if mode.has_patterns { &grown.patterns[..] } else { &[] };
+    let before = inodes(&scene, &snapshot(&scene));
     let ended = program.run(lab, operands(lab, &scene, "now", grown), mode, patterns);
-    Made { ended, got: snapshot(&scene), scene }
+    let got = snapshot(&scene);
+    let inodes = [before, inodes(&scene, &got)];
+    Made { ended, got, inodes, scene }
 }
 
 /// The source, by the paths of its copy.
@@ -184,8 +193,12 @@ fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
 }
 
 /// Whether rdcp has made what the source has, and rsync has not: links and metadata that it misses, never names or data.
-fn is_better(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
-    let (Some(source), Some(got)) = (source.get(&finding.path), got.get(&finding.path)) else { return false };
+/// A directory that was to go, but for what is excluded in it, has the time of the run.
+fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
+    let Some(got) = got.get(&finding.path) else { return false };
+    let Some(source) = source.get(&finding.path) else {
+        return finding.what == "modified" && got.kind == "directory";
+    };
     match finding.what.as_str() {
         "kind" | "content" => false,
         "mode" => source.mode == got.mode,
@@ -201,18 +214,30 @@ fn is_better(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
 fn violations(reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> {
     let found = differences(&reference.got, &other.got, TIMELESS);
     let mut lines: Vec<String> =
-        found.iter().filter(|finding| !is_better(finding, source, &other.got)).map(Finding::shown).collect();
+        found.iter().filter(|finding| !is_meant(finding, source, &other.got)).map(Finding::shown).collect();
     if (reference.ended.code == 0) != (other.ended.code == 0) {
         lines.push(format!("rsync ends with {}, rdcp with {}", reference.ended.code, other.ended.code));
     }
+    // No more is sent than by rsync.
+    let single = |path: &&Vec<u8>| other.got.get(*path).is_some_and(|entry| entry.first_name.is_none());
+    let sent = reference.got.keys().filter(single).filter(|path| reference.is_kept(path) && !other.is_kept(path));
+    lines.extend(sent.map(|path| format!("{}: rsync keeps the file, rdcp makes a new one", path.escape_ascii())));
     lines
 }
 
-/// Inode and time of change of all that is there: another run must not touch what is the same.
-fn touched(top: &Path, got: &Snapshot) -> BTreeMap<Vec<u8>, (u64, i64, i64)> {
+impl Made {
+    /// Whether a file of one name is the one that was there before.
+    fn is_kept(&self, path: &Vec<u8>) -> bool {
+        let is_file = self.got.get(path).is_some_and(|entry| entry.kind == "file" && entry.first_name.is_none());
+        let [before, after] = self.inodes.each_ref().map(|inodes| inodes.get(path).map(|state| (state.0, state.1)));
+        is_file && before.is_some() && before == after
+    }
+}
+
+fn inodes(top: &Path, got: &Snapshot) -> Inodes {
     let state = |path: &Vec<u8>| {
         let stat = fs::symlink_metadata(top.join(OsStr::from_bytes(path))).expect("it was there");
-        (path.clone(), (stat.ino(), stat.ctime(), stat.ctime_nsec()))
+        (path.clone(), (stat.ino(), stat.created().ok(), [stat.ctime(), stat.ctime_nsec()]))
     };
     got.keys().map(state).collect()
 }
@@ -227,12 +252,13 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     let other = made(&lab, "rdcp", &grown, mode, &*program);
     let mut lines = violations(&reference, &other, &source);
     if lines.is_empty() && !is_new && other.ended.code == 0 && reference.ended.code == 0 && mode.is_whole {
-        let before = touched(&other.scene, &other.got);
+        let before = &other.inodes[1];
         let again = program.run(&lab, operands(&lab, &other.scene, "now", &grown), mode, &[]);
         if again.code != 0 {
             lines.push(format!("run again it ends with {}: {}", again.code, again.stderr));
         }
-        let after = touched(&other.scene, &snapshot(&other.scene));
+        // What is the same is not touched.
+        let after = inodes(&other.scene, &snapshot(&other.scene));
         let changed = before.iter().filter(|&(path, state)| after.get(path) != Some(state));
         lines.extend(changed.map(|(path, _)| format!("run again it touches {}", path.escape_ascii())));
     }

@@ -1,8 +1,9 @@
 //! The options that concern both ends: parsed from the command line, sent whole to the ends, and asked where they matter.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
 use std::ops::RangeInclusive;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 use minicbor::bytes::ByteVec;
@@ -10,6 +11,10 @@ use minicbor::{Decode, Encode};
 use rd_proto::control::{Encrypt, Policy};
 use rd_proto::frame::CHUNK_BYTES_MAX;
 use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
+
+mod chmod;
+
+pub use chmod::Chmod;
 
 /// The default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
@@ -191,29 +196,62 @@ pub struct Rule {
     pub is_include: bool,
 }
 
-/// `--exclude` and `--include`, in the order of the command line: the last that matches decides.
+/// `--exclude` and `--include`, also from files, in the order of the command line: the last that matches decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct Rules(#[n(0)] pub Vec<Rule>);
 
-/// `--exclude`: its help.
-const EXCLUDE: &str = "Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing \
-    spaces are part of it; of several patterns the last that matches decides";
+/// An option that gives rules.
+struct RuleOption {
+    name: &'static str,
+    is_include: bool,
+    is_file: bool,
+    help: &'static str,
+}
 
-/// `--include`: its help.
-const INCLUDE: &str = "Include what matches PATTERN, although an --exclude before it does";
+const RULE_OPTIONS: [RuleOption; 4] = [
+    RuleOption {
+        name: "exclude",
+        is_include: false,
+        is_file: false,
+        help: "Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces \
+            are part of it; of several patterns the last that matches decides",
+    },
+    RuleOption {
+        name: "include",
+        is_include: true,
+        is_file: false,
+        help: "Include what matches PATTERN, although an --exclude before it does",
+    },
+    RuleOption {
+        name: "exclude-from",
+        is_include: false,
+        is_file: true,
+        help: "Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin \
+            with # or ;, and those that begin with \"+ \" include",
+    },
+    RuleOption {
+        name: "include-from",
+        is_include: true,
+        is_file: true,
+        help: "Include what matches a line of FILE, or of standard input (-); those that begin with \"- \" exclude",
+    },
+];
+
+/// Bytes of a file of patterns. Fewer fit into what is sent.
+const RULES_FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl Args for Rules {
     fn augment_args(command: Command) -> Command {
-        [("exclude", EXCLUDE), ("include", INCLUDE)].into_iter().fold(command, |command, (name, help)| {
+        RULE_OPTIONS.iter().fold(command, |command, option| {
             let parser = clap::value_parser!(OsString);
             command.arg(
-                Arg::new(name)
-                    .long(name)
-                    .value_name("PATTERN")
+                Arg::new(option.name)
+                    .long(option.name)
+                    .value_name(if option.is_file { "FILE" } else { "PATTERN" })
                     .action(ArgAction::Append)
                     .value_parser(parser)
-                    .help(help),
+                    .help(option.help),
             )
         })
     }
@@ -232,18 +270,54 @@ impl FromArgMatches for Rules {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let mut all = Vec::new();
-        for (name, is_include) in [("exclude", false), ("include", true)] {
-            let places = matches.indices_of(name).into_iter().flatten();
-            let patterns = matches.get_many::<OsString>(name).into_iter().flatten();
-            all.extend(places.zip(patterns).map(|(place, pattern)| {
-                let pattern = ByteVec::from(pattern.clone().into_vec());
-                (place, Rule { pattern, is_include })
-            }));
+        for option in &RULE_OPTIONS {
+            let places = matches.indices_of(option.name).into_iter().flatten();
+            let values = matches.get_many::<OsString>(option.name).into_iter().flatten();
+            all.extend(places.zip(values).map(|(place, value)| (place, option, value.clone())));
         }
-        all.sort_by_key(|(place, _)| *place);
-        self.0.extend(all.into_iter().map(|(_, rule)| rule));
+        all.sort_by_key(|(place, ..)| *place);
+        for (_, option, value) in all {
+            if option.is_file {
+                let read = rules_of(&value, option.is_include).map_err(|reason| {
+                    let line = format!("--{} {}: {reason}\n", option.name, value.as_bytes().escape_ascii());
+                    clap::Error::raw(clap::error::ErrorKind::ValueValidation, line)
+                })?;
+                self.0.extend(read);
+            } else {
+                self.0.push(Rule { pattern: value.into_vec().into(), is_include: option.is_include });
+            }
+        }
         Ok(())
     }
+}
+
+/// The rules in a file, as rsync reads one.
+fn rules_of(file: &OsStr, is_include: bool) -> Result<Vec<Rule>, String> {
+    let mut text = Vec::new();
+    let read = match file.as_bytes() {
+        b"-" => std::io::stdin().take(RULES_FILE_BYTES_MAX + 1).read_to_end(&mut text),
+        _ => std::fs::File::open(file).and_then(|file| file.take(RULES_FILE_BYTES_MAX + 1).read_to_end(&mut text)),
+    };
+    read.map_err(|error| error.to_string())?;
+    if text.len() as u64 > RULES_FILE_BYTES_MAX {
+        return Err(format!("more than {} MiB of patterns", RULES_FILE_BYTES_MAX >> 20));
+    }
+    Ok(lines_of_rules(&text, is_include))
+}
+
+fn lines_of_rules(text: &[u8], is_include: bool) -> Vec<Rule> {
+    let lines = text.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
+    lines
+        .map(|line| {
+            let (pattern, is_include) = match line {
+                [b'+', b' ', rest @ ..] => (rest, true),
+                [b'-', b' ', rest @ ..] => (rest, false),
+                line => (line, is_include),
+            };
+            Rule { pattern: pattern.to_vec().into(), is_include }
+        })
+        .collect()
 }
 
 /// `--verify`.
@@ -264,7 +338,7 @@ pub struct TreeOptions {
     #[arg(short, long, overrides_with = "recursive")]
     #[n(0)]
     pub recursive: bool,
-    /// `--exclude` and `--include`.
+    /// `--exclude`, `--include`, and those from files.
     #[command(flatten)]
     #[n(10)]
     pub rules: Rules,
@@ -301,6 +375,38 @@ pub struct TreeOptions {
     #[arg(long = "no-specials", action = ArgAction::SetFalse)]
     #[n(7)]
     pub specials: bool,
+    /// Stay on the file system that SRC is on; directories on which others are mounted are copied empty
+    #[arg(short = 'x', long, overrides_with = "one_file_system")]
+    #[n(40)]
+    pub one_file_system: bool,
+    /// Copy what symbolic links lead to instead of the links
+    #[arg(short = 'L', long, overrides_with = "copy_links")]
+    #[n(41)]
+    pub copy_links: bool,
+    /// Copy the directories that symbolic links lead to instead of those links
+    #[arg(short = 'k', long, overrides_with = "copy_dirlinks")]
+    #[n(42)]
+    pub copy_dirlinks: bool,
+    /// Copy what symbolic links lead to if that is outside SRC; absolute links are
+    #[arg(long, overrides_with = "copy_unsafe_links")]
+    #[n(43)]
+    pub copy_unsafe_links: bool,
+    /// Skip symbolic links that lead out of SRC; absolute ones do
+    #[arg(long, overrides_with = "safe_links")]
+    #[n(44)]
+    pub safe_links: bool,
+    /// Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated
+    #[arg(long, value_name = "CHANGES", value_parser = parse_chmod)]
+    #[n(45)]
+    pub chmod: Vec<String>,
+    /// Give all copies this owner, group, or both, which only root can
+    #[arg(long, value_name = "USER:GROUP", value_parser = parse_chown)]
+    #[n(46)]
+    pub chown: Option<String>,
+    /// Keep the numbers of owners and groups, instead of those that their names have at the destination
+    #[arg(long, overrides_with = "numeric_ids")]
+    #[n(47)]
+    pub numeric_ids: bool,
     /// Write into existing files instead of replacing them once all data has arrived
     // A file that stops in the middle is then a broken one.
     #[arg(long)]
@@ -333,6 +439,14 @@ impl Default for TreeOptions {
             rules: Rules::default(),
             verify: None,
             symlinks: true,
+            one_file_system: false,
+            copy_links: false,
+            copy_dirlinks: false,
+            copy_unsafe_links: false,
+            safe_links: false,
+            chmod: Vec::new(),
+            chown: None,
+            numeric_ids: false,
         }
     }
 }
@@ -352,6 +466,19 @@ impl TreeOptions {
     pub fn syncs(&self) -> bool {
         self.fsync || self.reads_back()
     }
+}
+
+/// `--chmod`, which the sender reads again, with its umask.
+fn parse_chmod(text: &str) -> Result<String, &'static str> {
+    Chmod::parse(text, 0).map(|_| text.to_owned())
+}
+
+/// `--chown`, whose names the receiver knows.
+fn parse_chown(text: &str) -> Result<String, &'static str> {
+    let (user, group) = text.split_once(':').unwrap_or((text, ""));
+    let is_name = |name: &str| name.len() <= 255 && !name.contains([':', '\0']);
+    let is_valid = is_name(user) && is_name(group) && !(user.is_empty() && group.is_empty());
+    if is_valid { Ok(text.to_owned()) } else { Err("give USER, :GROUP or USER:GROUP") }
 }
 
 /// Whether a chunk can be of this size.
@@ -407,6 +534,19 @@ const _: () = assert!(BUFFER_BYTES_DEFAULT < 64 << 20, "the default pool stays u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_of_files_are_rules() {
+        let text = b"# a comment\n; another\n\n*.o\n+ keep.o\n- /top\r\n#\n a\nlast";
+        let shown = |is_include| -> Vec<(String, bool)> {
+            let rules = lines_of_rules(text, is_include).into_iter();
+            rules.map(|rule| (rule.pattern.escape_ascii().to_string(), rule.is_include)).collect()
+        };
+        for own in [false, true] {
+            let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];
+            assert_eq!(shown(own), expected.map(|(text, is_include)| (text.to_owned(), is_include)));
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

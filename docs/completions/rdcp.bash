@@ -23,7 +23,7 @@ _rdcp() {
 
     case "${cmd}" in
         rdcp)
-            opts="-t -T -n -r -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --dry-run --recursive --exclude --include --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --in-place --fsync --verify --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
+            opts="-t -T -n -r -x -L -k -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --dry-run --recursive --exclude --include --exclude-from --include-from --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --one-file-system --copy-links --copy-dirlinks --copy-unsafe-links --safe-links --chmod --chown --numeric-ids --in-place --fsync --verify --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -42,6 +42,22 @@ _rdcp() {
                     return 0
                     ;;
                 --include)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --exclude-from)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --include-from)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --chmod)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --chown)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -1,6 +1,10 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
 complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces are part of it; of several patterns the last that matches decides' -r
 complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude before it does' -r
+complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin with # or ;, and those that begin with "+ " include' -r
+complete -c rdcp -l include-from -d 'Include what matches a line of FILE, or of standard input (-); those that begin with "- " exclude' -r
+complete -c rdcp -l chmod -d 'Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated' -r
+complete -c rdcp -l chown -d 'Give all copies this owner, group, or both, which only root can' -r
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies within one host' -r -f -a "disk\t'What the disk has stored'"
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
@@ -43,6 +47,12 @@ complete -c rdcp -l no-hard-links -d 'Copy hard links as separate files'
 complete -c rdcp -l no-sparse -d 'Write the holes of sparse files out as zeros'
 complete -c rdcp -l no-symlinks -d 'Skip symbolic links'
 complete -c rdcp -l no-specials -d 'Skip FIFOs, sockets and devices'
+complete -c rdcp -s x -l one-file-system -d 'Stay on the file system that SRC is on; directories on which others are mounted are copied empty'
+complete -c rdcp -s L -l copy-links -d 'Copy what symbolic links lead to instead of the links'
+complete -c rdcp -s k -l copy-dirlinks -d 'Copy the directories that symbolic links lead to instead of those links'
+complete -c rdcp -l copy-unsafe-links -d 'Copy what symbolic links lead to if that is outside SRC; absolute links are'
+complete -c rdcp -l safe-links -d 'Skip symbolic links that lead out of SRC; absolute ones do'
+complete -c rdcp -l numeric-ids -d 'Keep the numbers of owners and groups, instead of those that their names have at the destination'
 complete -c rdcp -l in-place -d 'Write into existing files instead of replacing them once all data has arrived'
 complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable storage before the copy ends'
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'

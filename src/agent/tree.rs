@@ -186,6 +186,8 @@ impl LocalCopy {
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
         let Self { roots, directory, names, settings, stop, progress } = self;
+        // Names have the same numbers at both ends.
+        let settings = &TreeOptions { numeric_ids: true, ..settings.clone() };
         let unwritable = |fact: IoFact| Fault::unwritable(&fact);
         let source = TreeSource::new(roots.clone(), local::CHUNK_BYTES, settings.clone(), Arc::clone(progress));
         let source = Arc::new(source.map_err(|fact| Fault::unreadable(&fact))?.local());

@@ -218,7 +218,7 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     if bytes > RULES_BYTES_MAX {
         let (bytes, limit) = (bytes.div_ceil(1024), RULES_BYTES_MAX >> 10);
         let line = format!(
-            "the patterns of --exclude and --include take {bytes} KiB, {limit} KiB at most; use fewer with more wildcards"
+            "the patterns of --exclude, --include and their files take {bytes} KiB, {limit} KiB at most; use fewer with more wildcards"
         );
         return Err(Failure::new(Exit::Usage, line));
     }

@@ -1,13 +1,15 @@
 //! What a path from a command line means on this host: `~`, `~user` and patterns, which the agent expands since no
 //! shell does. Names are bytes.
 
-#![allow(unsafe_code, reason = "the C library's user database and patterns")]
+#![allow(unsafe_code, reason = "the C library's patterns")]
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rd_proto::tree::is_name;
+
+use crate::fs::accounts;
 
 /// Names that a pattern may stand for at most.
 pub const MATCHES_MAX: usize = 1 << 20;
@@ -18,7 +20,7 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
     let Some(rest) = path.strip_prefix(b"~") else { return as_it_is() };
     let end = rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len());
     let (user, below) = rest.split_at(end);
-    let home = if user.is_empty() { own_home() } else { home_of(user) };
+    let home = if user.is_empty() { own_home() } else { accounts::home_of(user) };
     match home {
         Some(home) => PathBuf::from(OsString::from_vec([home.as_bytes(), below].concat())),
         None => as_it_is(),
@@ -28,36 +30,7 @@ pub fn home_expanded(path: &[u8]) -> PathBuf {
 /// The home of the user who runs this.
 pub fn own_home() -> Option<OsString> {
     let told = std::env::var_os("HOME").filter(|home| !home.is_empty());
-    told.or_else(|| {
-        password_entry(|entry, buffer, found| {
-            // SAFETY: all three point to live memory of the stated length; the entry's strings lie in the buffer.
-            unsafe { libc::getpwuid_r(libc::geteuid(), entry, buffer.as_mut_ptr().cast(), buffer.len(), found) }
-        })
-    })
-}
-
-fn home_of(user: &[u8]) -> Option<OsString> {
-    let user = CString::new(user).ok()?;
-    password_entry(|entry, buffer, found| {
-        // SAFETY: as above; the name is a C string.
-        unsafe { libc::getpwnam_r(user.as_ptr(), entry, buffer.as_mut_ptr().cast(), buffer.len(), found) }
-    })
-}
-
-/// The home in the entry that `look_up` finds.
-fn password_entry(
-    look_up: impl FnOnce(*mut libc::passwd, &mut [u8], *mut *mut libc::passwd) -> libc::c_int,
-) -> Option<OsString> {
-    // An entry longer than that is not found.
-    let mut buffer = vec![0; 16 << 10];
-    let mut entry = std::mem::MaybeUninit::<libc::passwd>::uninit();
-    let mut found = std::ptr::null_mut();
-    if look_up(entry.as_mut_ptr(), &mut buffer, &mut found) != 0 || found.is_null() {
-        return None;
-    }
-    // SAFETY: the call has filled the entry, to which `found` points; its home is a C string in the buffer.
-    let home = unsafe { std::ffi::CStr::from_ptr((*found).pw_dir) };
-    Some(OsString::from_vec(home.to_bytes().to_vec()))
+    told.or_else(accounts::own_home)
 }
 
 /// The paths that `pattern` stands for, sorted. A path that exists stands for itself, whatever is in its name; one
@@ -243,7 +216,10 @@ mod tests {
         let home = own_home().expect("somebody runs this");
         assert_eq!(home_expanded(b"~"), Path::new(&home));
         assert_eq!(home_expanded(b"~/x y"), Path::new(&home).join("x y"));
-        assert_eq!(home_expanded(b"~root/x"), home_of(b"root").map(|root| Path::new(&root).join("x")).expect("root"));
+        assert_eq!(
+            home_expanded(b"~root/x"),
+            accounts::home_of(b"root").map(|root| Path::new(&root).join("x")).expect("root")
+        );
         assert_eq!(home_expanded(b"~no-such-user/x"), Path::new("~no-such-user/x"));
         assert_eq!(home_expanded(b"./~"), Path::new("./~"));
     }

@@ -1,5 +1,6 @@
 //! One file or stream: where bytes come from and go to. Trees of them are in `tree`.
 
+pub(crate) mod accounts;
 pub(crate) mod close;
 pub(crate) mod copy;
 pub mod direct;

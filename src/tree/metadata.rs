@@ -11,10 +11,11 @@ use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::Fault;
+use super::owners::Named;
 use crate::fs::metadata::{
     ACCESS_ACL, ACCESS_ACL_NAME, ACLS, Object, XATTR_BYTES_MAX, remove_acls, remove_user_xattrs, without_acl,
 };
-use crate::options::TreeOptions;
+use crate::options::{Chmod, TreeOptions};
 
 /// Setuid and setgid.
 const SET_IDS: u32 = 0o6000;
@@ -23,9 +24,10 @@ const SET_GID: u32 = 0o2000;
 /// File capabilities: what set-user-ID root is, in parts.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// Reads the metadata of entries, and keeps its buffers.
-#[derive(Default)]
+/// Reads the metadata of entries, changed as was asked for, and keeps its buffers.
 pub(super) struct Reader {
+    chmod: Chmod,
+    named: Option<Named>,
     /// The list and a value of extended attributes.
     buffer: Vec<u8>,
     /// The extended attributes of an entry, encoded.
@@ -35,6 +37,18 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// # Errors
+    ///
+    /// What is wrong with `--chmod`.
+    pub fn new(options: &TreeOptions) -> Result<Self, &'static str> {
+        let chmod = match &options.chmod[..] {
+            [] => Chmod::default(),
+            changes => Chmod::parse(&changes.join(","), crate::fs::umask())?,
+        };
+        let named = (options.owner && !options.numeric_ids).then(Named::default);
+        Ok(Self { chmod, named, buffer: Vec::new(), xattrs: Vec::new(), extensions: Vec::new() })
+    }
+
     /// The metadata of an entry: one call where it has no attributes. Where they are not asked for, the mode is without
     /// what it says by an ACL that is not sent.
     pub fn read(&mut self, options: &TreeOptions, entry: Object<'_>, stat: &Stat) -> Result<Metadata<'_>, Fault> {
@@ -48,6 +62,13 @@ impl Reader {
             if let Ok(length) = entry.xattr(ACCESS_ACL_NAME, &mut self.buffer) {
                 mode = without_acl(mode, &self.buffer[..length]);
             }
+        }
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind != FileType::Symlink {
+            mode = self.chmod.applied(mode, kind == FileType::Directory);
+        }
+        if let Some(named) = &mut self.named {
+            named.push(stat.st_uid, stat.st_gid, &mut self.extensions);
         }
         Ok(Metadata {
             mode,
@@ -179,14 +200,15 @@ impl Setter {
         let Self { is_root, is_local } = self;
         let mut applied = Applied::default();
         let mut owner = (current.uid, current.gid);
-        if options.owner && is_root && owner != (metadata.uid, metadata.gid) {
+        if (options.owner || options.chown.is_some()) && is_root && owner != (metadata.uid, metadata.gid) {
             match object.set_owner(metadata.uid, metadata.gid) {
                 Ok(()) => owner = (metadata.uid, metadata.gid),
                 Err(error) => applied.error = Some(error),
             }
         }
         // A set-ID file runs with its owner's rights: they are not to become another owner's.
-        let may_lend = options.mode && options.owner && owner == (metadata.uid, metadata.gid);
+        let is_sources = options.owner && options.chown.is_none();
+        let may_lend = options.mode && is_sources && owner == (metadata.uid, metadata.gid);
         let mut lost_acl = false;
         if options.xattrs {
             // Those that the source has as well are replaced in one step.

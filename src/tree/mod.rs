@@ -4,6 +4,7 @@ pub mod count;
 pub mod first;
 pub mod local;
 mod metadata;
+mod owners;
 pub mod patterns;
 pub mod progress;
 mod root;
@@ -34,6 +35,14 @@ fn stops_everything(error: Errno) -> bool {
 fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &Stat) -> bool {
     FileType::from_raw_mode(old.st_mode) != FileType::Symlink
         && statat(directory, target, AtFlags::empty()).is_ok_and(|found| identity(&found) == identity(old))
+}
+
+/// Whether a symbolic link with this target leads out of the tree in which it lies so many directories deep, as
+/// rsync sees it: an absolute one does, and one with `..` behind a name might.
+fn leads_out(target: &[u8], depth: usize) -> bool {
+    let names = || target.split(|&byte| byte == b'/').filter(|name| ![&b""[..], b"."].contains(name));
+    let up = names().take_while(|name| *name == b"..").count();
+    target.is_empty() || target.starts_with(b"/") || up > depth || names().skip(up).any(|name| name == b"..")
 }
 
 /// Why an entry is not copied.

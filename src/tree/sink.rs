@@ -40,8 +40,9 @@ use rustix::io::Errno;
 
 use super::first::First;
 use super::metadata::{Applied, Setter};
+use super::owners::Owners;
 use super::progress::Progress;
-use super::{FIRST_NAME_FAILED, Fault, IS_UNKNOWN, stops_everything};
+use super::{FIRST_NAME_FAILED, Fault, IS_UNKNOWN, leads_out, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
@@ -193,6 +194,7 @@ struct Shared {
     is_local: bool,
     answer: SendAnswer,
     setter: Setter,
+    owners: Owners,
     /// Bits that new entries do not get where mode is not kept.
     umask: u32,
     /// Nothing more is to be made, after a failure that stops everything or since we were told.
@@ -352,7 +354,9 @@ impl TreeSink {
         }
         crate::fs::raise_open_files();
         let threads = if threads == 0 { crate::processors().max(2) } else { threads }.min(THREADS_MAX);
+        let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let shared = Arc::new(Shared {
+            owners,
             setter: Setter::new(is_local),
             umask: if options.mode { 0 } else { crate::fs::umask() },
             writes: Writes::new(None),
@@ -467,7 +471,8 @@ impl TreeSink {
         let (mut rest, mut batch) = (bytes, Batch::default());
         loop {
             let offset = bytes.len() - rest.len();
-            let Some(record) = Record::decode(&mut rest)? else { break };
+            let Some(mut record) = Record::decode(&mut rest)? else { break };
+            self.shared.owners.localize(&mut record);
             self.order.check(&record)?;
             self.check_asked(&record)?;
             let directory = self.levels.last().cloned().flatten();
@@ -518,10 +523,15 @@ impl TreeSink {
     fn is_for_threads(&self, entry: &Record<'_>) -> bool {
         match entry {
             Record::File { .. } => true,
-            Record::Symlink { .. } => self.shared.options.symlinks,
+            Record::Symlink { target, .. } => self.shared.options.symlinks && !self.leads_out(target),
             Record::Special { .. } => self.shared.options.specials,
             _ => false,
         }
+    }
+
+    /// Whether a symbolic link here is one that `--safe-links` leaves out.
+    fn leads_out(&self, target: &[u8]) -> bool {
+        self.shared.options.safe_links && leads_out(target, self.levels.len().saturating_sub(2))
     }
 
     /// Takes an entry whose record is not all of it.
@@ -707,10 +717,11 @@ impl TreeSink {
             if self.shared.has_failed(&path) {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             } else {
-                let TreeOptions { recursive, symlinks, specials, .. } = self.shared.options;
+                let TreeOptions { recursive, symlinks, specials, safe_links, .. } = self.shared.options;
                 let wanted = |kind| match kind {
                     FileType::RegularFile => true,
-                    FileType::Symlink => symlinks && recursive,
+                    // Each is judged by where it is.
+                    FileType::Symlink => symlinks && recursive && !safe_links,
                     _ => specials && recursive,
                 };
                 let found = find(&top, &first, wanted);

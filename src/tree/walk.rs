@@ -28,6 +28,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use self::follow::Treatment;
 use self::links::Links;
 use self::place::{Entry, Level, Names, Place};
 use super::first::First;
@@ -42,6 +43,7 @@ use crate::fs::source::{SHRANK, change};
 use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact, read_up_to};
 use crate::options::TreeOptions;
 
+mod follow;
 mod links;
 mod place;
 
@@ -191,6 +193,7 @@ impl Walk {
             roots: paths,
             levels: vec![Level { directory: None, names, next: 0 }],
         };
+        let reader = Reader::new(&options).map_err(|reason| plain_fact(OsStr::new("--chmod"), reason))?;
         let recorder = Recorder {
             options,
             patterns,
@@ -203,7 +206,7 @@ impl Walk {
             sent: Sent::default(),
             failures: 0,
             listing: Vec::new(),
-            reader: Reader::default(),
+            reader,
         };
         Ok(Self { place, recorder, finished: VecDeque::new() })
     }
@@ -285,7 +288,11 @@ impl Walk {
     fn advance(&mut self, entered: Option<OwnedFd>) {
         self.place.levels.last_mut().expect("the top is never left").next += 1;
         if let Some(directory) = entered {
-            let level = self.recorder.list(&self.place, directory);
+            let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory);
+            let level = match is_left {
+                true => Level { directory: Some(directory), names: Names::default(), next: 0 },
+                false => self.recorder.list(&self.place, directory),
+            };
             self.place.levels.push(level);
         }
     }
@@ -381,8 +388,8 @@ impl Recorder {
     /// What an entry is, if it is to be copied.
     ///
     /// A directory mostly tells that. Then what is opened next is the first look at it, and the only one.
-    fn look(&mut self, place: &Place, entry: &Entry<'_>) -> Result<Option<(FileType, Seen)>, Fault> {
-        let seen = if [FileType::Directory, FileType::RegularFile].contains(&entry.kind) {
+    fn look(&mut self, place: &Place, entry: &mut Entry<'_>) -> Result<Option<(FileType, Seen)>, Fault> {
+        let mut seen = if [FileType::Directory, FileType::RegularFile].contains(&entry.kind) {
             None
         } else {
             let mut flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -391,6 +398,21 @@ impl Recorder {
             let stat = fstat(&file)?;
             Some((file, stat))
         };
+        if let Some((link, stat)) = &seen
+            && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
+        {
+            match follow::treatment(&self.options, place, entry, link)? {
+                Treatment::Copied => {}
+                Treatment::Skipped => return Ok(None),
+                Treatment::Followed => {
+                    entry.follow = true;
+                    let file = openat(entry.at, entry.path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+                    let file = file.map_err(|error| Fault::Explained(error, "where the link leads"))?;
+                    let stat = fstat(&file)?;
+                    seen = Some((file, stat));
+                }
+            }
+        }
         let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
         // What was asked for by name is not left out.
         if place.levels.len() > 1
@@ -426,10 +448,15 @@ impl Recorder {
         target: &mut [u8],
         entered: &mut Option<OwnedFd>,
     ) -> Result<Step, Fault> {
+        let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
+        let entry = &*entry;
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
+                if entry.follow && follow::is_entered(place, &stat) {
+                    return Err(follow::IS_LOOP);
+                }
                 let metadata = self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?;
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
                 *entered = Some(directory);
@@ -448,11 +475,14 @@ impl Recorder {
 
     /// What an entry adds to a copy. If it is a directory, with its descriptor.
     fn count(&mut self, place: &Place, entry: &Entry<'_>) -> Result<(Amount, Option<OwnedFd>), Fault> {
+        let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Default::default()) };
         let (mut amount, mut entered) = (Amount { entries: 1, ..Amount::default() }, None);
         if kind == FileType::Directory {
             amount.directories = 1;
-            entered = self.open(entry, kind, seen, OFlags::DIRECTORY).ok().map(|(directory, _)| directory);
+            let opened = self.open(entry, kind, seen, OFlags::DIRECTORY).ok();
+            let opened = opened.filter(|(_, stat)| !entry.follow || !follow::is_entered(place, stat));
+            entered = opened.map(|(directory, _)| directory);
         } else if kind == FileType::RegularFile {
             let stat = match seen {
                 Some((_, stat)) => stat,
@@ -607,7 +637,9 @@ impl Recorder {
         stat: &Stat,
         target: &mut [u8],
     ) -> Result<Step, Fault> {
-        let inode = self.inode(stat);
+        let is_judged = self.options.safe_links && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+        // Where links are judged by where they are, each is sent itself.
+        let inode = self.inode(stat).filter(|_| !is_judged);
         if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
         }

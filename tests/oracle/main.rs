@@ -8,6 +8,7 @@ mod rig;
 mod copies;
 mod differences;
 mod forms;
+mod habits;
 mod random;
 mod snapshot;
 mod tree;

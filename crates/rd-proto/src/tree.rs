@@ -465,7 +465,13 @@ impl<'a> Record<'a> {
 
     /// What is known of the entry beside its name and contents, if the record is one with metadata of its own.
     pub fn metadata(&self) -> Option<Metadata<'a>> {
-        match *self {
+        let mut record = *self;
+        record.metadata_mut().copied()
+    }
+
+    /// The same, to be changed.
+    pub fn metadata_mut(&mut self) -> Option<&mut Metadata<'a>> {
+        match self {
             Self::Directory { metadata, .. }
             | Self::File { metadata, .. }
             | Self::Large { metadata, .. }

@@ -46,7 +46,7 @@ impl Copy<'_> {
                 at += 1;
             }
             let asked = patterns.clone();
-            self.job.send(side, Message::Find { patterns, links: self.plan.recursive });
+            self.job.send(side, Message::Find { patterns, links: self.plan.recursive && !self.plan.tree.copy_links });
             let before = all.len();
             loop {
                 match self.job.answer(side, ANSWER_MAX)? {

@@ -67,7 +67,9 @@ impl Batch {
                     return;
                 }
                 let record = Record::decode(&mut &chunk[offset..]);
-                entry::make(shared, &directory, &record.ok().flatten().expect("decoded before"));
+                let mut record = record.ok().flatten().expect("decoded before");
+                shared.owners.localize(&mut record);
+                entry::make(shared, &directory, &record);
             }
         }
     }

@@ -26,6 +26,7 @@ pub struct Level {
 }
 
 /// What a directory says of an entry.
+#[derive(Clone)]
 pub struct Entry<'a> {
     pub at: BorrowedFd<'a>,
     /// To open it with, relative to `at`.

@@ -1,0 +1,124 @@
+//! `--chmod`: changes of modes, written as rsync has them.
+
+const ALL: u32 = 0o7777;
+
+/// Changes, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct Chmod(Vec<Change>);
+
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    /// Bits that stay.
+    kept: u32,
+    /// Bits that are set then.
+    set: u32,
+    /// Concerns only directories, or only all else.
+    only_directories: Option<bool>,
+    /// `X`: no bit to execute for a file that had none.
+    is_conditional: bool,
+}
+
+impl Chmod {
+    /// Reads `D755,F644`, `u+rwX,go-w`. What names nobody (`+w`) is for all, as far as the `umask` has it.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn parse(text: &str, umask: u32) -> Result<Self, &'static str> {
+        text.split(',').map(|change| Change::parse(change.as_bytes(), umask)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// A mode after them.
+    pub fn applied(&self, mode: u32, is_directory: bool) -> u32 {
+        let may_execute = is_directory || mode & 0o111 != 0;
+        let concerned = self.0.iter().filter(|change| change.only_directories.is_none_or(|only| only == is_directory));
+        concerned.fold(mode, |mode, change| {
+            let set = if change.is_conditional && !may_execute { change.set & !0o111 } else { change.set };
+            mode & change.kept | set
+        })
+    }
+}
+
+impl Change {
+    fn parse(text: &[u8], umask: u32) -> Result<Self, &'static str> {
+        let mut rest = text;
+        let mut only_directories = None;
+        // Who, as the lowest bit of each, and the bit that `s` means for them.
+        let (mut who, mut set_id) = (0, 0);
+        let sign = loop {
+            let (&first, after) = rest.split_first().ok_or("it has no +, - or =, and is no octal number")?;
+            match first {
+                b'D' | b'F' if only_directories.is_some_and(|only| only != (first == b'D')) => {
+                    return Err("it is for directories and for files at once");
+                }
+                b'D' | b'F' => only_directories = Some(first == b'D'),
+                b'u' => (who, set_id) = (who | 0o100, set_id | 0o4000),
+                b'g' => (who, set_id) = (who | 0o010, set_id | 0o2000),
+                b'o' => who |= 0o001,
+                b'a' => who |= 0o111,
+                b'+' | b'-' | b'=' => {
+                    rest = after;
+                    break first;
+                }
+                b'0'..=b'7' if who == 0 => return Self::octal(rest, only_directories),
+                _ => return Err("a change is [DF][ugoa][+-=][rwxXst], or [DF] and an octal number"),
+            }
+            rest = after;
+        };
+        let (mut what, mut special, mut is_conditional) = (0, 0, false);
+        for &letter in rest {
+            match letter {
+                b'r' => what |= 4,
+                b'w' => what |= 2,
+                b'x' => what |= 1,
+                b'X' => (what, is_conditional) = (what | 1, true),
+                b's' => special |= if set_id == 0 { 0o4000 } else { set_id },
+                b't' => special |= 0o1000,
+                _ => return Err("behind +, - and = come r, w, x, X, s and t"),
+            }
+        }
+        let bits = special + if who == 0 { (0o111 * what) & !umask } else { who * what };
+        let whole = if who == 0 { 0o777 } else { who * 7 };
+        let (kept, set) = match sign {
+            b'+' => (ALL, bits),
+            b'-' => (ALL & !bits, 0),
+            _ => (ALL & !whole & !if special == 0 { 0 } else { set_id }, bits),
+        };
+        Ok(Self { kept, set, only_directories, is_conditional })
+    }
+
+    fn octal(digits: &[u8], only_directories: Option<bool>) -> Result<Self, &'static str> {
+        let text = std::str::from_utf8(digits).ok().and_then(|text| u32::from_str_radix(text, 8).ok());
+        let set = text.filter(|&mode| mode <= ALL).ok_or("an octal mode is at most 7777")?;
+        Ok(Self { kept: 0, set, only_directories, is_conditional: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_made_in_their_order() {
+        for (text, mode, is_directory, expected) in [
+            ("D755,F644", 0o700, true, 0o755),
+            ("D755,F644", 0o700, false, 0o644),
+            ("u+rwX,go-w", 0o466, false, 0o644),
+            ("u+rwX,go-w", 0o466, true, 0o744),
+            ("a+X", 0o644, false, 0o644),
+            ("a+X", 0o744, false, 0o755),
+            ("a-x,a+X", 0o744, false, 0o755),
+            ("Dg+s", 0o755, true, 0o2755),
+            ("Dg+s", 0o755, false, 0o755),
+            ("u=", 0o777, false, 0o077),
+            ("+w", 0o444, false, 0o644),
+            ("o=rx", 0o777, false, 0o775),
+        ] {
+            let chmod = Chmod::parse(text, 0o022).expect("changes");
+            assert_eq!(chmod.applied(mode, is_directory), expected, "{text} of {mode:o}");
+        }
+        for bad in ["", "u", "755,", "u+q", "8", "DF+x", "u755", "77777", "7x"] {
+            assert!(Chmod::parse(bad, 0o022).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Owners and groups between hosts: names go with the records, and each host has its own numbers for them.
+//!
+//! Root keeps its number, as does what has no name at the sender or a name that the receiver does not know. Names come from
+//! the peer: no more than [`NAMES_MAX`] different ones are looked up, each once.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use rd_proto::tree::{Extension, Extensions, Record};
+
+use crate::fs::accounts;
+use crate::options::TreeOptions;
+
+/// Different names, or numbers, that are looked up in one copy; what comes after them keeps its number.
+const NAMES_MAX: usize = 1 << 16;
+
+type Names = HashMap<u32, Option<Vec<u8>>>;
+type Numbers = HashMap<Vec<u8>, Option<u32>>;
+
+/// The sender's names, as far as it has met them.
+#[derive(Default)]
+pub(super) struct Named {
+    users: Names,
+    groups: Names,
+}
+
+impl Named {
+    /// Adds the names of an entry's owner and group to its extensions.
+    pub fn push(&mut self, uid: u32, gid: u32, extensions: &mut Vec<u8>) {
+        if let Some(name) = name(&mut self.users, uid, accounts::user_name) {
+            Extensions::push(extensions, Extension::User(name), false);
+        }
+        if let Some(name) = name(&mut self.groups, gid, accounts::group_name) {
+            Extensions::push(extensions, Extension::Group(name), false);
+        }
+    }
+}
+
+fn name(names: &mut Names, number: u32, look_up: fn(u32) -> Option<Vec<u8>>) -> Option<&[u8]> {
+    if number == 0 {
+        return None;
+    }
+    if names.len() >= NAMES_MAX && !names.contains_key(&number) {
+        return None;
+    }
+    names.entry(number).or_insert_with(|| look_up(number)).as_deref()
+}
+
+/// The receiver's numbers.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    /// Names have numbers here.
+    by_name: bool,
+    /// `--chown`: what all get.
+    user: Option<u32>,
+    group: Option<u32>,
+    known: Mutex<(Numbers, Numbers)>,
+}
+
+impl Owners {
+    /// As the options ask for it.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `--chown`.
+    pub fn new(options: &TreeOptions) -> Result<Self, &'static str> {
+        let is_root = rustix::process::geteuid().is_root();
+        let by_name = is_root && options.owner && !options.numeric_ids;
+        let mut owners = Self { by_name, ..Self::default() };
+        let Some(chown) = &options.chown else { return Ok(owners) };
+        if !is_root {
+            return Err("--chown: only root can give files to others: log in as root there, or leave it out");
+        }
+        let (user, group) = chown.split_once(':').unwrap_or((chown, ""));
+        owners.user = number(user, accounts::user_number).ok_or("--chown: this host has no such user")?;
+        owners.group = number(group, accounts::group_number).ok_or("--chown: this host has no such group")?;
+        Ok(owners)
+    }
+
+    /// Gives a record from the sender the owners that its entry is to have here.
+    pub fn localize(&self, record: &mut Record<'_>) {
+        let Some(metadata) = record.metadata_mut() else { return };
+        if self.by_name {
+            for extension in metadata.extensions.iter() {
+                let mut known = self.known.lock().expect("no panics under it");
+                match extension {
+                    Extension::User(name) if metadata.uid != 0 => {
+                        own(&mut known.0, name, accounts::user_number, &mut metadata.uid);
+                    }
+                    Extension::Group(name) if metadata.gid != 0 => {
+                        own(&mut known.1, name, accounts::group_number, &mut metadata.gid);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        metadata.uid = self.user.unwrap_or(metadata.uid);
+        metadata.gid = self.group.unwrap_or(metadata.gid);
+    }
+}
+
+fn own(numbers: &mut Numbers, name: &[u8], look_up: fn(&[u8]) -> Option<u32>, number: &mut u32) {
+    let found = match numbers.get(name) {
+        Some(found) => *found,
+        None if numbers.len() >= NAMES_MAX => None,
+        None => *numbers.entry(name.to_vec()).or_insert_with(|| look_up(name)),
+    };
+    *number = found.unwrap_or(*number);
+}
+
+/// The number of a name or number; `Some(None)` where there is neither.
+fn number(text: &str, look_up: fn(&[u8]) -> Option<u32>) -> Option<Option<u32>> {
+    match text {
+        "" => Some(None),
+        _ => look_up(text.as_bytes()).or_else(|| text.parse().ok().filter(|&number| number != u32::MAX)).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rd_proto::tree::Metadata;
+
+    use super::*;
+
+    fn localized(owners: &Owners, uid: u32, user: &[u8]) -> u32 {
+        let mut extensions = Vec::new();
+        assert!(Extensions::push(&mut extensions, Extension::User(user), false));
+        let metadata = Metadata { uid, extensions: Extensions::new(&extensions), ..Metadata::default() };
+        let mut record = Record::Directory { name: b"d", metadata };
+        owners.localize(&mut record);
+        record.metadata().expect("it has").uid
+    }
+
+    #[test]
+    fn names_have_the_numbers_of_this_host() {
+        let owners = Owners { by_name: true, ..Owners::default() };
+        let daemon = accounts::user_number(b"daemon").expect("each system has one");
+        assert_eq!(localized(&owners, 4711, b"daemon"), daemon);
+        assert_eq!(localized(&owners, 4711, b"nobody has this name"), 4711);
+        assert_eq!(localized(&owners, 0, b"daemon"), 0, "root is root");
+        let numeric = TreeOptions { numeric_ids: true, ..TreeOptions::default() };
+        assert_eq!(localized(&Owners::new(&numeric).expect("owners"), 4711, b"daemon"), 4711);
+    }
+
+    #[test]
+    fn records_have_the_names_of_all_but_root() {
+        let daemon = accounts::user_number(b"daemon").expect("each system has one");
+        let mut extensions = Vec::new();
+        Named::default().push(daemon, 0, &mut extensions);
+        assert!(Extensions::new(&extensions).iter().eq([Extension::User(b"daemon")]));
+    }
+
+    #[test]
+    fn no_more_names_are_looked_up_than_there_is_room_for() {
+        let owners = Owners { by_name: true, ..Owners::default() };
+        {
+            let mut known = owners.known.lock().expect("ours");
+            known.0.extend((0..NAMES_MAX).map(|number| (number.to_string().into_bytes(), None)));
+        }
+        assert_eq!(localized(&owners, 4711, b"daemon"), 4711);
+        assert_eq!(owners.known.lock().expect("ours").0.len(), NAMES_MAX);
+        let mut named = Named::default();
+        named.users.extend((1..=NAMES_MAX as u32).map(|number| (number, None)));
+        let mut extensions = Vec::new();
+        named.push(u32::MAX - 1, 0, &mut extensions);
+        assert!(extensions.is_empty() && named.users.len() == NAMES_MAX);
+    }
+}

@@ -1,0 +1,60 @@
+//! Symbolic links that stand for what they lead to, and mount points that are not entered: `-L`, `-k`,
+//! `--copy-unsafe-links`, `--safe-links`, `-x`.
+
+use std::os::fd::OwnedFd;
+
+use rd_proto::tree::PATH_BYTES_MAX;
+use rustix::fs::{AtFlags, FileType, fstat, readlinkat_raw, statat};
+
+use super::place::{Entry, Place};
+use crate::fs::identity;
+use crate::options::TreeOptions;
+use crate::tree::{Fault, leads_out};
+
+/// Why a directory is not entered by way of a link.
+pub const IS_LOOP: Fault =
+    Fault::Detail("leads to a directory that it lies in: followed, the copy would have no end; exclude it");
+
+/// What becomes of a symbolic link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// It is copied as a link.
+    Copied,
+    /// What it leads to is copied under its name.
+    Followed,
+    /// It is left out.
+    Skipped,
+}
+
+/// What becomes of the link that `link` is open on.
+pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: &OwnedFd) -> Result<Treatment, Fault> {
+    if options.copy_links {
+        return Ok(Treatment::Followed);
+    }
+    if options.copy_unsafe_links || options.safe_links {
+        let mut target = [0; PATH_BYTES_MAX + 1];
+        let length = readlinkat_raw(link, c"", &mut target[..])?;
+        if leads_out(&target[..length], place.levels.len().saturating_sub(2)) {
+            let is_followed = options.copy_unsafe_links;
+            return Ok(if is_followed { Treatment::Followed } else { Treatment::Skipped });
+        }
+    }
+    let is_directory = || {
+        let found = statat(entry.at, entry.path, AtFlags::empty());
+        found.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    };
+    Ok(if options.copy_dirlinks && is_directory() { Treatment::Followed } else { Treatment::Copied })
+}
+
+/// Whether a directory is one of those that the walk is in: only a link that is followed leads there again.
+pub fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
+    let mut open = place.levels.iter().filter_map(|level| level.directory.as_ref());
+    open.any(|directory| fstat(directory).is_ok_and(|above| identity(&above) == identity(stat)))
+}
+
+/// Whether a directory is on another file system than the root that it is below.
+pub fn is_mounted(place: &Place, directory: &OwnedFd) -> bool {
+    let root = place.levels.get(1).and_then(|level| level.directory.as_ref());
+    let device = |directory| fstat(directory).ok().map(|stat| stat.st_dev);
+    root.is_some_and(|root| device(root) != device(directory))
+}

@@ -1,0 +1,145 @@
+//! Options that rdcp has from rsync, against the real one: links, modes, patterns from files, over random trees.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use crate::forms::settle;
+use crate::rig::lab::Lab;
+use crate::rig::{AGENT, Process, Random, rdcp};
+use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+
+/// Trees of `make test`, and of `make test-long`.
+const COUNT: u64 = 6;
+const LONG_COUNT: u64 = 100;
+
+/// The lines of the file `rules`.
+const RULES: &str = "# a comment\n\n; another\n*.o\n/d0/\nf1\n";
+
+const OPTIONS: &[&[&str]] = &[
+    &["-L"],
+    &["-k"],
+    &["--safe-links"],
+    &["--copy-unsafe-links"],
+    &["--chmod=D750,F640"],
+    &["--chmod=u+rwX,go-w", "--chmod=Dg+s"],
+    &["--chmod=a-x,a+X,o="],
+    &["--chmod=+w,Fu+s,g=rs"],
+    &["--exclude-from=rules"],
+    &["--numeric-ids", "-x"],
+    &["--chown=12:34"],
+];
+
+/// Directories within each other, files of many modes, and links that lead in, out, to directories and nowhere.
+fn grow(random: &mut Random, directory: &Path, depth: u32, nowhere: bool) {
+    fs::create_dir_all(directory).expect("a directory");
+    for number in 0..3 {
+        let path = directory.join(["f0", "f1", "a.o"][number]);
+        fs::write(&path, format!("{number} {depth}")).expect("a file");
+        let mode = random.below(0o1000) as u32 | 0o400;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("ours");
+    }
+    let targets = ["f0", "../f1", "./f0", "../../outside/file", "/etc/hostname", "../../../outside", "nowhere"];
+    for number in 0..4 {
+        let target = targets[random.below(if nowhere { 7 } else { 3 }) as usize];
+        symlink(target, directory.join(format!("l{number}"))).expect("a link");
+    }
+    symlink("../../outside/dir", directory.join("ld")).expect("a link");
+    for number in 0..2 * u64::from(depth > 0) {
+        grow(random, &directory.join(format!("d{number}")), depth - 1, nowhere);
+    }
+}
+
+/// What is at a place after a command line; the exit code.
+fn made(lab: &Lab, mut command: Command, place: &str) -> (i32, String, Snapshot) {
+    fs::create_dir(lab.join(place)).expect("a directory");
+    let ended = Process::spawn(command.current_dir(lab.0.path())).wait();
+    (ended.code, ended.stderr, snapshot(&lab.join(place)))
+}
+
+#[test]
+fn options_do_what_they_do_with_rsync() {
+    let mut seeds = Random::printed("options of rsync");
+    let count = if crate::rig::seeds::is_long() { LONG_COUNT } else { COUNT };
+    let mut compared = 0;
+    for _ in 0..count {
+        let seed = seeds.below(1 << 32);
+        let (lab, mut random) = (Lab::new(), Random::new(seed));
+        let nowhere = random.below(2) == 0;
+        fs::create_dir_all(lab.join("outside/dir")).expect("a directory");
+        fs::write(lab.join("outside/file"), "outside").expect("a file");
+        fs::write(lab.join("outside/dir/inside"), "of a directory").expect("a file");
+        fs::write(lab.join("rules"), RULES).expect("a file");
+        grow(&mut random, &lab.join("src"), 2, nowhere);
+        // Old times: rsync leaves a directory's alone that differs by less than a second.
+        settle(&lab.join("src"));
+        settle(&lab.join("outside"));
+        for (number, options) in OPTIONS.iter().enumerate() {
+            let (ours, theirs) = (format!("ours{number}"), format!("theirs{number}"));
+            let mut rsync = Command::new("rsync");
+            rsync.args(["-aHAX"]).args(*options).arg("src/").arg(format!("{theirs}/"));
+            let (code, said, expected) = made(&lab, rsync, &theirs);
+            let mut command = lab.command(rdcp(), "rsh", AGENT);
+            let to = if number % 2 == 0 { format!("{ours}/") } else { format!("h1:{}/", lab.join(&ours).display()) };
+            command.args(["-rq", "--encrypt", "never"]).args(*options).arg("src/.").arg(to);
+            let (own_code, own_said, got) = made(&lab, command, &ours);
+            let wrong: Vec<String> = differences(&expected, &got, &[b""]).iter().map(Finding::shown).collect();
+            assert!(wrong.is_empty(), "seed {seed}, {options:?}: {}\n{said}\n{own_said}", wrong.join("\n"));
+            assert_eq!(code == 0, own_code == 0, "seed {seed}, {options:?}: {said}\n{own_said}");
+            compared += expected.len();
+        }
+    }
+    eprintln!("options of rsync: {compared} entries compared");
+}
+
+/// rsync goes round until the name is too long.
+#[test]
+fn a_link_to_a_directory_above_is_named_and_not_followed() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/a/b")).expect("a directory");
+    fs::write(lab.join("src/a/b/file"), "x").expect("a file");
+    symlink("../..", lab.join("src/a/b/up")).expect("a link");
+    symlink(".", lab.join("src/a/self")).expect("a link");
+    for (option, to) in [("-L", "to".to_owned()), ("-k", format!("h1:{}", lab.join("there").display()))] {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--encrypt", "never", option, "src", &to]);
+        let ended = Process::spawn(command.current_dir(lab.0.path())).wait();
+        assert_eq!(ended.code, 8, "{}", ended.stderr);
+        for name in ["src/a/b/up", "src/a/self"] {
+            let is_named = |line: &str| line.contains(name) && line.contains("lies in");
+            assert!(ended.stderr.lines().any(is_named), "{name}: {}", ended.stderr);
+        }
+    }
+    for place in ["to", "there"] {
+        assert_eq!(fs::read(lab.join(place).join("a/b/file")).expect("copied"), b"x");
+        assert!(!lab.join(place).join("a/b/up").exists() && !lab.join(place).join("a/self").exists());
+    }
+}
+
+/// With rsync beside it, and a file system mounted below the source, which only root can do.
+#[test]
+fn what_is_mounted_below_is_not_entered() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root mounts");
+        return;
+    }
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("src/mounted")).expect("a directory");
+    fs::create_dir_all(lab.join("src/plain")).expect("a directory");
+    fs::write(lab.join("src/plain/file"), "x").expect("a file");
+    settle(&lab.join("src"));
+    let mut words = lab.command(rdcp(), "rsh", AGENT);
+    words.args(["-rqx", "--encrypt", "never", "src/."]).arg(format!("h1:{}/", lab.join("ours").display()));
+    let script = "mount -t tmpfs none src/mounted && echo y >src/mounted/inside && mkdir ours theirs && \
+        rsync -aHAXx src/ theirs/ && \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]).arg(words.get_program()).args(words.get_args());
+    command.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let ended = Process::spawn(command.current_dir(lab.0.path())).wait();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    assert!(lab.join("ours/mounted").is_dir() && !lab.join("ours/mounted/inside").exists());
+    let (expected, got) = (snapshot(&lab.join("theirs")), snapshot(&lab.join("ours")));
+    let wrong: Vec<String> = differences(&expected, &got, &[b"", b"mounted"]).iter().map(Finding::shown).collect();
+    assert!(wrong.is_empty() && got.contains_key(&b"plain/file"[..]), "{wrong:?}");
+}

@@ -3,7 +3,7 @@
 //! One loop owns the session's state. Everything else is threads that do one thing and report to it: lanes' own, workers,
 //! the reader or writer of a stream, dials. Buffers travel by value, so a buffer is in one place at a time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
 use rd_proto::session::{Action, BufferId, Layout, Machine, Outcome, Receiver, Sender, TICK, Violation};
-use rd_proto::tree::{Answer, OPEN_MAX};
+use rd_proto::tree::Answer;
 use rustix::io::Errno;
 
 use crate::fs::source::Source;
@@ -128,9 +128,8 @@ struct Engine {
     summary: Summary,
     frame: Vec<u8>,
     sealed: Vec<u8>,
-    /// What this end has of large files that are open, as sent to the sender, and by which lane; sent again when that lane
-    /// is lost.
-    haves: VecDeque<(Option<LaneId>, Frame)>,
+    /// Answers of the sink of a tree; gone when no more are sent.
+    answers: Option<Queue<Vec<u8>>>,
     /// Parts of the source are planned for lanes that read them.
     may_plan: bool,
     /// By buffer: whether the chunk in it is genuine, where its lane has opened it.
@@ -173,7 +172,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         }
         Work::SendTree(tree) => {
             shared.source = Some(Parts::Tree(tree));
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count).with_answers()), reader: None }
         }
         Work::SendRelay(relay) => {
             stream = Some(Feed::Relay(relay));
@@ -217,7 +216,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         summary: Summary::default(),
         frame: Vec::new(),
         sealed: Vec::new(),
-        haves: VecDeque::new(),
+        answers: None,
         may_plan: inline::may_plan(&shared),
         opened: vec![None; count as usize],
         shared,
@@ -261,6 +260,7 @@ impl Engine {
                 Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
             }
             self.tick();
+            self.send_answers();
             let now = self.now();
             self.half.machine().advance(now);
             if let Half::Send { machine, .. } = &self.half {
@@ -317,7 +317,6 @@ impl Engine {
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
-                self.send_haves();
             }
             Event::Endpoints(endpoints) => self.half.machine().handle_endpoints(endpoints, now),
             Event::DialFailed(id, error) => self.dial_failed(id, &error),
@@ -369,14 +368,9 @@ impl Engine {
             // A reader that goes once it has everything has left nothing unread.
             Event::SinkGone if self.has_taken_all() => {}
             Event::SinkGone => self.half.machine().abort(Cause::SinkClosed, now),
-            Event::Answer(answer) => {
-                let Answer::Blocks { item, block_bytes, digests, .. } = answer else { return };
-                self.haves.push_back((None, Frame::Have { item, granule_bytes: block_bytes, hashes: digests }));
-                if self.haves.len() > OPEN_MAX {
-                    self.haves.pop_front();
-                }
-                self.send_haves();
-            }
+            Event::Answers(queue) => self.answers = Some(queue),
+            // It is taken once the other events of this batch have been handled.
+            Event::Answer => {}
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
@@ -488,7 +482,6 @@ impl Engine {
                 self.reason = (reason != LaneError::Closed).then(|| reason.to_string());
                 self.lanes.remove(&id);
                 self.half.machine().handle_lane_down(id, now);
-                self.send_haves();
             }
         }
     }
@@ -500,13 +493,6 @@ impl Engine {
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
-            Ok(Some(Frame::Have { item, granule_bytes, hashes })) => match &self.shared.source {
-                Some(Parts::Tree(tree)) => {
-                    let answer = Answer::Blocks { item, block_bytes: granule_bytes, is_last: true, digests: hashes };
-                    tree.handle_answer(answer).map_err(Violation::Impossible)
-                }
-                _ => Err(Violation::Unexpected("HAVE")),
-            },
             Ok(Some(frame)) => self.half.machine().handle_frame(id, frame, now),
             Ok(None) => Ok(()),
             Err(_) => Err(Violation::Unexpected("malformed")),
@@ -626,6 +612,7 @@ impl Engine {
                         _ => drop(self.jobs.send(Job::Write(buffer))),
                     }
                 }
+                Action::Answer(bytes) => self.take_answer(&bytes),
                 Action::Commit => self.commit(),
                 // Once the end is settled, what becomes of the lanes is not reported.
                 Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
@@ -692,17 +679,30 @@ impl Engine {
         }
     }
 
-    /// Says what this end has of the files that were asked about last, as far as it has not been said by a lane that is
-    /// still there: what one took last before it went may not have arrived. To be told twice does no harm.
-    fn send_haves(&mut self) {
-        let Some(id) = self.half.machine_ref().core_ref().control_lane() else { return };
-        for at in 0..self.haves.len() {
-            let (by, have) = &mut self.haves[at];
-            if by.is_none_or(|by| !self.lanes.contains_key(&by)) {
-                *by = Some(id);
-                let have = have.clone();
-                self.send(id, &have);
-            }
+    /// Hands the sink's answers on as far as there is room; the sink's threads wait for that, but not for a session that ends.
+    fn send_answers(&mut self) {
+        let (Some(queue), Half::Receive { machine, .. }) = (&self.answers, &mut self.half) else { return };
+        if machine.core_ref().is_ending() {
+            self.answers = None;
+            return;
+        }
+        while machine.has_answer_room()
+            && let Ok(bytes) = queue.try_recv()
+        {
+            machine.answer(bytes);
+        }
+    }
+
+    /// Hands an answer of the peer to the source of a tree.
+    fn take_answer(&mut self, bytes: &[u8]) {
+        let taken = match (Answer::decode(bytes), &self.shared.source) {
+            (Ok(answer), Some(Parts::Tree(tree))) => tree.handle_answer(answer),
+            _ => Err("answer"),
+        };
+        if let Err(what) = taken {
+            self.reason = Some(Violation::Impossible(what).to_string());
+            let now = self.now();
+            self.half.machine().abort(Cause::Protocol, now);
         }
     }
 
@@ -719,6 +719,8 @@ impl Engine {
 
     /// Closes the lanes, giving their last frames the time to leave.
     fn close(mut self) -> Summary {
+        // The sink's threads wait for it no more.
+        self.answers = None;
         self.shared.over.store(true, Ordering::Relaxed);
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
         self.summary.encrypted &= !self.is_in_clear;

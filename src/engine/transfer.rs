@@ -8,7 +8,6 @@ use rd_proto::control::{Endpoint, IoFact};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::session::Agreed;
-use rd_proto::tree::Answer;
 
 use super::Observer;
 use super::link::LinkError;
@@ -61,8 +60,10 @@ pub enum Event {
     SinkFailed(Buffer, IoFact),
     /// The sink's reader has closed it.
     SinkGone,
-    /// The sink of a tree answers the sender.
-    Answer(Answer),
+    /// The sink of a tree puts its answers here.
+    Answers(Queue<Vec<u8>>),
+    /// One more is there.
+    Answer,
     /// The sink of a tree cannot go on.
     Refused(Refused),
     /// The sink has published what could be; of a tree, what came of it.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use flume::{Sender as Post, unbounded};
+use flume::{Sender as Post, bounded, unbounded};
 use rd_proto::frame::ChunkHeader;
+use rd_proto::tree::Answer;
 
 use super::Event;
 use super::work::SinkJob;
@@ -32,9 +33,19 @@ impl Drop for Chunk {
     }
 }
 
-/// How a sink answers the sender, through the loop.
+/// Answers that wait for the loop to send them; a thread of the sink with one more waits.
+const ANSWERS_WAITING: usize = 64;
+
+/// How a sink answers the sender, through the loop. Once that has ended answers are dropped, and nobody waits.
 pub fn answer(post: Post<Event>) -> SendAnswer {
-    Box::new(move |answer| drop(post.send(Event::Answer(answer))))
+    let (answers, queue) = bounded(ANSWERS_WAITING);
+    // It fails only when the loop has ended, and then the queue has as well.
+    let _ = post.send(Event::Answers(queue));
+    Box::new(move |answer: Answer| {
+        if answers.send(answer.encode()).is_ok() {
+            let _ = post.send(Event::Answer);
+        }
+    })
 }
 
 /// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.

@@ -53,9 +53,9 @@ impl Medium {
     }
 }
 
-/// Control frames that wait to be sent; one more takes the lane down. A new lane may be given at once what the end knows of
-/// each large file that is open, and little beside.
-pub const CONTROL_QUEUE_MAX: usize = 2 * rd_proto::tree::OPEN_MAX;
+/// Control frames that wait to be sent; one more takes the lane down. A new lane may be given at once all answers
+/// that are on the way, and little beside.
+pub const CONTROL_QUEUE_MAX: usize = 4 * rd_proto::session::ANSWERS_MAX;
 
 /// What a lane reports to its owner, in the order in which it happened on that lane.
 #[derive(Debug)]

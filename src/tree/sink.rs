@@ -61,6 +61,9 @@ const JOBS_PER_THREAD: usize = 4;
 /// Large files not published yet: those that are being read at the other end, and those of which chunks are on their way.
 const SLOTS_MAX: usize = 256;
 
+/// Blocks of a file that a killed transfer has left, in bytes: what it had not finished of one is sent again.
+const BLOCK_BYTES: u64 = 16 << 20;
+
 /// Failed entries that are remembered, so that no hard link takes what stood in their place before.
 const FAILED_MAX: usize = 1 << 16;
 
@@ -90,6 +93,9 @@ pub struct Destination {
     pub names: Names,
     /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
     pub threads: usize,
+    /// Bytes of the blocks by which large files are compared with what is there, unless a file would have too many; 0 takes
+    /// 16 MiB.
+    pub block_bytes: u64,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
     /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
@@ -190,6 +196,7 @@ struct Slot {
 struct Shared {
     options: TreeOptions,
     names: Names,
+    block_bytes: u64,
     progress: Arc<Progress>,
     is_local: bool,
     answer: SendAnswer,
@@ -345,7 +352,7 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, progress, is_local } = destination.into();
+        let Destination { options, names, threads, block_bytes, progress, is_local } = destination.into();
         if let Names::Only(name) = &names
             && !is_name(name)
             && name != b"."
@@ -362,6 +369,7 @@ impl TreeSink {
             writes: Writes::new(None),
             options,
             names,
+            block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },
             progress,
             is_local,
             answer,

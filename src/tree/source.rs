@@ -22,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rd_proto::control::IoFact;
+use rd_proto::tree::blocks::{Blocks, Step};
 use rd_proto::tree::{Answer, OPEN_MAX, Record};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -69,6 +70,8 @@ struct Shared {
     /// Large files whose ends are to be recorded, and the data that they had.
     finished: Vec<Finished>,
     finished_bytes: u64,
+    /// The number of the last large file that was announced.
+    announced: u32,
     sequence: u64,
     /// Bytes of records given out.
     records_bytes: u64,
@@ -88,17 +91,10 @@ struct Reading {
     in_flight: usize,
     data_bytes: u64,
     failure: Option<IoFact>,
-    have: Have,
+    /// What the receiver has of it already, where that is waited for.
+    blocks: Option<Blocks>,
     /// Ranges that the receiver has, but not the same.
     again: Vec<Range<u64>>,
-}
-
-/// What the receiver has of a file already.
-enum Have {
-    /// It has not said. Nothing of the file is read before.
-    Awaited,
-    /// A hash for each granule of which it has data.
-    Told { granule_bytes: u64, hashes: Vec<Option<[u8; 16]>> },
 }
 
 /// A range of a large file.
@@ -168,6 +164,7 @@ impl TreeSource {
             ready: VecDeque::new(),
             finished: Vec::new(),
             finished_bytes: 0,
+            announced: 0,
             sequence: 0,
             records_bytes: 0,
             sent: Sent::default(),
@@ -264,14 +261,19 @@ impl TreeSource {
     ///
     /// Why no receiver would have sent it.
     pub fn handle_answer(&self, answer: Answer) -> Result<(), &'static str> {
-        let Answer::Blocks { item, block_bytes: granule_bytes, digests: hashes, .. } = answer else {
-            return Err("an answer to what was not asked");
+        let Answer::Blocks { item, block_bytes, is_last, digests } = answer else {
+            return Err("answer to what was not asked");
         };
         let mut shared = self.shared();
-        let Some(reading) = shared.files.get_mut(&item) else { return Ok(()) };
-        // Told twice where a lane was lost meanwhile.
-        if matches!(reading.have, Have::Awaited) {
-            reading.have = Have::Told { granule_bytes: granule_bytes.max(1), hashes };
+        let Some(reading) = shared.files.get_mut(&item) else {
+            // One that could not be read is over before the receiver has told all.
+            let was_announced = (1..=shared.announced).contains(&item);
+            return if was_announced { Ok(()) } else { Err("digests of a file that was not announced") };
+        };
+        let size = reading.file.stat.st_size as u64;
+        let blocks = reading.blocks.as_mut().ok_or("digests of a file that waits for none")?;
+        blocks.take(block_bytes, digests, is_last, size)?;
+        if !shared.ready.contains(&item) {
             shared.ready.push_back(item);
             self.changed.notify_all();
         }
@@ -336,15 +338,14 @@ impl TreeSource {
         shared.sent.add(filled.sent);
         for file in filled.opened {
             let item = file.item;
-            let have = if Record::awaits_have(file.stat.st_size as u64, file.is_sparse) {
-                Have::Awaited
-            } else {
+            let blocks = Record::awaits_have(file.stat.st_size as u64, file.is_sparse).then(Blocks::default);
+            if blocks.is_none() {
                 shared.ready.push_back(item);
-                Have::Told { granule_bytes: 1, hashes: Vec::new() }
-            };
+            }
+            shared.announced = item;
             let file = Arc::new(file);
             let (data_bytes, failure, again) = (0, None, Vec::new());
-            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes, failure, have, again };
+            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes, failure, blocks, again };
             shared.files.insert(item, reading);
         }
         let is_final = filled.state == WalkState::Ended;
@@ -438,7 +439,8 @@ impl Shared {
         }
     }
 
-    /// The next part of a large file, or a file that turns out to have no more.
+    /// The next part of a large file, or a file that turns out to have no more. Those that wait for the receiver leave the
+    /// line.
     fn next_read(&mut self, part_bytes: usize) -> Option<Task> {
         while let Some(&item) = self.ready.front() {
             let reading = self.files.get_mut(&item).expect("it is being read");
@@ -470,7 +472,8 @@ impl Reading {
         self.failure.is_some() || self.next >= self.file.stat.st_size as u64 && self.again.is_empty()
     }
 
-    /// The next range, and what is to be done with it.
+    /// The next range, and what is to be done with it; none where all is given out, or the receiver has yet to say what it
+    /// has there.
     ///
     /// Asks the system where data is, with the lock held: other workers wait for that, but only where a file may have
     /// holes, and the answer does not take reading any of it.
@@ -496,19 +499,14 @@ impl Reading {
         }
         let position = self.next;
         let mut length = (self.data_end - position).min(part_bytes as u64);
-        if let Have::Told { granule_bytes, hashes } = &self.have
-            && !hashes.is_empty()
-        {
-            let number = position / granule_bytes;
-            let end = (number + 1).saturating_mul(*granule_bytes).min(size);
-            // Beyond what was told of, granules do not count: the receiver may have made them as small as a byte.
-            let told = usize::try_from(number).ok().and_then(|number| hashes.get(number));
-            if let Some(&Some(hash)) = told.filter(|_| position.is_multiple_of(*granule_bytes)) {
-                self.next = end;
-                return Some(Piece::Compare { range: position..end, hash });
-            }
-            if told.is_some() {
-                length = length.min(end - position);
+        if let Some(blocks) = &mut self.blocks {
+            match blocks.step(position, size) {
+                Step::Wait => return None,
+                Step::Compare(end, hash) => {
+                    self.next = end;
+                    return Some(Piece::Compare { range: position..end, hash });
+                }
+                Step::Send(end) => length = length.min(end - position),
             }
         }
         self.next += length;

@@ -192,9 +192,9 @@ fn large_file_goes_on(fabric: &Arc<dyn Fabric>) {
     scratch.is_copied();
     let sent = ended.summaries[SENDER].sent_tree.as_ref().expect("a tree");
     assert_eq!(sent.bytes + sent.kept_bytes, bytes as u64);
-    // Three quarters, less the flipped granule and those that were not whole.
+    // Three quarters, less the block of the flipped byte and those that were not whole.
     assert!(sent.kept_bytes >= 16 << 20, "kept {} of {bytes}", sent.kept_bytes);
-    assert!(sent.bytes >= 16 << 20, "the flipped granule was not sent");
+    assert!(sent.bytes >= 16 << 20, "the block of the flipped byte was not sent");
 }
 
 fn tree_given_up_leaves_old_files(fabric: &Arc<dyn Fabric>) {

@@ -14,7 +14,8 @@ use flume::Receiver;
 use rd_proto::control::{Cause, Encrypt, Frame, Offer, Policy, RdmaKind, Role, SPAN_MAX, SequenceSet};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, Key, LaneId};
-use rd_proto::session::Agreed;
+use rd_proto::session::{ANSWERS_MAX, Agreed};
+use rd_proto::tree::{Answer, Verdict};
 use rdma_pipe::control::channel::{Outbox, receive};
 use rdma_pipe::control::endpoints::loopback;
 use rdma_pipe::control::frames::{Hello, MAGIC, Message, Placed, Report};
@@ -44,9 +45,12 @@ const COUNTED: &str = "RD_HOSTILE_COUNTED";
 /// What it answers when the first chunk has come, after an honest acknowledgement.
 fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
     let ack = |credit_total, window, taken| Frame::Ack { credit_total, window, taken };
-    let have = |item, granule_bytes, hashes| Frame::Have { item, granule_bytes, hashes };
+    let said = |number, bytes| Frame::Answer { number, bytes };
+    let have = |item, block_bytes, count, is_last| {
+        Answer::Blocks { item, block_bytes, is_last, digests: vec![Some([7; 16]); count] }.encode()
+    };
+    let mib16 = 16 << 20;
     let set = |below, bits| SequenceSet { below, bits };
-    let wrong = |count| vec![Some([7; 16]); count];
     let first = LaneId { index: 0, generation: 0 };
     match name {
         "acknowledges what was not sent" => vec![ack(u64::from(BUFFERS), BUFFERS, set(1000, Vec::new()))],
@@ -71,21 +75,29 @@ fn lies(name: &str, chunk_bytes: usize) -> Vec<Frame> {
         "closes the lane that it speaks on" => {
             vec![Frame::LaneGone { lane: first, have: set(u64::MAX - SPAN_MAX as u64, vec![0xff; 8]) }]
         }
-        "granules of nothing" => vec![have(1, 0, wrong(3))],
-        "more granules than fit" => vec![have(1, 1 << 20, wrong(201))],
-        "granules of a byte" => vec![have(1, 1, wrong(200))],
-        "granules that do not divide" => vec![have(1, 4097, wrong(200))],
-        "a granule past the end" => vec![have(1, u64::MAX, wrong(1))],
-        "granules far past the end" => vec![have(1, u64::MAX / 3, wrong(200))],
-        "wrong hashes" => vec![have(1, 16 << 20, wrong(4))],
-        "two answers" => vec![have(1, 16 << 20, wrong(4)), have(1, 1, wrong(200)), have(1, 1, Vec::new())],
-        "files that are not there" => {
-            let mut frames: Vec<Frame> =
-                [0, 2, 77, u32::MAX].into_iter().map(|item| have(item, 1, wrong(200))).collect();
-            frames.push(have(1, 1, Vec::new()));
-            frames
+        "blocks of a byte" => vec![said(0, vec![1, 1, 0, 0, 0, 0, 1, 0])],
+        "an answer of no kind" => vec![said(0, vec![0])],
+        "an answer of nothing" => vec![said(0, Vec::new())],
+        "more blocks than the file has" => vec![said(0, have(1, mib16, 6, true))],
+        "blocks of two lengths" => vec![said(0, have(1, 1 << 16, 2, false)), said(1, have(1, mib16, 1, true))],
+        "digests behind the last" => vec![said(0, have(1, mib16, 1, true)), said(1, have(1, mib16, 1, true))],
+        "an answer out of the window" => vec![said(ANSWERS_MAX as u64, have(1, mib16, 4, true))],
+        "another answer of that number" => vec![said(1, have(1, mib16, 4, true)), said(1, have(1, mib16, 3, true))],
+        "counts answers itself" => vec![Frame::Answered { number: 0 }],
+        "a verdict that nobody asked for" => {
+            vec![said(0, Answer::Verdicts { first: 0, verdicts: vec![Verdict::Wanted] }.encode())]
         }
-        _ => vec![have(1, 1, Vec::new())],
+        "a fresh directory that is not there" => vec![said(0, Answer::Fresh { directory: u64::MAX }.encode())],
+        "one block that is longer than the file" => vec![said(0, have(1, 1 << 63, 1, true))],
+        "wrong digests" => vec![said(0, have(1, mib16, 4, true))],
+        "answers that overtake" => vec![said(1, have(1, mib16, 2, true)), said(0, have(1, mib16, 2, false))],
+        "an answer again" => vec![said(0, have(1, mib16, 4, true)); 3],
+        "a file that was not announced" => vec![said(0, have(2, mib16, 0, true))],
+        "no file" => vec![said(0, have(0, mib16, 0, true))],
+        "a file that waits for none" | "has nothing of a large file" => {
+            vec![said(0, Answer::nothing(1).encode())]
+        }
+        _ => Vec::new(),
     }
 }
 
@@ -270,7 +282,8 @@ pub fn the_receiver_can_be_honest() {
     let (ended, bytes) = copied(&scratch, &scratch.file("source", &noise(3 * CHUNK)), "honest");
     ended.expect(0);
     assert!(bytes > 3 * CHUNK as u64, "{bytes}");
-    let (ended, bytes) = copied(&scratch, &scratch.file("source", &noise(LARGE_BYTES)), "honest");
+    let large = scratch.file("source", &noise(LARGE_BYTES));
+    let (ended, bytes) = copied(&scratch, &large, "has nothing of a large file");
     ended.expect(0);
     assert!(bytes > LARGE_BYTES as u64, "{bytes}");
 }
@@ -290,6 +303,7 @@ pub fn a_receiver_that_lies_about_what_it_has() {
         ("an offer again", &[9]),
         ("chooses the path", &[9]),
         ("a lane that cannot be", &[9]),
+        ("a file that waits for none", &[9]),
         ("another digest", &[7]),
         ("no answer", &[4]),
         // Where a chunk comes for which it has no receive its own lane breaks, and it does not let the sender in again.
@@ -310,19 +324,26 @@ pub fn a_receiver_that_lies_about_what_it_has() {
 pub fn a_receiver_that_lies_about_what_was_there() {
     let scratch = Scratch::new();
     let source = scratch.file("source", &noise(LARGE_BYTES + 1));
-    for name in ["granules of nothing", "more granules than fit"] {
+    for name in [
+        "blocks of a byte",
+        "an answer of no kind",
+        "an answer of nothing",
+        "more blocks than the file has",
+        "blocks of two lengths",
+        "digests behind the last",
+        "an answer out of the window",
+        "another answer of that number",
+        "counts answers itself",
+        "a verdict that nobody asked for",
+        "a fresh directory that is not there",
+        "a file that was not announced",
+        "no file",
+    ] {
         let (ended, _) = copied(&scratch, &source, name);
         assert_eq!(ended.code, 9, "{name}: {}", ended.stderr);
     }
-    for name in [
-        "granules of a byte",
-        "granules that do not divide",
-        "a granule past the end",
-        "granules far past the end",
-        "wrong hashes",
-        "two answers",
-        "files that are not there",
-    ] {
+    for name in ["one block that is longer than the file", "wrong digests", "answers that overtake", "an answer again"]
+    {
         let (ended, bytes) = copied(&scratch, &source, name);
         assert_eq!(ended.code, 0, "{name}: {}", ended.stderr);
         assert!(bytes > LARGE_BYTES as u64, "{name}: all of the file is sent, not {bytes} bytes");

@@ -39,9 +39,6 @@ pub const FRAME_BYTES_MAX: usize = CONTROL_PLAIN_BYTES_MAX;
 /// The longest answer, in bytes: its frame has a kind, a number and a length beside it.
 pub const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX - 11;
 
-/// Granules that a HAVE can tell of.
-pub const GRANULES_MAX: usize = 200;
-
 const MUST_UNDERSTAND: u8 = 0x80;
 
 /// Which way the payload of a session flows, seen from the end that says it.
@@ -265,16 +262,17 @@ pub enum Frame {
         /// Chunks that arrived whole, whether taken or still waiting to be.
         have: SequenceSet,
     },
-    /// What the receiver of a tree has already of a large file, from an earlier transfer that did not end. Answers each
-    /// record of a file of at least [`crate::tree::RESUME_BYTES_MIN`] bytes.
-    Have {
-        /// The file's number.
-        item: u32,
-        /// The file is looked at in pieces of this many bytes, the last one shorter.
-        granule_bytes: u64,
-        /// For each piece from the start on, at most [`GRANULES_MAX`], the first 16 bytes of the BLAKE3 of what is there.
-        /// The sender leaves out those where its own are the same.
-        hashes: Vec<Option<[u8; 16]>>,
+    /// What the receiver of a tree says to the sender.
+    Answer {
+        /// Counts the answers from 0.
+        number: u64,
+        /// A [`crate::tree::Answer`]; at most [`ANSWER_BYTES_MAX`] bytes.
+        bytes: Vec<u8>,
+    },
+    /// The sender has these answers.
+    Answered {
+        /// All below this number.
+        number: u64,
     },
     /// All chunks have been taken; this is what they must add up to.
     Done {
@@ -336,7 +334,8 @@ mod kind {
     pub const UNWATCHED: u8 = 0x16;
     pub const LANE_LOST: u8 = 0x13 | MUST_UNDERSTAND;
     pub const LANE_GONE: u8 = 0x14 | MUST_UNDERSTAND;
-    pub const HAVE: u8 = 0x15 | MUST_UNDERSTAND;
+    pub const ANSWER: u8 = 0x15 | MUST_UNDERSTAND;
+    pub const ANSWERED: u8 = 0x17 | MUST_UNDERSTAND;
     pub const DONE: u8 = 0x20 | MUST_UNDERSTAND;
     pub const FINISHED: u8 = 0x21 | MUST_UNDERSTAND;
     pub const BYE: u8 = 0x22 | MUST_UNDERSTAND;
@@ -380,15 +379,15 @@ impl Frame {
                 lane.encode(out);
                 have.encode(out);
             }
-            Self::Have { item, granule_bytes, hashes } => {
-                out.push(kind::HAVE);
-                out.extend(item.to_le_bytes());
-                out.extend(granule_bytes.to_le_bytes());
-                out.push(hashes.len() as u8);
-                for hash in hashes {
-                    out.push(u8::from(hash.is_some()));
-                    out.extend(hash.iter().flatten());
-                }
+            Self::Answer { number, bytes } => {
+                out.push(kind::ANSWER);
+                out.extend(number.to_le_bytes());
+                out.extend((bytes.len() as u16).to_le_bytes());
+                out.extend(bytes);
+            }
+            Self::Answered { number } => {
+                out.push(kind::ANSWERED);
+                out.extend(number.to_le_bytes());
             }
             Self::Done { chunks, bytes, digest } => {
                 out.push(kind::DONE);
@@ -448,15 +447,14 @@ impl Frame {
             kind::LANE_GONE => {
                 Self::LaneGone { lane: LaneId::decode(&mut reader)?, have: SequenceSet::decode(&mut reader)? }
             }
-            kind::HAVE => {
-                let (item, granule_bytes, count) = (reader.u32()?, reader.u64()?, usize::from(reader.u8()?));
-                if count > GRANULES_MAX || granule_bytes == 0 {
-                    return Err(FrameError::Value("granules"));
+            kind::ANSWER => {
+                let (number, length) = (reader.u64()?, usize::from(reader.u16()?));
+                if length > ANSWER_BYTES_MAX {
+                    return Err(FrameError::Value("answer length"));
                 }
-                let hash = |_| if reader.bool()? { reader.array().map(Some) } else { Ok(None) };
-                let hashes = (0..count).map(hash).collect::<Result<_, ReadError>>()?;
-                Self::Have { item, granule_bytes, hashes }
+                Self::Answer { number, bytes: reader.bytes(length)?.to_vec() }
             }
+            kind::ANSWERED => Self::Answered { number: reader.u64()? },
             kind::DONE => Self::Done { chunks: reader.u64()?, bytes: reader.u64()?, digest: reader.array()? },
             kind::FINISHED => Self::Finished { bytes: reader.u64()?, failed: reader.u64()? },
             kind::BYE => Self::Bye,

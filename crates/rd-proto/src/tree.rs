@@ -11,6 +11,7 @@
 //! All of it comes from a peer: decoding checks every length and every name, and [`Order`] the sequence.
 
 pub mod answer;
+pub mod blocks;
 mod extension;
 
 use std::collections::BTreeSet;
@@ -39,10 +40,8 @@ pub const OPEN_LINKS_MAX: usize = 64;
 /// All extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
 
-/// Length from which on a file without holes is not sent before the receiver has said what it has of it ([HAVE]), in
-/// bytes.
-///
-/// [HAVE]: crate::control::Frame::Have
+/// Length from which on a file without holes is not sent before the receiver has said what it has of it
+/// ([`Answer::Blocks`]), in bytes.
 pub const RESUME_BYTES_MIN: u64 = 64 << 20;
 
 /// A time as the system keeps it.
@@ -445,7 +444,7 @@ impl<'a> Record<'a> {
         Ok(Some(record))
     }
 
-    /// Whether a large file's data is sent only after the receiver's HAVE.
+    /// Whether a large file's data is sent only after the receiver's answer.
     pub fn awaits_have(size: u64, is_sparse: bool) -> bool {
         size >= RESUME_BYTES_MIN && !is_sparse
     }

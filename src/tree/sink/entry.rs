@@ -12,8 +12,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use rd_proto::control::{GRANULES_MAX, IoFact};
-use rd_proto::tree::{Metadata, Record, Special};
+use rd_proto::control::IoFact;
+use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
+use rd_proto::tree::blocks::block_bytes;
+use rd_proto::tree::{Answer, Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
     ioctl_ficlone, linkat, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
@@ -34,12 +36,8 @@ use crate::fs::{
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
 
-/// Pieces of a file that is compared are at least this long, in bytes: what a killed transfer had not finished of them
-/// is sent again.
-const GRANULE_BYTES_MIN: u64 = 16 << 20;
-
-/// Granules begin where file systems keep data and holes apart.
-const GRANULE_ALIGN: u64 = 1 << 20;
+/// The sender is told of blocks once so many bytes have been hashed.
+const ANSWER_DUE_BYTES: u64 = 64 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
@@ -532,35 +530,47 @@ impl Large {
         self.shared.fail(&self.path(), fault);
     }
 
-    /// What the file holds already, for the sender to compare: the bytes of a granule, and a hash for each that is all
-    /// data. Reads the file, once it has been given what a finished one holds.
-    pub fn look(&self) -> (u64, Vec<Option<[u8; 16]>>) {
-        let granule_bytes =
-            self.size.div_ceil(GRANULES_MAX as u64).next_multiple_of(GRANULE_ALIGN).max(GRANULE_BYTES_MIN);
+    /// Tells the sender what the file holds already: a digest for each block that is all data. Reads the file, once it has
+    /// been given what a finished one holds; the sender compares what it has been told meanwhile.
+    pub fn look(&self, item: u32) {
         if !self.is_adopted && self.finished.is_none() {
-            return (granule_bytes, Vec::new());
+            return (self.shared.answer)(Answer::nothing(item));
         }
+        let block_bytes = block_bytes(self.size, self.shared.block_bytes);
+        let count = self.size.div_ceil(block_bytes);
+        let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
         let mut scratch = vec![0; HASH_READ_BYTES];
-        let hashes = (0..self.size.div_ceil(granule_bytes)).map(|number| {
-            let start = number * granule_bytes;
-            let length = granule_bytes.min(self.size - start);
-            let file = &self.partial.file;
-            if let Some(finished) = &self.finished
-                && copy_range(finished, file, start..start + length, |_| !self.shared.is_stopped.load(Relaxed)).is_err()
-            {
-                return None;
+        for first in (0..count).step_by(at_once as usize) {
+            let end = count.min(first + at_once);
+            let digests = (first..end).map(|number| {
+                let start = number * block_bytes;
+                self.look_at(start, block_bytes.min(self.size - start), &mut scratch)
+            });
+            let digests = digests.collect();
+            if self.shared.is_stopped.load(Relaxed) {
+                return;
             }
-            let is_data = seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
-            if !is_data || self.shared.is_stopped.load(Relaxed) {
-                return None;
-            }
-            // What is kept of it counts as read back from the disk.
-            if self.shared.options.reads_back() && evict(file, start, length).is_err() {
-                return None;
-            }
-            hash_range(file, start, length, &mut scratch).ok()
-        });
-        (granule_bytes, hashes.collect())
+            (self.shared.answer)(Answer::Blocks { item, block_bytes, is_last: end == count, digests });
+        }
+    }
+
+    fn look_at(&self, start: u64, length: u64, scratch: &mut [u8]) -> Digest {
+        let file = &self.partial.file;
+        let is_stopped = || self.shared.is_stopped.load(Relaxed);
+        if let Some(finished) = &self.finished
+            && copy_range(finished, file, start..start + length, |_| !is_stopped()).is_err()
+        {
+            return None;
+        }
+        let is_data = seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
+        if !is_data || is_stopped() {
+            return None;
+        }
+        // What is kept of it counts as read back from the disk.
+        if self.shared.options.reads_back() && evict(file, start, length).is_err() {
+            return None;
+        }
+        hash_range(file, start, length, scratch).ok()
     }
 
     /// All of it has arrived: the last holder to release it publishes it.

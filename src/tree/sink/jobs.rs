@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 
 use flume::Receiver;
-use rd_proto::tree::{Answer, Record};
+use rd_proto::tree::Record;
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large};
@@ -84,10 +84,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
                 let outcome = large.copy(&local);
                 local.source.copied(&local.range, outcome);
             }
-            Job::Look(large, item) => {
-                let (block_bytes, digests) = large.look();
-                (shared.answer)(Answer::Blocks { item, block_bytes, is_last: true, digests });
-            }
+            Job::Look(large, item) => large.look(item),
             Job::Settle(large) => drop(large),
         }
         // Now, since all that the job held has been released.

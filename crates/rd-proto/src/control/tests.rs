@@ -31,7 +31,8 @@ const GOLDEN: &[(&str, &[&str])] = &[
     ("unwatched", &["16"]),
     ("lane-lost", &["93 1000 03000000"]),
     ("lane-gone", &["94 1000 03000000 0500000000000000 0100 02"]),
-    ("have", &["95 07000000 0000000100000000 02", "01 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa 00"]),
+    ("answer", &["95 0600000000000000 0900 020300000000000000"]),
+    ("answered", &["97 0700000000000000"]),
     ("done", &["a0 0300000000000000 80841e0000000000",
         "d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1"]),
     ("finished", &["a1 80841e0000000000 0300000000000000"]),
@@ -96,8 +97,7 @@ const HOSTILE: &[(&str, usize, u8, &str)] = &[
     ("ack", 22, 5, "sequence set"),
     ("lane-lost", 1, 32, "lane"),
     ("lane-gone", 2, 1, "lane"),
-    ("have", 13, 201, "granules"),
-    ("have", 14, 2, "flag"),
+    ("answer", 10, 16, "answer length"),
     ("abort-signal", 1, 7, "cause"),
     ("abort-sink", 3, 0x10, "errno"),
     ("abort-sink", 5, 0x80, "errno"),
@@ -136,6 +136,7 @@ fn the_largest_frames_fit() {
         Frame::Abort(Cause::Sink(fact)),
         Frame::Ack { credit_total: 0, window: 0, taken: all.clone() },
         Frame::LaneGone { lane, have: all },
+        Frame::Answer { number: u64::MAX, bytes: vec![1; ANSWER_BYTES_MAX] },
     ];
     for frame in frames {
         let bytes = encoded(&frame);
@@ -173,7 +174,7 @@ proptest! {
 
     #[test]
     fn any_bytes_of_a_known_kind_decode_or_are_refused(
-        kind in prop::sample::select(vec![0x81, 0x82, 0x83, 0x04, 0x90, 0x93, 0x94, 0xa0, 0xa3_u8]),
+        kind in prop::sample::select(vec![0x81, 0x82, 0x83, 0x04, 0x90, 0x93, 0x94, 0x95, 0x97, 0xa0, 0xa3_u8]),
         bytes in prop::collection::vec(prop_oneof![0..4_u8, any::<u8>()], 0..200),
     ) {
         fuzz::control_frame(&[&[kind], &bytes[..]].concat());

@@ -126,6 +126,11 @@ impl Lanes {
         self.connector
     }
 
+    /// The peer has said that it is about to be stopped, and nothing since.
+    pub(crate) fn is_peer_paused(&self) -> bool {
+        self.peer_paused
+    }
+
     pub(crate) fn path(&self) -> Option<Path> {
         self.path
     }

@@ -12,6 +12,7 @@
 //!   another transport can be, without a second valid copy of it existing.
 //! * Credits are running totals of one lane in one generation: `used <= granted <= posted`.
 //! * Success is the receiver's word, after it has compared every tag and has published.
+//! * An answer reaches the sender's owner once and in order, and its acknowledgement waits for nothing.
 //! * No state waits without a deadline, but for a silent source, a sink that stands still and a peer that has said that
 //!   it is being stopped.
 
@@ -22,10 +23,12 @@ use crate::control::{Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
+mod answers;
 pub mod lanes;
 mod receiver;
 mod sender;
 
+pub use answers::{ANSWER_WAIT, ANSWERS_MAX};
 pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
 pub use receiver::{Layout, Receiver, SINKS_MAX};
 pub use sender::Sender;
@@ -169,6 +172,8 @@ pub enum Action {
     Open(BufferId),
     /// Receiver: write it to every sink; answer with `handle_written` for each.
     Write(BufferId),
+    /// Sender: the receiver's next answer; it is the owner's from here on.
+    Answer(Vec<u8>),
     /// Receiver: all is there: finish the sink; answer with `handle_committed`.
     Commit,
     /// Something a person may want to know.
@@ -559,7 +564,6 @@ impl Core {
             // The engine uses these up before and beside the session.
             Frame::Offer(_) => return Err(Violation::Unexpected("OFFER")),
             Frame::Refuse(_) => return Err(Violation::Unexpected("REFUSE")),
-            Frame::Have { .. } => return Err(Violation::Unexpected("HAVE")),
             other => return Ok(Some(other)),
         }
         Ok(None)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::answers::Outgoing;
 use super::lanes::path_of;
 use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
 use crate::control::{Cause, Frame, Path, SPAN_MAX, SequenceSet};
@@ -113,6 +114,7 @@ pub struct Receiver {
     final_taken: bool,
     done: Option<(u64, u64, [u8; 32])>,
     committing: bool,
+    answers: Outgoing,
 }
 
 impl Receiver {
@@ -144,6 +146,7 @@ impl Receiver {
             final_taken: false,
             done: None,
             committing: false,
+            answers: Outgoing::default(),
         }
     }
 
@@ -269,6 +272,24 @@ impl Receiver {
         }
     }
 
+    /// Whether [`Self::answer`] may be called.
+    pub fn has_answer_room(&self) -> bool {
+        self.answers.has_room()
+    }
+
+    /// Answers the sender of a tree: at most [`crate::control::ANSWER_BYTES_MAX`] bytes.
+    pub fn answer(&mut self, bytes: Vec<u8>) {
+        debug_assert_eq!(self.layout, Layout::Tree);
+        self.answers.push(bytes);
+    }
+
+    fn send_answers(&mut self, now: Duration) {
+        let Some(lane) = self.core.control_lane().filter(|_| self.core.linger_until.is_none()) else { return };
+        for frame in self.answers.send_by(lane, &self.core.lanes) {
+            self.core.send(lane, frame, now);
+        }
+    }
+
     /// Whether everything that the sender has was taken by the sink.
     pub fn has_taken_all(&self) -> bool {
         self.final_taken
@@ -278,11 +299,11 @@ impl Receiver {
     pub fn handle_committed(&mut self, failed: u64, now: Duration) {
         self.core.linger_until = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
         self.core.counters.unmade = failed;
-        let answer = self.answer();
+        let answer = self.finished();
         self.core.broadcast(&answer, now);
     }
 
-    fn answer(&self) -> Frame {
+    fn finished(&self) -> Frame {
         Frame::Finished { bytes: self.core.counters.bytes, failed: self.core.counters.unmade }
     }
 
@@ -438,7 +459,7 @@ impl Machine for Receiver {
         self.ack_owed += 1;
         self.ack_since.get_or_insert(now);
         if self.core.linger_until.is_some() {
-            let answer = self.answer();
+            let answer = self.finished();
             self.core.send(lane, answer, now);
         }
     }
@@ -486,11 +507,12 @@ impl Machine for Receiver {
             Frame::Done { chunks, bytes, digest } => {
                 self.done = Some((chunks, bytes, digest));
                 if self.core.linger_until.is_some() {
-                    let answer = self.answer();
+                    let answer = self.finished();
                     self.core.send(lane, answer, now);
                 }
                 Ok(())
             }
+            Frame::Answered { number } => self.answers.acknowledged(number),
             Frame::Bye if self.core.linger_until.is_some() => {
                 self.core.end(Outcome::Done);
                 Ok(())
@@ -512,6 +534,9 @@ impl Machine for Receiver {
             return;
         }
         self.core.timeout(now, false);
+        if self.answers.is_overdue(&self.core.lanes) {
+            self.core.abort(Cause::Protocol, now);
+        }
     }
 
     fn advance(&mut self, now: Duration) {
@@ -528,6 +553,7 @@ impl Machine for Receiver {
         self.core.lanes.dial(now, &mut self.core.actions);
         self.post();
         self.acknowledge(now);
+        self.send_answers(now);
         self.conclude(now);
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::answers::Incoming;
 use super::lanes::path_of;
 use super::{Action, Agreed, BufferId, CHUNK_BYTES_MIN, Core, Machine, Notice, Outcome, Violation};
 use crate::control::{Frame, Path, SPAN_MAX, SequenceSet};
@@ -157,6 +158,8 @@ pub struct Sender {
     unfilled: bool,
     read_ahead: ReadAhead,
     part_size: PartSize,
+    /// Of a tree.
+    answers: Option<Incoming>,
 }
 
 /// How far to read ahead of the wire: a little, until that has once been too little.
@@ -222,7 +225,14 @@ impl Sender {
             unfilled: false,
             read_ahead: ReadAhead::default(),
             part_size: PartSize { bytes: FIRST_PART_BYTES.min(max), max },
+            answers: None,
         }
+    }
+
+    /// The sender of a tree: its receiver may answer.
+    #[must_use]
+    pub fn with_answers(self) -> Self {
+        Self { answers: Some(Incoming::default()), ..self }
     }
 
     /// The chunk in this buffer has been sealed (the first time, or anew). Its header is what will be sent.
@@ -522,6 +532,7 @@ impl Machine for Sender {
             return;
         }
         self.core.repeat(lane, now);
+        self.answers.iter_mut().for_each(Incoming::repeat);
         let account = LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, busy_since: now, up: true, gone: false };
         self.lanes.push(account);
         for at in 0..self.lanes.len() {
@@ -538,6 +549,7 @@ impl Machine for Sender {
 
     fn handle_lane_down(&mut self, lane: LaneId, now: Duration) {
         let lost = self.core.lane_down(lane, now);
+        self.answers.iter_mut().for_each(Incoming::repeat);
         let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) else { return };
         account.up = false;
         let carried = account.used > 0;
@@ -576,6 +588,10 @@ impl Machine for Sender {
                 self.lane_gone(lane, &have);
                 Ok(())
             }
+            Frame::Answer { number, bytes } => match &mut self.answers {
+                Some(answers) => answers.take(number, bytes, &mut self.core.actions),
+                None => Err(Violation::Unexpected("ANSWER")),
+            },
             Frame::Finished { bytes, failed } => {
                 if !self.done_sent || bytes != self.core.counters.bytes {
                     return Err(Violation::Impossible("FINISHED"));
@@ -608,6 +624,12 @@ impl Machine for Sender {
         let starved = self.is_starved();
         self.read_ahead.note_starved(starved, now);
         self.fill();
+        if let Some(answers) = self.answers.as_mut().filter(|answers| answers.is_owed)
+            && let Some(lane) = self.core.control_lane()
+        {
+            let answered = answers.answered();
+            self.core.send(lane, answered, now);
+        }
         if self.is_complete()
             && !self.done_sent
             && let Some(lane) = self.core.control_lane()

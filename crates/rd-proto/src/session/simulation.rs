@@ -26,7 +26,7 @@ const SEEDS: u64 = 4000;
 const SEEDS_LONG: u64 = 200_000;
 
 /// Control frames that a lane of every transport holds; see `Lane::send_control`.
-const CONTROL_QUEUE_MAX: usize = 64;
+const CONTROL_QUEUE_MAX: usize = 4 * ANSWERS_MAX;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
@@ -97,6 +97,8 @@ enum In {
     Opened(BufferId),
     Written(BufferId, u8),
     Committed,
+    /// The sink answers so many times.
+    Answers(u64),
     /// The listening end's list has changed.
     Endpoints,
     GiveUp(Cause),
@@ -316,6 +318,18 @@ struct Simulation {
     sink_stalled_until: u64,
     committed: bool,
     retries_possible: bool,
+    /// Answers that the sink has made, that the receiver has taken, and that have reached the source.
+    answers: [u64; 3],
+    /// The source reads so many chunks ahead of the answers to them.
+    answers_ahead: u64,
+}
+
+/// How often the sink of a tree answers to a chunk: often not at all, now and then more than may be on the way.
+fn answers_to(sequence: u64) -> u64 {
+    match sequence % 40 {
+        7 => 100,
+        other => other % 4,
+    }
 }
 
 fn tag_of(sequence: u64, sealed: bool) -> [u8; 16] {
@@ -352,6 +366,7 @@ impl Simulation {
         let (sender_pool, receiver_pool) = (pool(&mut luck), pool(&mut luck));
         let layout = luck.pick(&[Layout::File, Layout::Stream, Layout::Tree]);
         let sinks = luck.pick(&[1, 1, 2, 3]);
+        let sender = Sender::new(agreed, connector == SENDER, sender_pool);
         let mut simulation = Self {
             trace: std::env::var_os("RD_SIM_TRACE").is_some(),
             weather,
@@ -359,7 +374,7 @@ impl Simulation {
             order: 0,
             queue: BinaryHeap::new(),
             due: BTreeMap::new(),
-            sender: Sender::new(agreed, connector == SENDER, sender_pool),
+            sender: if layout == Layout::Tree { sender.with_answers() } else { sender },
             receiver: Receiver::new(agreed, connector == RECEIVER, receiver_pool, layout, sinks),
             ends: [End::new(sender_pool), End::new(receiver_pool)],
             agreed,
@@ -387,6 +402,8 @@ impl Simulation {
             sink_stalled_until: 0,
             committed: false,
             retries_possible: false,
+            answers: [0; 3],
+            answers_ahead: luck.pick(&[1, 8, 40]),
             luck,
         };
         if weather == Weather::Calm {

@@ -562,3 +562,64 @@ fn a_chunk_is_taken_once_every_sink_has_it() {
     }
     assert!(!receiver.has_taken_all(), "the second sink has never had the last");
 }
+
+/// Answers to a sender of a tree on one lane; what it hands on of them.
+fn taken(sender: &mut Sender, answers: &[(u64, u8)]) -> Result<Vec<Vec<u8>>, Violation> {
+    for &(number, byte) in answers {
+        sender.handle_frame(FIRST, Frame::Answer { number, bytes: vec![byte] }, Duration::ZERO)?;
+    }
+    sender.advance(Duration::ZERO);
+    Ok(std::iter::from_fn(|| sender.poll_action())
+        .filter_map(|action| if let Action::Answer(bytes) = action { Some(bytes) } else { None })
+        .collect())
+}
+
+const FIRST: LaneId = LaneId { index: 0, generation: 0 };
+
+#[test]
+fn answers_are_handed_on_once_and_in_order_or_refused() {
+    let sender = || {
+        let mut sender = Sender::new(pair(|_, _| {}).expect("agreed"), true, 8).with_answers();
+        sender.handle_lane_up(FIRST, Duration::ZERO);
+        sender
+    };
+    let in_order = taken(&mut sender(), &[(1, 1), (2, 2), (0, 0), (0, 0), (1, 1), (3, 3)]);
+    assert_eq!(in_order, Ok(vec![vec![0], vec![1], vec![2], vec![3]]));
+    let impossible = Err(Violation::Impossible("ANSWER"));
+    assert_eq!(taken(&mut sender(), &[(ANSWERS_MAX as u64 - 1, 1)]), Ok(Vec::new()));
+    assert_eq!(taken(&mut sender(), &[(ANSWERS_MAX as u64, 1)]), impossible);
+    assert_eq!(taken(&mut sender(), &[(u64::MAX, 1)]), impossible);
+    assert_eq!(taken(&mut sender(), &[(1, 1), (1, 2)]), impossible);
+    let mut of_a_stream = Sender::new(pair(|_, _| {}).expect("agreed"), true, 8);
+    assert_eq!(taken(&mut of_a_stream, &[(0, 0)]), Err(Violation::Unexpected("ANSWER")));
+}
+
+#[test]
+fn an_answer_that_the_sender_never_has_ends_the_session() {
+    let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    let mut receiver = Receiver::new(agreed, false, 8, Layout::Tree, 1);
+    let answered = |number| Frame::Answered { number };
+    receiver.answer(vec![1]);
+    assert!(receiver.handle_frame(FIRST, answered(1), Duration::ZERO).is_err(), "it has not been sent");
+    receiver.handle_lane_up(FIRST, Duration::ZERO);
+    let mut aborted_after = None;
+    for tick in 1..=2 * (ANSWER_WAIT.as_millis() / TICK.as_millis() + 10) as u32 {
+        let now = TICK * tick;
+        if tick == 100 {
+            receiver.handle_frame(FIRST, answered(0), now).expect("nothing new");
+            assert!(receiver.handle_frame(FIRST, answered(2), now).is_err(), "not so many");
+            receiver.handle_frame(FIRST, answered(1), now).expect("it has it");
+            receiver.answer(vec![2]);
+        }
+        receiver.handle_heard(FIRST, now);
+        receiver.handle_timeout(now);
+        receiver.advance(now);
+        while let Some(action) = receiver.poll_action() {
+            if matches!(action, Action::Send(_, Frame::Abort(Cause::Protocol))) {
+                aborted_after.get_or_insert(tick);
+            }
+        }
+    }
+    let least = 100 + (ANSWER_WAIT.as_millis() / TICK.as_millis()) as u32;
+    assert!(aborted_after.is_some_and(|tick| (least..least + 5).contains(&tick)), "{aborted_after:?}");
+}

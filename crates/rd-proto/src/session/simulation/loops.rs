@@ -58,6 +58,10 @@ impl Simulation {
             }
             self.machine(end).handle_timeout(now);
         }
+        while end == RECEIVER && self.receiver.has_answer_room() && self.answers[1] < self.answers[0] {
+            self.receiver.answer(self.answers[1].to_le_bytes().to_vec());
+            self.answers[1] += 1;
+        }
         self.machine(end).advance(now);
         self.act(end);
         let wait = self.machine(end).next_timeout(now).min(TICK).as_nanos() as u64;
@@ -111,6 +115,7 @@ impl Simulation {
                 self.receiver.handle_opened(buffer, genuine, now);
             }
             In::Written(buffer, sink) => self.receiver.handle_written(buffer, sink, now),
+            In::Answers(count) => self.answers[0] += count,
             In::Committed => self.receiver.handle_committed(0, now),
             In::Endpoints => {
                 // The list grows, so that its length tells how old it is.
@@ -209,6 +214,11 @@ impl Simulation {
                         self.sinks[usize::from(sink)].to_write.push_back(buffer);
                         self.start_writing(sink);
                     }
+                }
+                Action::Answer(bytes) => {
+                    assert_eq!(bytes, self.answers[2].to_le_bytes(), "an answer twice or out of order");
+                    self.answers[2] += 1;
+                    self.start_producing();
                 }
                 Action::Commit => {
                     assert!(!self.committed, "published twice");

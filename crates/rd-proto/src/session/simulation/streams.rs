@@ -17,6 +17,9 @@ impl Simulation {
         if self.ends[SENDER].stopped || !self.ends[SENDER].running() {
             return self.at(self.now + 50 * MS, What::Produce);
         }
+        if self.awaits_answers() {
+            return;
+        }
         let Some((buffer, encrypt)) = self.to_fill.pop_front() else { return };
         if self.produced == self.chunks {
             self.finish_work(SENDER, buffer, Owner::Source, In::Unfilled(buffer));
@@ -58,6 +61,13 @@ impl Simulation {
         self.start_producing();
     }
 
+    /// The source of a tree goes on only once it has the answers to what it has sent a while ago.
+    fn awaits_answers(&self) -> bool {
+        let told = self.produced.saturating_sub(self.answers_ahead);
+        let is_waiting = self.layout == Layout::Tree && self.produced < self.chunks;
+        is_waiting && self.answers[2] < (0..told).map(answers_to).sum()
+    }
+
     pub(super) fn start_writing(&mut self, number: u8) {
         let stall = self.sink_stalled_until.saturating_sub(self.now);
         let sink = &mut self.sinks[usize::from(number)];
@@ -83,6 +93,9 @@ impl Simulation {
         assert!(self.layout == Layout::File || header.sequence == sink.written.len() as u64, "out of order");
         assert!(sink.written.insert(header.sequence), "chunk {} written twice", header.sequence);
         sink.bytes_written += u64::from(header.plain_bytes);
+        if number == 0 && self.layout == Layout::Tree {
+            self.tell(RECEIVER, In::Answers(answers_to(header.sequence)));
+        }
         let told = In::Written(buffer, number);
         if self.sinks.iter().any(|sink| sink.to_write.contains(&buffer)) {
             self.after(self.work_max, What::Tell(RECEIVER, told));

@@ -1,0 +1,157 @@
+//! Digests of the blocks that the receiver has of a file, for the sender to leave out those that are the same.
+//!
+//! The receiver hashes block by block and answers whenever it has some; the sender may begin with the first. A file of any
+//! length has at most [`BLOCKS_MAX`] blocks, which bounds what the sender keeps.
+
+use std::collections::VecDeque;
+
+use super::answer::{BLOCK_BYTES_MIN, Digest};
+
+/// Blocks of one file.
+pub const BLOCKS_MAX: u64 = 1 << 16;
+
+/// The length of the blocks of a file of `size` bytes: a power of two, as `wanted` or the next, unless that would make too many.
+pub fn block_bytes(size: u64, wanted: u64) -> u64 {
+    size.div_ceil(BLOCKS_MAX).max(wanted).max(BLOCK_BYTES_MIN).next_power_of_two()
+}
+
+/// What the sender has been told of one file and has not used.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    /// 0 until something has been told.
+    block_bytes: u64,
+    /// The number of the first block in `digests`.
+    first: u64,
+    digests: VecDeque<Digest>,
+    /// Nothing is told of blocks behind these.
+    is_whole: bool,
+}
+
+/// What is to be done at a position of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To wait for what the receiver has.
+    Wait,
+    /// To compare the block that ends there.
+    Compare(u64, [u8; 16]),
+    /// To send up to there without comparing.
+    Send(u64),
+}
+
+impl Blocks {
+    /// Takes what the peer says of the next blocks of a file of `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Why no receiver would have said it.
+    pub fn take(
+        &mut self,
+        block_bytes: u64,
+        digests: Vec<Digest>,
+        is_last: bool,
+        size: u64,
+    ) -> Result<(), &'static str> {
+        if self.is_whole {
+            return Err("digests behind the last");
+        }
+        if block_bytes < BLOCK_BYTES_MIN || self.block_bytes != 0 && block_bytes != self.block_bytes {
+            return Err("length of a block");
+        }
+        let end = self.first + (self.digests.len() + digests.len()) as u64;
+        if end > size.div_ceil(block_bytes).min(BLOCKS_MAX) {
+            return Err("digests of more blocks than the file has");
+        }
+        self.block_bytes = block_bytes;
+        self.digests.extend(digests);
+        self.is_whole = is_last;
+        Ok(())
+    }
+
+    /// What to do at a `position`, which never goes back, of a file of `size` bytes.
+    pub fn step(&mut self, position: u64, size: u64) -> Step {
+        if self.block_bytes == 0 {
+            return Step::Wait;
+        }
+        let number = position / self.block_bytes;
+        while self.first < number && self.digests.pop_front().is_some() {
+            self.first += 1;
+        }
+        let end = |blocks: u64| (number + blocks).saturating_mul(self.block_bytes).min(size);
+        match self.digests.front() {
+            None if self.is_whole => Step::Send(size),
+            None => Step::Wait,
+            Some(Some(digest)) if position.is_multiple_of(self.block_bytes) => Step::Compare(end(1), *digest),
+            Some(Some(_)) => Step::Send(end(1)),
+            Some(None) => Step::Send(end(self.digests.iter().take_while(|digest| digest.is_none()).count() as u64)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = BLOCK_BYTES_MIN;
+    const SIZE: u64 = 401 * BLOCK - 1;
+
+    fn some(count: usize) -> Vec<Digest> {
+        vec![Some([7; 16]); count]
+    }
+
+    #[test]
+    fn blocks_are_compared_as_they_are_told_and_waited_for_else() {
+        let mut blocks = Blocks::default();
+        assert_eq!(blocks.step(0, SIZE), Step::Wait);
+        let mut digests = some(200);
+        digests[1..4].fill(None);
+        blocks.take(BLOCK, digests, false, SIZE).expect("honest");
+        assert_eq!(blocks.step(0, SIZE), Step::Compare(BLOCK, [7; 16]));
+        assert_eq!(blocks.step(BLOCK, SIZE), Step::Send(4 * BLOCK));
+        assert_eq!(blocks.step(BLOCK + 1, SIZE), Step::Send(4 * BLOCK));
+        assert_eq!(blocks.step(4 * BLOCK + 1, SIZE), Step::Send(5 * BLOCK));
+        assert_eq!(blocks.step(200 * BLOCK, SIZE), Step::Wait);
+        blocks.take(BLOCK, some(201), true, SIZE).expect("honest");
+        for number in 200..401 {
+            let end = ((number + 1) * BLOCK).min(SIZE);
+            assert_eq!(blocks.step(number * BLOCK, SIZE), Step::Compare(end, [7; 16]), "{number}");
+        }
+        let mut blocks = Blocks::default();
+        blocks.take(BLOCK, Vec::new(), true, SIZE).expect("nothing is there");
+        assert_eq!(blocks.step(0, SIZE), Step::Send(SIZE));
+    }
+
+    #[test]
+    fn no_file_has_more_blocks_than_are_kept() {
+        for size in [0, 1, 1 << 30, BLOCKS_MAX * BLOCK, BLOCKS_MAX * BLOCK + 1, i64::MAX as u64] {
+            for wanted in [0, BLOCK, 1 << 20, 3 << 20, 16 << 20] {
+                let block = block_bytes(size, wanted);
+                assert!(size.div_ceil(block) <= BLOCKS_MAX && block >= wanted.max(BLOCK), "{size} {wanted}");
+                assert!(block.is_power_of_two());
+            }
+        }
+        assert_eq!(block_bytes(1 << 40, 16 << 20), 16 << 20);
+        assert_eq!(block_bytes(1 << 41, 16 << 20), 32 << 20);
+    }
+
+    #[test]
+    fn what_no_receiver_says_is_refused() {
+        let (length, more, behind) =
+            ("length of a block", "digests of more blocks than the file has", "digests behind the last");
+        for (said, error) in [
+            (vec![(0, 1, false)], length),
+            (vec![(BLOCK / 2, 1, false)], length),
+            (vec![(BLOCK, 1, false), (2 * BLOCK, 1, true)], length),
+            (vec![(BLOCK, 402, true)], more),
+            (vec![(BLOCK, 200, false), (BLOCK, 202, true)], more),
+            (vec![(1 << 63, 2, true)], more),
+            (vec![(BLOCK, 0, true), (BLOCK, 1, true)], behind),
+        ] {
+            let mut blocks = Blocks::default();
+            let outcome =
+                said.iter().try_for_each(|&(bytes, count, is_last)| blocks.take(bytes, some(count), is_last, SIZE));
+            assert_eq!(outcome, Err(error), "{said:?}");
+        }
+        let size = 2 * BLOCKS_MAX * BLOCK;
+        assert_eq!(Blocks::default().take(BLOCK, some(BLOCKS_MAX as usize + 1), false, size), Err(more));
+    }
+}

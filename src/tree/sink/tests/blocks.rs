@@ -1,0 +1,70 @@
+//! Large files of which something is there, in more blocks than one answer tells of.
+
+use std::os::unix::fs::FileExt;
+
+use rd_proto::tree::answer::DIGESTS_MAX;
+
+use super::*;
+use crate::fs::direct::Tally;
+use crate::tree::Root;
+use crate::tree::source::{Next, TreeSource};
+
+#[test]
+fn a_file_of_many_small_blocks_is_compared_whole_and_only_its_changes_are_sent() {
+    const BLOCK: u64 = 64 << 10;
+    const SIZE: u64 = (64 << 20) + 1;
+    let scratch = Scratch::new();
+    let [ours, theirs] = ["dst", "src"].map(|parent| scratch.0.join(parent).join("large"));
+    fs::create_dir(scratch.0.join("src")).expect("a directory");
+    let contents: Vec<u8> = (0..SIZE).map(|at| (at.wrapping_mul(31) ^ at >> 9) as u8).collect();
+    for path in [&ours, &theirs] {
+        fs::write(path, &contents).expect("a file");
+        let file = fs::File::options().write(true).open(path).expect("there");
+        if path == &ours {
+            for block in [0, 300, 301, 1024] {
+                file.write_all_at(&[!contents[(block * BLOCK) as usize]], block * BLOCK).expect("written");
+            }
+        }
+        // Most likely it was finished by a transfer that was cut when it was done with it.
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1 << 30)).expect("a time");
+    }
+    let source = TreeSource::new(vec![Root::new(&theirs, "large")], 1 << 20, TreeOptions::default(), Arc::default());
+    let source = Arc::new(source.expect("a source"));
+    let answers: Arc<Mutex<Vec<Answer>>> = Arc::default();
+    let answer = {
+        let (source, answers) = (Arc::clone(&source), Arc::clone(&answers));
+        Box::new(move |answer: Answer| {
+            answers.lock().expect("no panics under it").push(answer.clone());
+            source.handle_answer(answer).expect("honest");
+        })
+    };
+    let destination = Destination { block_bytes: BLOCK, ..Destination::default() };
+    let mut sink = TreeSink::new(&scratch.dst(), destination, answer).expect("there");
+    let (mut target, tally) = (vec![0; 1 << 20], Tally::default());
+    loop {
+        match source.next(&mut target, usize::MAX, &tally) {
+            Next::Part(part) => {
+                sink.push(part.item, part.position, Arc::new(target[..part.length].to_vec())).expect("taken");
+            }
+            Next::Ended => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let report = sink.finish().expect("whole");
+    assert_eq!((report.failed, report.files), (0, 1), "{:?}", report.failures);
+    assert!(fs::read(&ours).expect("there") == contents);
+    let sent = source.sent();
+    assert_eq!((sent.bytes, sent.kept_bytes), (3 * BLOCK + 1, SIZE - 3 * BLOCK - 1));
+    let answers = answers.lock().expect("no panics under it");
+    let told = answers.iter().map(|answer| match answer {
+        Answer::Blocks { item: 1, block_bytes: BLOCK, is_last, digests } => (digests.len(), *is_last),
+        other => panic!("{other:?}"),
+    });
+    let full = (DIGESTS_MAX, false);
+    assert_eq!(told.collect::<Vec<_>>(), [full, full, full, full, (1025 - 4 * DIGESTS_MAX, true)]);
+    // It is over, which it may be for a file that could not be read; what nobody can mean is an error.
+    source.handle_answer(Answer::nothing(1)).expect("late");
+    for item in [0, 2, u32::MAX] {
+        assert!(source.handle_answer(Answer::nothing(item)).is_err(), "{item}");
+    }
+}

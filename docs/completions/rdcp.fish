@@ -1,4 +1,6 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
+complete -c rdcp -l check -d 'Compare DIR with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output' -r -f -a "disk\t'What the disk has stored'
+cached\t'What the page cache has, where it has it'"
 complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces are part of it; of several patterns the last that matches decides' -r
 complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude before it does' -r
 complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin with # or ;, and those that begin with "+ " include' -r

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 pub use crate::job::event as json;
 
 pub mod agent;
+mod check;
 pub mod color;
 pub mod doctor;
 pub mod examples;

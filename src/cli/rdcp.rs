@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 
+use super::check::{self, CheckMedium};
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::options::ReportOptions;
@@ -55,6 +56,17 @@ pub struct CopyArguments {
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Compare DIR with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHERE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "disk",
+        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run"]
+    )]
+    check: Option<CheckMedium>,
     #[command(flatten)]
     tree: TreeOptions,
     #[command(flatten)]
@@ -233,6 +245,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
     };
     arguments.report = arguments.report.settled();
+    if let Some(medium) = arguments.check {
+        return check::check(&arguments.paths, medium, &arguments.report);
+    }
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
     let destination = match &arguments.target_directory {

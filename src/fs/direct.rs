@@ -236,7 +236,7 @@ fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno>
 
 /// The same file, open to be read or written directly. By its descriptor, so it is the same one whatever has become of its
 /// name.
-fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn reopen(file: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let direct = open(path, access | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?;
     let (ours, theirs) = (fstat(&direct)?, fstat(file)?);

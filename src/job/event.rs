@@ -47,6 +47,8 @@ pub enum Event<'a> {
     Failed(Failed<'a>),
     /// rdcp: sources of one host have been copied.
     Copied(Copied),
+    /// rdcp --check: an entry that is not as the manifest has it.
+    Differs(Differs),
     /// The last line.
     End(End<'a>),
 }
@@ -279,6 +281,15 @@ impl<'a> Failed<'a> {
     pub fn new(failure: &'a Failure) -> Self {
         Self { error: Error::new(failure), reason: failure.message.as_deref().unwrap_or_default() }
     }
+}
+
+/// See [`Event::Differs`].
+#[derive(Serialize, JsonSchema)]
+pub struct Differs {
+    /// The entry.
+    pub at: At,
+    /// In what it differs: `missing`, `extra`, `type`, `mode`, `size`, `mtime`, `target`, `device`, `contents`.
+    pub differs: Vec<&'static str>,
 }
 
 /// See [`Event::Copied`].

@@ -1,8 +1,10 @@
 //! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
 
+pub mod check;
 pub mod count;
 pub mod first;
 pub mod local;
+pub mod manifest;
 mod metadata;
 mod owners;
 pub mod patterns;

@@ -45,7 +45,7 @@ use crate::options::TreeOptions;
 
 mod follow;
 mod links;
-mod place;
+pub(super) mod place;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;

@@ -1,0 +1,527 @@
+//! Compares a directory with a manifest, without the tree that it was copied from.
+//!
+//! One thread walks the directory in the manifest's order beside the manifest, so neither is held in memory: the names
+//! of the directories on the way are. It opens files by the descriptors of their directories and follows no link. Other
+//! threads read and hash, a large file's ranges side by side.
+//!
+//! What is read is what the disk has stored, unless the page cache will do: past the page cache where the file system
+//! allows that, else after what the cache holds has been written and dropped.
+
+use std::cmp::Ordering::{Equal, Less};
+use std::ffi::{CStr, CString, OsStr};
+use std::io::BufRead;
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use flume::{Receiver, Sender, bounded};
+use memmap2::MmapMut;
+use rd_proto::control::IoFact;
+use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
+use rustix::fs::{
+    Advice, AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fadvise, fdatasync, fstat, major, minor, openat,
+    readlinkat, statat,
+};
+use rustix::io::{Errno, pread};
+
+use super::manifest::digest::RangeDigest;
+use super::manifest::{Entry, Kind, ManifestError, Reader, order};
+use super::walk::place::Names;
+use crate::fs::direct::{ALIGNMENT, reopen};
+use crate::fs::{io_fact, plain_fact, read_up_to};
+
+/// What one thread reads at a time of a large file.
+const RANGE_BYTES: usize = 1 << 20;
+
+/// What it hashes at a time of what is cached: it stays in the processor's cache.
+const CACHED_BYTES: usize = 256 << 10;
+
+/// Threads that wait for a disk: as many as most disks need to be busy.
+const DISK_THREADS: usize = 16;
+
+/// Directory entries are asked for in blocks of so many bytes.
+const LISTING_BYTES: usize = 64 << 10;
+
+/// Where contents are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// The disk.
+    Disk,
+    /// The page cache, where it has them.
+    Cache,
+}
+
+/// In what an entry differs from its line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aspect {
+    /// It is not there.
+    Missing,
+    /// It is there and not in the manifest; nor is what it holds.
+    Extra,
+    /// It is something else, such as a directory.
+    Type,
+    /// Its permissions.
+    Mode,
+    /// Its size.
+    Size,
+    /// The time of its last change.
+    Time,
+    /// What it leads to.
+    Target,
+    /// The device that it stands for.
+    Device,
+    /// Its contents, at the same size.
+    Contents,
+}
+
+impl Aspect {
+    /// Its name for people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Extra => "extra",
+            Self::Type => "type",
+            Self::Mode => "mode",
+            Self::Size => "size",
+            Self::Time => "mtime",
+            Self::Target => "target",
+            Self::Device => "device",
+            Self::Contents => "contents",
+        }
+    }
+}
+
+/// What has been found about one entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Its path from the directory on, empty for that itself, and in what it differs.
+    Differs(Vec<u8>, Vec<Aspect>),
+    /// It could not be compared.
+    Unreadable(IoFact),
+}
+
+/// What has been compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Entries of the manifest.
+    pub entries: u64,
+    /// Entries that differ, are missing or extra.
+    pub differing: u64,
+    /// Entries that could not be compared.
+    pub unreadable: u64,
+    /// Bytes of contents that were read.
+    pub bytes: u64,
+}
+
+/// Why nothing, or not all, was compared.
+#[derive(Debug)]
+pub enum CheckError {
+    /// The manifest is none, or cannot be read.
+    Manifest(ManifestError),
+    /// The directory cannot be read.
+    Directory(IoFact),
+}
+
+impl From<ManifestError> for CheckError {
+    fn from(error: ManifestError) -> Self {
+        Self::Manifest(error)
+    }
+}
+
+/// Takes findings, from any thread.
+pub type Tell<'a> = &'a (dyn Fn(Finding) + Sync);
+
+/// Compares what is in `directory` with a manifest.
+///
+/// # Errors
+///
+/// [`CheckError`]. What has been found before has been told.
+pub fn check(manifest: impl BufRead, directory: &Path, medium: Medium, tell: Tell<'_>) -> Result<Checked, CheckError> {
+    crate::fs::raise_open_files();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top = openat(CWD, directory, flags, Mode::empty())
+        .map_err(|error| CheckError::Directory(io_fact(directory.as_os_str(), error)))?;
+    let threads = match medium {
+        Medium::Disk => crate::processors().max(DISK_THREADS),
+        Medium::Cache => crate::processors(),
+    };
+    let checker = Checker::new(directory, medium, tell);
+    let (jobs, queue) = bounded(4 * threads);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (checker, queue) = (&checker, queue.clone());
+            let read = move || checker.work(&queue);
+            if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
+                let fact = plain_fact(directory.as_os_str(), &format!("no thread to read with: {error}"));
+                checker.is_stopped.store(true, Relaxed);
+                return Err(CheckError::Directory(fact));
+            }
+        }
+        drop(queue);
+        let walked = checker.walk(manifest, top, &jobs);
+        checker.is_stopped.store(walked.is_err(), Relaxed);
+        drop(jobs);
+        walked
+    })?;
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    Ok(Checked {
+        entries: count(&checker.entries),
+        differing: count(&checker.differing),
+        unreadable: count(&checker.unreadable),
+        bytes: count(&checker.bytes),
+    })
+}
+
+struct Checker<'a> {
+    directory: &'a Path,
+    medium: Medium,
+    tell: Tell<'a>,
+    entries: AtomicU64,
+    differing: AtomicU64,
+    unreadable: AtomicU64,
+    bytes: AtomicU64,
+    is_stopped: AtomicBool,
+}
+
+/// A directory that is being walked.
+struct Level {
+    directory: OwnedFd,
+    names: Names,
+    next: usize,
+    /// The length of its path.
+    path_bytes: usize,
+}
+
+/// A file whose contents are read.
+struct Contents {
+    path: Vec<u8>,
+    file: OwnedFd,
+    /// The same, past the page cache.
+    direct: Option<OwnedFd>,
+    size: u64,
+    expected: [u8; 32],
+    /// In what else it differs.
+    aspects: Vec<Aspect>,
+    digest: RangeDigest,
+    /// Bytes that have not been read.
+    left: AtomicU64,
+    has_failed: AtomicBool,
+}
+
+/// A range of a file, by its first byte.
+type Job = (Arc<Contents>, u64);
+
+impl<'a> Checker<'a> {
+    fn new(directory: &'a Path, medium: Medium, tell: Tell<'a>) -> Self {
+        let (entries, differing, unreadable, bytes) = Default::default();
+        Self { directory, medium, tell, entries, differing, unreadable, bytes, is_stopped: AtomicBool::new(false) }
+    }
+
+    fn differs(&self, path: &[u8], aspects: Vec<Aspect>) {
+        if !aspects.is_empty() {
+            self.differing.fetch_add(1, Relaxed);
+            (self.tell)(Finding::Differs(path.to_vec(), aspects));
+        }
+    }
+
+    fn fail(&self, path: &[u8], error: Errno) {
+        self.unreadable.fetch_add(1, Relaxed);
+        (self.tell)(Finding::Unreadable(io_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str(), error)));
+    }
+
+    /// Walks the directory and the manifest side by side.
+    fn walk(&self, manifest: impl BufRead, top: OwnedFd, jobs: &Sender<Job>) -> Result<(), CheckError> {
+        let mut manifest = Reader::new(manifest)?;
+        let next = |manifest: &mut Reader<_>| -> Result<Option<Entry>, ManifestError> {
+            let entry = manifest.next()?;
+            self.entries.fetch_add(u64::from(entry.is_some()), Relaxed);
+            Ok(entry)
+        };
+        let mut expected = next(&mut manifest)?;
+        if let Some(entry) = expected.take_if(|entry| entry.path.is_empty()) {
+            let stat = fstat(&top).map_err(|error| self.unlisted(b"", error))?;
+            self.differs(b"", aspects(&entry, &stat));
+            expected = next(&mut manifest)?;
+        }
+        let mut path = Vec::new();
+        let mut levels = vec![self.list(top, &path).map_err(|error| self.unlisted(&path, error))?];
+        while let Some(level) = levels.last_mut() {
+            path.truncate(level.path_bytes);
+            let Some((_, name)) = level.names.entry(level.next) else {
+                levels.pop();
+                continue;
+            };
+            let name: CString = name.into();
+            level.next += 1;
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name.to_bytes());
+            while let Some(entry) = expected.take_if(|entry| order(&entry.path, &path) == Less) {
+                self.differs(&entry.path, vec![Aspect::Missing]);
+                expected = next(&mut manifest)?;
+            }
+            let Some(entry) = expected.take_if(|entry| order(&entry.path, &path) == Equal) else {
+                self.differs(&path, vec![Aspect::Extra]);
+                continue;
+            };
+            expected = next(&mut manifest)?;
+            match self.compare(level, &name, entry, jobs) {
+                Ok(Some(entered)) if levels.len() > DEPTH_MAX => {
+                    drop(entered);
+                    self.fail(&path, Errno::NAMETOOLONG);
+                }
+                Ok(Some(entered)) => match self.list(entered, &path) {
+                    Ok(level) => levels.push(level),
+                    Err(error) => self.fail(&path, error),
+                },
+                Ok(None) => {}
+                // It was there a moment ago.
+                Err(Errno::NOENT) => self.differs(&path, vec![Aspect::Missing]),
+                Err(error) => self.fail(&path, error),
+            }
+        }
+        while let Some(entry) = expected {
+            self.differs(&entry.path, vec![Aspect::Missing]);
+            expected = next(&mut manifest)?;
+        }
+        Ok(())
+    }
+
+    fn unlisted(&self, path: &[u8], error: Errno) -> CheckError {
+        CheckError::Directory(io_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str(), error))
+    }
+
+    fn list(&self, directory: OwnedFd, path: &[u8]) -> Result<Level, Errno> {
+        let mut names = Names::default();
+        let mut listing: Vec<u8> = Vec::with_capacity(LISTING_BYTES);
+        let mut entries = RawDir::new(&directory, listing.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = match entry {
+                Err(Errno::INTR) => continue,
+                entry => entry?,
+            };
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            if name.count_bytes() > NAME_BYTES_MAX {
+                return Err(Errno::NAMETOOLONG);
+            }
+            if !names.push(entry.file_type(), name) {
+                return Err(Errno::NOMEM);
+            }
+        }
+        names.sort();
+        Ok(Level { directory, names, next: 0, path_bytes: path.len() })
+    }
+
+    /// Compares an entry, or has its contents read. A directory is returned, to be walked.
+    fn compare(&self, level: &Level, name: &CStr, entry: Entry, jobs: &Sender<Job>) -> Result<Option<OwnedFd>, Errno> {
+        let stat = statat(&level.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let mut aspects = aspects(&entry, &stat);
+        if aspects.first() == Some(&Aspect::Type) {
+            self.differs(&entry.path, aspects);
+            return Ok(None);
+        }
+        let open = |flags| {
+            let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            openat(&level.directory, name, flags, Mode::empty())
+        };
+        let mut entered = None;
+        match entry.kind {
+            Kind::Directory => entered = Some(open(OFlags::DIRECTORY)?),
+            Kind::Symlink(target) => {
+                let found = readlinkat(&level.directory, name, Vec::new())?;
+                if found.to_bytes() != target {
+                    aspects.push(Aspect::Target);
+                }
+            }
+            // What is not as long is not the same.
+            Kind::File { size, digest } if stat.st_size as u64 == size => {
+                let file = open(OFlags::empty())?;
+                // Another one may have taken its place.
+                if crate::fs::identity(&fstat(&file)?) != crate::fs::identity(&stat) {
+                    return Err(Errno::STALE);
+                }
+                self.read(entry.path, file, size, digest, aspects, jobs);
+                return Ok(None);
+            }
+            _ => {}
+        }
+        self.differs(&entry.path, aspects);
+        Ok(entered)
+    }
+
+    /// Has a file's contents read.
+    fn read(
+        &self,
+        path: Vec<u8>,
+        file: OwnedFd,
+        size: u64,
+        expected: [u8; 32],
+        aspects: Vec<Aspect>,
+        jobs: &Sender<Job>,
+    ) {
+        let direct = match self.medium {
+            Medium::Disk if size > 0 => {
+                let direct = reopen(&file, OFlags::RDONLY).ok();
+                if direct.is_none() {
+                    evict(&file);
+                }
+                direct
+            }
+            _ => None,
+        };
+        let (digest, left, has_failed) = (RangeDigest::new(size), AtomicU64::new(size), AtomicBool::new(false));
+        let contents = Arc::new(Contents { path, file, direct, size, expected, aspects, digest, left, has_failed });
+        let mut at = 0;
+        loop {
+            // The threads take jobs as long as there is one who gives them.
+            let _ = jobs.send((Arc::clone(&contents), at));
+            at += RANGE_BYTES as u64;
+            if at >= size {
+                return;
+            }
+        }
+    }
+
+    fn work(&self, queue: &Receiver<Job>) {
+        let mut buffer = match MmapMut::map_anon(RANGE_BYTES) {
+            Ok(buffer) => buffer,
+            Err(_) => return queue.iter().for_each(|(contents, _)| contents.fail(self, Errno::NOMEM)),
+        };
+        for (contents, at) in queue.iter() {
+            if self.is_stopped.load(Relaxed) || contents.has_failed.load(Relaxed) {
+                continue;
+            }
+            let length = (contents.size - at).min(RANGE_BYTES as u64) as usize;
+            match contents.take(&mut buffer, at, length) {
+                Ok(whole) => {
+                    self.bytes.fetch_add(length as u64, Relaxed);
+                    if contents.left.fetch_sub(length as u64, AcqRel) == length as u64 {
+                        contents.finish(self, whole);
+                    }
+                }
+                Err(error) => contents.fail(self, error),
+            }
+        }
+    }
+}
+
+impl Contents {
+    /// Reads a range. Of a file that is no longer than one range its digest is known then.
+    fn take(&self, buffer: &mut [u8], at: u64, length: usize) -> Result<Option<blake3::Hash>, Errno> {
+        let is_whole = self.size <= RANGE_BYTES as u64;
+        if let Some(direct) = &self.direct {
+            match read_direct(direct, buffer, at, length) {
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => evict(&self.file),
+                read => {
+                    read?;
+                    let data = &buffer[..length];
+                    return Ok(is_whole.then(|| blake3::hash(data)).or_else(|| {
+                        self.digest.add(data, at);
+                        None
+                    }));
+                }
+            }
+        }
+        let mut hasher = blake3::Hasher::new();
+        for start in (0..length).step_by(CACHED_BYTES) {
+            let data = &mut buffer[..CACHED_BYTES.min(length - start)];
+            if read_up_to(&self.file, data, at + start as u64)? < data.len() {
+                return Err(Errno::NODATA);
+            }
+            match is_whole {
+                true => drop(hasher.update(data)),
+                false => self.digest.add(data, at + start as u64),
+            }
+        }
+        Ok(is_whole.then(|| hasher.finalize()))
+    }
+
+    /// All has been read.
+    fn finish(&self, checker: &Checker<'_>, whole: Option<blake3::Hash>) {
+        let read = |target: &mut [u8], at: u64| match read_up_to(&self.file, target, at)? {
+            count if count < target.len() => Err(Errno::NODATA),
+            _ => Ok(()),
+        };
+        match whole.map_or_else(|| self.digest.finish(read), Ok) {
+            Ok(found) => {
+                let mut aspects = self.aspects.clone();
+                if *found.as_bytes() != self.expected {
+                    aspects.push(Aspect::Contents);
+                }
+                checker.differs(&self.path, aspects);
+            }
+            Err(error) => self.fail(checker, error),
+        }
+    }
+
+    fn fail(&self, checker: &Checker<'_>, error: Errno) {
+        if !self.has_failed.swap(true, AcqRel) {
+            checker.fail(&self.path, error);
+        }
+    }
+}
+
+/// Has what is read next come from the disk, where that can be done.
+fn evict(file: &OwnedFd) {
+    let _ = fdatasync(file);
+    let _ = fadvise(file, 0, None::<NonZeroU64>, Advice::DontNeed);
+}
+
+/// Reads a range past the page cache; ENODATA where the file has become shorter.
+fn read_direct(file: &OwnedFd, buffer: &mut [u8], at: u64, length: usize) -> Result<(), Errno> {
+    let room = length.next_multiple_of(ALIGNMENT);
+    let mut done = 0;
+    while done < length {
+        match pread(file, &mut buffer[done..room], at + done as u64) {
+            Err(Errno::INTR) => {}
+            count => {
+                let count = count?;
+                done += count;
+                // Behind the end of the file nothing is aligned.
+                if done < length && (count == 0 || !done.is_multiple_of(ALIGNMENT)) {
+                    return Err(Errno::NODATA);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In what an entry differs from its line, as far as its inode tells: the type alone, where that is another.
+fn aspects(entry: &Entry, stat: &Stat) -> Vec<Aspect> {
+    let kind = match entry.kind {
+        Kind::File { .. } => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink(_) => FileType::Symlink,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::Character(..) => FileType::CharacterDevice,
+        Kind::Block(..) => FileType::BlockDevice,
+    };
+    if FileType::from_raw_mode(stat.st_mode) != kind {
+        return vec![Aspect::Type];
+    }
+    let device = (major(stat.st_rdev), minor(stat.st_rdev));
+    let differs = [
+        // That of a link means nothing.
+        (kind != FileType::Symlink && stat.st_mode & 0o7777 != entry.mode, Aspect::Mode),
+        ((stat.st_mtime, stat.st_mtime_nsec as u32) != entry.modified, Aspect::Time),
+        (matches!(entry.kind, Kind::File { size, .. } if size != stat.st_size as u64), Aspect::Size),
+        (
+            matches!(entry.kind, Kind::Character(major, minor) | Kind::Block(major, minor) if (major, minor) != device),
+            Aspect::Device,
+        ),
+    ];
+    differs.into_iter().filter(|(differs, _)| *differs).map(|(_, aspect)| aspect).collect()
+}
+
+#[cfg(test)]
+mod tests;

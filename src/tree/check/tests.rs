@@ -1,0 +1,157 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use tempfile::TempDir;
+
+use super::super::manifest::fuzz::written;
+use super::*;
+
+/// The entries of a directory, in order.
+fn entries(top: &Path) -> Vec<Entry> {
+    let mut all = Vec::new();
+    let mut waiting = vec![PathBuf::new()];
+    while let Some(path) = waiting.pop() {
+        let stat = fs::symlink_metadata(top.join(&path)).expect("there");
+        let kind = match stat.file_type() {
+            kind if kind.is_dir() => {
+                let names = fs::read_dir(top.join(&path)).expect("readable");
+                waiting.extend(names.map(|entry| path.join(entry.expect("an entry").file_name())));
+                Kind::Directory
+            }
+            kind if kind.is_symlink() => {
+                Kind::Symlink(fs::read_link(top.join(&path)).expect("a link").as_os_str().as_bytes().to_vec())
+            }
+            _ => {
+                let data = fs::read(top.join(&path)).expect("readable");
+                Kind::File { size: data.len() as u64, digest: *blake3::hash(&data).as_bytes() }
+            }
+        };
+        let modified = (stat.mtime(), stat.mtime_nsec() as u32);
+        all.push(Entry { path: path.as_os_str().as_bytes().to_vec(), mode: stat.mode() & 0o7777, modified, kind });
+    }
+    all.sort_by(|one, other| order(&one.path, &other.path));
+    all
+}
+
+/// Files of lengths around those at which they are read in another way, on a disk or in memory.
+fn tree(at: Option<&str>) -> TempDir {
+    let top = at.map_or_else(TempDir::new, TempDir::new_in).expect("a directory");
+    fs::create_dir(top.path().join("sub")).expect("a directory");
+    for (number, bytes) in
+        [0, 1, 4096, RANGE_BYTES - 1, RANGE_BYTES, RANGE_BYTES + 1, 3 * RANGE_BYTES + 5000].into_iter().enumerate()
+    {
+        let mut data = vec![0; bytes];
+        blake3::Hasher::new().update(&[number as u8]).finalize_xof().fill(&mut data);
+        fs::write(top.path().join("sub").join(format!("f{number}")), data).expect("a file");
+    }
+    fs::write(top.path().join("sub.txt"), "text").expect("a file");
+    symlink("sub.txt", top.path().join("link")).expect("a link");
+    top
+}
+
+fn checked(manifest: &[u8], top: &Path, medium: Medium) -> (Result<Checked, CheckError>, Vec<String>) {
+    let findings = Mutex::new(Vec::new());
+    let tell = |finding| {
+        findings.lock().expect("no panic").push(match finding {
+            Finding::Differs(path, aspects) => {
+                let names: Vec<_> = aspects.into_iter().map(Aspect::name).collect();
+                format!("{} {}", names.join(","), String::from_utf8_lossy(&path))
+            }
+            Finding::Unreadable(fact) => format!("errno {} {}", fact.errno, String::from_utf8_lossy(&fact.path)),
+        });
+    };
+    let outcome = check(manifest, top, medium, &tell);
+    let mut findings = findings.into_inner().expect("no panic");
+    findings.sort();
+    (outcome, findings)
+}
+
+#[test]
+fn a_tree_is_as_its_manifest_has_it() {
+    for at in [None, Some("/dev/shm")] {
+        let top = tree(at);
+        let manifest = written(&entries(top.path()));
+        for medium in [Medium::Disk, Medium::Cache] {
+            let (outcome, findings) = checked(&manifest, top.path(), medium);
+            let checked = outcome.expect("compared");
+            assert!(findings.is_empty(), "{at:?} {medium:?}: {findings:?}");
+            assert_eq!((checked.entries, checked.differing, checked.unreadable), (11, 0, 0));
+            assert_eq!(checked.bytes, (6 * RANGE_BYTES + 9101) as u64);
+        }
+    }
+}
+
+/// Each byte counts: of small files and large ones, in the first range and the last.
+#[test]
+fn a_byte_that_changed_is_found() {
+    let top = tree(None);
+    let manifest = written(&entries(top.path()));
+    for (name, at) in [("f1", 0), ("f3", 70_000), ("f5", RANGE_BYTES), ("f6", 0), ("f6", 3 * RANGE_BYTES + 4999)] {
+        let path = top.path().join("sub").join(name);
+        let (before, times) = (fs::read(&path).expect("a file"), fs::metadata(&path).expect("a file").modified());
+        let write = |data: &[u8]| {
+            use std::os::unix::fs::FileExt;
+            let file = fs::File::options().write(true).open(&path).expect("a file");
+            file.write_all_at(data, 0).expect("written");
+            file.set_modified(*times.as_ref().expect("a time")).expect("set");
+        };
+        let mut after = before.clone();
+        after[at] ^= 1;
+        write(&after);
+        for medium in [Medium::Disk, Medium::Cache] {
+            let (outcome, findings) = checked(&manifest, top.path(), medium);
+            assert_eq!(findings, [format!("contents sub/{name}")], "{medium:?}");
+            assert_eq!(outcome.expect("compared").differing, 1);
+        }
+        write(&before);
+    }
+}
+
+#[test]
+fn what_differs_is_named_by_what_differs() {
+    let top = tree(None);
+    let sub = top.path().join("sub");
+    let manifest = written(&entries(top.path()));
+    let times = fs::metadata(&sub).expect("there").modified().expect("a time");
+    fs::remove_file(sub.join("f0")).expect("removed");
+    fs::remove_file(sub.join("f2")).expect("removed");
+    fs::create_dir(sub.join("f2")).expect("a directory");
+    fs::write(sub.join("f2/inside"), "x").expect("a file");
+    fs::write(sub.join("more"), "x").expect("a file");
+    fs::set_permissions(sub.join("f1"), fs::Permissions::from_mode(0o600)).expect("a mode");
+    fs::File::options().append(true).open(sub.join("f3")).expect("a file").set_len(5).expect("shorter");
+    fs::File::open(&sub).expect("there").set_modified(times).expect("set");
+    let top_times = fs::metadata(top.path()).expect("there").modified().expect("a time");
+    fs::remove_file(top.path().join("link")).expect("removed");
+    symlink("elsewhere", top.path().join("link")).expect("a link");
+    fs::File::open(top.path()).expect("there").set_modified(top_times).expect("set");
+    let (outcome, findings) = checked(&manifest, top.path(), Medium::Cache);
+    let expected =
+        ["extra sub/more", "missing sub/f0", "mode sub/f1", "mtime,size sub/f3", "mtime,target link", "type sub/f2"];
+    assert_eq!(findings, expected);
+    assert_eq!(outcome.expect("compared").differing, 6);
+}
+
+/// Nothing is said of what a manifest may have had that was cut.
+#[test]
+fn a_manifest_that_was_cut_ends_the_check() {
+    let top = tree(None);
+    let whole = written(&entries(top.path()));
+    let second_line = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(2).expect("a line").0;
+    let (outcome, findings) = checked(&whole[..=second_line], top.path(), Medium::Cache);
+    assert!(matches!(outcome, Err(CheckError::Manifest(ManifestError::Cut(3)))), "{outcome:?}");
+    assert!(findings.is_empty(), "{findings:?}");
+}
+
+/// A link in a directory's place is not followed.
+#[test]
+fn a_link_leads_nowhere() {
+    let (top, elsewhere) = (tree(None), tree(None));
+    let manifest = written(&entries(top.path()));
+    fs::remove_dir_all(top.path().join("sub")).expect("removed");
+    symlink(elsewhere.path().join("sub"), top.path().join("sub")).expect("a link");
+    let (_, findings) = checked(&manifest, top.path(), Medium::Cache);
+    assert!(findings.contains(&"type sub".to_owned()) && findings.contains(&"missing sub/f1".to_owned()));
+}

@@ -1,0 +1,436 @@
+//! Manifests: what a tree consists of, as a text that a person can read and a program cannot misread.
+//!
+//! The first line is [`FIRST_LINE`], the last `end` and the number of entries, so that a file that was cut is noticed.
+//! Between them is a line for each entry, of six fields with a tab between them:
+//!
+//! ```text
+//! f 0644 1234 1700000000.123456789 BLAKE3 PATH
+//! d 0755 - 1700000000.000000000 - PATH
+//! l 0777 - 1700000000.000000000 TARGET PATH
+//! ```
+//!
+//! Type (`f`ile, `d`irectory, `l`ink, `p` for FIFO, `s`ocket, `c`haracter and `b`lock device), mode, size of a file, time
+//! of the last change, contents (of a device `MAJOR:MINOR`), path. Seconds are rounded down, also before 1970. Paths are
+//! relative to the tree's directory, which is `.` itself. In paths and targets a backslash and a line's end are written
+//! as b3sum does, `\\` and `\n`, other control characters and what is no UTF-8 as `\r`, `\t`, `\x1b`.
+//!
+//! Entries stand in the order of a walk: siblings sorted as bytes, a directory before what is in it. So no entry comes
+//! twice, and a tree can be compared with its manifest without holding either in memory.
+//!
+//! A manifest may come from anywhere: every line must be written as [`Entry::write`] writes it.
+
+use std::cmp::Ordering;
+use std::io::{BufRead, Read as _};
+
+use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, is_name};
+
+pub mod digest;
+
+/// The first line, with the format's version.
+pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
+
+/// The longest line: each byte of path and target may take four.
+const LINE_BYTES_MAX: usize = 4 * (DEPTH_MAX * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File {
+        /// Bytes.
+        size: u64,
+        /// BLAKE3 of its contents.
+        digest: [u8; 32],
+    },
+    /// A directory.
+    Directory,
+    /// A symbolic link with its target.
+    Symlink(Vec<u8>),
+    /// A FIFO.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device: major and minor number.
+    Character(u32, u32),
+    /// A block device.
+    Block(u32, u32),
+}
+
+/// An entry of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// From the tree's directory on; empty for that itself.
+    pub path: Vec<u8>,
+    /// Permission bits.
+    pub mode: u32,
+    /// Seconds and nanoseconds of the last change.
+    pub modified: (i64, u32),
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// Why a file is no manifest.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// It cannot be read.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Its first line is another one.
+    #[error("it does not begin with the line 'rdcp manifest 1'")]
+    NoManifest,
+    /// It has no last line.
+    #[error("it ends after line {0} without its last line: it was cut")]
+    Cut(u64),
+    /// A line that cannot be taken.
+    #[error("line {0} {1}")]
+    Line(u64, &'static str),
+}
+
+/// The order of entries: by their names, one after the other.
+pub fn order(one: &[u8], other: &[u8]) -> Ordering {
+    // No name has a zero, so that what is in a directory comes before the next name that begins as the directory's.
+    let key = |path: &[u8]| path.iter().map(|&byte| if byte == b'/' { 0 } else { byte }).collect::<Vec<_>>();
+    match (one.contains(&b'/'), other.contains(&b'/')) {
+        (false, false) => one.cmp(other),
+        _ => key(one).cmp(&key(other)),
+    }
+}
+
+impl Entry {
+    /// Appends its line, with the line's end.
+    pub fn write(&self, line: &mut Vec<u8>) {
+        let device = |(major, minor): (u32, u32)| format!("{major}:{minor}").into_bytes();
+        let (letter, size, contents) = match &self.kind {
+            Kind::File { size, digest } => {
+                let hex = blake3::Hash::from_bytes(*digest).to_hex();
+                ('f', size.to_string(), hex.as_bytes().to_vec())
+            }
+            Kind::Directory => ('d', "-".to_owned(), b"-".to_vec()),
+            Kind::Symlink(target) => ('l', "-".to_owned(), escape(target)),
+            Kind::Fifo => ('p', "-".to_owned(), b"-".to_vec()),
+            Kind::Socket => ('s', "-".to_owned(), b"-".to_vec()),
+            Kind::Character(major, minor) => ('c', "-".to_owned(), device((*major, *minor))),
+            Kind::Block(major, minor) => ('b', "-".to_owned(), device((*major, *minor))),
+        };
+        let (seconds, nanoseconds) = self.modified;
+        line.extend(format!("{letter}\t{:04o}\t{size}\t{seconds}.{nanoseconds:09}\t", self.mode).into_bytes());
+        line.extend(contents);
+        line.push(b'\t');
+        if self.path.is_empty() {
+            line.push(b'.');
+        }
+        line.extend(escape(&self.path));
+        line.push(b'\n');
+    }
+
+    /// Reads a line without its end.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn parse(line: &[u8]) -> Result<Self, &'static str> {
+        let fields: Vec<&[u8]> = line.split(|&byte| byte == b'\t').collect();
+        let [letter, mode, size, modified, contents, path] = fields[..] else { return Err("has not six fields") };
+        let text = |field| std::str::from_utf8(field).map_err(|_| "has a number that is none");
+        let number = |field| text(field)?.parse::<u64>().map_err(|_| "has a number that is none");
+        let device = || -> Result<(u32, u32), &'static str> {
+            let (major, minor) = text(contents)?.split_once(':').ok_or("has no device's numbers")?;
+            let parse = |part: &str| part.parse().map_err(|_| "has no device's numbers");
+            Ok((parse(major)?, parse(minor)?))
+        };
+        let kind = match letter {
+            b"f" => {
+                let digest = blake3::Hash::from_hex(contents).map_err(|_| "has no digest")?;
+                Kind::File { size: number(size)?, digest: *digest.as_bytes() }
+            }
+            b"d" => Kind::Directory,
+            b"l" => {
+                let target = unescape(contents).ok_or("has a target that is not escaped as it must be")?;
+                if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains(&0) {
+                    return Err("has a target that cannot be one");
+                }
+                Kind::Symlink(target)
+            }
+            b"p" => Kind::Fifo,
+            b"s" => Kind::Socket,
+            b"c" => device().map(|(major, minor)| Kind::Character(major, minor))?,
+            b"b" => device().map(|(major, minor)| Kind::Block(major, minor))?,
+            _ => return Err("has a type that is not known"),
+        };
+        let mode = u32::from_str_radix(text(mode)?, 8).ok().filter(|mode| *mode <= 0o7777).ok_or("has no mode")?;
+        let (seconds, nanoseconds) = text(modified)?.split_once('.').ok_or("has no time")?;
+        let seconds = seconds.parse().map_err(|_| "has no time")?;
+        let nanoseconds = nanoseconds.parse().ok().filter(|part| *part < 1_000_000_000).ok_or("has no time")?;
+        let path = if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not escaped")? };
+        let mut names = 0;
+        if !path.is_empty() && !path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name)
+            || names > DEPTH_MAX
+        {
+            return Err("has a path that leads elsewhere or cannot be one");
+        }
+        let entry = Self { path, mode, modified: (seconds, nanoseconds), kind };
+        let mut again = Vec::with_capacity(line.len() + 1);
+        entry.write(&mut again);
+        // One way of writing each entry: none can be there twice, and nothing is there that was not read.
+        if again.strip_suffix(b"\n") == Some(line) { Ok(entry) } else { Err("is not written as it must be") }
+    }
+}
+
+/// What a name is written as.
+fn escape(name: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(name.len());
+    let hex = |out: &mut Vec<u8>, bytes: &[u8]| {
+        bytes.iter().for_each(|byte| out.extend(format!("\\x{byte:02x}").into_bytes()));
+    };
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            let mut bytes = [0; 4];
+            let bytes = character.encode_utf8(&mut bytes).as_bytes();
+            match character {
+                '\\' => out.extend(b"\\\\"),
+                '\n' => out.extend(b"\\n"),
+                '\r' => out.extend(b"\\r"),
+                '\t' => out.extend(b"\\t"),
+                control if control.is_control() => hex(&mut out, bytes),
+                _ => out.extend(bytes),
+            }
+        }
+        hex(&mut out, chunk.invalid());
+    }
+    out
+}
+
+/// The name that is written so; `None` where nothing is.
+fn unescape(text: &[u8]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied();
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'\\' => match bytes.next()? {
+                b'\\' => b'\\',
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b't' => b'\t',
+                b'x' => {
+                    let mut digit = || (bytes.next()? as char).to_digit(16);
+                    (digit()? * 16 + digit()?) as u8
+                }
+                _ => return None,
+            },
+            byte => byte,
+        });
+    }
+    Some(out)
+}
+
+/// Reads a manifest, entry by entry.
+pub struct Reader<R> {
+    stream: R,
+    line: Vec<u8>,
+    number: u64,
+    entries: u64,
+    last: Option<Vec<u8>>,
+    is_over: bool,
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the first line.
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError::NoManifest`], or what reading answered.
+    pub fn new(stream: R) -> Result<Self, ManifestError> {
+        let mut reader = Self { stream, line: Vec::new(), number: 0, entries: 0, last: None, is_over: false };
+        match reader.next_line() {
+            Ok(true) if reader.line == FIRST_LINE => Ok(reader),
+            Err(error @ ManifestError::Io(_)) => Err(error),
+            _ => Err(ManifestError::NoManifest),
+        }
+    }
+
+    /// The next entry; `None` behind the last, when the whole file has been found to be in order.
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError`]; nothing more can be read then.
+    #[allow(clippy::should_implement_trait, reason = "an iterator may be asked again after an error")]
+    pub fn next(&mut self) -> Result<Option<Entry>, ManifestError> {
+        if self.is_over {
+            return Ok(None);
+        }
+        if !self.next_line()? {
+            return Err(ManifestError::Cut(self.number));
+        }
+        let number = self.number;
+        let wrong = |what| ManifestError::Line(number, what);
+        if self.line.starts_with(b"end ") {
+            if self.line != format!("end {}", self.entries).as_bytes() {
+                return Err(wrong("does not name the number of entries before it"));
+            }
+            if self.next_line()? {
+                return Err(ManifestError::Line(self.number, "comes after the last"));
+            }
+            self.is_over = true;
+            return Ok(None);
+        }
+        let entry = Entry::parse(&self.line).map_err(wrong)?;
+        if self.last.as_ref().is_some_and(|last| order(last, &entry.path) != Ordering::Less) {
+            return Err(wrong("is not in order"));
+        }
+        self.entries += 1;
+        self.last = Some(entry.path.clone());
+        Ok(Some(entry))
+    }
+
+    /// Whether there was one more. A line that was cut is none.
+    fn next_line(&mut self) -> Result<bool, ManifestError> {
+        self.line.clear();
+        let read = (&mut self.stream).take(LINE_BYTES_MAX as u64 + 1).read_until(b'\n', &mut self.line)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        if self.line.pop() != Some(b'\n') {
+            let is_long = read > LINE_BYTES_MAX;
+            let long = ManifestError::Line(self.number + 1, "is too long");
+            return Err(if is_long { long } else { ManifestError::Cut(self.number) });
+        }
+        self.number += 1;
+        Ok(true)
+    }
+}
+
+/// The body of the fuzz target, and its seeds.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::{Entry, FIRST_LINE, Kind, Reader, order};
+
+    /// Reads a manifest; what can be read is in order, leads nowhere else, and is written as it was.
+    pub fn manifest(bytes: &[u8]) {
+        let Ok(mut reader) = Reader::new(bytes) else { return };
+        let mut again = [FIRST_LINE, b"\n"].concat();
+        let mut last: Option<Entry> = None;
+        let mut count = 0;
+        while let Ok(next) = reader.next() {
+            let Some(entry) = next else {
+                again.extend(format!("end {count}\n").into_bytes());
+                assert!(again == bytes, "a manifest has one form");
+                return;
+            };
+            entry.write(&mut again);
+            assert!(last.is_none_or(|last| order(&last.path, &entry.path).is_lt()));
+            assert!(!entry.path.starts_with(b"/") && !entry.path.split(|&byte| byte == b'/').any(|name| name == b".."));
+            last = Some(entry);
+            count += 1;
+        }
+    }
+
+    /// One of each kind.
+    pub fn sample() -> Vec<Entry> {
+        let entry = |path: &[u8], mode, modified, kind| Entry { path: path.to_vec(), mode, modified, kind };
+        vec![
+            entry(b"", 0o755, (1_700_000_000, 1), Kind::Directory),
+            entry(b"a", 0o1777, (-5, 999_999_999), Kind::Directory),
+            entry(b"a/\xff\\ \n\x1b", 0o644, (0, 0), Kind::File { size: 3, digest: *blake3::hash(b"abc").as_bytes() }),
+            entry(b"a.b", 0o777, (9, 8), Kind::Symlink(b"../\tx".to_vec())),
+            entry(b"dev", 0o600, (9, 8), Kind::Block(8, 1)),
+            entry(b"tty", 0o600, (9, 8), Kind::Character(5, 0)),
+            entry(b"\xc4\x8d", 0o600, (9, 8), Kind::Fifo),
+        ]
+    }
+
+    /// The bytes of a manifest.
+    pub fn written(entries: &[Entry]) -> Vec<u8> {
+        let mut bytes = [FIRST_LINE, b"\n"].concat();
+        entries.iter().for_each(|entry| entry.write(&mut bytes));
+        bytes.extend(format!("end {}\n", entries.len()).into_bytes());
+        bytes
+    }
+
+    /// Seeds: target, name, bytes.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        vec![
+            ("tree_manifest", "all", written(&sample())),
+            ("tree_manifest", "nothing", written(&[])),
+            ("tree_manifest", "elsewhere", b"rdcp manifest 1\nd\t0755\t-\t0.000000000\t-\ta/../b\nend 1\n".to_vec()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fuzz::{sample, written};
+    use super::*;
+    use crate::transport::tests::runner::{self, Body};
+
+    const TARGETS: &[(&str, Body)] = &[("tree_manifest", super::fuzz::manifest)];
+
+    #[test]
+    fn every_target_has_a_body_and_a_corpus() {
+        runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| name == "tree_manifest");
+    }
+
+    #[test]
+    fn corpus_holds_what_this_version_makes() {
+        runner::corpus_holds(&super::fuzz::seeds(), |_| true);
+    }
+
+    #[test]
+    fn bodies_survive_the_corpus() {
+        runner::bodies_survive_the_corpus(TARGETS);
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+        let mut reader = Reader::new(bytes).map_err(|error| error.to_string())?;
+        let mut entries = Vec::new();
+        while let Some(entry) = reader.next().map_err(|error| error.to_string())? {
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(read(&written(&sample())), Ok(sample()));
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_noticed_at_every_byte() {
+        let whole = written(&sample());
+        for length in 0..whole.len() {
+            assert!(read(&whole[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_none_are_named() {
+        let file = |path: &str| format!("d\t0755\t-\t0.000000000\t-\t{path}");
+        for (lines, reason) in [
+            (vec![file("../a")], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file("/a")], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file("a//b")], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file("a/./b")], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file(&"n".repeat(256))], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file(&"n/".repeat(600)) + "n"], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file("a\\x00b")], "line 2 has a path that leads elsewhere or cannot be one"),
+            (vec![file("a"), file("a")], "line 3 is not in order"),
+            (vec![file("b"), file("a")], "line 3 is not in order"),
+            (vec![file("a.b"), file("a/b")], "line 3 is not in order"),
+            (vec![file("\\x61")], "line 2 is not written as it must be"),
+            (vec![file("a").replace("0755", "00755")], "line 2 is not written as it must be"),
+            (vec![file("a").replace("0755", "17777")], "line 2 has no mode"),
+            (vec![file("a").replace("\t-\t", "\t7\t")], "line 2 is not written as it must be"),
+            (vec!["f".to_owned()], "line 2 has not six fields"),
+            (vec!["n".repeat(LINE_BYTES_MAX + 9)], "line 2 is too long"),
+        ] {
+            let text = format!("rdcp manifest 1\n{}\nend {}\n", lines.join("\n"), lines.len());
+            assert_eq!(read(text.as_bytes()), Err(reason.to_owned()), "{lines:?}");
+        }
+        for (text, reason) in [
+            ("rdcp manifest 2\nend 0\n", "it does not begin with the line 'rdcp manifest 1'"),
+            ("rdcp manifest 1\nend 1\n", "line 2 does not name the number of entries before it"),
+            ("rdcp manifest 1\nend 0\nend 0\n", "line 3 comes after the last"),
+        ] {
+            assert_eq!(read(text.as_bytes()), Err(reason.to_owned()));
+        }
+    }
+}

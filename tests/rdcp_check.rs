@@ -1,0 +1,80 @@
+//! `rdcp --check`: exit codes, what is printed, and the report for programs.
+
+mod rig;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
+
+use rig::*;
+
+/// A directory with one file, and its manifest.
+fn tree(scratch: &Scratch) -> String {
+    let top = scratch.join("tree");
+    fs::create_dir(&top).expect("a directory");
+    fs::write(top.join("file"), "contents").expect("a file");
+    let line = |name: &str, kind: &str, size: &str, contents: &str| {
+        let stat = fs::metadata(top.join(name)).expect("there");
+        let (mode, seconds, nanoseconds) = (stat.permissions().mode() & 0o7777, stat.mtime(), stat.mtime_nsec());
+        format!("{kind}\t{mode:04o}\t{size}\t{seconds}.{nanoseconds:09}\t{contents}\t{name}\n")
+    };
+    let digest = blake3::hash(b"contents").to_hex();
+    format!("rdcp manifest 1\n{}{}end 2\n", line(".", "d", "-", "-"), line("file", "f", "8", &digest))
+}
+
+/// Exit code, standard output and standard error.
+fn check(scratch: &Scratch, options: &[&str], manifest: &str) -> (Option<i32>, String, String) {
+    let file = scratch.file("manifest", manifest.as_bytes());
+    let mut command = Command::new(PROGRAM);
+    command.arg("rdcp").args(options).arg(file).arg(scratch.join("tree"));
+    let output = command.output().expect("it runs");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn what_differs_is_named_and_the_exit_code_is_7() {
+    let scratch = Scratch::new();
+    let manifest = tree(&scratch);
+    let file = scratch.join("tree/file");
+    for option in ["--check", "--check=cached", "--check=disk"] {
+        assert_eq!(check(&scratch, &[option], &manifest), (Some(0), String::new(), String::new()));
+    }
+    let damaged = manifest.replace("\t8\t", "\t9\t");
+    let (exit, told, error) = check(&scratch, &["--check"], &damaged);
+    assert_eq!((exit, told), (Some(7), format!("size {}\n", file.display())));
+    assert!(error.starts_with("rdcp: 1 entries of ") && error.lines().count() == 1, "{error}");
+    let (exit, told, _) = check(&scratch, &["--check", "--json"], &damaged);
+    let mut lines = told.lines();
+    assert_eq!(exit, Some(7));
+    let first = lines.next().expect("a line");
+    assert!(first.contains(r#""event":"differs""#) && first.contains(r#""differs":["size"]"#), "{first}");
+    assert!(lines.next().expect("the end").contains(r#""exit":7"#) && lines.next().is_none());
+    fs::write(scratch.join("tree/other"), "").expect("a file");
+    let (exit, told, _) = check(&scratch, &["--check=cached"], &manifest);
+    assert_eq!(exit, Some(7));
+    assert!(told.contains(&format!("extra {}\n", scratch.join("tree/other").display())), "{told}");
+}
+
+#[test]
+fn what_cannot_be_read_has_its_own_exit_code() {
+    let scratch = Scratch::new();
+    let manifest = tree(&scratch);
+    let (exit, told, error) = check(&scratch, &["--check"], manifest.trim_end_matches("end 2\n"));
+    assert_eq!((exit, told.as_str()), (Some(5), ""));
+    assert!(error.contains("it was cut"), "{error}");
+    let (exit, _, error) = check(&scratch, &["--check"], "something else\n");
+    assert_eq!(exit, Some(5), "{error}");
+    fs::rename(scratch.join("tree"), scratch.join("moved")).expect("renamed");
+    let (exit, _, error) = check(&scratch, &["--check"], &manifest);
+    assert_eq!(exit, Some(6), "{error}");
+}
+
+#[test]
+fn a_wrong_command_line_is_refused() {
+    let scratch = Scratch::new();
+    for words in [&["--check", "one"][..], &["--check", "a", "host:/dir"], &["--check", "host:a", "dir"]] {
+        let output = Command::new(PROGRAM).arg("rdcp").args(words).current_dir(scratch.join(".")).output();
+        assert_eq!(output.expect("it runs").status.code(), Some(1), "{words:?}");
+    }
+}

@@ -13,6 +13,8 @@
 pub mod answer;
 pub mod blocks;
 mod extension;
+#[doc(hidden)]
+pub mod fuzz;
 
 use std::collections::BTreeSet;
 
@@ -36,6 +38,14 @@ pub const OPEN_MAX: usize = 64;
 /// Hard links to large files that are open, all together: the receiver makes them when their file is complete, and holds
 /// their directories open until then.
 pub const OPEN_LINKS_MAX: usize = 64;
+
+/// Files that may be listed and not settled, at the sender.
+///
+/// Bounds what both ends remember of them, and so how far a listing runs ahead of its answers.
+pub const LISTED_MAX: usize = 16_384;
+
+/// Directories of which files may be listed and not settled; both ends hold them open.
+pub const LISTED_DIRECTORIES_MAX: usize = 256;
 
 /// All extended attributes of one entry together, encoded, in bytes.
 pub const XATTRS_BYTES_MAX: usize = 128 << 10;
@@ -226,6 +236,35 @@ pub enum Record<'a> {
         /// Major and minor number of a device; 0 for others.
         device: (u32, u32),
     },
+    /// A file, without its contents: the receiver is asked whether it wants them, by a [`Verdict`](answer::Verdict).
+    ///
+    /// The first of a transfer has the number 0, and each one more than the last.
+    Listed {
+        /// Its name.
+        name: &'a [u8],
+        /// Mode, owner, times, attributes.
+        metadata: Metadata<'a>,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// The next record is that of a listed file, with its contents: a [`Record::File`] or [`Record::Large`] of the same
+    /// name, which is in the listed file's directory.
+    Wanted {
+        /// The number of the listed file.
+        number: u64,
+    },
+    /// A listed file has the digest that the receiver has answered.
+    Same {
+        /// The number of the listed file.
+        number: u64,
+    },
+    /// A listed file could not be read after all.
+    Gone {
+        /// The number of the listed file.
+        number: u64,
+    },
+    /// Of the directory that was entered last, not all entries have been sent, or will be: nothing may be deleted there.
+    Incomplete,
     /// All chunks of a large file have been made.
     Closed {
         /// Its number.
@@ -272,6 +311,9 @@ pub enum TreeError {
     /// Extensions of one entry whose types do not ascend.
     #[error("extensions out of order")]
     Extension,
+    /// What follows [`Record::Wanted`] is no file.
+    #[error("a listed file without its contents")]
+    Wanted,
     /// A record after the end.
     #[error("a record after the end")]
     End,
@@ -295,6 +337,11 @@ const KIND_HARD_LINK: u8 = 6;
 const KIND_SPECIAL: u8 = 7;
 const KIND_CLOSED: u8 = 8;
 const KIND_END: u8 = 9;
+const KIND_LISTED: u8 = 10;
+const KIND_WANTED: u8 = 11;
+const KIND_SAME: u8 = 12;
+const KIND_GONE: u8 = 13;
+const KIND_INCOMPLETE: u8 = 14;
 
 impl<'a> Record<'a> {
     /// Bytes of the encoded record.
@@ -304,7 +351,9 @@ impl<'a> Record<'a> {
         let name = |name: &[u8]| 1 + name.len();
         1 + match self {
             Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
-            Self::Leave => 0,
+            Self::Leave | Self::Incomplete => 0,
+            Self::Listed { name: of, metadata: and, .. } => name(of) + metadata(and) + 8,
+            Self::Wanted { .. } | Self::Same { .. } | Self::Gone { .. } => 8,
             Self::File { name: of, metadata: and, data } => name(of) + metadata(and) + 4 + data.len(),
             Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 13,
             Self::Symlink { name: of, metadata: and, target } => name(of) + metadata(and) + 2 + target.len(),
@@ -322,6 +371,14 @@ impl<'a> Record<'a> {
         match *self {
             Self::Directory { name, metadata } => out.entry(KIND_DIRECTORY, name, &metadata),
             Self::Leave => out.put(&[KIND_LEAVE]),
+            Self::Incomplete => out.put(&[KIND_INCOMPLETE]),
+            Self::Listed { name, metadata, size } => {
+                out.entry(KIND_LISTED, name, &metadata);
+                out.put(&size.to_le_bytes());
+            }
+            Self::Wanted { number } => out.number(KIND_WANTED, number),
+            Self::Same { number } => out.number(KIND_SAME, number),
+            Self::Gone { number } => out.number(KIND_GONE, number),
             Self::File { name, metadata, data } => {
                 out.entry(KIND_FILE, name, &metadata);
                 out.put(&(data.len() as u32).to_le_bytes());
@@ -354,10 +411,7 @@ impl<'a> Record<'a> {
                 out.put(&data_bytes.to_le_bytes());
                 out.put(&[u8::from(is_intact)]);
             }
-            Self::End { failures } => {
-                out.put(&[KIND_END]);
-                out.put(&failures.to_le_bytes());
-            }
+            Self::End { failures } => out.number(KIND_END, failures),
         }
         debug_assert_eq!(out.at, length);
         Some(length)
@@ -400,10 +454,7 @@ impl<'a> Record<'a> {
             }
             KIND_LARGE => {
                 let (name, metadata) = (reader.name()?, reader.metadata()?);
-                let (item, size) = (reader.u32()?, reader.u64()?);
-                if size > i64::MAX as u64 {
-                    return Err(TreeError::Value);
-                }
+                let (item, size) = (reader.u32()?, reader.length()?);
                 Self::Large { name, metadata, item, size, is_sparse: reader.bool()? }
             }
             KIND_SYMLINK => {
@@ -438,6 +489,14 @@ impl<'a> Record<'a> {
                 Self::Closed { item, data_bytes, is_intact: reader.bool()? }
             }
             KIND_END => Self::End { failures: reader.u64()? },
+            KIND_LISTED => {
+                let (name, metadata) = (reader.name()?, reader.metadata()?);
+                Self::Listed { name, metadata, size: reader.length()? }
+            }
+            KIND_WANTED => Self::Wanted { number: reader.u64()? },
+            KIND_SAME => Self::Same { number: reader.u64()? },
+            KIND_GONE => Self::Gone { number: reader.u64()? },
+            KIND_INCOMPLETE => Self::Incomplete,
             kind => return Err(TreeError::Kind(kind)),
         };
         *bytes = reader.rest;
@@ -457,8 +516,15 @@ impl<'a> Record<'a> {
             | Self::Large { name, .. }
             | Self::Symlink { name, .. }
             | Self::HardLink { name, .. }
-            | Self::Special { name, .. } => Some(name),
-            Self::Leave | Self::Closed { .. } | Self::End { .. } => None,
+            | Self::Special { name, .. }
+            | Self::Listed { name, .. } => Some(name),
+            Self::Leave
+            | Self::Wanted { .. }
+            | Self::Same { .. }
+            | Self::Gone { .. }
+            | Self::Incomplete
+            | Self::Closed { .. }
+            | Self::End { .. } => None,
         }
     }
 
@@ -475,8 +541,9 @@ impl<'a> Record<'a> {
             | Self::File { metadata, .. }
             | Self::Large { metadata, .. }
             | Self::Symlink { metadata, .. }
-            | Self::Special { metadata, .. } => Some(metadata),
-            Self::HardLink { .. } | Self::Leave | Self::Closed { .. } | Self::End { .. } => None,
+            | Self::Special { metadata, .. }
+            | Self::Listed { metadata, .. } => Some(metadata),
+            _ => None,
         }
     }
 }
@@ -499,6 +566,8 @@ pub struct Order {
     path: Vec<Vec<u8>>,
     items: u32,
     open: BTreeSet<u32>,
+    /// The next record is that of a listed file, whose name came before.
+    expects_wanted: bool,
     ended: bool,
 }
 
@@ -517,7 +586,11 @@ impl Order {
         if self.ended {
             return Err(TreeError::End);
         }
-        if let Some(name) = record.name() {
+        let is_wanted = std::mem::take(&mut self.expects_wanted);
+        if is_wanted && !matches!(record, Record::File { .. } | Record::Large { .. }) {
+            return Err(TreeError::Wanted);
+        }
+        if let Some(name) = record.name().filter(|_| !is_wanted) {
             let last = self.last.last_mut().expect("the top is never left");
             if name <= last.as_slice() {
                 return Err(TreeError::Order);
@@ -564,7 +637,14 @@ impl Order {
                 }
                 self.ended = true;
             }
-            Record::File { .. } | Record::Symlink { .. } | Record::Special { .. } => {}
+            Record::Wanted { .. } => self.expects_wanted = true,
+            Record::File { .. }
+            | Record::Symlink { .. }
+            | Record::Special { .. }
+            | Record::Listed { .. }
+            | Record::Same { .. }
+            | Record::Gone { .. }
+            | Record::Incomplete => {}
         }
         Ok(())
     }
@@ -584,6 +664,11 @@ impl Writer<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.target[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
+    }
+
+    fn number(&mut self, kind: u8, number: u64) {
+        self.put(&[kind]);
+        self.put(&number.to_le_bytes());
     }
 
     fn name(&mut self, name: &[u8]) {
@@ -631,6 +716,11 @@ impl<'a> Reader<'a> {
         Ok(self.bytes(length)?)
     }
 
+    fn length(&mut self) -> Result<u64, TreeError> {
+        let length = self.u64()?;
+        if length > i64::MAX as u64 { Err(TreeError::Value) } else { Ok(length) }
+    }
+
     fn time(&mut self) -> Result<Time, TreeError> {
         let time = Time { seconds: i64::from_le_bytes(self.array()?), nanoseconds: self.u32()? };
         if time.nanoseconds < 1_000_000_000 { Ok(time) } else { Err(TreeError::Value) }
@@ -644,66 +734,6 @@ impl<'a> Reader<'a> {
         let (modified, accessed) = (self.time()?, self.time()?);
         let (xattrs, extensions) = (Xattrs::decode(self)?, Extensions::decode(self)?);
         Ok(Metadata { mode, uid, gid, modified, accessed, xattrs, extensions })
-    }
-}
-
-/// Fuzz body: no input may panic, and what decodes says what was encoded.
-#[doc(hidden)]
-pub mod fuzz {
-    use super::*;
-
-    /// The payload of one chunk of records.
-    pub fn tree_records(bytes: &[u8]) {
-        let (mut rest, mut order) = (bytes, Order::new());
-        loop {
-            let before = rest;
-            let Ok(Some(record)) = Record::decode(&mut rest) else { return };
-            let mut again = vec![0; record.encoded_bytes()];
-            assert_eq!(record.encode(&mut again), Some(before.len() - rest.len()));
-            assert_eq!(again, before[..before.len() - rest.len()]);
-            if order.check(&record).is_err() {
-                return;
-            }
-            assert!(record.name().is_none_or(is_name));
-        }
-    }
-
-    /// The corpus that is checked in: target, name and bytes of each seed.
-    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-        let mut bytes = Vec::new();
-        for record in samples() {
-            let at = bytes.len();
-            bytes.resize(at + record.encoded_bytes(), 0);
-            record.encode(&mut bytes[at..]);
-        }
-        vec![("tree_records", "every-kind", bytes)]
-    }
-
-    /// A walk with each kind of record.
-    pub fn samples() -> Vec<Record<'static>> {
-        let metadata = Metadata {
-            mode: 0o4751,
-            uid: 1000,
-            gid: 100,
-            modified: Time { seconds: -1, nanoseconds: 999_999_999 },
-            accessed: Time { seconds: 1 << 33, nanoseconds: 0 },
-            xattrs: Xattrs(b"\x06\0user.a\x01\0\0\0v"),
-            // A user's name, flags, and one that no version knows.
-            extensions: Extensions::new(b"\x01\0\0\x01\0u\x04\0\x01\x04\0\x10\0\0\0\xff\xff\0\x01\0?"),
-        };
-        vec![
-            Record::Directory { name: b"d", metadata },
-            Record::File { name: b"a", metadata, data: b"contents" },
-            Record::Large { name: b"b", metadata, item: 1, size: 1 << 40, is_sparse: true },
-            Record::Directory { name: b"c", metadata },
-            Record::HardLink { name: b"x", first: b"d/a" },
-            Record::Leave,
-            Record::Special { name: b"f", metadata, kind: Special::Character, device: (1, 3) },
-            Record::Leave,
-            Record::Symlink { name: b"e\xff", metadata, target: b"../d" },
-            Record::Closed { item: 1, data_bytes: 12_345, is_intact: true },
-            Record::End { failures: 2 },
-        ]
     }
 }
 

@@ -17,7 +17,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
-.PHONY: all build install uninstall deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-quick bench-report clean
+.PHONY: all build install uninstall deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report clean
 
 all: build
 
@@ -99,6 +99,10 @@ bench-deps:
 # All of what must hold, measured; results under build/bench. ONLY=tcp,peers RUNS=9 SIZE_MIB=4096 narrow it down.
 bench: bench-deps build
 	$(CARGO) bench --locked --bench bench
+
+# With the rows that take longest.
+bench-full: bench-deps build
+	FULL=1 $(CARGO) bench --locked --bench bench
 
 # In less than 3 minutes, on small sizes, without the guest: shows that things work, not how fast they are.
 bench-quick: bench-deps build

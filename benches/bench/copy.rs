@@ -11,14 +11,14 @@ use crate::process::{adopt, spent};
 use crate::record::Kind;
 use crate::site::{Site, WatchedAgent, contest_of, identical, remote, same_shape};
 
-const FILES: u64 = 20_000;
-const FILE_BYTES: u64 = 4096;
+pub const FILES: u64 = 20_000;
+pub const FILE_BYTES: u64 = 4096;
 const DIRECTORIES: u64 = 200;
 
 /// Rounds of what takes long.
 const ROUNDS_FEW: usize = 3;
 
-type Measure = fn() -> Result<Vec<Row>>;
+pub type Measure = fn() -> Result<Vec<Row>>;
 
 /// What `ONLY` calls the rows, and what measures them.
 pub const ROWS: [(&str, Measure); 7] = [
@@ -333,7 +333,7 @@ fn arrived(directory: &Path) -> u64 {
 }
 
 /// What the loopback interface of our network namespace has sent.
-fn on_the_wire() -> Result<u64> {
+pub fn on_the_wire() -> Result<u64> {
     let path = "/proc/self/net/dev";
     let table = fs::read_to_string(path).map_err(text)?;
     let counts = table.lines().find_map(|line| line.trim_start().strip_prefix("lo:"));

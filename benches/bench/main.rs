@@ -3,6 +3,7 @@
 //! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy` and `pipe` name them all). `RUNS=9`
 //! sets the number of rounds, `SIZE_MIB=4096` the size of streams and of large files; sweeps take a part of it. `QUICK=1`
 //! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
+//! `FULL=1` takes also what takes longest.
 //! `RD_BENCH_VERBOSE=1` prints each turn as it ends.
 //!
 //! Both ends of everything run on this machine, which should have nothing else to do. Contestants take turns, one after
@@ -29,6 +30,7 @@ mod site;
 mod sizes;
 mod sshd;
 mod streams;
+mod sync;
 
 use std::process::ExitCode;
 
@@ -56,6 +58,9 @@ const IN_GUEST: [(&str, &str); 3] = [("rdma", "rxe"), ("perf", "rxe"), ("siw", "
 const QUICK: [&str; 12] =
     ["tcp", "encrypted", "scp", "peers", "cpu", "compress", "lanes", "sizes", "sinks", "byte", "copy-small", "hops"];
 
+/// What only `make bench-full` takes: of each kind of work, `make bench` has a row that takes less.
+const FULL: [&str; 3] = ["sync-touched", "sync-appended", "sync-million"];
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.iter().map(String::as_str).collect::<Vec<&str>>().as_slice() {
@@ -81,7 +86,8 @@ fn main() -> ExitCode {
 
 fn suite() -> ExitCode {
     let only = std::env::var("ONLY").unwrap_or_default();
-    let measures: Vec<(&str, Measure)> = ROWS.into_iter().chain(copy::ROWS).chain(pipe::ROWS).collect();
+    let measures: Vec<(&str, Measure)> =
+        ROWS.into_iter().chain(copy::ROWS).chain(sync::ROWS).chain(pipe::ROWS).collect();
     let mut known: Vec<&str> = streams::CONTEST.to_vec();
     known.extend(measures.iter().map(|(name, _)| *name).chain(IN_GUEST.map(|(name, _)| name)));
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {
@@ -89,6 +95,7 @@ fn suite() -> ExitCode {
         return ExitCode::from(2);
     }
     let wanted = |row: &str| match only.as_str() {
+        "" if FULL.contains(&row) => std::env::var_os("FULL").is_some(),
         "" => !quick() || QUICK.contains(&row),
         only => only.split(',').any(|name| name == row),
     };

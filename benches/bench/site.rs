@@ -105,7 +105,8 @@ impl Site {
         Ok(site)
     }
 
-    fn script(&self, name: &str, text_of: &str) -> Result<PathBuf> {
+    /// A program of the site's own.
+    pub fn script(&self, name: &str, text_of: &str) -> Result<PathBuf> {
         let directory = self.scratch.0.join("bin");
         fs::create_dir_all(&directory).map_err(text)?;
         let path = directory.join(name);
@@ -229,7 +230,8 @@ impl Site {
     }
 }
 
-fn agent() -> PathBuf {
+/// The agent's program.
+pub fn agent() -> PathBuf {
     bin_directory().join("rdma-pipe-agent")
 }
 

@@ -11,6 +11,7 @@ mod changes;
 #[allow(dead_code, reason = "cp's oracle uses the rest")]
 #[path = "../oracle/copies.rs"]
 mod copies;
+mod faults;
 mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]

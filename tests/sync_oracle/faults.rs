@@ -1,0 +1,232 @@
+//! What goes wrong while trees are synchronized, and what must stay all the same.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::copies::limited;
+use crate::modes::BASE;
+use crate::rig::lab::{Lab, marked};
+use crate::rig::{AGENT, Ended, Process, Random, noise, rdcp};
+use crate::snapshot::{Finding, differences, snapshot};
+use crate::tree::USER;
+
+/// Hosts of source and destination.
+const WAYS: [(&str, &str); 3] = [("", ""), ("", "h1:"), ("h1:", "")];
+
+/// Runs of `make test`, and of the long run.
+const KILLS: [u64; 2] = [12, 120];
+
+/// `rdcp --sync -r` of `src/` onto `dst` of a laboratory.
+fn command(lab: &Lab, (from, to): (&str, &str), options: &[&str]) -> Command {
+    let at = |host: &str, name: &str| {
+        let mut text = OsString::from(host);
+        text.push(lab.join(name));
+        text
+    };
+    let mut source = at(from, "src");
+    source.push("/");
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--sync", "-r", "-q", "--encrypt", "never"]).args(options).args([source, at(to, "dst")]);
+    command
+}
+
+fn run(lab: &Lab, way: (&str, &str), options: &[&str], is_users: bool) -> Ended {
+    limited(&command(lab, way, options), lab.0.path(), is_users, 0o022, Stdio::null())
+}
+
+fn plant(lab: &Lab, files: &[&str]) {
+    for file in files {
+        let path = lab.join(file);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("directories");
+        fs::write(path, file.as_bytes()).expect("room");
+    }
+}
+
+#[track_caller]
+fn are_there(lab: &Lab, files: &[&str]) {
+    for file in files {
+        assert!(fs::symlink_metadata(lab.join(file)).is_ok(), "{file} has gone");
+    }
+}
+
+/// A directory whose source could not be listed loses nothing; others do.
+#[test]
+fn nothing_is_deleted_where_the_source_cannot_be_read() {
+    for way in WAYS {
+        let lab = Lab::for_users();
+        plant(&lab, &["src/closed/file", "src/open/file", "dst/closed/file", "dst/closed/extra", "dst/open/extra"]);
+        let mut chown = Command::new("chown");
+        chown.arg("-R").arg(USER.to_string()).args(["src", "dst"].map(|it| lab.join(it)));
+        assert!(chown.status().expect("chown").success());
+        fs::set_permissions(lab.join("src/closed"), fs::Permissions::from_mode(0o0)).expect("ours");
+        let ended = run(&lab, way, &["--delete"], true);
+        ended.expect(8);
+        assert!(ended.stderr.contains("src/closed"), "{}", ended.stderr);
+        let _ = fs::set_permissions(lab.join("dst/closed"), fs::Permissions::from_mode(0o755));
+        are_there(&lab, &["dst/closed/file", "dst/closed/extra", "dst/open/file"]);
+        assert!(!lab.join("dst/open/extra").exists(), "{way:?}: what could be read whole is done");
+    }
+}
+
+/// A source that is not there, or has nothing in it, deletes nothing; the latter unless it is asked for.
+#[test]
+fn a_missing_or_empty_source_deletes_nothing() {
+    for way in WAYS {
+        let lab = Lab::new();
+        plant(&lab, &["dst/a", "dst/d/b"]);
+        run(&lab, way, &["--delete"], false).expect(5);
+        are_there(&lab, &["dst/a", "dst/d/b"]);
+        fs::create_dir(lab.join("src")).expect("a directory");
+        let ended = run(&lab, way, &["--delete"], false);
+        assert!(ended.code != 0 && ended.stderr.contains("--force-empty"), "{way:?}: {ended:?}");
+        are_there(&lab, &["dst/a", "dst/d/b"]);
+        run(&lab, way, &["--delete", "--force-empty"], false).expect(0);
+        assert_eq!(fs::read_dir(lab.join("dst")).expect("it stays").count(), 0);
+    }
+}
+
+/// At most so many entries go; the rest stays, which is reported.
+#[test]
+fn no_more_is_deleted_than_is_allowed() {
+    for way in WAYS {
+        let lab = Lab::new();
+        plant(&lab, &["src/kept", "dst/x1", "dst/x2", "dst/x3", "dst/x4"]);
+        let ended = run(&lab, way, &["--delete", "--max-delete=2"], false);
+        assert!(ended.code != 0, "{way:?}: it is not what was asked for: {}", ended.stderr);
+        let left = fs::read_dir(lab.join("dst")).expect("it").count();
+        assert_eq!(left, 3, "{way:?}: the new file and two of four");
+    }
+}
+
+/// Mounts a small file system at `dst`, which goes with it.
+struct Small(std::path::PathBuf);
+
+impl Small {
+    fn mount(at: &Path, size: &str) -> Self {
+        fs::create_dir(at).expect("a directory");
+        let mut mount = Command::new("mount");
+        let status = mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(at).status();
+        assert!(status.expect("mount").success(), "root may mount");
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Where something could not be written nothing is deleted, and the next run does the rest.
+#[test]
+fn a_full_disk_deletes_nothing_where_it_failed() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("not run: needs root to mount a small file system");
+    }
+    for way in WAYS {
+        let lab = Lab::new();
+        let _small = Small::mount(&lab.join("dst"), "4m");
+        plant(&lab, &["src/m/large", "src/a/new", "dst/m/extra", "dst/m/large", "dst/a/extra"]);
+        fs::write(lab.join("src/m/large"), noise(6 << 20)).expect("room");
+        let ended = run(&lab, way, &["--delete"], false);
+        assert!([6, 8].contains(&ended.code), "{way:?}: {ended:?}");
+        are_there(&lab, &["dst/m/extra", "dst/m/large", "dst/a/new"]);
+        assert_eq!(fs::read(lab.join("dst/m/large")).expect("the old one"), b"dst/m/large", "old or new, whole");
+        fs::write(lab.join("src/m/large"), noise(1 << 20)).expect("room");
+        run(&lab, way, &["--delete"], false).expect(0);
+        assert!(!lab.join("dst/m/extra").exists() && !lab.join("dst/a/extra").exists());
+    }
+}
+
+/// Directories become links that lead out, and directories again, between their listing and the deletion.
+#[test]
+fn deletion_follows_no_link() {
+    const DIRECTORIES: usize = 30;
+    const RUNS: usize = 10;
+    let lab = Lab::new();
+    plant(&lab, &["outside/precious", "outside/deep/precious", "src/kept"]);
+    fs::create_dir_all(lab.join("links")).expect("a directory");
+    let before = snapshot(&lab.join("outside"));
+    let names: Vec<String> = (0..DIRECTORIES).map(|number| format!("d{number:02}")).collect();
+    for (number, way) in (0..RUNS).zip(WAYS.iter().cycle()) {
+        let _ = fs::remove_dir_all(lab.join("dst"));
+        let _ = fs::remove_dir_all(lab.join("links"));
+        fs::create_dir(lab.join("links")).expect("a directory");
+        for name in &names {
+            // Every other one stays at the source; the others are to go with all that is in them.
+            if number % 2 == 0 {
+                plant(&lab, &[&format!("src/{name}/kept")]);
+            } else {
+                let _ = fs::remove_dir_all(lab.join("src").join(name));
+            }
+            plant(&lab, &[&format!("dst/{name}/precious"), &format!("dst/{name}/deep/precious")]);
+            symlink(lab.join("outside"), lab.join("links").join(name)).expect("a link");
+        }
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for name in &names {
+                        let (here, there) = (lab.join("dst").join(name), lab.join("links").join(name));
+                        let _ = renameat_with(CWD, here, CWD, there, RenameFlags::EXCHANGE);
+                    }
+                }
+            });
+            let ended = run(&lab, *way, &["--delete"], false);
+            is_over.store(true, Ordering::Relaxed);
+            // What it could not do is its to report; what is outside is not its to touch.
+            assert!([0, 6, 8].contains(&ended.code), "{ended:?}");
+        });
+        let found = differences(&before, &snapshot(&lab.join("outside")), &[]);
+        let found: Vec<String> = found.iter().map(Finding::shown).collect();
+        assert!(found.is_empty(), "{way:?}: outside of the destination:\n{}", found.join("\n"));
+    }
+}
+
+/// Either end is killed at any moment; another run ends with what rsync makes at once.
+#[test]
+fn killed_at_random_and_run_again() {
+    let count = KILLS[usize::from(crate::rig::seeds::is_long())];
+    let mut random = Random::printed("kills");
+    for number in 0..count {
+        let lab = Lab::new();
+        for file in 0..200_u64 {
+            let directory = file % 8;
+            let name = format!("src/d{directory}/f{file}");
+            plant(&lab, &[&name]);
+            fs::write(lab.join(&name), noise((random.below(60_000)) as usize)).expect("room");
+            if file % 3 == 0 {
+                plant(&lab, &[&format!("dst/d{directory}/f{file}")]);
+            }
+            if file % 5 == 0 {
+                plant(&lab, &[&format!("dst/d{directory}/extra{file}"), &format!("dst/gone{directory}/x{file}")]);
+            }
+        }
+        let copied = Command::new("cp").arg("-a").arg(lab.join("dst")).arg(lab.join("reference")).status();
+        assert!(copied.expect("cp").success());
+        let mut rsync = Command::new("rsync");
+        rsync.args(BASE).arg("--delete").arg(lab.join("src/.")).arg(lab.join("reference"));
+        assert!(rsync.status().expect("rsync").success());
+        let way = WAYS[number as usize % WAYS.len()];
+        let mut process = Process::spawn(command(&lab, way, &["--delete"]).stdin(Stdio::null()).stdout(Stdio::null()));
+        std::thread::sleep(Duration::from_millis(random.below(if way == ("", "") { 40 } else { 150 })));
+        let all = marked(lab.0.path());
+        let agent = all.iter().find(|process| process.name == "rdma-pipe-agent").map(|process| process.pid);
+        let victim = agent.filter(|_| random.below(2) == 0).unwrap_or(process.pid());
+        let _ = kill_process(Pid::from_raw(victim as i32).expect("not 0"), Signal::KILL);
+        process.wait();
+        crate::rig::lab::none_marked(lab.0.path(), Duration::from_secs(60));
+        run(&lab, way, &["--delete"], false).expect(0);
+        let found = differences(&snapshot(&lab.join("reference")), &snapshot(&lab.join("dst")), &[]);
+        let found: Vec<String> = found.iter().map(Finding::shown).collect();
+        assert!(found.is_empty(), "run {number}, {way:?}:\n{}", found.join("\n"));
+    }
+}

@@ -420,6 +420,47 @@ pub struct TreeOptions {
     #[arg(long, value_enum, value_name = "WHERE", require_equals = true)]
     #[n(11)]
     pub verify: Option<Verify>,
+    /// Copy only what differs from what is there: files by size and time of last modification
+    #[arg(long)]
+    #[n(20)]
+    pub sync: bool,
+    /// With --sync, compare files by contents, not by size and time
+    // `-c` is scp's cipher where one follows it.
+    #[arg(long)]
+    #[n(21)]
+    pub checksum: bool,
+    /// Take times that differ by at most so many seconds for the same, as on FAT and some servers
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "sync")]
+    #[n(22)]
+    pub modify_window: u32,
+    /// Delete what is not at the source, in each directory after all that comes into it has been copied
+    #[arg(long, requires = "sync")]
+    #[n(23)]
+    pub delete: bool,
+    /// Delete excluded entries as well
+    #[arg(long, requires = "delete")]
+    #[n(24)]
+    pub delete_excluded: bool,
+    /// Delete at most N entries
+    #[arg(long, value_name = "N", requires = "delete")]
+    #[n(25)]
+    pub max_delete: Option<u64>,
+    /// Delete also where the source directory is empty, which may be a disk that is not mounted
+    #[arg(long, requires = "delete")]
+    #[n(26)]
+    pub force_empty: bool,
+    /// Make nothing that is not there; only bring up to date what is
+    #[arg(long, requires = "sync")]
+    #[n(27)]
+    pub existing: bool,
+    /// Leave what is there as it is; only make what is not
+    #[arg(long, requires = "sync")]
+    #[n(28)]
+    pub ignore_existing: bool,
+    /// Leave files that are newer at the destination
+    #[arg(short, long, requires = "sync")]
+    #[n(29)]
+    pub update: bool,
 }
 
 impl Default for TreeOptions {
@@ -438,6 +479,16 @@ impl Default for TreeOptions {
             fsync: false,
             rules: Rules::default(),
             verify: None,
+            sync: false,
+            checksum: false,
+            modify_window: 0,
+            delete: false,
+            delete_excluded: false,
+            max_delete: None,
+            force_empty: false,
+            existing: false,
+            ignore_existing: false,
+            update: false,
             symlinks: true,
             one_file_system: false,
             copy_links: false,

@@ -8,6 +8,8 @@ complete -c rdcp -l include-from -d 'Include what matches a line of FILE, or of 
 complete -c rdcp -l chmod -d 'Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated' -r
 complete -c rdcp -l chown -d 'Give all copies this owner, group, or both, which only root can' -r
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies within one host' -r -f -a "disk\t'What the disk has stored'"
+complete -c rdcp -l modify-window -d 'Take times that differ by at most so many seconds for the same, as on FAT and some servers' -r
+complete -c rdcp -l max-delete -d 'Delete at most N entries' -r
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
@@ -57,6 +59,14 @@ complete -c rdcp -l safe-links -d 'Skip symbolic links that lead out of SRC; abs
 complete -c rdcp -l numeric-ids -d 'Keep the numbers of owners and groups, instead of those that their names have at the destination'
 complete -c rdcp -l in-place -d 'Write into existing files instead of replacing them once all data has arrived'
 complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable storage before the copy ends'
+complete -c rdcp -l sync -d 'Copy only what differs from what is there: files by size and time of last modification'
+complete -c rdcp -l checksum -d 'With --sync, compare files by contents, not by size and time'
+complete -c rdcp -l delete -d 'Delete what is not at the source, in each directory after all that comes into it has been copied'
+complete -c rdcp -l delete-excluded -d 'Delete excluded entries as well'
+complete -c rdcp -l force-empty -d 'Delete also where the source directory is empty, which may be a disk that is not mounted'
+complete -c rdcp -l existing -d 'Make nothing that is not there; only bring up to date what is'
+complete -c rdcp -l ignore-existing -d 'Leave what is there as it is; only make what is not'
+complete -c rdcp -s u -l update -d 'Leave files that are newer at the destination'
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'
 complete -c rdcp -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'

@@ -123,7 +123,9 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
         report.failed_there = summary.counters.unmade;
     }
     if let Some(received) = &summary.received_tree {
-        report.entries = received.files + received.directories + received.others;
+        report.entries = received.files + received.directories + received.others + received.same;
+        report.same = received.same;
+        report.deleted = received.deleted;
         report.directories = received.directories;
         report.data_bytes = received.bytes;
         report.failed = received.failed;

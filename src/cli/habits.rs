@@ -77,7 +77,7 @@ impl Letter {
             Here::Number(Number::Port) => "with a number ssh's port, else --progress".to_owned(),
             Here::Number(Number::OldPort) => "accepted; with a number ssh's port, which is now -P".to_owned(),
             Here::Number(Number::Limit) => "with a number --bwlimit, in Kbit/s; else accepted".to_owned(),
-            Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else accepted".to_owned(),
+            Here::Word(Behind::Cipher) => "with a cipher -o Ciphers=CIPHER; else --checksum".to_owned(),
             Here::Word(Behind::Program) => "with the path of a program --rsh PATH; else accepted".to_owned(),
             Here::Word(Behind::Sftp) => "accepted: done anyway, or of no use here".to_owned(),
             Here::Refused(instead) => format!("refused: {instead}"),
@@ -89,7 +89,7 @@ const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here
     Letter { letter, scp, rsync, here }
 }
 
-const DELETES_NOTHING: &str = "rdcp deletes nothing at the destination; rsync --delete does";
+const DELETES_LATER: &str = "--delete deletes in each directory after all that comes into it has been copied";
 
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
@@ -99,7 +99,7 @@ pub const LETTERS: &[Letter] = &[
     letter('4', "IPv4", "IPv4", Here::Means(&["-o", "AddressFamily=inet"])),
     letter('6', "IPv6", "IPv6", Here::Means(&["-o", "AddressFamily=inet6"])),
     letter('8', "", "--8-bit-output", Here::Kept),
-    letter('@', "", "--modify-window", Here::Refused("rdcp compares no times")),
+    letter('@', "", "--modify-window", Here::Refused("use --modify-window SECONDS")),
     letter('A', "forward the agent", "--acls", Here::Kept),
     letter('B', "no questions", "--block-size", Here::Means(&["-o", "BatchMode=yes"])),
     letter('C', "compress", "--cvs-exclude", Here::Means(&["--compress=auto"])),
@@ -141,7 +141,7 @@ pub const LETTERS: &[Letter] = &[
     letter('r', "--recursive", "--recursive", Here::Own),
     letter('s', "SFTP", "--secluded-args", Here::Kept),
     letter('t', "", "--times", Here::OwnValue),
-    letter('u', "", "--update", Here::Refused("rdcp replaces what is there; rsync -u spares what is newer")),
+    letter('u', "", "--update", Here::Own),
     letter('v', "verbose", "--verbose", Here::Own),
     letter('x', "", "--one-file-system", Here::Own),
     letter('y', "", "--fuzzy", Here::Kept),
@@ -175,7 +175,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-D", Here::Means(&["--no-specials"])),
     ("--stats", Here::Means(&["--verbose"])),
     ("--info=progress2", Here::Means(&["--progress"])),
-    ("--checksum", Here::Kept),
     ("--append-verify", Here::Kept),
     ("--no-whole-file", Here::Kept),
     ("--delay-updates", Here::Kept),
@@ -183,9 +182,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
     ("--no-group", Here::Refused("--no-owner leaves both owner and group out")),
     ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
-    ("--ignore-existing", Here::Refused("rdcp replaces what is there; rsync --ignore-existing spares it")),
-    ("--existing", Here::Refused("rdcp makes what is missing; rsync --existing does not")),
-    ("--size-only", Here::Refused("rdcp copies all that it is given; rsync --size-only compares")),
+    ("--size-only", Here::Refused("--sync compares sizes and times, with --checksum contents")),
     ("--remove-source-files", Here::Refused("rdcp deletes nothing; use && rm, which exit code 0 allows")),
     ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
     ("--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
@@ -198,19 +195,16 @@ const WORDS: &[(&str, Here)] = &[
     ("--max-size=", Here::Refused("find -size with xargs gives it names")),
     ("--min-size=", Here::Refused("find -size with xargs gives it names")),
     ("--relative", Here::Refused("name the last directory in DST; rsync --relative makes those before it")),
-    ("--update", Here::Refused("rdcp replaces what is there; rsync --update spares what is newer")),
     ("--backup", Here::Refused("rdcp keeps no old files; rsync --backup does")),
     (
         "--itemize-changes",
         Here::Refused("--json tells of each file that failed, -v of the copy; rsync --itemize-changes lists"),
     ),
-    ("--delete", Here::Refused(DELETES_NOTHING)),
-    ("--del", Here::Refused(DELETES_NOTHING)),
-    ("--delete-before", Here::Refused(DELETES_NOTHING)),
-    ("--delete-during", Here::Refused(DELETES_NOTHING)),
-    ("--delete-delay", Here::Refused(DELETES_NOTHING)),
-    ("--delete-after", Here::Refused(DELETES_NOTHING)),
-    ("--delete-excluded", Here::Refused(DELETES_NOTHING)),
+    ("--del", Here::Means(&["--delete"])),
+    ("--delete-before", Here::Refused(DELETES_LATER)),
+    ("--delete-during", Here::Means(&["--delete"])),
+    ("--delete-delay", Here::Means(&["--delete"])),
+    ("--delete-after", Here::Refused(DELETES_LATER)),
     ("--files-from=", Here::Refused("xargs gives it names")),
     ("--filter=", Here::Refused("use --exclude and --include")),
     ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
@@ -370,6 +364,9 @@ fn cluster(
             }
             Some(Here::Word(behind)) => {
                 if !value.is_some_and(|value| behind.is_meant(value, attached, exists)) {
+                    if behind == Behind::Cipher {
+                        done.words.push("--checksum".into());
+                    }
                     continue;
                 }
                 let value = if attached { Some(rest.to_owned()) } else { words.next() };
@@ -553,7 +550,7 @@ mod tests {
             ("-S a h:", "a h:"),
             ("-c aes128-ctr a h:", "-o Ciphers=aes128-ctr a h:"),
             ("-caes128-gcm@openssh.com a h:", "-o Ciphers=aes128-gcm@openssh.com a h:"),
-            ("-rc a h:", "-r a h:"),
+            ("-rc a h:", "-r --checksum a h:"),
             ("-X nrequests=8 a h:", "a h:"),
             ("-avh a h:", "!"),
             ("-h", "-h"),
@@ -601,7 +598,8 @@ mod tests {
             ("-axk --chmod=D755 a b", "--recursive -x -k --chmod=D755 a b"),
             ("--exclude-from -x --chown a:b a b", "--exclude-from -x --chown a:b a b"),
             ("-K a b", "!"),
-            ("--delete a b", "!"),
+            ("--delete-before a b", "!"),
+            ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
             ("--files-from=x a b", "!"),
         ] {
             let done = words(line).map(|words| words.join(" "));

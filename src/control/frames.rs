@@ -424,6 +424,14 @@ pub struct Report {
     #[n(23)]
     #[cbor(default)]
     pub directories: u64,
+    /// Entries that were there already, of `entries`: `--sync`.
+    #[n(24)]
+    #[cbor(default)]
+    pub same: u64,
+    /// Entries deleted: `--delete`.
+    #[n(25)]
+    #[cbor(default)]
+    pub deleted: u64,
 }
 
 /// One message. The numbers are part of the format.

@@ -409,6 +409,8 @@ impl<'a> Copy<'a> {
             entries: received.entries,
             bytes: received.data_bytes,
             kept_bytes: kept,
+            same: received.same,
+            deleted: received.deleted,
             failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
             level,
         }));
@@ -463,6 +465,8 @@ impl<'a> Copy<'a> {
                 self.add_copied(Copied {
                     amount: Amount { entries, directories, bytes },
                     kept_bytes: summed.map_or(0, |sent| sent.kept_bytes),
+                    same: received.same,
+                    deleted: received.deleted,
                     is_verified: from != to,
                     is_synced: received.is_synced,
                     is_read_back: received.is_read_back,
@@ -497,6 +501,8 @@ impl<'a> Copy<'a> {
         }
         all.amount = all.amount.plus(some.amount);
         all.kept_bytes = all.kept_bytes.saturating_add(some.kept_bytes);
+        all.same = all.same.saturating_add(some.same);
+        all.deleted = all.deleted.saturating_add(some.deleted);
         all.is_verified &= some.is_verified;
         all.is_synced &= some.is_synced;
         all.is_read_back &= some.is_read_back;

@@ -303,6 +303,10 @@ pub struct Copied {
     pub bytes: u64,
     /// Bytes of those that were there already, of an interrupted copy.
     pub kept_bytes: u64,
+    /// Entries other than directories that were there already, and the same: `--sync`.
+    pub same: u64,
+    /// Entries deleted: `--delete`.
+    pub deleted: u64,
     /// Entries that are not there, or not in full.
     pub failed: u64,
     /// How far the data has come.
@@ -658,7 +662,7 @@ mod tests {
         };
         let copied = |level| {
             let from = "h".to_owned();
-            Event::Copied(Copied { from, entries: 1, bytes: 1, kept_bytes: 0, failed: 0, level })
+            Event::Copied(Copied { from, entries: 1, bytes: 1, kept_bytes: 0, same: 0, deleted: 0, failed: 0, level })
         };
         let events = [
             Event::WouldCopy(WouldCopy { from: at(), to: at(), kind: EntryKind::File, bytes: Some(1) }),

@@ -81,6 +81,10 @@ pub(crate) struct Copied {
     pub(crate) amount: Amount,
     /// Data that was there already.
     pub(crate) kept_bytes: u64,
+    /// Entries that were there already, and the same.
+    pub(crate) same: u64,
+    /// Entries deleted.
+    pub(crate) deleted: u64,
     pub(crate) seconds: f64,
     /// The receiver has compared digests of all of it.
     pub(crate) is_verified: bool,

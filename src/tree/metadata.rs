@@ -25,6 +25,7 @@ const SET_GID: u32 = 0o2000;
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Reads the metadata of entries, changed as was asked for, and keeps its buffers.
+#[derive(Default)]
 pub(super) struct Reader {
     chmod: Chmod,
     named: Option<Named>,
@@ -180,6 +181,11 @@ impl Setter {
     /// One for this process, whose rights are asked for once. `is_local`: what is set was read by this process.
     pub fn new(is_local: bool) -> Self {
         Self { is_root: rustix::process::geteuid().is_root(), is_local }
+    }
+
+    /// Whether files can be given to other owners.
+    pub fn may_give_away(self) -> bool {
+        self.is_root
     }
 
     /// Sets `metadata` as far as the `options` ask for it, and the permission bits `mode` (none on a symbolic link).

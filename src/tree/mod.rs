@@ -12,6 +12,8 @@ pub mod progress;
 mod root;
 pub mod sink;
 pub mod source;
+#[cfg(test)]
+mod sync_tests;
 pub mod walk;
 
 pub use root::Root;
@@ -91,6 +93,10 @@ const HAS_OTHER_NAMES: &str = "has other names, whose contents --in-place would 
 /// Why an entry with an unknown critical extension is not made.
 const IS_UNKNOWN: &str =
     "has metadata that must be kept and that this version does not know: install the sender's here";
+
+/// Why nothing is deleted.
+const SOURCE_IS_EMPTY: &str =
+    "is not emptied: the source is empty, and may not be mounted; --force-empty deletes all the same";
 
 /// Why a further name is not made.
 const FIRST_NAME_FAILED: &str = "is another name of an entry that was not copied";

@@ -13,9 +13,14 @@
 //!   when all that comes into it is done.
 //! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
 
+mod basis;
+mod delete;
 mod directory;
 mod entry;
 mod jobs;
+mod judge;
+mod large;
+mod links;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +28,6 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::hash::BuildHasher;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -34,23 +38,25 @@ use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Answer, Metadata, OPEN_LINKS_MAX, Order, Record, TreeError, is_name};
-use rustix::fs::FileType;
+use rd_proto::tree::{Answer, Metadata, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
 use super::first::First;
 use super::metadata::{Applied, Setter};
 use super::owners::Owners;
+use super::patterns::Patterns;
 use super::progress::Progress;
-use super::{FIRST_NAME_FAILED, Fault, IS_UNKNOWN, leads_out, stops_everything};
+use super::{Fault, IS_UNKNOWN, SOURCE_IS_EMPTY, leads_out, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
-use directory::{OpenDirectory, find};
+use directory::OpenDirectory;
 use entry::Large;
 pub use jobs::Local;
 use jobs::{Batch, Job, work};
+use judge::{AllWanted, Wanted};
+use large::Slot;
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -151,6 +157,10 @@ pub struct Report {
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
     pub failures: Vec<IoFact>,
+    /// Entries that were there already.
+    pub same: u64,
+    /// Entries deleted.
+    pub deleted: u64,
     /// Entries of which the file system could not keep extended attributes.
     pub without_xattrs: u64,
     /// All that was published is on stable storage, not with the kernel only.
@@ -171,25 +181,17 @@ pub struct TreeSink {
     /// The name that the single root has at the sender, where it is renamed.
     root: Option<Vec<u8>>,
     slots: BTreeMap<u32, Slot>,
+    /// Directories and listed files whose records have come.
+    directory_records: u64,
+    listed: u64,
+    /// The listed file whose contents come next.
+    wanted: Option<Wanted>,
     skipped: u64,
     unsent: u64,
     directories: u64,
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     tell_kept: Option<Kept>,
-}
-
-/// A large file of which more is to come.
-struct Slot {
-    /// None if it is not wanted: its directory or itself has failed, or it changed while it was read.
-    large: Option<Arc<Large>>,
-    path: Vec<u8>,
-    size: u64,
-    received_bytes: u64,
-    /// No more than this may come: the size, and once it is closed what was sent.
-    data_bytes_max: u64,
-    is_closed: bool,
-    links: usize,
 }
 
 /// What the threads share.
@@ -213,7 +215,15 @@ struct Shared {
     files: AtomicU64,
     others: AtomicU64,
     bytes: AtomicU64,
+    /// Entries that were there already.
+    same: AtomicU64,
+    /// Entries deleted, and those that `--max-delete` has kept.
+    deleted: AtomicU64,
+    spared: AtomicU64,
     without_xattrs: AtomicU64,
+    /// What is not deleted.
+    patterns: Patterns,
+    wanted: Mutex<AllWanted>,
     failures: Mutex<Failures>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
@@ -287,10 +297,21 @@ impl Shared {
 
     fn mark_failed(&self, path: &[u8]) {
         let mut failures = self.failures();
-        if failures.failed.len() < FAILED_MAX {
-            let hash = failures.hasher.hash_one(path);
-            failures.failed.insert(hash);
+        // Its directory as well, as a path that ends with a slash.
+        let directory = &path[..path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
+        for path in [path, directory] {
+            if failures.failed.len() < FAILED_MAX {
+                let hash = failures.hasher.hash_one(path);
+                failures.failed.insert(hash);
+            }
         }
+    }
+
+    /// Whether an entry in this directory has failed, or too many have to know.
+    fn has_failed_in(&self, directory: &[u8]) -> bool {
+        let path = [directory, if directory.ends_with(b"/") { b"" } else { b"/" }].concat();
+        let failures = self.failures();
+        failures.failed.len() == FAILED_MAX || failures.failed.contains(&failures.hasher.hash_one(&path[..]))
     }
 
     /// Whether this entry, or a directory on the way to it, has failed, or too many have to know.
@@ -359,6 +380,8 @@ impl TreeSink {
         {
             return Err(io_fact(OsStr::from_bytes(name), Errno::INVAL));
         }
+        let patterns = Patterns::new(&options.rules.0)
+            .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
         let threads = if threads == 0 { crate::processors().max(2) } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
@@ -379,7 +402,12 @@ impl TreeSink {
             files: AtomicU64::new(0),
             others: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            same: AtomicU64::new(0),
+            deleted: AtomicU64::new(0),
+            spared: AtomicU64::new(0),
             without_xattrs: AtomicU64::new(0),
+            patterns,
+            wanted: Mutex::default(),
             failures: Mutex::default(),
             kept: Mutex::default(),
             resumable_bytes: AtomicU64::new(0),
@@ -396,6 +424,9 @@ impl TreeSink {
             levels: vec![Some(Arc::new(top))],
             root: None,
             slots: BTreeMap::new(),
+            directory_records: 0,
+            listed: 0,
+            wanted: None,
             skipped: 0,
             unsent: 0,
             directories: 0,
@@ -453,11 +484,20 @@ impl TreeSink {
         if !self.slots.is_empty() {
             return Err(Refused::Data("data of a large file is missing"));
         }
+        self.shared.wait_drained();
+        if self.wanted.is_some() || !self.shared.wanted().is_empty() {
+            return Err(Refused::Data("a listed file without its contents"));
+        }
         self.stop_threads();
         self.levels.clear();
         self.shared.check()?;
         let shared = &self.shared;
         let mut failures = shared.failures();
+        let spared = shared.spared.load(Relaxed);
+        if spared > 0 {
+            failures.count += spared;
+            failures.first.keep(plain_fact(OsStr::new("--max-delete"), "keeps what more there was to delete"));
+        }
         Ok(Report {
             files: shared.files.load(Relaxed),
             directories: self.directories,
@@ -468,6 +508,8 @@ impl TreeSink {
             failed: failures.count,
             unsent: self.unsent,
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
+            same: shared.same.load(Relaxed),
+            deleted: shared.deleted.load(Relaxed),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.syncs(),
             is_read_back: shared.options.reads_back(),
@@ -482,15 +524,40 @@ impl TreeSink {
             let Some(mut record) = Record::decode(&mut rest)? else { break };
             self.shared.owners.localize(&mut record);
             self.order.check(&record)?;
-            self.check_asked(&record)?;
-            let directory = self.levels.last().cloned().flatten();
+            let wanted = self.wanted.take();
+            if wanted.is_none() {
+                self.check_asked(&record)?;
+            }
+            let is_listed = matches!(record, Record::Listed { .. });
+            let number = if is_listed { self.next_listed()? } else { 0 };
+            let directory = match &wanted {
+                Some(wanted) if Some(&wanted.name[..]) != record.name() => {
+                    return Err(Refused::Data("contents of another file than was asked for"));
+                }
+                Some(wanted) => Some(Arc::clone(&wanted.directory)),
+                None => self.levels.last().cloned().flatten(),
+            };
+            if let (Some(directory), Some(name), None) = (&directory, record.name(), &wanted) {
+                directory.meet(name);
+            }
             match record {
                 Record::Leave => drop(self.levels.pop()),
+                Record::Wanted { number } => self.wanted = Some(self.take_wanted(number)?),
+                Record::Same { number } => {
+                    let wanted = self.take_wanted(number)?;
+                    self.hand_on(Job::Keep(wanted));
+                }
+                Record::Gone { number } => self.give_up(number)?,
+                Record::Incomplete => directory.iter().for_each(|directory| directory.note_incomplete()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
                 Record::End { failures } => self.unsent = failures,
                 entry => match directory.filter(|directory| self.may_be_made(directory, &entry)) {
-                    None => self.skip(&entry)?,
+                    None => self.skip(&entry, number)?,
                     Some(directory) => {
+                        if is_listed && !batch.list(number) {
+                            self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
+                            batch.list(number);
+                        }
                         let was_left = directory.make_way(&entry);
                         // What comes before a hard link may be what it links to.
                         let is_last = matches!(entry, Record::HardLink { .. })
@@ -499,7 +566,8 @@ impl TreeSink {
                         if is_last {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                         }
-                        self.take_entry(&directory, &entry, was_left)?;
+                        let is_compared = wanted.is_some_and(|wanted| wanted.is_compared);
+                        self.take_entry(&directory, &entry, was_left, is_compared)?;
                     }
                 },
             }
@@ -530,7 +598,7 @@ impl TreeSink {
     /// Whether an entry is made by the threads, from its record alone.
     fn is_for_threads(&self, entry: &Record<'_>) -> bool {
         match entry {
-            Record::File { .. } => true,
+            Record::File { .. } | Record::Listed { .. } => true,
             Record::Symlink { target, .. } => self.shared.options.symlinks && !self.leads_out(target),
             Record::Special { .. } => self.shared.options.specials,
             _ => false,
@@ -548,14 +616,25 @@ impl TreeSink {
         directory: &Arc<OpenDirectory>,
         entry: &Record<'_>,
         was_left: bool,
+        is_compared: bool,
     ) -> Result<(), Refused> {
         let shared = &self.shared;
         let failed = |path: &[u8], fault| shared.fail(path, fault);
         match *entry {
             Record::Directory { name, metadata } => {
-                let name = directory.final_name(name);
+                let (name, number) = (directory.final_name(name), self.directory_records);
+                self.directory_records += 1;
+                if shared.options.existing && !directory.has(name) {
+                    self.skipped += 1;
+                    self.levels.push(None);
+                    return Ok(());
+                }
                 let entered = OpenDirectory::enter(directory, name, &metadata, was_left);
                 let entered = entered.map_err(|fault| failed(&directory.path(name), fault)).ok();
+                // The sender knows of those below it.
+                if entered.as_ref().is_some_and(|entered| entered.is_new) && shared.options.sync && !directory.is_new {
+                    (shared.answer)(Answer::Fresh { directory: number });
+                }
                 if entered.is_some() {
                     self.directories += 1;
                     shared.progress.made(true);
@@ -565,9 +644,11 @@ impl TreeSink {
             Record::Large { name, metadata, item, size, is_sparse } => {
                 let name = directory.final_name(name);
                 let path = directory.path(name);
-                let awaits_have = Record::awaits_have(size, is_sparse);
-                let may_resume = awaits_have && !shared.is_local;
-                let large = Large::create(shared, directory, name, &metadata, size, may_resume);
+                // Holes are not compared.
+                let is_compared = is_compared && !is_sparse;
+                let awaits_have = is_compared || Record::awaits_have(size, is_sparse);
+                let may_resume = awaits_have && (is_compared || !shared.is_local);
+                let large = Large::create(shared, directory, name, &metadata, size, may_resume, is_compared);
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
                 match &large {
                     Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
@@ -598,10 +679,14 @@ impl TreeSink {
     }
 
     /// Passes over an entry of a directory that failed, or that has failed itself.
-    fn skip(&mut self, entry: &Record<'_>) -> Result<(), Refused> {
+    fn skip(&mut self, entry: &Record<'_>, number: u64) -> Result<(), Refused> {
         self.skipped += 1;
         match *entry {
-            Record::Directory { .. } => self.levels.push(None),
+            Record::Directory { .. } => {
+                self.directory_records += 1;
+                self.levels.push(None);
+            }
+            Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
             Record::Large { item, size, is_sparse, .. } => {
                 if Record::awaits_have(size, is_sparse) {
                     (self.shared.answer)(Answer::nothing(item));
@@ -610,134 +695,6 @@ impl TreeSink {
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn add_slot(&mut self, item: u32, size: u64, large: Option<Arc<Large>>, path: Vec<u8>) -> Result<(), Refused> {
-        if self.slots.len() == SLOTS_MAX {
-            return Err(Refused::Data("too many large files without their data"));
-        }
-        let slot = Slot { large, path, size, received_bytes: 0, data_bytes_max: size, is_closed: false, links: 0 };
-        self.slots.insert(item, slot);
-        Ok(())
-    }
-
-    fn take_range(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
-        let slot = self.account(item, position, (*chunk).as_ref().len() as u64)?;
-        if let Some(large) = slot.large.clone()
-            && let Some(range) = large.leave(chunk, position)
-        {
-            self.hand_on(Job::Write(range, large, position));
-        }
-        self.settle(item);
-        Ok(())
-    }
-
-    /// Takes a range of a large file whose record has come before, from this host itself.
-    ///
-    /// # Errors
-    ///
-    /// As [`TreeSink::push`].
-    pub fn copy(&mut self, local: Local) -> Result<(), Refused> {
-        self.shared.check()?;
-        let range = &local.range;
-        let slot = self.account(range.file.item, range.position, range.length as u64)?;
-        match slot.large.clone() {
-            Some(large) => self.hand_on(Job::Copy(local, large)),
-            None => local.source.copied(&local.range, Ok(())),
-        }
-        Ok(())
-    }
-
-    /// Takes note of a range that has come.
-    fn account(&mut self, item: u32, position: u64, length: u64) -> Result<&mut Slot, Refused> {
-        let slot = self.slots.get_mut(&item).ok_or(Refused::Data("data of a file that is not open"))?;
-        slot.received_bytes += length;
-        // The sum cannot overflow: it is checked each time, and a chunk is small.
-        let is_within = position.checked_add(length).is_some_and(|end| end <= slot.size);
-        if !is_within || slot.received_bytes > slot.data_bytes_max {
-            return Err(Refused::Data("more data of a file than announced"));
-        }
-        Ok(slot)
-    }
-
-    fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) -> Result<(), Refused> {
-        let slot = self.slots.get_mut(&item).ok_or(Refused::Tree(TreeError::Item))?;
-        let is_less = data_bytes < slot.received_bytes && !self.shared.is_local;
-        if data_bytes > slot.data_bytes_max || is_less {
-            return Err(Refused::Data("more data of a file than announced"));
-        }
-        if self.shared.is_local {
-            // Ranges are announced before they are copied; by now all have been, or could not be read.
-            slot.received_bytes = data_bytes;
-        }
-        (slot.is_closed, slot.data_bytes_max) = (true, data_bytes);
-        if !is_intact {
-            self.shared.mark_failed(&slot.path);
-            slot.large = None;
-        }
-        self.settle(item);
-        Ok(())
-    }
-
-    /// Releases a large file when no more of it will come.
-    fn settle(&mut self, item: u32) {
-        let is_done = |slot: &Slot| slot.is_closed && slot.received_bytes == slot.data_bytes_max;
-        if !self.slots.get(&item).is_some_and(is_done) {
-            return;
-        }
-        if let Some(large) = self.slots.remove(&item).and_then(|slot| slot.large) {
-            large.complete();
-            self.hand_on(Job::Settle(large));
-        }
-    }
-
-    fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
-        let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
-        let mut first = first.to_vec();
-        let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
-        let was_asked_for = match &self.shared.names {
-            Names::Any => true,
-            Names::Only(_) => self.root.as_deref() == Some(&first[..end]),
-            Names::Among(names) => names.contains(&first[..end]),
-        };
-        if !was_asked_for {
-            return Err(Refused::Data("a hard link to a file of another tree"));
-        }
-        match self.shared.root_name() {
-            Some(b".") => drop(first.drain(..(end + 1).min(first.len()))),
-            Some(other) => drop(first.splice(..end, other.iter().copied())),
-            None => {}
-        }
-        let path = top.path(&first);
-        let waiting: usize = self.slots.values().map(|slot| slot.links).sum();
-        let linked = if let Some(slot) = self.slots.values_mut().find(|slot| slot.path == path)
-            && let Some(large) = &slot.large
-        {
-            if waiting < OPEN_LINKS_MAX {
-                slot.links += 1;
-                large.link_later(Arc::clone(directory), name);
-                return Ok(());
-            }
-            Err(Errno::MLINK.into())
-        } else {
-            self.shared.wait_drained();
-            if self.shared.has_failed(&path) {
-                Err(Fault::Detail(FIRST_NAME_FAILED))
-            } else {
-                let TreeOptions { recursive, symlinks, specials, safe_links, .. } = self.shared.options;
-                let wanted = |kind| match kind {
-                    FileType::RegularFile => true,
-                    // Each is judged by where it is.
-                    FileType::Symlink => symlinks && recursive && !safe_links,
-                    _ => specials && recursive,
-                };
-                let found = find(&top, &first, wanted);
-                let linked = found.and_then(|found| entry::link(&self.shared, found.as_fd(), directory, name));
-                linked.map_err(Fault::from)
-            }
-        };
-        self.shared.note_link(linked, directory, name);
         Ok(())
     }
 
@@ -756,6 +713,8 @@ impl TreeSink {
         self.shared.is_stopped.store(true, Release);
         self.stop_threads();
         self.slots.clear();
+        self.wanted = None;
+        self.shared.wanted().clear();
         self.levels.clear();
         let kept = std::mem::take(&mut *self.shared.kept.lock().expect("no panics under it"));
         if let Some(tell) = &self.tell_kept

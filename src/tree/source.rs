@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::blocks::{Blocks, Step};
-use rd_proto::tree::{Answer, OPEN_MAX, Record};
+use rd_proto::tree::{Answer, OPEN_MAX};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 use super::progress::{Amount, Progress};
 use super::root::Root;
-use super::walk::{Finished, LargeFile, Sent, Walk, WalkState};
+use super::walk::{Come, Finished, LargeFile, Listed, Sent, Walk, WalkState};
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::hash_range;
 use crate::fs::source::{Part, check_unchanged};
@@ -72,6 +72,7 @@ struct Shared {
     finished_bytes: u64,
     /// The number of the last large file that was announced.
     announced: u32,
+    listed: Listed,
     sequence: u64,
     /// Bytes of records given out.
     records_bytes: u64,
@@ -107,7 +108,7 @@ enum Piece {
 
 /// What a worker is to do next.
 enum Task {
-    Walk(Box<Walk>, Vec<Finished>),
+    Walk(Box<Walk>, Come),
     Read(Arc<LargeFile>, Piece),
     Finish(Reading),
     /// To settle what has arrived.
@@ -165,6 +166,7 @@ impl TreeSource {
             finished: Vec::new(),
             finished_bytes: 0,
             announced: 0,
+            listed: Listed::default(),
             sequence: 0,
             records_bytes: 0,
             sent: Sent::default(),
@@ -195,8 +197,8 @@ impl TreeSource {
             match self.task(range_bytes, wait) {
                 Task::Nothing => return Next::Ended,
                 Task::Settle | Task::Wait => return Next::Later,
-                Task::Walk(walk, finished) => {
-                    if let Some(part) = self.walk(walk, finished, target, bytes) {
+                Task::Walk(walk, come) => {
+                    if let Some(part) = self.walk(walk, come, target, bytes) {
                         return Next::Part(part);
                     }
                 }
@@ -261,10 +263,21 @@ impl TreeSource {
     ///
     /// Why no receiver would have sent it.
     pub fn handle_answer(&self, answer: Answer) -> Result<(), &'static str> {
-        let Answer::Blocks { item, block_bytes, is_last, digests } = answer else {
-            return Err("answer to what was not asked");
-        };
         let mut shared = self.shared();
+        let (item, block_bytes, is_last, digests) = match answer {
+            Answer::Blocks { item, block_bytes, is_last, digests } => (item, block_bytes, is_last, digests),
+            Answer::Fresh { directory } if directory < shared.sent.directories => {
+                shared.listed.answered.fresh.push(directory);
+                self.changed.notify_all();
+                return Ok(());
+            }
+            Answer::Fresh { .. } => return Err("an answer about a directory that was not sent"),
+            Answer::Verdicts { first, verdicts } => {
+                shared.listed.judge(first, verdicts)?;
+                self.changed.notify_all();
+                return Ok(());
+            }
+        };
         let Some(reading) = shared.files.get_mut(&item) else {
             // One that could not be read is over before the receiver has told all.
             let was_announced = (1..=shared.announced).contains(&item);
@@ -309,7 +322,10 @@ impl TreeSource {
                 && let Some(walk) = shared.walk.take()
             {
                 shared.finished_bytes = 0;
-                return Task::Walk(walk, std::mem::take(&mut shared.finished));
+                let (finished, listed) = (std::mem::take(&mut shared.finished), &mut shared.listed);
+                let answered = std::mem::take(&mut listed.answered);
+                let come = Come { finished, answered, room: listed.room(), unjudged: listed.unjudged() };
+                return Task::Walk(walk, come);
             }
             if let Some(task) = shared.next_read(bytes) {
                 return task;
@@ -326,8 +342,8 @@ impl TreeSource {
     }
 
     /// Makes a chunk of records, unless there is nothing to record, and has the large files in it read.
-    fn walk(&self, mut walk: Box<Walk>, finished: Vec<Finished>, target: &mut [u8], bytes: usize) -> Option<Part> {
-        let filled = walk.fill(target, bytes, finished, &self.cancelled);
+    fn walk(&self, mut walk: Box<Walk>, come: Come, target: &mut [u8], bytes: usize) -> Option<Part> {
+        let filled = walk.fill(target, bytes, come, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
         shared.state = filled.state;
@@ -336,9 +352,10 @@ impl TreeSource {
         let is_all = matches!(filled.state, WalkState::Over | WalkState::Ended);
         self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
         shared.sent.add(filled.sent);
+        shared.listed.add(filled.listed, filled.settled);
         for file in filled.opened {
             let item = file.item;
-            let blocks = Record::awaits_have(file.stat.st_size as u64, file.is_sparse).then(Blocks::default);
+            let blocks = file.awaits_blocks.then(Blocks::default);
             if blocks.is_none() {
                 shared.ready.push_back(item);
             }
@@ -433,8 +450,10 @@ impl Shared {
             finished >= FINISHED_DUE || finished > 0 && self.finished_bytes >= FINISHED_DUE_PARTS * part_bytes as u64;
         match self.state {
             WalkState::Going => true,
-            WalkState::AtLimit => is_worth_it || finished > 0 && self.ready.is_empty(),
-            WalkState::Over => is_worth_it || finished == walk.open_files(),
+            WalkState::AtLimit => is_worth_it || self.listed.has_news() || finished > 0 && self.ready.is_empty(),
+            WalkState::Over => {
+                is_worth_it || self.listed.has_news() || finished == walk.open_files() && self.listed.is_settled()
+            }
             WalkState::Ended => false,
         }
     }

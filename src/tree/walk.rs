@@ -11,7 +11,7 @@
 //! It holds the names of the directories on the way from the top to where it is, not of those that it has left: about
 //! 7 bytes more than its length for each name. Hard links take at most [`LINKS_BYTES_MAX`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -19,17 +19,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{
-    DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, OPEN_MAX, PATH_BYTES_MAX, Record, Special, is_name,
-};
+use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Stat, fstat, major, minor, openat, readlinkat_raw, seek,
-    statat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fstat, major, minor, openat, readlinkat_raw, statat,
 };
 use rustix::io::Errno;
 
+use self::contents::is_sparse;
 use self::follow::Treatment;
 use self::links::Links;
+pub use self::listed::{Answered, Listed, ListedFile};
+use self::listed::{Homes, WantedFile};
 use self::place::{Entry, Level, Names, Place};
 use super::first::First;
 use super::metadata::Reader;
@@ -39,12 +39,16 @@ use super::root::Root;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
-use crate::fs::source::{SHRANK, change};
-use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact, read_up_to};
+use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
 
+#[cfg(test)]
+pub(super) use self::contents::hook;
+
+mod contents;
 mod follow;
 mod links;
+mod listed;
 pub(super) mod place;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
@@ -57,6 +61,9 @@ pub const LINKS_BYTES_MAX: usize = 48 << 20;
 /// How long an announced large file waits for its chunk to fill: others have nothing to read until it goes out, and
 /// small files may come slowly from a disk.
 const ANNOUNCE_MAX: Duration = Duration::from_millis(10);
+
+/// Files that one chunk lists: the receiver can answer while the next is made.
+const LISTED_PER_CHUNK: usize = 512;
 
 /// Directory entries are asked for in blocks of so many bytes.
 const ENTRIES_BYTES: usize = 256 << 10;
@@ -79,6 +86,8 @@ pub struct LargeFile {
     pub path: OsString,
     /// It may have holes, which are to be left out.
     pub is_sparse: bool,
+    /// None of it is sent before the receiver has said what it has.
+    pub awaits_blocks: bool,
     /// How its ranges are read.
     pub bypass: Bypass,
 }
@@ -148,6 +157,10 @@ pub struct Filled {
     pub state: WalkState,
     /// The large files that it announces.
     pub opened: Vec<LargeFile>,
+    /// The files that it lists.
+    pub listed: Vec<ListedFile>,
+    /// Wanted files that it settles.
+    pub settled: usize,
     /// What it has added.
     pub sent: Sent,
 }
@@ -157,6 +170,22 @@ pub struct Walk {
     place: Place,
     recorder: Recorder,
     finished: VecDeque<Finished>,
+    /// Listed files whose contents are to be sent.
+    wanted: VecDeque<WantedFile>,
+    settled: usize,
+}
+
+/// What has come since the walk went on last.
+#[derive(Debug, Default)]
+pub struct Come {
+    /// Large files whose ends are to be recorded.
+    pub finished: Vec<Finished>,
+    /// Answers of the receiver.
+    pub answered: Answered,
+    /// How many more files may be listed.
+    pub room: usize,
+    /// Listed files of which the receiver has said nothing.
+    pub unjudged: usize,
 }
 
 impl Walk {
@@ -191,7 +220,7 @@ impl Walk {
         let place = Place {
             follow_roots: !options.recursive,
             roots: paths,
-            levels: vec![Level { directory: None, names, next: 0 }],
+            levels: vec![Level { is_fresh: !options.sync, ..Level::new(None, names) }],
         };
         let reader = Reader::new(&options).map_err(|reason| plain_fact(OsStr::new("--chmod"), reason))?;
         let recorder = Recorder {
@@ -207,8 +236,14 @@ impl Walk {
             failures: 0,
             listing: Vec::new(),
             reader,
+            scratch: Vec::new(),
+            directories: 0,
+            homes: Homes::default(),
+            listed: Vec::new(),
+            room: 0,
+            unsettled: HashSet::new(),
         };
-        Ok(Self { place, recorder, finished: VecDeque::new() })
+        Ok(Self { place, recorder, finished: VecDeque::new(), wanted: VecDeque::new(), settled: 0 })
     }
 
     /// Large files that have been announced and not closed.
@@ -216,17 +251,37 @@ impl Walk {
         self.recorder.open.len()
     }
 
-    /// Puts the next records into `target`, those of large files that have `finished` first, until there are so many
-    /// `bytes`. Ends early, perhaps with nothing, where it would have to wait, and when it is `cancelled`.
-    pub fn fill(&mut self, target: &mut [u8], bytes: usize, finished: Vec<Finished>, cancelled: &AtomicBool) -> Filled {
+    /// Puts the next records into `target`, those of what has `come` first, until there are so many `bytes`. Ends early,
+    /// perhaps with nothing, where it would have to wait, and when it is `cancelled`.
+    pub fn fill(&mut self, target: &mut [u8], bytes: usize, come: Come, cancelled: &AtomicBool) -> Filled {
+        let Come { finished, answered, room, unjudged } = come;
         self.finished.extend(finished);
+        self.wanted.extend(answered.wanted);
+        self.recorder.room = room;
+        for inode in answered.settled {
+            self.recorder.unsettled.remove(&inode);
+        }
+        for number in answered.fresh {
+            // One that has been left meanwhile needs it no more.
+            if let Some(at) = self.place.levels.iter().position(|level| level.number == Some(number)) {
+                self.place.levels[at..].iter_mut().for_each(|level| level.is_fresh = true);
+            }
+        }
         let mut length = 0;
-        let state = self.fill_until(target, bytes, &mut length, cancelled);
-        let recorder = &mut self.recorder;
-        Filled { length, state, opened: std::mem::take(&mut recorder.opened), sent: std::mem::take(&mut recorder.sent) }
+        let state = self.fill_until(target, bytes, &mut length, unjudged, cancelled);
+        let (recorder, settled) = (&mut self.recorder, std::mem::take(&mut self.settled));
+        let (opened, listed) = (std::mem::take(&mut recorder.opened), std::mem::take(&mut recorder.listed));
+        Filled { length, state, opened, listed, settled, sent: std::mem::take(&mut recorder.sent) }
     }
 
-    fn fill_until(&mut self, target: &mut [u8], bytes: usize, length: &mut usize, cancelled: &AtomicBool) -> WalkState {
+    fn fill_until(
+        &mut self,
+        target: &mut [u8],
+        bytes: usize,
+        length: &mut usize,
+        unjudged: usize,
+        cancelled: &AtomicBool,
+    ) -> WalkState {
         while let Some(finished) = self.finished.front() {
             let (item, is_intact) = (finished.item, finished.outcome.is_ok());
             let record = Record::Closed { item, data_bytes: finished.data_bytes, is_intact };
@@ -242,12 +297,19 @@ impl Walk {
             if is_waited_for && announced.get_or_insert_with(Instant::now).elapsed() >= ANNOUNCE_MAX {
                 return WalkState::Going;
             }
-            match self.step(&mut target[*length..], *length == 0) {
+            if self.recorder.listed.len() >= LISTED_PER_CHUNK {
+                return WalkState::Going;
+            }
+            let (rest, is_whole) = (&mut target[*length..], *length == 0);
+            let step =
+                if self.wanted.is_empty() { self.step(rest, is_whole) } else { self.send_wanted(rest, is_whole) };
+            let is_settled = unjudged == 0 && self.recorder.listed.is_empty();
+            match step {
                 Step::Wrote(count) => *length += count,
                 Step::Passed => {}
                 Step::Full => return WalkState::Going,
                 Step::AtLimit => return WalkState::AtLimit,
-                Step::Over if self.recorder.open.is_empty() => {
+                Step::Over if self.recorder.open.is_empty() && is_settled => {
                     let record = Record::End { failures: self.recorder.failures };
                     let Some(count) = record.encode(&mut target[*length..]) else { return WalkState::Going };
                     *length += count;
@@ -265,11 +327,15 @@ impl Walk {
             if self.place.levels.len() == 1 {
                 return Step::Over;
             }
-            let Some(count) = Record::Leave.encode(target) else { return Step::Full };
+            let is_incomplete = self.place.levels.last().is_some_and(|level| level.is_incomplete);
+            let incomplete = if is_incomplete { Record::Incomplete.encode(target) } else { Some(0) };
+            let Some(start) = incomplete else { return Step::Full };
+            let Some(count) = Record::Leave.encode(&mut target[start..]) else { return Step::Full };
             self.place.levels.pop();
-            return Step::Wrote(count);
+            return Step::Wrote(start + count);
         };
         let mut entered = None;
+        let is_left_out = self.recorder.is_left_out(&self.place, entry.name, entry.kind);
         let step = match self.recorder.visit(&self.place, &entry, target, &mut entered) {
             Ok(Step::Full) if is_whole => Err(Fault::Detail("has too much metadata for a chunk")),
             outcome => outcome,
@@ -279,6 +345,9 @@ impl Walk {
             Step::Passed
         });
         if !matches!(step, Step::Full | Step::AtLimit) {
+            let level = self.place.levels.last_mut().expect("the top is never left");
+            // What is left out by a pattern is so at the receiver as well; it keeps what it cannot know of.
+            level.is_incomplete |= self.recorder.options.delete && matches!(step, Step::Passed) && !is_left_out;
             self.advance(entered.filter(|_| matches!(step, Step::Wrote(_))));
         }
         step
@@ -289,11 +358,13 @@ impl Walk {
         self.place.levels.last_mut().expect("the top is never left").next += 1;
         if let Some(directory) = entered {
             let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory);
+            let is_fresh = self.place.levels.last().is_some_and(|level| level.is_fresh);
             let level = match is_left {
-                true => Level { directory: Some(directory), names: Names::default(), next: 0 },
+                true => Level { is_incomplete: true, ..Level::new(Some(directory), Names::default()) },
                 false => self.recorder.list(&self.place, directory),
             };
-            self.place.levels.push(level);
+            self.place.levels.push(Level { is_fresh, number: Some(self.recorder.directories), ..level });
+            self.recorder.directories += 1;
         }
     }
 
@@ -357,6 +428,16 @@ struct Recorder {
     /// A block of directory entries.
     listing: Vec<u8>,
     reader: Reader,
+    /// To hash files with.
+    scratch: Vec<u8>,
+    /// Directories with a record.
+    directories: u64,
+    homes: Homes,
+    /// Files that this chunk lists, and how many more may be.
+    listed: Vec<ListedFile>,
+    room: usize,
+    /// Files with further names that are listed and not settled.
+    unsettled: HashSet<Identity>,
 }
 
 /// An entry that was opened as a place only, and what it was then.
@@ -383,6 +464,13 @@ impl Recorder {
                 self.links.forget(inode);
             }
         }
+    }
+
+    /// Whether a pattern leaves an entry out; what was asked for by name never is.
+    fn is_left_out(&self, place: &Place, name: &[u8], kind: FileType) -> bool {
+        place.levels.len() > 1
+            && !self.patterns.is_empty()
+            && self.patterns.leave_out(&place.path_below_root(name), kind == FileType::Directory)
     }
 
     /// What an entry is, if it is to be copied.
@@ -414,11 +502,7 @@ impl Recorder {
             }
         }
         let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
-        // What was asked for by name is not left out.
-        if place.levels.len() > 1
-            && !self.patterns.is_empty()
-            && self.patterns.leave_out(&place.path_below_root(entry.name), kind == FileType::Directory)
-        {
+        if self.is_left_out(place, entry.name, kind) {
             return Ok(None);
         }
         if is_temporary_name(entry.name) {
@@ -564,42 +648,24 @@ impl Recorder {
             }
         }
         names.sort();
+        let is_incomplete = !failures.is_empty();
         for (name, error) in failures {
             let path = place.entered_path(&name);
             self.fail(io_fact(&path, error));
         }
-        Level { directory: Some(directory), names, next: 0 }
+        Level { is_incomplete, ..Level::new(Some(directory), names) }
     }
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
+        if place.levels.last().is_some_and(|level| !level.is_fresh) {
+            return self.list_file(place, entry, target);
+        }
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = self.inode(&stat);
         if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
         }
-        let size = stat.st_size as u64;
-        let is_sparse = self.options.sparse && is_sparse(&file, &stat);
-        let is_inline = size <= self.inline_bytes_max as u64 && !is_sparse;
-        if !is_inline && self.open.len() == OPEN_MAX {
-            return Ok(Step::AtLimit);
-        }
-        let metadata = self.reader.read(&self.options, Object::Open(file.as_fd()), &stat)?;
-        let mut item = 0;
-        let step = if is_inline {
-            let (step, bytes) = small_file(entry, &file, &stat, &metadata, self.inline_bytes_max, target)?;
-            self.sent.bytes += bytes;
-            step
-        } else {
-            item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
-            let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
-            if let Step::Wrote(_) = step {
-                self.items = item;
-                self.open.insert(item, Open { inode, names: 0 });
-                let path = place.source_path(entry);
-                self.opened.push(LargeFile { item, file, stat, path, is_sparse, bypass: Bypass::default() });
-            }
-            step
-        };
+        let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
         }
@@ -615,6 +681,10 @@ impl Recorder {
     fn further_name(&mut self, entry: &Entry<'_>, inode: Identity, target: &mut [u8]) -> Option<Step> {
         let (first, item) = self.links.first(inode)?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
+        // The receiver would link to what stands there now.
+        if self.unsettled.contains(&inode) {
+            return Some(Step::AtLimit);
+        }
         if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
             return Some(Step::AtLimit);
         }
@@ -666,96 +736,6 @@ impl Recorder {
     }
 }
 
-/// Writes the record of a file with its data, which is read to where it belongs; and how much data that is.
-fn small_file(
-    entry: &Entry<'_>,
-    file: &OwnedFd,
-    stat: &Stat,
-    metadata: &Metadata<'_>,
-    bytes_max: usize,
-    target: &mut [u8],
-) -> Result<(Step, u64), Fault> {
-    let mut size = stat.st_size as usize;
-    let Some(head) = Record::encode_file_head(entry.name, metadata, size, target) else { return Ok((Step::Full, 0)) };
-    #[cfg(test)]
-    hook::before_read(entry.name);
-    if size > 0 {
-        if read_up_to(file, &mut target[head..head + size], 0)? < size {
-            return Err(Fault::Detail(SHRANK));
-        }
-    } else {
-        // Files of the kernel's (/proc) say that they are empty and are not.
-        let room = (target.len() - head).min(bytes_max);
-        size = read_up_to(file, &mut target[head..head + room], 0)?;
-        if size == room && room < bytes_max {
-            return Ok((Step::Full, 0));
-        }
-        if size == room {
-            return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
-        }
-        Record::encode_file_head(entry.name, metadata, size, target).expect("it has been read there");
-    }
-    // What was empty twice has not changed.
-    if size > 0
-        && let Some(change) = change(stat, &fstat(file)?)
-    {
-        return Err(Fault::Detail(change));
-    }
-    Ok((Step::Wrote(head + size), size as u64))
-}
-
 fn wrote(length: Option<usize>) -> Step {
     length.map_or(Step::Full, Step::Wrote)
-}
-
-/// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
-/// stay small, and of a large one what has arrived is to be kept where the transfer is cut.
-fn is_sparse(file: &OwnedFd, stat: &Stat) -> bool {
-    let size = stat.st_size as u64;
-    let may_be = size > BLOCK_BYTES && (stat.st_blocks as u64) < size.div_ceil(512);
-    may_be && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < size)
-}
-
-/// Lets a test do something at a certain moment.
-#[cfg(test)]
-pub(super) mod hook {
-    use std::cell::RefCell;
-
-    type Hook = Box<dyn FnMut(&[u8])>;
-
-    thread_local! {
-        static BEFORE_READ: RefCell<Option<Hook>> = const { RefCell::new(None) };
-    }
-
-    /// Has something done in this thread between the look at a small file and the reading of it; it is given the name.
-    pub(in crate::tree) fn set_before_read(hook: Option<Hook>) {
-        BEFORE_READ.set(hook);
-    }
-
-    pub(in crate::tree) fn before_read(name: &[u8]) {
-        BEFORE_READ.with_borrow_mut(|hook| hook.as_mut().map(|hook| hook(name)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt;
-
-    use super::*;
-
-    #[test]
-    fn few_blocks_are_no_hole() {
-        const SIZE: u64 = 1 << 20;
-        let file = tempfile::tempfile().expect("a file");
-        file.write_all_at(&[1; SIZE as usize], 0).expect("written");
-        let file = OwnedFd::from(file);
-        let whole = fstat(&file).expect("open");
-        // As a file system that compresses tells it.
-        let mut compressed = whole;
-        compressed.st_blocks = 8;
-        assert_eq!([&whole, &compressed].map(|stat| is_sparse(&file, stat)), [false, false]);
-        rustix::fs::ftruncate(&file, 2 * SIZE).expect("longer");
-        let longer = fstat(&file).expect("open");
-        assert!(is_sparse(&file, &longer));
-    }
 }

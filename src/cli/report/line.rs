@@ -235,6 +235,12 @@ impl Copied {
         if self.kept_bytes > 0 {
             line += &format!(", {} were there already", size_words(self.kept_bytes));
         }
+        if self.same > 0 {
+            line += &format!(", {} of them unchanged", thousands(self.same));
+        }
+        if self.deleted > 0 {
+            line += &format!(", {} deleted", thousands(self.deleted));
+        }
         if self.failed > 0 {
             line += &format!(", {} failed", thousands(self.failed));
         }

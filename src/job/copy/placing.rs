@@ -222,13 +222,23 @@ impl Copy<'_> {
             true => Found { kind: Kind::File, ..found.clone() },
             false => found.clone(),
         };
-        let exact = self.plan.exact || standard;
+        // As with rsync, SRC/ is what is in it, and SRC is the directory itself, at the first run and at all others.
+        let is_directory = some.iter().any(|(_, found)| found.kind == Kind::Directory);
+        let is_synced = self.plan.tree.sync && is_directory;
+        let is_contents = is_synced && some.iter().any(|(_, found)| found.path.ends_with(b"/"));
+        if is_contents && several {
+            return Err(Failure::new(
+                Exit::Usage,
+                "SRC/ with --sync is the only source: name directories without the slash",
+            ));
+        }
+        let exact = self.plan.exact || standard || is_contents;
         let path = self.plan.destination.path().as_bytes();
         // A single directory becomes `new/`, as with cp; anything else comes into it.
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
         let asked = Place {
             path: path.to_vec(),
-            directory: self.plan.directory || several || (names_directory && !exact),
+            directory: self.plan.directory || several || ((names_directory || is_synced) && !exact),
             exact,
             sources: some.iter().map(becomes).collect(),
             same_kernel: !standard && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
@@ -299,7 +309,12 @@ impl Copy<'_> {
         {
             return Err(Failure::new(Exit::Usage, format!("{option} is for copies between hosts")));
         }
-        let asked = [(tree.reads_back(), "--verify=disk"), (tree.in_place, "--in-place"), (tree.syncs(), "--fsync")];
+        let asked = [
+            (tree.reads_back(), "--verify=disk"),
+            (tree.in_place, "--in-place"),
+            (tree.syncs(), "--fsync"),
+            (tree.sync, "--sync"),
+        ];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };

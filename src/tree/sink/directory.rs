@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, chmodat, fstat, fsync, mkdirat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, chmodat, fstat, fsync, mkdirat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::{Fault, Shared};
+use super::delete::{Extraneous, Remover};
+use super::judge::has_metadata;
+use super::{Fault, SOURCE_IS_EMPTY, Shared};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
@@ -46,6 +48,12 @@ pub(super) struct OpenDirectory {
     pub is_unseen: bool,
     /// What an earlier transfer has left in it and this one has not come to; whether it is a directory.
     left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
+    /// It was made by this transfer, or by one that was cut: nothing is there that counts.
+    pub is_new: bool,
+    /// With `--delete`: what is in it and has not come.
+    extraneous: Option<Mutex<Extraneous>>,
+    /// Not all that the source has in it will come.
+    is_incomplete: AtomicBool,
 }
 
 /// A directory under its partial name.
@@ -121,6 +129,10 @@ impl OpenDirectory {
         let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
         entered.wants_names.store(!is_new, Ordering::Relaxed);
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
+        entered.is_new = is_new;
+        if options.delete && !is_new {
+            entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
+        }
         Ok(entered)
     }
 
@@ -139,12 +151,23 @@ impl OpenDirectory {
         Ok(Made { fd, is_new: true, was_left, unnamed })
     }
 
-    fn make_below(parent: &Self, name: &[u8], was_left: bool) -> Result<Made, Errno> {
-        let is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
+    fn make_below(parent: &Self, name: &[u8], was_left: bool) -> Result<Made, Fault> {
+        let mut is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
+        let old = || statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        if !is_new
+            && parent.shared.options.sync
+            && !parent.shared.options.ignore_existing
+            && name != b"."
+            && old().is_ok_and(|old| FileType::from_raw_mode(old.st_mode) != FileType::Directory)
+        {
+            unlinkat(&parent.fd, name, AtFlags::empty())?;
+            mkdirat(&parent.fd, name, Mode::RWXU)?;
+            is_new = true;
+        }
         let mut opened = openat(&parent.fd, name, OPEN, Mode::empty());
         if was_left && opened.as_ref().is_err_and(|error| *error == Errno::ACCESS) {
             // It had got its mode already.
@@ -179,7 +202,92 @@ impl OpenDirectory {
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
         let (unnamed, is_unseen, left) = (None, false, None);
-        Self { fd, place, shared, gives_acl, permitted, wants_names, new_owner, last, unnamed, is_unseen, left }
+        let (is_new, extraneous, is_incomplete) = (false, None, AtomicBool::new(false));
+        Self {
+            fd,
+            place,
+            shared,
+            gives_acl,
+            permitted,
+            wants_names,
+            new_owner,
+            last,
+            unnamed,
+            is_unseen,
+            left,
+            is_new,
+            extraneous,
+            is_incomplete,
+        }
+    }
+
+    /// Whether there is an entry of this name.
+    pub fn has(&self, name: &[u8]) -> bool {
+        statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// The walk has come to an entry in it.
+    pub fn meet(&self, name: &[u8]) {
+        if let Some(extraneous) = &self.extraneous {
+            extraneous.lock().expect("no panics under it").meet(name);
+        }
+    }
+
+    /// Nothing is to be deleted in it: the source may have more than comes.
+    pub fn note_incomplete(&self) {
+        self.is_incomplete.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes a directory that stands where another kind of entry is to be: an empty one, or with `--delete` any. What is
+    /// no directory is replaced, or removed where it cannot be.
+    pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
+        let kind = FileType::from_raw_mode(old.st_mode);
+        if kind != FileType::Directory {
+            let is_written_to = self.shared.options.in_place && kind != FileType::RegularFile;
+            return if is_written_to { Ok(unlinkat(&self.fd, name, AtFlags::empty())?) } else { Ok(()) };
+        }
+        if !self.shared.options.delete {
+            return match unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+                Err(error) => Err(Fault::Explained(error, "a directory is replaced only with --delete")),
+                Ok(()) => Ok(()),
+            };
+        }
+        let path = self.path_below_root(name);
+        let remover = Remover { shared: &self.shared, device: old.st_dev };
+        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, &path, 0)?;
+        if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
+    }
+
+    /// The path of an entry in it from below its root, as patterns take it.
+    fn path_below_root(&self, name: &[u8]) -> Vec<u8> {
+        let mut names = self.names();
+        names.push(name);
+        let roots = usize::from(self.shared.root_name() != Some(b"."));
+        names[(1 + roots).min(names.len() - 1)..].join(&b'/')
+    }
+
+    /// Deletes what has not come.
+    fn delete(&self) {
+        let Some(extraneous) = &self.extraneous else { return };
+        let mut extraneous = extraneous.lock().expect("no panics under it");
+        let has_failed = self.is_incomplete.load(Ordering::Relaxed) || self.shared.has_failed_in(&self.own_path());
+        if has_failed {
+            return;
+        }
+        let has_met = extraneous.has_met;
+        let names = extraneous.take();
+        let is_root = self.path_below_root(b"-") == b"-";
+        if is_root && !has_met && !names.is_empty() && !self.shared.options.force_empty {
+            return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
+        }
+        let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
+        let remover = Remover { shared: &self.shared, device };
+        for name in names {
+            let path = self.path_below_root(name.to_bytes());
+            if let Err(error) = remover.remove(self.fd.as_fd(), &name, &path, 0) {
+                self.shared.report(&self.path(name.to_bytes()), Fault::Explained(error, "it is to be deleted"));
+            }
+        }
     }
 
     /// The path of an entry in it, for reports.
@@ -223,6 +331,7 @@ impl OpenDirectory {
 
     fn finish(&self) -> Result<(), Errno> {
         let options = &self.shared.options;
+        self.delete();
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
             match remove(&self.fd, &name.0) {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -231,6 +340,10 @@ impl OpenDirectory {
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
+            let has_all = |stat: Stat| has_metadata(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode);
+            if options.sync && fstat(&self.fd).is_ok_and(has_all) {
+                return Applied::default();
+            }
             self.shared.setter.apply(options, opened, &last.metadata.borrow(), last.mode, last.current)
         });
         self.shared.note_unsupported(applied);

@@ -22,7 +22,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::basis::Basis;
 use super::directory::OpenDirectory;
+use super::judge;
 use super::{Bytes, Local, Shared};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
@@ -30,8 +32,8 @@ use crate::fs::metadata::{Object, itself, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, read_up_to,
-    write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, identity, io_fact, is_serial, name_beside, plain_fact,
+    read_up_to, write_at,
 };
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
@@ -50,7 +52,10 @@ fn is_regular(stat: &Stat) -> bool {
 pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'_>) {
     let Some(name) = record.name() else { return };
     let name = directory.final_name(name);
+    let is_alone = matches!(record, Record::Symlink { .. } | Record::Special { .. });
+    let is_there = if is_alone { judge::is_there(shared, directory, name, record) } else { Ok(false) };
     let done = match *record {
+        _ if !matches!(is_there, Ok(false)) => is_there.map(drop),
         Record::File { metadata, data, .. } => make_file(shared, directory, name, &metadata, data),
         Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
@@ -189,6 +194,25 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
     done
+}
+
+/// As [`link`], unless the name is one of the file's already, or is to be left.
+pub(super) fn link_again(
+    shared: &Shared,
+    fd: BorrowedFd<'_>,
+    directory: &OpenDirectory,
+    name: &[u8],
+) -> Result<(), Fault> {
+    if shared.options.sync {
+        match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) if shared.options.existing => return Ok(()),
+            Ok(_) if shared.options.ignore_existing => return Ok(()),
+            Ok(old) if identity(&old) == identity(&fstat(fd)?) => return Ok(()),
+            Ok(old) => directory.clear_way(name, &old)?,
+            Err(_) => {}
+        }
+    }
+    Ok(link(shared, fd, directory, name)?)
 }
 
 /// Links by descriptor, so that no name can be exchanged on the way.
@@ -351,6 +375,10 @@ pub(super) struct Large {
     is_adopted: bool,
     /// What stands under the final name, where it looks as if a transfer before this one had finished it.
     finished: Option<OwnedFd>,
+    /// What stands there is compared with it block by block.
+    basis: Option<Basis>,
+    /// That is all of it, and stays.
+    is_kept: OnceLock<()>,
     /// A transfer after this one may go on with it.
     is_lasting: bool,
     /// Ranges of it are written one after the other.
@@ -373,7 +401,7 @@ pub(super) struct Large {
 
 impl Large {
     /// Makes the partial file, at its full length: what is never written stays a hole. `awaits_have`: what a transfer
-    /// before has left of it may be of use.
+    /// before has left of it may be of use. `is_compared`: what stands under its name is of use whatever it is.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
@@ -381,6 +409,7 @@ impl Large {
         metadata: &Metadata<'_>,
         size: u64,
         awaits_have: bool,
+        is_compared: bool,
     ) -> Result<Self, Fault> {
         // It may take long, and another transfer can go on with it if this one is killed.
         let (partial, is_adopted) = match shared.options.in_place {
@@ -388,6 +417,8 @@ impl Large {
             false => Partial::named(shared, directory, name, awaits_have)?,
         };
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
+        let basis = (is_compared && may_be_finished).then(|| Basis::open(directory.fd.as_fd(), name, size)).flatten();
+        let may_be_finished = may_be_finished && !is_compared;
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
         if let Err(error) = ftruncate(&partial.file, size) {
             partial.remove(directory, name);
@@ -405,6 +436,8 @@ impl Large {
             waiting: Mutex::default(),
             is_adopted,
             finished,
+            basis,
+            is_kept: OnceLock::new(),
             is_lasting: awaits_have,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
@@ -469,6 +502,9 @@ impl Large {
         let written = self.bypass.write(file, data, position, self.size, &self.shared.writes);
         match written.and_then(|()| check_stored(&self.shared, file, data, position)) {
             Ok(()) => {
+                if let Some(basis) = &self.basis {
+                    basis.note_came(position, data.len() as u64);
+                }
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
                 self.shared.progress.wrote(data.len() as u64);
                 self.shared.progress.at(|| self.directory.tree_path(&self.name));
@@ -489,6 +525,9 @@ impl Large {
     pub fn copy(&self, Local { range, stop, .. }: &Local) -> Result<(), IoFact> {
         if self.has_failed.load(Relaxed) {
             return Ok(());
+        }
+        if let Some(basis) = &self.basis {
+            basis.note_came(range.position, range.length as u64);
         }
         let (source, file) = (&range.file.file, &self.partial.file);
         // The whole file at once: who comes second waits.
@@ -533,10 +572,11 @@ impl Large {
     /// Tells the sender what the file holds already: a digest for each block that is all data. Reads the file, once it has
     /// been given what a finished one holds; the sender compares what it has been told meanwhile.
     pub fn look(&self, item: u32) {
-        if !self.is_adopted && self.finished.is_none() {
+        if !self.is_adopted && self.finished.is_none() && self.basis.is_none() {
             return (self.shared.answer)(Answer::nothing(item));
         }
-        let block_bytes = block_bytes(self.size, self.shared.block_bytes);
+        let block_bytes =
+            self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes);
         let count = self.size.div_ceil(block_bytes);
         let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
         let mut scratch = vec![0; HASH_READ_BYTES];
@@ -557,6 +597,9 @@ impl Large {
     fn look_at(&self, start: u64, length: u64, scratch: &mut [u8]) -> Digest {
         let file = &self.partial.file;
         let is_stopped = || self.shared.is_stopped.load(Relaxed);
+        if let Some(basis) = &self.basis {
+            return basis.digest(start, length, scratch);
+        }
         if let Some(finished) = &self.finished
             && copy_range(finished, file, start..start + length, |_| !is_stopped()).is_err()
         {
@@ -592,7 +635,20 @@ impl Large {
         if !is_whole || self.shared.is_stopped.load(Acquire) {
             return false;
         }
-        let settled = self.bypass.settle(&self.partial.file);
+        if let Some(basis) = &self.basis
+            && basis.is_all(self.directory.fd.as_fd(), &self.name)
+        {
+            self.partial.remove(&self.directory, &self.name);
+            let kept = judge::keep(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
+            if let Err(fault) = kept {
+                self.shared.fail(&self.path(), fault);
+                return false;
+            }
+            let _ = self.is_kept.set(());
+            return true;
+        }
+        let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(&self.partial.file));
+        let settled = filled.and_then(|()| self.bypass.settle(&self.partial.file));
         // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
         // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
         let is_synced_first = self.is_lasting && self.shared.options.syncs();
@@ -648,8 +704,10 @@ impl Drop for Large {
             self.partial.remove(&self.directory, &self.name);
         }
         for (directory, name) in std::mem::take(self.links.get_mut().expect("no panics under it")) {
+            let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());
+            let file = kept.map_or(self.partial.file.as_fd(), Basis::file);
             let linked = if is_published {
-                link(&self.shared, self.partial.file.as_fd(), &directory, &name).map_err(Fault::from)
+                link_again(&self.shared, file, &directory, &name)
             } else {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             };

@@ -9,6 +9,7 @@ use rd_proto::tree::Record;
 
 use super::directory::OpenDirectory;
 use super::entry::{self, Large};
+use super::judge::{self, Wanted};
 use super::{Bytes, Shared};
 use crate::tree::source::{FileRange, TreeSource};
 
@@ -33,6 +34,8 @@ pub(super) struct Batch {
     pub(super) offsets: Vec<usize>,
     runs: Vec<(Arc<OpenDirectory>, usize)>,
     bytes: usize,
+    /// The number of the first listed file among them, and how many there are.
+    listed: (u64, u64),
 }
 
 pub(super) enum Job {
@@ -43,6 +46,8 @@ pub(super) enum Job {
     Look(Arc<Large>, u32),
     /// Release it here, since publishing may take long.
     Settle(Arc<Large>),
+    /// What is there has turned out to be the same as a listed file.
+    Keep(Wanted),
 }
 
 impl Batch {
@@ -59,8 +64,20 @@ impl Batch {
             || self.runs.len() == BATCH_DIRECTORIES_MAX
     }
 
+    /// Counts a listed file; whether its number follows those of the others.
+    pub(super) fn list(&mut self, number: u64) -> bool {
+        let (first, count) = &mut self.listed;
+        if *count == 0 {
+            *first = number;
+        }
+        let follows = *first + *count == number;
+        *count += u64::from(follows);
+        follows
+    }
+
     fn make(self, shared: &Shared, chunk: &[u8]) {
         let mut offsets = self.offsets.into_iter();
+        let (first, mut verdicts) = (self.listed.0, Vec::new());
         for (directory, count) in self.runs {
             for offset in offsets.by_ref().take(count) {
                 if shared.is_stopped.load(Acquire) {
@@ -69,8 +86,16 @@ impl Batch {
                 let record = Record::decode(&mut &chunk[offset..]);
                 let mut record = record.ok().flatten().expect("decoded before");
                 shared.owners.localize(&mut record);
-                entry::make(shared, &directory, &record);
+                if let Record::Listed { name, metadata, size } = record {
+                    let number = first + verdicts.len() as u64;
+                    verdicts.push(judge::judge(shared, &directory, number, name, &metadata, size));
+                } else {
+                    entry::make(shared, &directory, &record);
+                }
             }
+        }
+        if !verdicts.is_empty() {
+            shared.answer_verdicts(first, verdicts);
         }
     }
 }
@@ -86,6 +111,7 @@ pub(super) fn work(shared: &Shared, queue: &Receiver<Job>) {
             }
             Job::Look(large, item) => large.look(item),
             Job::Settle(large) => drop(large),
+            Job::Keep(wanted) => wanted.keep(shared),
         }
         // Now, since all that the job held has been released.
         let mut pending = shared.pending.lock().expect("no panics under it");

@@ -164,10 +164,7 @@ fn rebuild(mut parts: Parts) -> Tree {
                     path.push(name.to_vec());
                     What::Directory
                 }
-                Record::Leave => {
-                    path.pop();
-                    continue;
-                }
+                Record::Leave if path.pop().is_some() => continue,
                 Record::File { data, .. } => What::File(data.to_vec()),
                 Record::Large { item, size, .. } => {
                     open.insert(item, (here.clone(), vec![0; size as usize], size, 0));
@@ -197,6 +194,7 @@ fn rebuild(mut parts: Parts) -> Tree {
                     tree.failures = failures;
                     continue;
                 }
+                other => panic!("{other:?}, though no answer was asked for"),
             };
             if let Record::File { metadata, .. } | Record::Directory { metadata, .. } = record {
                 tree.modes.insert(here.clone(), metadata.mode);

@@ -55,6 +55,6 @@ pub fn is_entered(place: &Place, stat: &rustix::fs::Stat) -> bool {
 /// Whether a directory is on another file system than the root that it is below.
 pub fn is_mounted(place: &Place, directory: &OwnedFd) -> bool {
     let root = place.levels.get(1).and_then(|level| level.directory.as_ref());
-    let device = |directory| fstat(directory).ok().map(|stat| stat.st_dev);
+    let device = |directory: &OwnedFd| fstat(directory).ok().map(|stat| stat.st_dev);
     root.is_some_and(|root| device(root) != device(directory))
 }

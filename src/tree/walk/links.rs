@@ -42,6 +42,13 @@ impl Links {
         }
     }
 
+    /// The file turned out to be a large one with this number.
+    pub fn set_item(&mut self, inode: Identity, item: u32) {
+        if let Some(first) = self.first.get_mut(&inode) {
+            first.item = item;
+        }
+    }
+
     /// One more name has come; with the last the file is forgotten.
     pub fn count(&mut self, inode: Identity) {
         if let Entry::Occupied(mut first) = self.first.entry(inode) {

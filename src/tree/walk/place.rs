@@ -1,10 +1,14 @@
 //! Where a walk is: the directories that are open within each other, with their names.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{CWD, FileType};
+
+use super::listed::Home;
 
 /// Where a walk is.
 pub struct Place {
@@ -19,10 +23,18 @@ pub struct Place {
 /// One directory on the way, or the top.
 pub struct Level {
     /// None for the top.
-    pub directory: Option<OwnedFd>,
+    pub directory: Option<Arc<OwnedFd>>,
     pub names: Names,
     /// Which of them comes next.
     pub next: usize,
+    /// The number of its record among those of directories; of the top, none.
+    pub number: Option<u64>,
+    /// Nothing is there at the receiver: files are sent with their contents.
+    pub is_fresh: bool,
+    /// Not all of its entries have been sent.
+    pub is_incomplete: bool,
+    /// Where files that are listed are found again.
+    pub home: RefCell<Weak<Home>>,
 }
 
 /// What a directory says of an entry.
@@ -68,6 +80,12 @@ impl Place {
         self.path_below(above, entry.path.to_bytes())
     }
 
+    /// Where the last level is, for messages; empty for the top.
+    pub fn path(&self) -> OsString {
+        let (_, above) = self.levels.split_last().expect("the top is never left");
+        if above.is_empty() { OsString::new() } else { self.path_below(above, b"") }
+    }
+
     /// Where the directory is that has been entered last, or what it holds under a name, for messages.
     pub fn entered_path(&self, name: &[u8]) -> OsString {
         self.path_below(&self.levels, name)
@@ -87,6 +105,12 @@ impl Place {
 }
 
 impl Level {
+    /// A directory of which nothing has been sent; the top has none.
+    pub fn new(directory: Option<OwnedFd>, names: Names) -> Self {
+        let (directory, home) = (directory.map(Arc::new), RefCell::default());
+        Self { directory, names, next: 0, number: None, is_fresh: false, is_incomplete: false, home }
+    }
+
     /// The name of the directory in it that was entered last.
     fn entered(&self) -> &[u8] {
         self.names.entry(self.next - 1).map_or(b"", |(_, name)| name.to_bytes())

@@ -3,6 +3,7 @@
 use rd_proto::tree::{Extensions, fuzz};
 
 use super::*;
+use crate::tree::FIRST_NAME_FAILED;
 use crate::tree::IS_UNKNOWN;
 
 #[test]

@@ -1,0 +1,287 @@
+//! What is there already: listed files are held against it, and what is the same is left, but for its metadata.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlinkat_raw, statat};
+use rustix::io::Errno;
+
+use super::directory::OpenDirectory;
+use super::{Refused, Shared, TreeSink};
+use crate::fs::metadata::Object;
+use crate::fs::{HASH_READ_BYTES, hash_range, identity};
+use crate::tree::Fault;
+use crate::tree::metadata::{self, Current, OwnedMetadata, Reader};
+use crate::tree::walk::INLINE_BYTES_MAX;
+
+/// A listed file whose contents are to come, or that is the same as what is there.
+pub(super) struct Wanted {
+    pub directory: Arc<OpenDirectory>,
+    /// At the sender.
+    pub name: Vec<u8>,
+    metadata: OwnedMetadata,
+    /// Its blocks are compared with those of what is there.
+    pub is_compared: bool,
+}
+
+/// The listed files that are wanted, by number.
+#[derive(Default)]
+pub(super) struct AllWanted {
+    files: BTreeMap<u64, Wanted>,
+    /// How many of them each directory has: it is open until they are settled.
+    directories: BTreeMap<usize, usize>,
+}
+
+impl AllWanted {
+    fn insert(&mut self, number: u64, wanted: Wanted) {
+        *self.directories.entry(Arc::as_ptr(&wanted.directory) as usize).or_default() += 1;
+        self.files.insert(number, wanted);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Wanted> {
+        let wanted = self.files.remove(&number)?;
+        let directory = Arc::as_ptr(&wanted.directory) as usize;
+        if let Some(count) = self.directories.get_mut(&directory) {
+            *count -= 1;
+            if *count == 0 {
+                self.directories.remove(&directory);
+            }
+        }
+        Some(wanted)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether more are open than a sender that waits for answers lets come together.
+    fn is_too_much(&self) -> bool {
+        self.files.len() > LISTED_MAX || self.directories.len() > LISTED_DIRECTORIES_MAX
+    }
+}
+
+impl TreeSink {
+    /// The number of a listed file whose record has come.
+    pub(super) fn next_listed(&mut self) -> Result<u64, Refused> {
+        if !self.shared.options.sync {
+            return Err(Refused::Data("a file without its contents, where they were asked for"));
+        }
+        if self.shared.wanted().is_too_much() {
+            return Err(Refused::Data("too many files without their contents"));
+        }
+        self.listed += 1;
+        Ok(self.listed - 1)
+    }
+
+    /// Takes a file that had been listed out of those that are wanted.
+    pub(super) fn take_wanted(&mut self, number: u64) -> Result<Wanted, Refused> {
+        self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not asked for"))
+    }
+
+    /// A listed file could not be read at the sender, which has counted it.
+    pub(super) fn give_up(&mut self, number: u64) -> Result<(), Refused> {
+        let Wanted { directory, name, .. } = self.take_wanted(number)?;
+        self.shared.mark_failed(&directory.path(directory.final_name(&name)));
+        Ok(())
+    }
+}
+
+/// Compares a listed file with what is there, answers nothing yet, and remembers it if it is wanted.
+pub(super) fn judge(
+    shared: &Shared,
+    directory: &Arc<OpenDirectory>,
+    number: u64,
+    name: &[u8],
+    described: &Metadata<'_>,
+    size: u64,
+) -> Verdict {
+    let there = directory.final_name(name);
+    let verdict = verdict(shared, directory, there, described, size).unwrap_or_else(|fault| {
+        shared.fail(&directory.path(there), fault);
+        Verdict::Same
+    });
+    if verdict != Verdict::Same {
+        let (directory, is_compared) = (Arc::clone(directory), verdict == Verdict::Blocks);
+        let metadata = OwnedMetadata::new(described);
+        shared.wanted().insert(number, Wanted { directory, name: name.to_vec(), metadata, is_compared });
+    }
+    verdict
+}
+
+fn verdict(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    size: u64,
+) -> Result<Verdict, Fault> {
+    let options = &shared.options;
+    let old = match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) if options.existing => return Ok(Verdict::Same),
+        Err(Errno::NOENT) => return Ok(Verdict::Wanted),
+        old => old?,
+    };
+    if options.ignore_existing {
+        return Ok(Verdict::Same);
+    }
+    if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
+        directory.clear_way(name, &old)?;
+        return Ok(Verdict::Wanted);
+    }
+    let seconds = old.st_mtime.saturating_sub(described.modified.seconds);
+    let window = i64::from(options.modify_window);
+    let is_same_time = match window {
+        0 => seconds == 0 && old.st_mtime_nsec as u32 == described.modified.nanoseconds,
+        _ => seconds.abs() <= window,
+    };
+    let is_newer = (seconds, old.st_mtime_nsec as u32) > (window, described.modified.nanoseconds);
+    if options.update && !is_same_time && is_newer {
+        return Ok(Verdict::Same);
+    }
+    if old.st_size as u64 == size && is_same_time && !options.checksum {
+        keep(shared, directory, name, described)?;
+        return Ok(Verdict::Same);
+    }
+    // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
+    // time unless it was to be compared by contents: they would get it as well.
+    let may_compare = options.checksum || !shared.is_local;
+    let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
+    if !may_compare || options.in_place {
+        return Ok(Verdict::Wanted);
+    }
+    if size > INLINE_BYTES_MAX as u64 {
+        return Ok(if old.st_size > 0 { Verdict::Blocks } else { Verdict::Wanted });
+    }
+    if old.st_size as u64 != size {
+        return Ok(Verdict::Wanted);
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let Ok(file) = openat(&directory.fd, name, flags, Mode::empty()) else { return Ok(Verdict::Wanted) };
+    if fstat(&file).is_ok_and(|stat| identity(&stat) == identity(&old)) {
+        let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
+        return Ok(digest.map_or(Verdict::Wanted, Verdict::Digest));
+    }
+    Ok(Verdict::Wanted)
+}
+
+/// Whether an entry has all of the metadata that it is to have, which then is left alone.
+pub(super) fn has_metadata(
+    shared: &Shared,
+    entry: Object<'_>,
+    stat: &Stat,
+    described: &Metadata<'_>,
+    mode: Option<u32>,
+) -> bool {
+    let options = &shared.options;
+    let modified = (described.modified.seconds, described.modified.nanoseconds);
+    let has_owner = (stat.st_uid, stat.st_gid) == (described.uid, described.gid);
+    let has_xattrs = || {
+        let mut reader = Reader::default();
+        // In whatever order; each name comes once.
+        reader.read(options, entry, stat).is_ok_and(|there| {
+            let (ours, theirs) = (there.xattrs, described.xattrs);
+            ours.iter().count() == theirs.iter().count()
+                && ours.iter().all(|one| theirs.iter().any(|other| one == other))
+        })
+    };
+    (!options.times || (stat.st_mtime, stat.st_mtime_nsec as u32) == modified)
+        && (!options.owner || has_owner || !shared.setter.may_give_away())
+        && mode.is_none_or(|mode| mode == stat.st_mode & 0o7777)
+        && (!options.xattrs || has_xattrs())
+}
+
+/// Gives an entry that stays the metadata that it is to have, where it has other.
+pub(super) fn keep(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+) -> Result<(), Fault> {
+    let options = &shared.options;
+    let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&fd)?;
+    let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+    let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
+    let entry = Object::Path(fd.as_fd());
+    if !has_metadata(shared, entry, &stat, described, mode) {
+        let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
+        shared.note(applied, directory, name);
+    }
+    shared.same.fetch_add(1, Relaxed);
+    shared.progress.made(false);
+    shared.progress.at(|| directory.tree_path(name));
+    Ok(())
+}
+
+impl Wanted {
+    /// The contents that are there have turned out to be the same.
+    pub fn keep(self, shared: &Shared) {
+        let name = self.directory.final_name(&self.name);
+        if let Err(fault) = keep(shared, &self.directory, name, &self.metadata.borrow()) {
+            shared.fail(&self.directory.path(name), fault);
+        }
+    }
+}
+
+/// Whether a link or special file is to be left: it is there already, or is not to be made or replaced.
+pub(super) fn is_there(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    record: &Record<'_>,
+) -> Result<bool, Fault> {
+    let options = &shared.options;
+    if !options.sync {
+        return Ok(false);
+    }
+    let old = match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(options.existing),
+        old => old?,
+    };
+    if options.ignore_existing {
+        return Ok(true);
+    }
+    if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old)) {
+        keep(shared, directory, name, &described)?;
+        return Ok(true);
+    }
+    directory.clear_way(name, &old)?;
+    Ok(false)
+}
+
+fn is_the_same(directory: &OpenDirectory, name: &[u8], record: &Record<'_>, old: &Stat) -> bool {
+    let kind_there = FileType::from_raw_mode(old.st_mode);
+    match *record {
+        Record::Symlink { target, .. } => {
+            let mut leads_to = [0; PATH_BYTES_MAX + 1];
+            kind_there == FileType::Symlink
+                && readlinkat_raw(&directory.fd, name, &mut leads_to[..])
+                    .is_ok_and(|length| &leads_to[..length] == target)
+        }
+        Record::Special { kind, device: (major, minor), .. } => match kind {
+            Special::Fifo => kind_there == FileType::Fifo,
+            Special::Socket => kind_there == FileType::Socket,
+            Special::Character => kind_there == FileType::CharacterDevice && old.st_rdev == makedev(major, minor),
+            Special::Block => kind_there == FileType::BlockDevice && old.st_rdev == makedev(major, minor),
+        },
+        _ => false,
+    }
+}
+
+impl Shared {
+    pub(super) fn wanted(&self) -> std::sync::MutexGuard<'_, AllWanted> {
+        self.wanted.lock().expect("no panics under it")
+    }
+
+    /// Answers for files from the number `first` on.
+    pub(super) fn answer_verdicts(&self, first: u64, verdicts: Vec<Verdict>) {
+        (self.answer)(Answer::Verdicts { first, verdicts });
+    }
+}

@@ -1,0 +1,397 @@
+//! `--sync`, walk and sink together: random trees that change at random, held against their sources.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
+use tempfile::TempDir;
+
+use rd_proto::tree::{Answer, Metadata, Record, Verdict};
+
+use super::sink::{Destination, Names, Refused, Report, TreeSink};
+use super::source::{Next, TreeSource};
+use super::walk::Sent;
+use super::{Root, local};
+use crate::fs::direct::Tally;
+use crate::options::{Rule, Rules, TreeOptions};
+
+const PART_BYTES: usize = 1 << 20;
+
+fn sync() -> TreeOptions {
+    TreeOptions { sync: true, ..TreeOptions::default() }
+}
+
+/// Copies what is in `from` to `to`, as between two hosts or within one.
+fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+    let roots = vec![Root::new(from, "root")];
+    let part_bytes = if is_local { local::CHUNK_BYTES } else { PART_BYTES };
+    let source = TreeSource::new(roots, part_bytes, options.clone(), Arc::default()).expect("a source");
+    let source = Arc::new(if is_local { source.local() } else { source });
+    let (parent, name) = (to.parent().expect("one"), to.file_name().expect("one"));
+    let names = Names::Only(name.as_encoded_bytes().to_vec());
+    let destination = Destination { options: options.clone(), names, is_local, ..Destination::default() };
+    let mut sink = TreeSink::new(parent, destination, local::answer(&source)).expect("a sink");
+    let report = if is_local {
+        local::copy(&source, &mut sink, &Arc::new(AtomicBool::new(false)), || {})
+    } else {
+        let mut target = vec![0; PART_BYTES];
+        loop {
+            match source.next(&mut target, PART_BYTES, &Tally::default()) {
+                Next::Part(part) => {
+                    let bytes = Arc::new(target[..part.length].to_vec());
+                    sink.push(part.item, part.position, bytes).expect("taken");
+                }
+                Next::Ended => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        sink.finish()
+    };
+    (source.sent(), report.expect("a copy"))
+}
+
+/// All that a tree is: kind, mode, time, contents; files of several names by the first of them.
+fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
+    let (mut all, mut inodes, mut todo) = (BTreeMap::new(), BTreeMap::new(), vec![top.to_owned()]);
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let (stat, name) = (fs::symlink_metadata(&path).expect("it"), path.strip_prefix(top).expect("below"));
+            let of = inodes.entry(stat.ino()).or_insert_with(|| name.to_owned());
+            let first = if name < &**of { name.to_owned() } else { of.clone() };
+            *of = first;
+            if stat.is_dir() {
+                todo.push(path);
+            }
+        }
+    }
+    let mut todo = vec![top.to_owned()];
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let stat = fs::symlink_metadata(&path).expect("it");
+            let what = match () {
+                () if stat.is_dir() => {
+                    todo.push(path.clone());
+                    String::new()
+                }
+                () if stat.is_symlink() => format!("{:?}", fs::read_link(&path).expect("a link")),
+                () if stat.is_file() => blake3::hash(&fs::read(&path).expect("a file")).to_string(),
+                () => stat.rdev().to_string(),
+            };
+            let text = format!(
+                "{:o} {}:{} {}.{} {what} {:?}",
+                stat.mode(),
+                stat.uid(),
+                stat.gid(),
+                stat.mtime(),
+                stat.mtime_nsec(),
+                inodes[&stat.ino()]
+            );
+            all.insert(path.strip_prefix(top).expect("below").to_owned(), text);
+        }
+    }
+    all
+}
+
+/// Makes and changes trees; the number is the state of its random numbers (SplitMix64).
+struct Maker(u64);
+
+impl Maker {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % limit
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        bytes.fill_with(|| self.below(256) as u8);
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let length = match self.below(12) {
+            0 => 0,
+            1..8 => self.below(9000),
+            8..11 => (128 << 10) - 2 + self.below(4),
+            _ => (1 << 20) + self.below(3 << 20),
+        };
+        let mut bytes = vec![0; length as usize];
+        self.fill(&mut bytes);
+        bytes
+    }
+
+    /// Makes an entry of any kind; `depth` bounds directories.
+    fn make(&mut self, path: &Path, depth: u64) {
+        match self.below(10) {
+            0..2 if depth > 0 => {
+                fs::create_dir(path).expect("a directory");
+                for name in 0..self.below(7) {
+                    self.make(&path.join(format!("n{name}")), depth - 1);
+                }
+            }
+            2 => symlink(format!("to{}", self.below(3)), path).expect("a link"),
+            3 => {
+                let name = CString::new(path.as_os_str().as_encoded_bytes()).expect("a name");
+                mknodat(CWD, &name, FileType::Fifo, Mode::RUSR, 0).expect("a FIFO");
+            }
+            4 if path.parent().expect("one").join("n0").is_file() => {
+                let _ = fs::hard_link(path.parent().expect("one").join("n0"), path);
+            }
+            _ => {
+                fs::write(path, self.bytes()).expect("a file");
+                let mode = 0o400 | self.below(0o400) as u32;
+                fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+            }
+        }
+        self.touch(path);
+    }
+
+    fn touch(&mut self, path: &Path) {
+        let time = Timespec { tv_sec: self.below(1 << 30) as i64, tv_nsec: self.below(1_000_000_000) as i64 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        if fs::symlink_metadata(path).is_ok() {
+            utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("a time");
+        }
+    }
+
+    /// Changes some of what is in a tree.
+    fn change(&mut self, directory: &Path) {
+        let mut names: Vec<_> = fs::read_dir(directory).expect("it").map(|entry| entry.expect("one").path()).collect();
+        names.sort();
+        for path in names {
+            let stat = fs::symlink_metadata(&path).expect("it");
+            match self.below(12) {
+                0 => remove(&path),
+                1 => {
+                    remove(&path);
+                    self.make(&path, 2);
+                }
+                2 => self.touch(&path),
+                3 if !stat.is_symlink() => {
+                    let mode = fs::Permissions::from_mode(0o700 | self.below(0o100) as u32);
+                    fs::set_permissions(&path, mode).expect("a mode");
+                }
+                4 if stat.is_file() && stat.len() > 0 => {
+                    let mut bytes = fs::read(&path).expect("it");
+                    let at = self.below(stat.len()) as usize;
+                    bytes[at] ^= 1;
+                    fs::write(&path, bytes).expect("written");
+                    self.touch(&path);
+                }
+                5 => {
+                    let other = directory.join(format!("moved{}", self.below(5)));
+                    if fs::symlink_metadata(&other).is_err() {
+                        fs::rename(&path, other).expect("renamed");
+                    }
+                }
+                _ if stat.is_dir() => self.change(&path),
+                _ => {}
+            }
+        }
+        if self.below(2) == 0 {
+            let path = directory.join(format!("new{}", self.below(9)));
+            if fs::symlink_metadata(&path).is_err() {
+                self.make(&path, 2);
+            }
+        }
+        self.touch(directory);
+    }
+}
+
+fn remove(path: &Path) {
+    if fs::symlink_metadata(path).expect("it").is_dir() {
+        fs::remove_dir_all(path).expect("removed");
+    } else {
+        fs::remove_file(path).expect("removed");
+    }
+}
+
+fn scratch() -> TempDir {
+    TempDir::new_in("/dev/shm").expect("a directory")
+}
+
+#[test]
+fn a_tree_that_changes_is_followed() {
+    for seed in 0..60 {
+        let (scratch, is_local) = (scratch(), seed % 2 == 0);
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        let mut maker = Maker(seed);
+        fs::create_dir(&from).expect("a directory");
+        for name in 0..12 {
+            maker.make(&from.join(format!("n{name}")), 3);
+        }
+        let checksum = seed % 3 == 0;
+        let options = TreeOptions { delete: true, checksum, ..sync() };
+        for round in 0..4 {
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((report.failed, sent.failed), (0, 0), "seed {seed}: {:?} {:?}", report.failures, sent.failures);
+            assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}");
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((sent.bytes, report.files, report.deleted), (0, 0, 0), "seed {seed}: nothing is sent twice");
+            assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}, once more");
+            maker.change(&from);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_at_the_source_stays_unless_it_is_to_be_deleted() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    for path in ["from/d/e", "to/d/e", "to/old/deep"] {
+        fs::create_dir_all(scratch.path().join(path)).expect("a directory");
+    }
+    for path in ["from/a", "from/x.o", "to/d/old", "to/old/deep/file", "to/keep.o", "to/old/keep.o"] {
+        fs::write(scratch.path().join(path), path).expect("a file");
+    }
+    let there = |path: &str| fs::symlink_metadata(to.join(path)).is_ok();
+    let exclude = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
+    let options = TreeOptions { rules: exclude, ..sync() };
+    copy(&from, &to, &options, false);
+    assert!(there("a") && !there("x.o") && there("d/old") && there("old/deep/file"));
+    let few = TreeOptions { delete: true, max_delete: Some(1), ..options.clone() };
+    let (_, report) = copy(&from, &to, &few, false);
+    assert_eq!((report.deleted, report.failed > 0), (1, true), "{report:?}");
+    let (_, report) = copy(&from, &to, &TreeOptions { delete: true, ..options.clone() }, false);
+    assert!(!there("d/old") && !there("old/deep") && there("old/keep.o") && there("keep.o"), "excluded ones stay");
+    assert_eq!(report.failed, 0, "{report:?}");
+    copy(&from, &to, &TreeOptions { delete: true, delete_excluded: true, ..options }, false);
+    assert!(!there("old") && !there("keep.o") && there("a"));
+}
+
+#[test]
+fn an_empty_source_empties_nothing_unasked() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    fs::create_dir(&from).expect("a directory");
+    fs::create_dir(&to).expect("a directory");
+    fs::write(to.join("file"), "1").expect("a file");
+    let options = TreeOptions { delete: true, ..sync() };
+    let (_, report) = copy(&from, &to, &options, false);
+    assert!(to.join("file").exists() && report.failed == 1, "{report:?}");
+    copy(&from, &to, &TreeOptions { force_empty: true, ..options }, false);
+    assert!(!to.join("file").exists());
+}
+
+#[test]
+fn only_what_is_there_or_what_is_not_or_what_is_older() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    fs::create_dir_all(from.join("new")).expect("a directory");
+    fs::create_dir(&to).expect("a directory");
+    for (path, text) in [("from/both", "from"), ("from/new/file", "new"), ("from/only", "only"), ("to/both", "older")] {
+        fs::write(scratch.path().join(path), text).expect("a file");
+    }
+    let mut maker = Maker(1);
+    let both = || fs::read_to_string(to.join("both")).expect("a file");
+    copy(&from, &to, &TreeOptions { ignore_existing: true, existing: true, ..sync() }, false);
+    assert!(both() == "older" && !to.join("only").exists() && !to.join("new").exists());
+    fs::File::options()
+        .write(true)
+        .open(to.join("both"))
+        .expect("it")
+        .set_modified(std::time::SystemTime::now())
+        .expect("set");
+    maker.touch(&from.join("both"));
+    copy(&from, &to, &TreeOptions { update: true, existing: true, ..sync() }, false);
+    assert_eq!(both(), "older");
+    copy(&from, &to, &TreeOptions { existing: true, ..sync() }, false);
+    assert!(both() == "from" && !to.join("only").exists() && !to.join("new").exists());
+    copy(&from, &to, &TreeOptions { ignore_existing: true, ..sync() }, false);
+    assert!(to.join("only").exists() && to.join("new/file").exists());
+}
+
+#[test]
+fn a_changed_part_of_a_large_file_is_all_that_is_sent() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    fs::create_dir(&from).expect("a directory");
+    let mut maker = Maker(2);
+    let mut bytes = vec![0; 40 << 20];
+    maker.fill(&mut bytes);
+    fs::write(from.join("large"), &bytes).expect("a file");
+    copy(&from, &to, &sync(), false);
+    bytes[30 << 20] ^= 1;
+    bytes.extend([7; 1000]);
+    fs::write(from.join("large"), &bytes).expect("a file");
+    let (sent, report) = copy(&from, &to, &sync(), false);
+    assert!(fs::read(to.join("large")).expect("it") == bytes);
+    assert!(sent.bytes < 20 << 20 && report.failed == 0, "{sent:?}");
+    maker.touch(&from.join("large"));
+    let (sent, _) = copy(&from, &to, &sync(), false);
+    assert_eq!(sent.bytes, 0);
+    assert_eq!(picture(&from), picture(&to));
+}
+
+/// What a sink makes of records that come in one chunk.
+fn taken(options: &TreeOptions, to: &Path, records: &[Record<'_>]) -> Result<Report, Refused> {
+    let mut sink = TreeSink::new(to, options.clone(), Box::new(|_| {})).expect("a sink");
+    for record in records {
+        let mut bytes = vec![0; record.encoded_bytes()];
+        record.encode(&mut bytes).expect("as long as it says");
+        sink.push(0, 0, Arc::new(bytes))?;
+        // So that verdicts are made.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    sink.finish()
+}
+
+#[test]
+fn what_no_sender_sends_is_refused() {
+    let metadata = Metadata { mode: 0o644, ..Metadata::ZERO };
+    let (end, listed) = (Record::End { failures: 0 }, Record::Listed { name: b"a", metadata, size: 1 });
+    let file = |name| Record::File { name, metadata, data: b"1" };
+    let wanted = |number| Record::Wanted { number };
+    let plain = TreeOptions::default();
+    let refused = |options: &TreeOptions, records: &[Record<'_>]| {
+        let scratch = scratch();
+        let outcome = taken(options, scratch.path(), records);
+        let names = fs::read_dir(scratch.path()).expect("it").count();
+        assert!(matches!(outcome, Err(Refused::Data(_) | Refused::Tree(_))) && names == 0, "{records:?}: {outcome:?}");
+    };
+    refused(&plain, &[listed, end]);
+    for records in [
+        &[wanted(0), file(b"a"), end][..],
+        &[listed, end],
+        &[listed, wanted(1), file(b"a"), end],
+        &[listed, wanted(0), file(b"b"), end],
+        &[listed, wanted(0), end],
+        &[listed, wanted(0), wanted(0), end],
+        &[listed, Record::Same { number: 1 }, end],
+        &[listed, Record::Gone { number: 7 }, end],
+        &[listed, listed, end],
+        &[listed, Record::Gone { number: 0 }, wanted(0), file(b"a"), end],
+    ] {
+        refused(&sync(), records);
+    }
+    let scratch = scratch();
+    let report = taken(&sync(), scratch.path(), &[listed, wanted(0), file(b"a"), end]).expect("a tree");
+    assert!(report.files == 1 && fs::read(scratch.path().join("a")).expect("a file") == b"1");
+}
+
+#[test]
+fn what_no_receiver_answers_is_refused() {
+    let scratch = scratch();
+    fs::create_dir(scratch.path().join("d")).expect("a directory");
+    fs::write(scratch.path().join("d/a"), "1").expect("a file");
+    let roots = vec![Root::new(scratch.path(), "root")];
+    let source = TreeSource::new(roots, PART_BYTES, sync(), Arc::default()).expect("a source");
+    let verdicts = |first, count| Answer::Verdicts { first, verdicts: vec![Verdict::Wanted; count] };
+    assert!(source.handle_answer(verdicts(0, 1)).is_err(), "nothing is listed");
+    assert!(source.handle_answer(Answer::Fresh { directory: 0 }).is_err(), "nothing is sent");
+    let mut target = vec![0; PART_BYTES];
+    assert!(matches!(source.next(&mut target, PART_BYTES, &Tally::default()), Next::Part(_)));
+    assert!(source.handle_answer(Answer::Fresh { directory: 2 }).is_err());
+    for wrong in [verdicts(1, 1), verdicts(u64::MAX, 2)] {
+        assert!(source.handle_answer(wrong).is_err());
+    }
+    assert!(source.handle_answer(Answer::Fresh { directory: 1 }).is_ok());
+    assert!(source.handle_answer(verdicts(0, 1)).is_ok());
+    assert!(source.handle_answer(verdicts(0, 1)).is_err(), "each file once");
+}

@@ -1,0 +1,142 @@
+//! Contents of files: small ones in their records, large ones announced.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rd_proto::tree::{Metadata, OPEN_MAX, Record};
+use rustix::fs::{SeekFrom, Stat, fstat, seek};
+
+use super::place::Entry;
+use super::{BLOCK_BYTES, LargeFile, Open, Recorder, Step, wrote};
+use crate::fs::direct::Bypass;
+use crate::fs::metadata::Object;
+use crate::fs::read_up_to;
+use crate::fs::source::{SHRANK, change};
+use crate::tree::Fault;
+
+impl Recorder {
+    /// Writes the record of a file with its contents, or that of a large one; and the number of that, else 0.
+    /// `is_awaited`: the receiver has said that it answers with what it has.
+    pub(super) fn contents(
+        &mut self,
+        entry: &Entry<'_>,
+        file: OwnedFd,
+        stat: &Stat,
+        is_awaited: bool,
+        path: impl FnOnce() -> OsString,
+        target: &mut [u8],
+    ) -> Result<(Step, u32), Fault> {
+        let (size, inode) = (stat.st_size as u64, self.inode(stat));
+        let is_sparse = self.options.sparse && is_sparse(&file, stat);
+        let is_inline = size <= self.inline_bytes_max as u64 && !is_sparse;
+        if !is_inline && self.open.len() == OPEN_MAX {
+            return Ok((Step::AtLimit, 0));
+        }
+        let metadata = self.reader.read(&self.options, Object::Open(file.as_fd()), stat)?;
+        if is_inline {
+            let (step, bytes) = small_file(entry, &file, stat, &metadata, self.inline_bytes_max, target)?;
+            self.sent.bytes += bytes;
+            return Ok((step, 0));
+        }
+        let item = self.items.checked_add(1).ok_or(Fault::Detail("is one large file too many"))?;
+        let step = wrote(Record::Large { name: entry.name, metadata, item, size, is_sparse }.encode(target));
+        if let Step::Wrote(_) = step {
+            self.items = item;
+            self.open.insert(item, Open { inode, names: 0 });
+            let (stat, path, bypass) = (*stat, path(), Bypass::default());
+            let awaits_blocks = is_awaited && !is_sparse || Record::awaits_have(size, is_sparse);
+            self.opened.push(LargeFile { item, file, stat, path, is_sparse, awaits_blocks, bypass });
+        }
+        Ok((step, item))
+    }
+}
+
+/// Writes the record of a file with its data, which is read to where it belongs; and how much data that is.
+fn small_file(
+    entry: &Entry<'_>,
+    file: &OwnedFd,
+    stat: &Stat,
+    metadata: &Metadata<'_>,
+    bytes_max: usize,
+    target: &mut [u8],
+) -> Result<(Step, u64), Fault> {
+    let mut size = stat.st_size as usize;
+    let Some(head) = Record::encode_file_head(entry.name, metadata, size, target) else { return Ok((Step::Full, 0)) };
+    #[cfg(test)]
+    hook::before_read(entry.name);
+    if size > 0 {
+        if read_up_to(file, &mut target[head..head + size], 0)? < size {
+            return Err(Fault::Detail(SHRANK));
+        }
+    } else {
+        // Files of the kernel's (/proc) say that they are empty and are not.
+        let room = (target.len() - head).min(bytes_max);
+        size = read_up_to(file, &mut target[head..head + room], 0)?;
+        if size == room && room < bytes_max {
+            return Ok((Step::Full, 0));
+        }
+        if size == room {
+            return Err(Fault::Detail("says that it is empty, and is too large for a file that does"));
+        }
+        Record::encode_file_head(entry.name, metadata, size, target).expect("it has been read there");
+    }
+    // What was empty twice has not changed.
+    if size > 0
+        && let Some(change) = change(stat, &fstat(file)?)
+    {
+        return Err(Fault::Detail(change));
+    }
+    Ok((Step::Wrote(head + size), size as u64))
+}
+
+/// Whether a file has holes to leave out. Few blocks may also mean a file system that compresses: then a small file is to
+/// stay small, and of a large one what has arrived is to be kept where the transfer is cut.
+pub(super) fn is_sparse(file: &OwnedFd, stat: &Stat) -> bool {
+    let size = stat.st_size as u64;
+    let may_be = size > BLOCK_BYTES && (stat.st_blocks as u64) < size.div_ceil(512);
+    may_be && seek(file, SeekFrom::Hole(0)).is_ok_and(|hole| hole < size)
+}
+
+/// Lets a test do something at a certain moment.
+#[cfg(test)]
+pub(in crate::tree) mod hook {
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut(&[u8])>;
+
+    thread_local! {
+        static BEFORE_READ: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Has something done in this thread between the look at a small file and the reading of it; it is given the name.
+    pub(in crate::tree) fn set_before_read(hook: Option<Hook>) {
+        BEFORE_READ.set(hook);
+    }
+
+    pub(in crate::tree) fn before_read(name: &[u8]) {
+        BEFORE_READ.with_borrow_mut(|hook| hook.as_mut().map(|hook| hook(name)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn few_blocks_are_no_hole() {
+        const SIZE: u64 = 1 << 20;
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&[1; SIZE as usize], 0).expect("written");
+        let file = OwnedFd::from(file);
+        let whole = fstat(&file).expect("open");
+        // As a file system that compresses tells it.
+        let mut compressed = whole;
+        compressed.st_blocks = 8;
+        assert_eq!([&whole, &compressed].map(|stat| is_sparse(&file, stat)), [false, false]);
+        rustix::fs::ftruncate(&file, 2 * SIZE).expect("longer");
+        let longer = fstat(&file).expect("open");
+        assert!(is_sparse(&file, &longer));
+    }
+}

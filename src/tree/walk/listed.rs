@@ -1,0 +1,264 @@
+//! Files that are listed: announced without their contents, until the receiver has said whether it wants those.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{CString, OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, Record, Verdict};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+
+use super::place::{Entry, Place};
+use super::{REPLACED, Recorder, Step, Walk, wrote};
+use crate::fs::metadata::Object;
+use crate::fs::source::change;
+use crate::fs::{HASH_READ_BYTES, Identity, hash_range};
+use crate::tree::Fault;
+
+/// A directory with files that are listed and not settled: it stays open until the last of them is.
+#[derive(Debug)]
+pub struct Home {
+    /// None for the top: paths of roots are relative to the working directory.
+    directory: Option<Arc<OwnedFd>>,
+    /// Where it is, for messages.
+    path: OsString,
+    /// How many there are.
+    homes: Arc<AtomicUsize>,
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.homes.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A file that has been listed.
+#[derive(Debug)]
+pub struct ListedFile {
+    home: Arc<Home>,
+    path: CString,
+    name: Vec<u8>,
+    follow: bool,
+    /// If it has further names.
+    pub inode: Option<Identity>,
+}
+
+impl ListedFile {
+    /// To open it with.
+    pub fn entry(&self) -> Entry<'_> {
+        let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
+        Entry { at, path: &self.path, name: &self.name, kind: FileType::RegularFile, follow: self.follow }
+    }
+
+    /// Where it is, for messages.
+    pub fn source_path(&self) -> OsString {
+        if self.home.directory.is_none() {
+            return OsStr::from_bytes(self.path.to_bytes()).to_owned();
+        }
+        let mut path = self.home.path.clone();
+        if !path.as_bytes().ends_with(b"/") {
+            path.push("/");
+        }
+        path.push(OsStr::from_bytes(self.path.to_bytes()));
+        path
+    }
+}
+
+/// The open directories of files that are listed and not settled.
+#[derive(Debug, Default)]
+pub struct Homes(Arc<AtomicUsize>);
+
+impl Homes {
+    /// An entry of the place's last level as a file to be found again; `None` while too many directories are open.
+    pub fn file(&self, place: &Place, entry: &Entry<'_>, inode: Option<Identity>) -> Option<ListedFile> {
+        let level = place.levels.last().expect("the top is never left");
+        let known = level.home.borrow().upgrade();
+        let home = match known {
+            Some(home) => home,
+            None if self.0.load(Relaxed) >= LISTED_DIRECTORIES_MAX => return None,
+            None => {
+                self.0.fetch_add(1, Relaxed);
+                let path = place.path();
+                let home = Arc::new(Home { directory: level.directory.clone(), path, homes: Arc::clone(&self.0) });
+                *level.home.borrow_mut() = Arc::downgrade(&home);
+                home
+            }
+        };
+        let (path, name) = (entry.path.to_owned(), entry.name.to_vec());
+        Some(ListedFile { home, path, name, follow: entry.follow, inode })
+    }
+}
+
+/// A listed file that the receiver has not got.
+#[derive(Debug)]
+pub struct WantedFile {
+    /// The number of its record among those of listed files.
+    pub number: u64,
+    /// What the receiver has answered.
+    pub verdict: Verdict,
+    /// Where it is.
+    pub file: ListedFile,
+}
+
+/// What the receiver has answered since the walk went on last.
+#[derive(Debug, Default)]
+pub struct Answered {
+    /// Directories of which nothing is there.
+    pub fresh: Vec<u64>,
+    /// Files to be sent, or compared.
+    pub wanted: VecDeque<WantedFile>,
+    /// Files with further names that are there already.
+    pub settled: Vec<Identity>,
+}
+
+/// The files that have been listed and are not settled.
+#[derive(Debug, Default)]
+pub struct Listed {
+    next: u64,
+    /// Those of which the receiver has said nothing.
+    unjudged: BTreeMap<u64, ListedFile>,
+    /// Those that it wants and whose records have not been made.
+    wanted: usize,
+    /// For the walk.
+    pub answered: Answered,
+}
+
+impl Listed {
+    /// Takes files whose records have been made, in their order, and how many that were wanted are settled.
+    pub fn add(&mut self, files: Vec<ListedFile>, settled: usize) {
+        for file in files {
+            self.unjudged.insert(self.next, file);
+            self.next += 1;
+        }
+        self.wanted -= settled;
+    }
+
+    /// How many more may be listed.
+    pub fn room(&self) -> usize {
+        LISTED_MAX.saturating_sub(self.unjudged.len() + self.wanted)
+    }
+
+    /// Files of which the receiver has said nothing.
+    pub fn unjudged(&self) -> usize {
+        self.unjudged.len()
+    }
+
+    /// Whether nothing more will come of any.
+    pub fn is_settled(&self) -> bool {
+        self.unjudged.is_empty() && self.wanted == 0
+    }
+
+    /// Whether the walk has something to hear.
+    pub fn has_news(&self) -> bool {
+        let Answered { fresh, wanted, settled } = &self.answered;
+        !fresh.is_empty() || !wanted.is_empty() || !settled.is_empty()
+    }
+
+    /// Takes verdicts on files from the number `first` on.
+    ///
+    /// # Errors
+    ///
+    /// Why no receiver would have sent them.
+    pub fn judge(&mut self, first: u64, verdicts: Vec<Verdict>) -> Result<(), &'static str> {
+        for (offset, verdict) in verdicts.into_iter().enumerate() {
+            let number = first.saturating_add(offset as u64);
+            let file = self.unjudged.remove(&number).ok_or("a verdict on a file that was not listed")?;
+            if verdict == Verdict::Same {
+                self.answered.settled.extend(file.inode);
+            } else {
+                self.wanted += 1;
+                self.answered.wanted.push_back(WantedFile { number, verdict, file });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Walk {
+    /// Sends the contents of the listed file that has been wanted for longest.
+    pub(super) fn send_wanted(&mut self, target: &mut [u8], is_whole: bool) -> Step {
+        let Some(wanted) = self.wanted.front() else { return Step::Passed };
+        let step = match self.recorder.send_wanted(wanted, target) {
+            Ok(Step::Full) if is_whole => Err(Fault::Detail("has too much metadata for a chunk")),
+            outcome => outcome,
+        };
+        let step = step.unwrap_or_else(|fault| {
+            let Some(count) = (Record::Gone { number: wanted.number }).encode(target) else { return Step::Full };
+            self.recorder.fail(fault.into_fact(&wanted.file.source_path()));
+            if let Some(inode) = wanted.file.inode {
+                self.recorder.links.forget(inode);
+            }
+            Step::Wrote(count)
+        });
+        if let Step::Wrote(_) = step
+            && let Some(wanted) = self.wanted.pop_front()
+        {
+            self.settled += 1;
+            if let Some(inode) = wanted.file.inode {
+                self.recorder.unsettled.remove(&inode);
+            }
+        }
+        step
+    }
+}
+
+impl Recorder {
+    /// Writes the record of a file without its contents.
+    pub(super) fn list_file(&mut self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Result<Step, Fault> {
+        let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+        flags.set(OFlags::NOFOLLOW, !entry.follow);
+        let file = openat(entry.at, entry.path, flags, Mode::empty())?;
+        let stat = fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(REPLACED);
+        }
+        let inode = self.inode(&stat);
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
+            return Ok(step);
+        }
+        let listed = if self.room > 0 { self.homes.file(place, entry, inode) } else { None };
+        let Some(listed) = listed else { return Ok(Step::AtLimit) };
+        let metadata = self.reader.read(&self.options, Object::Path(file.as_fd()), &stat)?;
+        let size = stat.st_size as u64;
+        let step = wrote(Record::Listed { name: entry.name, metadata, size }.encode(target));
+        if let Step::Wrote(_) = step {
+            self.listed.push(listed);
+            self.room -= 1;
+            if let Some(inode) = inode {
+                self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, 0);
+                self.unsettled.insert(inode);
+            }
+        }
+        Ok(step)
+    }
+
+    /// Writes the record of a listed file with its contents, or that they are the same.
+    fn send_wanted(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Result<Step, Fault> {
+        let (number, entry) = (wanted.number, wanted.file.entry());
+        let (file, stat) = self.open(&entry, FileType::RegularFile, None, OFlags::empty())?;
+        if let Verdict::Digest(theirs) = wanted.verdict {
+            self.scratch.resize(HASH_READ_BYTES, 0);
+            let ours = hash_range(&file, 0, stat.st_size as u64, &mut self.scratch)?;
+            if let Some(change) = change(&stat, &fstat(&file)?) {
+                return Err(Fault::Detail(change));
+            }
+            if ours == theirs {
+                return Ok(wrote(Record::Same { number }.encode(target)));
+            }
+        }
+        let Some(start) = (Record::Wanted { number }).encode(target) else { return Ok(Step::Full) };
+        let is_awaited = wanted.verdict == Verdict::Blocks;
+        let path = || wanted.file.source_path();
+        let (step, item) = self.contents(&entry, file, &stat, is_awaited, path, &mut target[start..])?;
+        if let (Step::Wrote(_), Some(inode)) = (&step, wanted.file.inode) {
+            self.links.set_item(inode, item);
+        }
+        Ok(match step {
+            Step::Wrote(count) => Step::Wrote(start + count),
+            other => other,
+        })
+    }
+}

@@ -214,6 +214,37 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_stopped_in_the_middle_is_not_published() {
+        let (disk, memory) = directories();
+        fs::write(disk.path().join("large"), noise(RANGE_BYTES)).expect("a file");
+        let roots = vec![Root::new(disk.path().join("large"), "large")];
+        let source = Arc::new(
+            TreeSource::new(roots, CHUNK_BYTES, TreeOptions::default(), Arc::default()).expect("a source").local(),
+        );
+        let options = Destination { is_local: true, ..Destination::default() };
+        let mut sink = TreeSink::new(memory.path(), options, answer(&source)).expect("a sink");
+        let mut target = vec![0; CHUNK_BYTES];
+        loop {
+            // The caller sees the stop only after the last record.
+            let stop = Arc::new(AtomicBool::new(true));
+            match source.next(&mut target, DUE_BYTES, &Tally::default()) {
+                Next::Part(part) => {
+                    let bytes = Arc::new(target[..part.length].to_vec());
+                    sink.push(0, part.position, bytes).expect("taken");
+                }
+                Next::Copy(range) => sink.copy(Local { range, stop, source: Arc::clone(&source) }).expect("taken"),
+                Next::Later => {}
+                other => {
+                    assert!(matches!(other, Next::Ended));
+                    break;
+                }
+            }
+        }
+        sink.finish().expect("all records have come");
+        assert!(!memory.path().join("large").exists());
+    }
+
+    #[test]
     fn a_file_that_shrinks_is_named_and_the_others_are_copied() {
         let (disk, memory) = directories();
         let tree_path = disk.path().join("tree");

@@ -489,6 +489,7 @@ impl TreeSink {
             return Err(Refused::Data("a listed file without its contents"));
         }
         self.stop_threads();
+        let top = self.levels.first().and_then(Option::as_ref).map_or_else(Vec::new, |top| top.path(b""));
         self.levels.clear();
         self.shared.check()?;
         let shared = &self.shared;
@@ -496,7 +497,8 @@ impl TreeSink {
         let spared = shared.spared.load(Relaxed);
         if spared > 0 {
             failures.count += spared;
-            failures.first.keep(plain_fact(OsStr::new("--max-delete"), "keeps what more there was to delete"));
+            let detail = format!("--max-delete keeps {spared} of what is to be deleted");
+            failures.first.keep(plain_fact(OsStr::from_bytes(&top), &detail));
         }
         Ok(Report {
             files: shared.files.load(Relaxed),

@@ -236,7 +236,7 @@ pub enum Record<'a> {
         /// Major and minor number of a device; 0 for others.
         device: (u32, u32),
     },
-    /// A file, without its contents: the receiver is asked whether it wants them, by a [`Verdict`](answer::Verdict).
+    /// A file, without its contents: the receiver is asked whether it wants them, by a [`Verdict`].
     ///
     /// The first of a transfer has the number 0, and each one more than the last.
     Listed {

@@ -538,7 +538,12 @@ impl Large {
         }
         let goes_on = |bytes| {
             self.note_copied(bytes);
-            !stop.load(Relaxed) && !self.shared.is_stopped.load(Relaxed)
+            let is_stopped = stop.load(Relaxed) || self.shared.is_stopped.load(Relaxed);
+            if is_stopped {
+                // The walk may not have seen that yet, and record the file's end.
+                self.has_failed.store(true, Relaxed);
+            }
+            !is_stopped
         };
         match copy_range(source, file, range.position..range.position + range.length as u64, goes_on) {
             Ok(()) => Ok(()),

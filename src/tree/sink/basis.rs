@@ -90,12 +90,12 @@ impl Basis {
         is_told && self.stat.st_size as u64 == self.size && !self.came().contains(&true) && stays()
     }
 
-    /// Copies the blocks that have not come, and proves each while it does.
+    /// Copies the blocks that have not come, and proves each while it does; `check_stored` is given each when it is written.
     ///
     /// # Errors
     ///
     /// STALE if one is not what the sender was told of: somebody has changed the file meanwhile.
-    pub fn fill(&self, target: &OwnedFd) -> Result<(), Errno> {
+    pub fn fill(&self, target: &OwnedFd, check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
         let (came, promised) = (std::mem::take(&mut *self.came()), std::mem::take(&mut *self.promised()));
         let mut bytes = Vec::new();
         for (number, _) in came.iter().enumerate().filter(|(_, came)| !**came) {
@@ -107,6 +107,7 @@ impl Basis {
                 return Err(Errno::STALE);
             }
             write_at(target, &bytes, start)?;
+            check_stored(&bytes, start)?;
         }
         Ok(())
     }

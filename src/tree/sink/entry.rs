@@ -652,7 +652,9 @@ impl Large {
             let _ = self.is_kept.set(());
             return true;
         }
-        let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(&self.partial.file));
+        let file = &self.partial.file;
+        let check = |data: &[u8], position| check_stored(&self.shared, file, data, position);
+        let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
         let settled = filled.and_then(|()| self.bypass.settle(&self.partial.file));
         // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
         // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlinkat_raw, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
@@ -213,6 +213,10 @@ pub(super) fn keep(
     if !has_metadata(shared, entry, &stat, described, mode) {
         let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
         shared.note(applied, directory, name);
+        if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
+        }
     }
     shared.same.fetch_add(1, Relaxed);
     shared.progress.made(false);

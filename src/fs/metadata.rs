@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
-    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
-    utimensat,
+    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, lgetxattr, listxattr, llistxattr, openat,
+    removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -50,6 +50,13 @@ pub enum Object<'a> {
     Open(BorrowedFd<'a>),
     /// Opened as a place only (`O_PATH | O_NOFOLLOW`), as links and special files must be.
     Path(BorrowedFd<'a>),
+    /// What has this name in a directory, to be read only: it may be given to something else meanwhile. Saves opening it.
+    Named(BorrowedFd<'a>, &'a CStr),
+}
+
+/// The path of a name in an open directory.
+fn below(directory: BorrowedFd<'_>, name: &CStr) -> Vec<u8> {
+    [itself(directory).as_bytes(), b"/", name.to_bytes()].concat()
 }
 
 impl Object<'_> {
@@ -57,6 +64,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => flistxattr(fd, names),
             Self::Path(fd) => listxattr(itself(fd), names),
+            Self::Named(directory, name) => llistxattr(below(directory, name), names),
         }
     }
 
@@ -64,6 +72,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fgetxattr(fd, name, value),
             Self::Path(fd) => getxattr(itself(fd), name, value),
+            Self::Named(directory, of) => lgetxattr(below(directory, of), name, value),
         }
     }
 
@@ -71,6 +80,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fsetxattr(fd, name, value, XattrFlags::empty()),
             Self::Path(fd) => setxattr(itself(fd), name, value, XattrFlags::empty()),
+            Self::Named(..) => Err(Errno::BADF),
         }
     }
 
@@ -78,6 +88,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fremovexattr(fd, name),
             Self::Path(fd) => removexattr(itself(fd), name),
+            Self::Named(..) => Err(Errno::BADF),
         }
     }
 
@@ -86,7 +97,7 @@ impl Object<'_> {
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::INVAL);
         }
-        let (Self::Open(fd) | Self::Path(fd)) = self;
+        let (Self::Open(fd) | Self::Path(fd)) = self else { return Err(Errno::BADF) };
         chownat(fd, c"", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)
     }
 
@@ -95,6 +106,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fchmod(fd, mode),
             Self::Path(fd) => chmod(itself(fd), mode),
+            Self::Named(..) => Err(Errno::BADF),
         }
     }
 
@@ -106,6 +118,7 @@ impl Object<'_> {
                 Err(Errno::INVAL) => utimensat(CWD, itself(fd), times, AtFlags::empty()),
                 done => done,
             },
+            Self::Named(..) => Err(Errno::BADF),
         }
     }
 }

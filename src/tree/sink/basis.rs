@@ -38,6 +38,11 @@ impl Basis {
         Some(Self { file, stat, size, block_bytes, promised: Mutex::default(), came })
     }
 
+    /// As it was when it was opened.
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -644,7 +644,8 @@ impl Large {
             && basis.is_all(self.directory.fd.as_fd(), &self.name)
         {
             self.partial.remove(&self.directory, &self.name);
-            let kept = judge::keep(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
+            let metadata = self.metadata.borrow();
+            let kept = judge::keep(&self.shared, &self.directory, &self.name, &metadata, basis.stat());
             if let Err(fault) = kept {
                 self.shared.fail(&self.path(), fault);
                 return false;

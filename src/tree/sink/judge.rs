@@ -1,6 +1,7 @@
 //! What is there already: listed files are held against it, and what is the same is left, but for its metadata.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -146,7 +147,7 @@ fn verdict(
         return Ok(Verdict::Same);
     }
     if old.st_size as u64 == size && is_same_time && !options.checksum {
-        keep(shared, directory, name, described)?;
+        keep(shared, directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }
     // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
@@ -197,20 +198,26 @@ pub(super) fn has_metadata(
         && (!options.xattrs || has_xattrs())
 }
 
-/// Gives an entry that stays the metadata that it is to have, where it has other.
+/// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other.
 pub(super) fn keep(
     shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
+    stat: &Stat,
 ) -> Result<(), Fault> {
     let options = &shared.options;
-    let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let stat = fstat(&fd)?;
     let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
-    let entry = Object::Path(fd.as_fd());
-    if !has_metadata(shared, entry, &stat, described, mode) {
+    let path = CString::new(name).map_err(|_| Errno::INVAL)?;
+    let named = Object::Named(directory.fd.as_fd(), &path);
+    if !has_metadata(shared, named, stat, described, mode) {
+        let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let opened = fstat(&fd)?;
+        if identity(&opened) != identity(stat) {
+            return Err(Errno::STALE.into());
+        }
+        let (entry, stat) = (Object::Path(fd.as_fd()), opened);
         let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
         shared.note(applied, directory, name);
         if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
@@ -228,7 +235,9 @@ impl Wanted {
     /// The contents that are there have turned out to be the same.
     pub fn keep(self, shared: &Shared) {
         let name = self.directory.final_name(&self.name);
-        if let Err(fault) = keep(shared, &self.directory, name, &self.metadata.borrow()) {
+        let kept = statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(Fault::from);
+        let kept = kept.and_then(|stat| keep(shared, &self.directory, name, &self.metadata.borrow(), &stat));
+        if let Err(fault) = kept {
             shared.fail(&self.directory.path(name), fault);
         }
     }
@@ -253,7 +262,7 @@ pub(super) fn is_there(
         return Ok(true);
     }
     if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old)) {
-        keep(shared, directory, name, &described)?;
+        keep(shared, directory, name, &described, &old)?;
         return Ok(true);
     }
     directory.clear_way(name, &old)?;

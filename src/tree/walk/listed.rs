@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, Record, Verdict};
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
 
 use super::place::{Entry, Place};
 use super::{REPLACED, Recorder, Step, Walk, wrote};
@@ -208,10 +208,20 @@ impl Walk {
 impl Recorder {
     /// Writes the record of a file without its contents.
     pub(super) fn list_file(&mut self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Result<Step, Fault> {
-        let mut flags = OFlags::PATH | OFlags::CLOEXEC;
-        flags.set(OFlags::NOFOLLOW, !entry.follow);
-        let file = openat(entry.at, entry.path, flags, Mode::empty())?;
-        let stat = fstat(&file)?;
+        // A link that is followed, and a root, which may be a path, are opened; of others a name is all that it takes.
+        let is_plain = !entry.follow && place.levels.len() > 1;
+        let opened = match is_plain {
+            true => None,
+            false => {
+                let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+                flags.set(OFlags::NOFOLLOW, !entry.follow);
+                Some(openat(entry.at, entry.path, flags, Mode::empty())?)
+            }
+        };
+        let (object, stat) = match &opened {
+            Some(file) => (Object::Path(file.as_fd()), fstat(file)?),
+            None => (Object::Named(entry.at, entry.path), statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW)?),
+        };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(REPLACED);
         }
@@ -221,7 +231,7 @@ impl Recorder {
         }
         let listed = if self.room > 0 { self.homes.file(place, entry, inode) } else { None };
         let Some(listed) = listed else { return Ok(Step::AtLimit) };
-        let metadata = self.reader.read(&self.options, Object::Path(file.as_fd()), &stat)?;
+        let metadata = self.reader.read(&self.options, object, &stat)?;
         let size = stat.st_size as u64;
         let step = wrote(Record::Listed { name: entry.name, metadata, size }.encode(target));
         if let Step::Wrote(_) = step {

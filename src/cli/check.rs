@@ -70,7 +70,7 @@ fn summary(checked: &Checked) -> String {
     format!("Checked {entries} entries, {read}: {differing} differ{failed}")
 }
 
-/// A comparison, and who is told of it.
+/// A comparison, and where its findings go.
 struct Checking<'a> {
     reporter: &'a Reporter<'a>,
     directory: &'a Path,

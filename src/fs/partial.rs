@@ -298,7 +298,10 @@ pub(crate) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Resu
     let mut space = Vec::with_capacity(LISTING_BYTES);
     let mut entries = RawDir::new(directory, space.spare_capacity_mut());
     while let Some(entry) = entries.next() {
-        let entry = entry?;
+        let entry = match entry {
+            Err(Errno::INTR) => continue,
+            entry => entry?,
+        };
         let name = entry.file_name();
         if name != c"." && name != c".." {
             look(name)?;

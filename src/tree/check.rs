@@ -23,8 +23,8 @@ use memmap2::MmapMut;
 use rd_proto::control::IoFact;
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fadvise, fdatasync, fstat, major, minor, openat,
-    readlinkat, statat,
+    Advice, AtFlags, CWD, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, major, minor, openat, readlinkat,
+    statat,
 };
 use rustix::io::{Errno, pread};
 
@@ -32,6 +32,7 @@ use super::manifest::digest::RangeDigest;
 use super::manifest::{Entry, Kind, ManifestError, Reader, order};
 use super::walk::place::Names;
 use crate::fs::direct::{ALIGNMENT, reopen};
+use crate::fs::partial::for_each;
 use crate::fs::{io_fact, plain_fact, read_up_to};
 
 /// What one thread reads at a time of a large file.
@@ -42,9 +43,6 @@ const CACHED_BYTES: usize = 256 << 10;
 
 /// Threads that wait for a disk: as many as most disks need to be busy.
 const DISK_THREADS: usize = 16;
-
-/// Directory entries are asked for in blocks of so many bytes.
-const LISTING_BYTES: usize = 64 << 10;
 
 /// Where contents are read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,24 +296,12 @@ impl<'a> Checker<'a> {
 
     fn list(&self, directory: OwnedFd, path: &[u8]) -> Result<Level, Errno> {
         let mut names = Names::default();
-        let mut listing: Vec<u8> = Vec::with_capacity(LISTING_BYTES);
-        let mut entries = RawDir::new(&directory, listing.spare_capacity_mut());
-        while let Some(entry) = entries.next() {
-            let entry = match entry {
-                Err(Errno::INTR) => continue,
-                entry => entry?,
-            };
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
-                continue;
-            }
+        for_each(&directory, |name| {
             if name.count_bytes() > NAME_BYTES_MAX {
                 return Err(Errno::NAMETOOLONG);
             }
-            if !names.push(entry.file_type(), name) {
-                return Err(Errno::NOMEM);
-            }
-        }
+            if names.push(FileType::Unknown, name) { Ok(()) } else { Err(Errno::NOMEM) }
+        })?;
         names.sort();
         Ok(Level { directory, names, next: 0, path_bytes: path.len() })
     }

@@ -11,6 +11,17 @@ use rustix::io::Errno;
 use crate::fs::source::change;
 use crate::fs::{hash_range, identity, read_up_to, write_at};
 
+/// Opens what stands under a name to be read, if it is a regular file that we may read.
+pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(OwnedFd, Stat)> {
+    let is_regular = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    // Looked at first: opening a device may do something.
+    statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_regular)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = openat(directory, name, flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok().filter(is_regular)?;
+    Some((file, stat))
+}
+
 /// The older file. It is read, and never written to.
 pub(super) struct Basis {
     file: OwnedFd,
@@ -18,7 +29,7 @@ pub(super) struct Basis {
     /// Of the new file.
     size: u64,
     block_bytes: u64,
-    /// What the sender has been told of the blocks, from the first on.
+    /// The digests that the sender has been given, from the first block on.
     promised: Mutex<Vec<Digest>>,
     /// The blocks of which data has come.
     came: Mutex<Vec<bool>>,
@@ -27,12 +38,7 @@ pub(super) struct Basis {
 impl Basis {
     /// What stands under the name, if it is a regular file that we may read. `size`: of the new file, in bytes.
     pub fn open(directory: BorrowedFd<'_>, name: &[u8], size: u64) -> Option<Self> {
-        let is_regular = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        // Looked at first: opening a device may do something.
-        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_regular)?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = openat(directory, name, flags, Mode::empty()).ok()?;
-        let stat = fstat(&file).ok().filter(is_regular)?;
+        let (file, stat) = open_regular(directory, name)?;
         let block_bytes = block_bytes(size, BLOCK_BYTES_MIN);
         let came = Mutex::new(vec![false; size.div_ceil(block_bytes) as usize]);
         Some(Self { file, stat, size, block_bytes, promised: Mutex::default(), came })
@@ -66,7 +72,7 @@ impl Basis {
         self.block_bytes
     }
 
-    /// The digest of the next block, which the sender is told of; none if the file ends before that does.
+    /// The digest of the next block, as it is answered to the sender; none if the file ends before that does.
     pub fn digest(&self, start: u64, length: u64, scratch: &mut [u8]) -> Digest {
         let is_there = start + length <= self.stat.st_size as u64;
         let digest = is_there.then(|| hash_range(&self.file, start, length, scratch).ok()).flatten();
@@ -83,7 +89,7 @@ impl Basis {
         }
     }
 
-    /// Whether it is the new file: nothing has come although all of it has been told of, and it still has its name.
+    /// Whether it is the new file: the sender has all its digests and has sent nothing, and it still has its name.
     pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
         let is_told = self.promised().len() == self.came().len() && self.promised().iter().all(Option::is_some);
         let stays = || {
@@ -99,7 +105,7 @@ impl Basis {
     ///
     /// # Errors
     ///
-    /// STALE if one is not what the sender was told of: somebody has changed the file meanwhile.
+    /// STALE if one has not the digest that the sender was given: the file has changed meanwhile.
     pub fn fill(&self, target: &OwnedFd, check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
         let (came, promised) = (std::mem::take(&mut *self.came()), std::mem::take(&mut *self.promised()));
         let mut bytes = Vec::new();

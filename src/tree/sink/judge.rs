@@ -10,6 +10,7 @@ use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
+use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::{Refused, Shared, TreeSink};
 use crate::fs::metadata::Object;
@@ -163,13 +164,12 @@ fn verdict(
     if old.st_size as u64 != size {
         return Ok(Verdict::Wanted);
     }
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let Ok(file) = openat(&directory.fd, name, flags, Mode::empty()) else { return Ok(Verdict::Wanted) };
-    if fstat(&file).is_ok_and(|stat| identity(&stat) == identity(&old)) {
-        let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
-        return Ok(digest.map_or(Verdict::Wanted, Verdict::Digest));
+    let Some((file, stat)) = open_regular(directory.fd.as_fd(), name) else { return Ok(Verdict::Wanted) };
+    if identity(&stat) != identity(&old) {
+        return Ok(Verdict::Wanted);
     }
-    Ok(Verdict::Wanted)
+    let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
+    Ok(digest.map_or(Verdict::Wanted, Verdict::Digest))
 }
 
 /// Whether an entry has all of the metadata that it is to have, which then is left alone.
@@ -184,6 +184,10 @@ pub(super) fn has_metadata(
     let modified = (described.modified.seconds, described.modified.nanoseconds);
     let has_owner = (stat.st_uid, stat.st_gid) == (described.uid, described.gid);
     let has_xattrs = || {
+        // Hardly any entry has attributes, and a reader has large buffers.
+        if described.xattrs.is_empty() && entry.list_xattrs(&mut []) == Ok(0) {
+            return true;
+        }
         let mut reader = Reader::default();
         // In whatever order; each name comes once.
         reader.read(options, entry, stat).is_ok_and(|there| {

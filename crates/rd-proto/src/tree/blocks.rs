@@ -23,7 +23,7 @@ pub struct Blocks {
     /// The number of the first block in `digests`.
     first: u64,
     digests: VecDeque<Digest>,
-    /// Nothing is told of blocks behind these.
+    /// No digests follow these.
     is_whole: bool,
 }
 

@@ -118,7 +118,8 @@ fn a_firewall_there_and_one_at_both_ends() {
     let (code, report, after) = doctor(&network, &arguments);
     let port = of_path(&report, "port");
     assert_eq!((code, text(port, "code"), text(port, "level")), (11, "not-reached", "failure"), "{report:#}");
-    assert!(text(of_path(&report, "bandwidth"), "found").contains("through ssh"), "{report:#}");
+    let bandwidth = of_path(&report, "bandwidth");
+    assert!(text(bandwidth, "found").contains("through ssh"), "{bandwidth:#}");
     assert!(after < Duration::from_secs(40), "{after:?}");
     drop(there);
     all_gone(SOON);

@@ -7,11 +7,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
-    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, lgetxattr, listxattr, llistxattr, openat,
-    removexattr, setxattr, utimensat,
+    fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
+    utimensat,
 };
 use rustix::io::Errno;
 use rustix::path::Arg;
+
+use super::named;
 
 /// The access ACL of an entry.
 pub(crate) const ACCESS_ACL: &[u8] = ACCESS_ACL_NAME.to_bytes();
@@ -54,17 +56,12 @@ pub enum Object<'a> {
     Named(BorrowedFd<'a>, &'a CStr),
 }
 
-/// The path of a name in an open directory.
-fn below(directory: BorrowedFd<'_>, name: &CStr) -> Vec<u8> {
-    [itself(directory).as_bytes(), b"/", name.to_bytes()].concat()
-}
-
 impl Object<'_> {
     pub(crate) fn list_xattrs(self, names: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::Open(fd) => flistxattr(fd, names),
             Self::Path(fd) => listxattr(itself(fd), names),
-            Self::Named(directory, name) => llistxattr(below(directory, name), names),
+            Self::Named(directory, name) => named::list_xattrs(directory, name, names),
         }
     }
 
@@ -72,7 +69,7 @@ impl Object<'_> {
         match self {
             Self::Open(fd) => fgetxattr(fd, name, value),
             Self::Path(fd) => getxattr(itself(fd), name, value),
-            Self::Named(directory, of) => lgetxattr(below(directory, of), name, value),
+            Self::Named(directory, of) => named::xattr(directory, of, name, value),
         }
     }
 

@@ -5,6 +5,7 @@ pub(crate) mod close;
 pub(crate) mod copy;
 pub mod direct;
 pub mod metadata;
+mod named;
 pub(crate) mod partial;
 pub mod sink;
 pub mod source;

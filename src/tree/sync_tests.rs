@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, mknodat, utimensat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr,
+    mknodat, utimensat,
+};
 use tempfile::TempDir;
 
 use rd_proto::tree::{Answer, Metadata, Record, Verdict};
@@ -55,7 +58,21 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
     (source.sent(), report.expect("a copy"))
 }
 
-/// All that a tree is: kind, mode, time, contents; files of several names by the first of them.
+/// The attributes that a user has given, with their values.
+fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut names = vec![0; 4096];
+    let length = llistxattr(path, &mut names).unwrap_or(0);
+    let names = String::from_utf8_lossy(&names[..length]).into_owned();
+    let names = names.split_terminator('\0').filter(|name| name.starts_with("user."));
+    let value = |name: &str| {
+        let mut value = vec![0; 4096];
+        let length = lgetxattr(path, name, &mut value).expect("a value");
+        value[..length].to_vec()
+    };
+    names.map(|name| (name.to_owned(), value(name))).collect()
+}
+
+/// All that a tree is: kind, mode, time, attributes, contents; files of several names by the first of them.
 fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
     let (mut all, mut inodes, mut todo) = (BTreeMap::new(), BTreeMap::new(), vec![top.to_owned()]);
     while let Some(directory) = todo.pop() {
@@ -85,13 +102,14 @@ fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
                 () => stat.rdev().to_string(),
             };
             let text = format!(
-                "{:o} {}:{} {}.{} {what} {:?}",
+                "{:o} {}:{} {}.{} {what} {:?} {:?}",
                 stat.mode(),
                 stat.uid(),
                 stat.gid(),
                 stat.mtime(),
                 stat.mtime_nsec(),
-                inodes[&stat.ino()]
+                inodes[&stat.ino()],
+                attributes(&path)
             );
             all.insert(path.strip_prefix(top).expect("below").to_owned(), text);
         }
@@ -155,6 +173,17 @@ impl Maker {
     fn touch(&mut self, path: &Path) {
         let time = Timespec { tv_sec: self.below(1 << 30) as i64, tv_nsec: self.below(1_000_000_000) as i64 };
         let times = Timestamps { last_access: time, last_modification: time };
+        let name = format!("user.n{}", self.below(2));
+        // Links and FIFOs have none of a user, and some file systems no file has.
+        let _ = match self.below(6) {
+            0 => lsetxattr(path, name, &[self.below(2) as u8], XattrFlags::empty()),
+            1 => lremovexattr(path, name),
+            _ => Ok(()),
+        };
+        // Attributes alone.
+        if self.below(4) == 0 {
+            return;
+        }
         if fs::symlink_metadata(path).is_ok() {
             utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).expect("a time");
         }
@@ -237,6 +266,28 @@ fn a_tree_that_changes_is_followed() {
             assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}, once more");
             maker.change(&from);
         }
+    }
+}
+
+#[test]
+fn attributes_that_the_source_has_no_more_are_removed() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        fs::create_dir_all(from.join("directory")).expect("a directory");
+        fs::write(from.join("file"), "contents").expect("a file");
+        copy(&from, &to, &sync(), is_local);
+        for name in ["file", "directory"] {
+            if let Err(error) = lsetxattr(to.join(name), "user.old", b"x", XattrFlags::empty()) {
+                assert_eq!(error, rustix::io::Errno::OPNOTSUPP);
+                eprintln!("skipped: {} has no attributes", to.display());
+                return;
+            }
+        }
+        assert_ne!(picture(&from), picture(&to));
+        let (sent, report) = copy(&from, &to, &sync(), is_local);
+        assert_eq!((sent.bytes, report.failed), (0, 0));
+        assert_eq!(picture(&from), picture(&to));
     }
 }
 

@@ -13,12 +13,13 @@ pub mod standard;
 mod text;
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
-use rustix::fs::{Mode, Stat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, openat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 
 /// An I/O failure as facts.
@@ -77,6 +78,25 @@ pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
         hash.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
             && [PARTIAL, WHOLE].iter().any(|known| ending.strip_prefix(b".") == Some(known.as_bytes()))
     })
+}
+
+/// A file without a name in this directory, for what memory should not hold.
+///
+/// # Errors
+///
+/// What the system answered.
+pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
+    let fd = openat(CWD, directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match openat(&fd, ".", flags, Mode::RUSR | Mode::WUSR) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
+        file => return Ok(File::from(file?)),
+    }
+    let name = name_beside(&getrandom::u64().map_err(std::io::Error::other)?.to_le_bytes(), PARTIAL);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(&fd, &*name, flags, Mode::RUSR | Mode::WUSR)?;
+    unlinkat(&fd, &*name, AtFlags::empty())?;
+    Ok(File::from(file))
 }
 
 /// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed

@@ -2,56 +2,29 @@
 //!
 //! One thread walks the directory in the manifest's order beside the manifest, so neither is held in memory: the names
 //! of the directories on the way are. It opens files by the descriptors of their directories and follows no link. Other
-//! threads read and hash, a large file's ranges side by side.
-//!
-//! What is read is what the disk has stored, unless the page cache will do: past the page cache where the file system
-//! allows that, else after what the cache holds has been written and dropped.
+//! threads read and hash.
 
 use std::cmp::Ordering::{Equal, Less};
 use std::ffi::{CStr, CString, OsStr};
 use std::io::BufRead;
-use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use flume::{Receiver, Sender, bounded};
-use memmap2::MmapMut;
+use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
-use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, major, minor, openat, readlinkat,
-    statat,
-};
-use rustix::io::{Errno, pread};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
+use rustix::io::Errno;
 
-use super::manifest::digest::RangeDigest;
+pub use super::contents::Medium;
+use super::contents::{self, Job};
 use super::manifest::{Entry, Kind, ManifestError, Reader, order};
 use super::walk::place::Names;
-use crate::fs::direct::{ALIGNMENT, reopen};
 use crate::fs::partial::for_each;
-use crate::fs::{io_fact, plain_fact, read_up_to};
-
-/// What one thread reads at a time of a large file.
-const RANGE_BYTES: usize = 1 << 20;
-
-/// What it hashes at a time of what is cached: it stays in the processor's cache.
-const CACHED_BYTES: usize = 256 << 10;
-
-/// Threads that wait for a disk: as many as most disks need to be busy.
-const DISK_THREADS: usize = 16;
-
-/// Where contents are read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Medium {
-    /// The disk.
-    Disk,
-    /// The page cache, where it has them.
-    Cache,
-}
+use crate::fs::{io_fact, plain_fact};
 
 /// In what an entry differs from its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,16 +116,14 @@ pub fn check(manifest: impl BufRead, directory: &Path, medium: Medium, tell: Tel
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top = openat(CWD, directory, flags, Mode::empty())
         .map_err(|error| CheckError::Directory(io_fact(directory.as_os_str(), error)))?;
-    let threads = match medium {
-        Medium::Disk => crate::processors().max(DISK_THREADS),
-        Medium::Cache => crate::processors(),
-    };
+    let threads = contents::threads(medium);
     let checker = Checker::new(directory, medium, tell);
     let (jobs, queue) = bounded(4 * threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             let (checker, queue) = (&checker, queue.clone());
-            let read = move || checker.work(&queue);
+            let is_stopped = || checker.is_stopped.load(Relaxed);
+            let read = move || contents::work(&queue, is_stopped, |expected, _, found| checker.take(expected, found));
             if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
                 let fact = plain_fact(directory.as_os_str(), &format!("no thread to read with: {error}"));
                 checker.is_stopped.store(true, Relaxed);
@@ -194,24 +165,14 @@ struct Level {
     path_bytes: usize,
 }
 
-/// A file whose contents are read.
-struct Contents {
+/// A file that is read, beside its descriptor.
+struct Expected {
     path: Vec<u8>,
-    file: OwnedFd,
-    /// The same, past the page cache.
-    direct: Option<OwnedFd>,
     size: u64,
-    expected: [u8; 32],
+    digest: [u8; 32],
     /// In what else it differs.
     aspects: Vec<Aspect>,
-    digest: RangeDigest,
-    /// Bytes that have not been read.
-    left: AtomicU64,
-    has_failed: AtomicBool,
 }
-
-/// A range of a file, by its first byte.
-type Job = (Arc<Contents>, u64);
 
 impl<'a> Checker<'a> {
     fn new(directory: &'a Path, medium: Medium, tell: Tell<'a>) -> Self {
@@ -232,7 +193,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Walks the directory and the manifest side by side.
-    fn walk(&self, manifest: impl BufRead, top: OwnedFd, jobs: &Sender<Job>) -> Result<(), CheckError> {
+    fn walk(&self, manifest: impl BufRead, top: OwnedFd, jobs: &Sender<Job<Expected>>) -> Result<(), CheckError> {
         let mut manifest = Reader::new(manifest)?;
         let next = |manifest: &mut Reader<_>| -> Result<Option<Entry>, ManifestError> {
             let entry = manifest.next()?;
@@ -307,7 +268,13 @@ impl<'a> Checker<'a> {
     }
 
     /// Compares an entry, or has its contents read. A directory is returned, to be walked.
-    fn compare(&self, level: &Level, name: &CStr, entry: Entry, jobs: &Sender<Job>) -> Result<Option<OwnedFd>, Errno> {
+    fn compare(
+        &self,
+        level: &Level,
+        name: &CStr,
+        entry: Entry,
+        jobs: &Sender<Job<Expected>>,
+    ) -> Result<Option<OwnedFd>, Errno> {
         let stat = statat(&level.directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let mut aspects = aspects(&entry, &stat);
         if aspects.first() == Some(&Aspect::Type) {
@@ -334,7 +301,8 @@ impl<'a> Checker<'a> {
                 if crate::fs::identity(&fstat(&file)?) != crate::fs::identity(&stat) {
                     return Err(Errno::STALE);
                 }
-                self.read(entry.path, file, size, digest, aspects, jobs);
+                let expected = Expected { path: entry.path, size, digest, aspects };
+                contents::read(jobs, file, size, self.medium, expected);
                 return Ok(None);
             }
             _ => {}
@@ -343,142 +311,19 @@ impl<'a> Checker<'a> {
         Ok(entered)
     }
 
-    /// Has a file's contents read.
-    fn read(
-        &self,
-        path: Vec<u8>,
-        file: OwnedFd,
-        size: u64,
-        expected: [u8; 32],
-        aspects: Vec<Aspect>,
-        jobs: &Sender<Job>,
-    ) {
-        let direct = match self.medium {
-            Medium::Disk if size > 0 => {
-                let direct = reopen(&file, OFlags::RDONLY).ok();
-                if direct.is_none() {
-                    evict(&file);
-                }
-                direct
-            }
-            _ => None,
-        };
-        let (digest, left, has_failed) = (RangeDigest::new(size), AtomicU64::new(size), AtomicBool::new(false));
-        let contents = Arc::new(Contents { path, file, direct, size, expected, aspects, digest, left, has_failed });
-        let mut at = 0;
-        loop {
-            // The threads take jobs as long as there is one who gives them.
-            let _ = jobs.send((Arc::clone(&contents), at));
-            at += RANGE_BYTES as u64;
-            if at >= size {
-                return;
-            }
-        }
-    }
-
-    fn work(&self, queue: &Receiver<Job>) {
-        let mut buffer = match MmapMut::map_anon(RANGE_BYTES) {
-            Ok(buffer) => buffer,
-            Err(_) => return queue.iter().for_each(|(contents, _)| contents.fail(self, Errno::NOMEM)),
-        };
-        for (contents, at) in queue.iter() {
-            if self.is_stopped.load(Relaxed) || contents.has_failed.load(Relaxed) {
-                continue;
-            }
-            let length = (contents.size - at).min(RANGE_BYTES as u64) as usize;
-            match contents.take(&mut buffer, at, length) {
-                Ok(whole) => {
-                    self.bytes.fetch_add(length as u64, Relaxed);
-                    if contents.left.fetch_sub(length as u64, AcqRel) == length as u64 {
-                        contents.finish(self, whole);
-                    }
-                }
-                Err(error) => contents.fail(self, error),
-            }
-        }
-    }
-}
-
-impl Contents {
-    /// Reads a range. Of a file that is no longer than one range its digest is known then.
-    fn take(&self, buffer: &mut [u8], at: u64, length: usize) -> Result<Option<blake3::Hash>, Errno> {
-        let is_whole = self.size <= RANGE_BYTES as u64;
-        if let Some(direct) = &self.direct {
-            match read_direct(direct, buffer, at, length) {
-                Err(Errno::INVAL | Errno::OPNOTSUPP) => evict(&self.file),
-                read => {
-                    read?;
-                    let data = &buffer[..length];
-                    return Ok(is_whole.then(|| blake3::hash(data)).or_else(|| {
-                        self.digest.add(data, at);
-                        None
-                    }));
-                }
-            }
-        }
-        let mut hasher = blake3::Hasher::new();
-        for start in (0..length).step_by(CACHED_BYTES) {
-            let data = &mut buffer[..CACHED_BYTES.min(length - start)];
-            if read_up_to(&self.file, data, at + start as u64)? < data.len() {
-                return Err(Errno::NODATA);
-            }
-            match is_whole {
-                true => drop(hasher.update(data)),
-                false => self.digest.add(data, at + start as u64),
-            }
-        }
-        Ok(is_whole.then(|| hasher.finalize()))
-    }
-
-    /// All has been read.
-    fn finish(&self, checker: &Checker<'_>, whole: Option<blake3::Hash>) {
-        let read = |target: &mut [u8], at: u64| match read_up_to(&self.file, target, at)? {
-            count if count < target.len() => Err(Errno::NODATA),
-            _ => Ok(()),
-        };
-        match whole.map_or_else(|| self.digest.finish(read), Ok) {
+    /// A file has been read, or could not be.
+    fn take(&self, mut expected: Expected, found: Result<blake3::Hash, Errno>) {
+        match found {
             Ok(found) => {
-                let mut aspects = self.aspects.clone();
-                if *found.as_bytes() != self.expected {
-                    aspects.push(Aspect::Contents);
+                self.bytes.fetch_add(expected.size, Relaxed);
+                if *found.as_bytes() != expected.digest {
+                    expected.aspects.push(Aspect::Contents);
                 }
-                checker.differs(&self.path, aspects);
+                self.differs(&expected.path, expected.aspects);
             }
-            Err(error) => self.fail(checker, error),
+            Err(error) => self.fail(&expected.path, error),
         }
     }
-
-    fn fail(&self, checker: &Checker<'_>, error: Errno) {
-        if !self.has_failed.swap(true, AcqRel) {
-            checker.fail(&self.path, error);
-        }
-    }
-}
-
-/// Has what is read next come from the disk, where that can be done.
-fn evict(file: &OwnedFd) {
-    let _ = fdatasync(file);
-    let _ = fadvise(file, 0, None::<NonZeroU64>, Advice::DontNeed);
-}
-
-/// Reads a range past the page cache; ENODATA where the file has become shorter.
-fn read_direct(file: &OwnedFd, buffer: &mut [u8], at: u64, length: usize) -> Result<(), Errno> {
-    let room = length.next_multiple_of(ALIGNMENT);
-    let mut done = 0;
-    while done < length {
-        match pread(file, &mut buffer[done..room], at + done as u64) {
-            Err(Errno::INTR) => {}
-            count => {
-                let count = count?;
-                done += count;
-                // Behind the end of the file nothing is aligned.
-                if done < length && (count == 0 || !done.is_multiple_of(ALIGNMENT)) {
-                    return Err(Errno::NODATA);
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// In what an entry differs from its line, as far as its inode tells: the type alone, where that is another.

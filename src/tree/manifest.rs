@@ -23,8 +23,11 @@ use std::cmp::Ordering;
 use std::io::{BufRead, Read as _};
 
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, is_name};
+use rustix::fs::Stat;
 
 pub mod digest;
+mod sort;
+pub mod write;
 
 /// The first line, with the format's version.
 pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
@@ -89,14 +92,21 @@ pub enum ManifestError {
 /// The order of entries: by their names, one after the other.
 pub fn order(one: &[u8], other: &[u8]) -> Ordering {
     // No name has a zero, so that what is in a directory comes before the next name that begins as the directory's.
-    let key = |path: &[u8]| path.iter().map(|&byte| if byte == b'/' { 0 } else { byte }).collect::<Vec<_>>();
-    match (one.contains(&b'/'), other.contains(&b'/')) {
-        (false, false) => one.cmp(other),
-        _ => key(one).cmp(&key(other)),
-    }
+    key(one).cmp(key(other))
+}
+
+/// Bytes that sort as [`order`] does.
+fn key(path: &[u8]) -> impl Iterator<Item = u8> {
+    path.iter().map(|&byte| if byte == b'/' { 0 } else { byte })
 }
 
 impl Entry {
+    /// What `stat` says of an entry; `kind` adds the rest.
+    pub fn new(path: Vec<u8>, stat: &Stat, kind: Kind) -> Self {
+        let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
+        Self { path, mode: stat.st_mode & 0o7777, modified, kind }
+    }
+
     /// Appends its line, with the line's end.
     pub fn write(&self, line: &mut Vec<u8>) {
         let device = |(major, minor): (u32, u32)| format!("{major}:{minor}").into_bytes();

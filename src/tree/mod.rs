@@ -1,6 +1,7 @@
 //! Trees: the walk over one that is sent, the sink of one that is received, and both joined for copies within a host.
 
 pub mod check;
+mod contents;
 pub mod count;
 pub mod first;
 pub mod local;

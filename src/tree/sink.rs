@@ -21,6 +21,7 @@ mod jobs;
 mod judge;
 mod large;
 mod links;
+mod manifest;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +33,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,7 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::{Answer, Metadata, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
+use super::contents::Medium;
 use super::first::First;
 use super::metadata::{Applied, Setter};
 use super::owners::Owners;
@@ -57,6 +59,7 @@ pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
+pub use manifest::SendEntry;
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -224,6 +227,7 @@ struct Shared {
     /// What is not deleted.
     patterns: Patterns,
     wanted: Mutex<AllWanted>,
+    manifest: OnceLock<manifest::Manifest>,
     failures: Mutex<Failures>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
@@ -353,6 +357,7 @@ impl Shared {
     fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
         match linked {
             Ok(()) => {
+                directory.list(name, Medium::Cache);
                 self.others.fetch_add(1, Relaxed);
                 self.progress.made(false);
             }
@@ -408,6 +413,7 @@ impl TreeSink {
             without_xattrs: AtomicU64::new(0),
             patterns,
             wanted: Mutex::default(),
+            manifest: OnceLock::new(),
             failures: Mutex::default(),
             kept: Mutex::default(),
             resumable_bytes: AtomicU64::new(0),
@@ -491,6 +497,7 @@ impl TreeSink {
         self.stop_threads();
         let top = self.levels.first().and_then(Option::as_ref).map_or_else(Vec::new, |top| top.path(b""));
         self.levels.clear();
+        self.shared.finish_manifest();
         self.shared.check()?;
         let shared = &self.shared;
         let mut failures = shared.failures();
@@ -718,6 +725,7 @@ impl TreeSink {
         self.wanted = None;
         self.shared.wanted().clear();
         self.levels.clear();
+        self.shared.finish_manifest();
         let kept = std::mem::take(&mut *self.shared.kept.lock().expect("no panics under it"));
         if let Some(tell) = &self.tell_kept
             && !kept.is_empty()

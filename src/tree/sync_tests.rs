@@ -5,8 +5,8 @@ use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr,
@@ -16,6 +16,8 @@ use tempfile::TempDir;
 
 use rd_proto::tree::{Answer, Metadata, Record, Verdict};
 
+use super::check::{Aspect, Finding, Medium, check};
+use super::manifest::{Entry, fuzz, order};
 use super::sink::{Destination, Names, Refused, Report, TreeSink};
 use super::source::{Next, TreeSource};
 use super::walk::Sent;
@@ -39,6 +41,9 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
     let names = Names::Only(name.as_encoded_bytes().to_vec());
     let destination = Destination { options: options.clone(), names, is_local, ..Destination::default() };
     let mut sink = TreeSink::new(parent, destination, local::answer(&source)).expect("a sink");
+    let listed = Arc::new(Mutex::new(Vec::new()));
+    let list = Arc::clone(&listed);
+    sink.list_entries(Box::new(move |entry| list.lock().expect("no panic").push(entry)));
     let report = if is_local {
         local::copy(&source, &mut sink, &Arc::new(AtomicBool::new(false)), || {})
     } else {
@@ -55,7 +60,30 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
         }
         sink.finish()
     };
-    (source.sent(), report.expect("a copy"))
+    let report = report.expect("a copy");
+    let listed = std::mem::take(&mut *listed.lock().expect("no panic"));
+    if report.failed == 0 {
+        holds(listed, to);
+    }
+    (source.sent(), report)
+}
+
+/// The manifest of a copy is that of what is there, but for what the copy has not to do with.
+fn holds(mut listed: Vec<Entry>, to: &Path) {
+    let top = to.file_name().expect("one").as_encoded_bytes();
+    for entry in &mut listed {
+        let path = entry.path.strip_prefix(top).expect("below it");
+        entry.path = path.strip_prefix(b"/").unwrap_or(path).to_vec();
+    }
+    listed.sort_by(|one, other| order(&one.path, &other.path));
+    let manifest = fuzz::written(&listed);
+    let findings = Mutex::new(Vec::new());
+    let tell = |finding| match finding {
+        Finding::Differs(_, aspects) if aspects == [Aspect::Extra] => {}
+        finding => findings.lock().expect("no panic").push(finding),
+    };
+    let checked = check(&manifest[..], to, Medium::Cache, &tell).expect("compared");
+    assert_eq!((checked.entries, findings.into_inner().expect("no panic")), (listed.len() as u64, vec![]));
 }
 
 /// The attributes that a user has given, with their values.

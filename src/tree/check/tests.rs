@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use tempfile::TempDir;
 
+use super::super::contents::RANGE_BYTES;
 use super::super::manifest::fuzz::written;
 use super::*;
 

@@ -30,7 +30,7 @@ const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOL
 pub(super) struct OpenDirectory {
     pub fd: OwnedFd,
     place: Arc<Place>,
-    shared: Arc<Shared>,
+    pub shared: Arc<Shared>,
     /// Entries made here get ACLs from it.
     pub gives_acl: bool,
     /// Permissions that files made here can get where modes are not kept.
@@ -314,7 +314,7 @@ impl OpenDirectory {
     }
 
     /// The destination's path, and the names of the directories on the way to this one.
-    fn names(&self) -> Vec<&[u8]> {
+    pub fn names(&self) -> Vec<&[u8]> {
         let mut names: Vec<_> =
             successors(Some(&self.place), |place| place.parent.as_ref()).map(|place| &*place.name).collect();
         names.reverse();
@@ -350,7 +350,8 @@ impl OpenDirectory {
         if options.syncs() {
             fsync(&self.fd)?;
         }
-        applied.error.map_or(Ok(()), Err)
+        applied.error.map_or(Ok(()), Err)?;
+        if self.last.is_some() { self.list_itself() } else { Ok(()) }
     }
 }
 

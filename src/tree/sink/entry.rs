@@ -35,6 +35,8 @@ use crate::fs::{
     HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, identity, io_fact, is_serial, name_beside, plain_fact,
     read_up_to, write_at,
 };
+use crate::tree::contents::Medium;
+use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
 
@@ -88,6 +90,7 @@ fn make_file(
     data: &[u8],
 ) -> Result<(), Fault> {
     let partial = Partial::create(shared, directory, name)?;
+    let digest = shared.makes_manifest().then(|| blake3::hash(data));
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
         .inspect(|()| {
@@ -97,6 +100,7 @@ fn make_file(
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
+        .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
         .inspect_err(|_| partial.remove(directory, name));
     Ok(done?)
 }
@@ -163,6 +167,7 @@ fn make_other(
         shared.others.fetch_add(1, Relaxed);
         shared.progress.made(false);
         shared.note(applied, directory, name);
+        directory.list(name, Medium::Cache);
         Ok(())
     };
     name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
@@ -286,7 +291,7 @@ impl Partial {
     }
 
     fn in_place(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
-        let access = if shared.options.reads_back() { OFlags::RDWR } else { OFlags::WRONLY };
+        let access = if shared.options.reads_back() || shared.makes_manifest() { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let new = OFlags::CREATE | OFlags::EXCL;
         let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
@@ -391,6 +396,8 @@ pub(super) struct Large {
     /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
     has_filled_up: AtomicBool,
     written_bytes: AtomicU64,
+    /// Of what has been written into it, for a manifest.
+    digest: Option<RangeDigest>,
     /// It shares all blocks of a file of this host.
     is_shared: OnceLock<bool>,
     /// Hard links to it that came before its end.
@@ -445,6 +452,7 @@ impl Large {
             has_failed: AtomicBool::new(false),
             has_filled_up: AtomicBool::new(false),
             written_bytes: AtomicU64::new(0),
+            digest: shared.makes_manifest().then(|| RangeDigest::new(size)),
             is_shared: OnceLock::new(),
             links: Mutex::default(),
             directory: Arc::clone(directory),
@@ -505,6 +513,9 @@ impl Large {
                 if let Some(basis) = &self.basis {
                     basis.note_came(position, data.len() as u64);
                 }
+                if let Some(digest) = &self.digest {
+                    digest.add(data, position);
+                }
                 self.written_bytes.fetch_add(data.len() as u64, Relaxed);
                 self.shared.progress.wrote(data.len() as u64);
                 self.shared.progress.at(|| self.directory.tree_path(&self.name));
@@ -534,6 +545,7 @@ impl Large {
         let may_share = self.shared.options.sparse;
         if *self.is_shared.get_or_init(|| may_share && ioctl_ficlone(file, source).is_ok()) {
             self.note_copied(range.length);
+            self.digest_copied(range.position, range.length);
             return Ok(());
         }
         let goes_on = |bytes| {
@@ -546,7 +558,10 @@ impl Large {
             !is_stopped
         };
         match copy_range(source, file, range.position..range.position + range.length as u64, goes_on) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.digest_copied(range.position, range.length);
+                Ok(())
+            }
             Err(CopyError::Read(Errno::NODATA)) => Err(plain_fact(&range.file.path, SHRANK)),
             Err(CopyError::Read(error)) => Err(io_fact(&range.file.path, error)),
             Err(CopyError::Write(error)) => {
@@ -563,6 +578,33 @@ impl Large {
         self.shared.writes.note_buffered(bytes);
         self.shared.progress.wrote(bytes as u64);
         self.shared.progress.at(|| self.directory.tree_path(&self.name));
+    }
+
+    /// Hashes what the kernel has copied, while its cache has it. What cannot be read is read, and reported, at the end.
+    fn digest_copied(&self, position: u64, length: usize) {
+        let Some(digest) = &self.digest else { return };
+        let mut scratch = vec![0; HASH_READ_BYTES.min(length)];
+        for start in (0..length).step_by(HASH_READ_BYTES) {
+            let data = &mut scratch[..HASH_READ_BYTES.min(length - start)];
+            let at = position + start as u64;
+            if read_up_to(&self.partial.file, data, at) != Ok(data.len()) {
+                return;
+            }
+            digest.add(data, at);
+        }
+    }
+
+    /// Lists the file, which has its name.
+    fn list(&self) {
+        let Some(digest) = &self.digest else { return };
+        let read = |target: &mut [u8], at: u64| match read_up_to(&self.partial.file, target, at)? {
+            count if count < target.len() => Err(Errno::NODATA),
+            _ => Ok(()),
+        };
+        match digest.finish(read) {
+            Ok(digest) => self.directory.list_file(&self.name, &self.partial.file, digest),
+            Err(error) => self.shared.report(&self.path(), error),
+        }
     }
 
     fn fail(&self, error: Errno) {
@@ -654,7 +696,12 @@ impl Large {
             return true;
         }
         let file = &self.partial.file;
-        let check = |data: &[u8], position| check_stored(&self.shared, file, data, position);
+        let check = |data: &[u8], position| {
+            if let Some(digest) = &self.digest {
+                digest.add(data, position);
+            }
+            check_stored(&self.shared, file, data, position)
+        };
         let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
         let settled = filled.and_then(|()| self.bypass.settle(&self.partial.file));
         // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
@@ -668,6 +715,7 @@ impl Large {
                 if self.is_lasting && self.directory.is_unseen {
                     self.shared.resumable_bytes.fetch_add(self.size, Relaxed);
                 }
+                self.list();
                 true
             }
             Err(error) => {

@@ -16,6 +16,7 @@ use super::{Refused, Shared, TreeSink};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, hash_range, identity};
 use crate::tree::Fault;
+use crate::tree::contents::Medium;
 use crate::tree::metadata::{self, Current, OwnedMetadata, Reader};
 use crate::tree::walk::INLINE_BYTES_MAX;
 
@@ -131,6 +132,7 @@ fn verdict(
         old => old?,
     };
     if options.ignore_existing {
+        directory.list(name, Medium::Disk);
         return Ok(Verdict::Same);
     }
     if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
@@ -145,6 +147,7 @@ fn verdict(
     };
     let is_newer = (seconds, old.st_mtime_nsec as u32) > (window, described.modified.nanoseconds);
     if options.update && !is_same_time && is_newer {
+        directory.list(name, Medium::Disk);
         return Ok(Verdict::Same);
     }
     if old.st_size as u64 == size && is_same_time && !options.checksum {
@@ -230,6 +233,7 @@ pub(super) fn keep(
             fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
         }
     }
+    directory.list(name, Medium::Disk);
     shared.same.fetch_add(1, Relaxed);
     shared.progress.made(false);
     shared.progress.at(|| directory.tree_path(name));
@@ -264,6 +268,7 @@ pub(super) fn is_there(
         old => old?,
     };
     if options.ignore_existing {
+        directory.list(name, Medium::Disk);
         return Ok(true);
     }
     if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old)) {

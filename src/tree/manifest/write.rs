@@ -1,0 +1,280 @@
+//! Manifests that are written: entries in any order in, files that appear when they are whole out.
+
+use std::fs::{File, Permissions};
+use std::io::{self, BufWriter, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rd_proto::control::IoFact;
+
+use super::sort::Sorter;
+use super::{Entry, FIRST_LINE, Kind, key};
+use crate::fs::partial::{self, remove_named};
+use crate::fs::{PARTIAL, name_beside, plain_fact, std_fact, umask};
+
+/// Bytes written at once.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// How long to wait for another process that writes to the same file.
+const HELD_MAX: Duration = Duration::from_secs(6);
+
+/// What the lines are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As [`super`] describes them.
+    Manifest,
+    /// As `b3sum` writes them, and `b3sum --check` reads them: of files only.
+    B3sum,
+}
+
+/// A file that is to be written. Nothing is under its name before all is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The file.
+    pub path: PathBuf,
+    /// Its lines.
+    pub form: Form,
+}
+
+impl Target {
+    /// The directory that it is in, and its name there.
+    fn split(&self) -> Result<(&Path, &[u8]), IoFact> {
+        let name = self.path.file_name().filter(|_| !self.path.as_os_str().as_bytes().ends_with(b"/"));
+        let Some(name) = name.filter(|_| !self.path.is_dir()) else {
+            return Err(plain_fact(self.path.as_os_str(), "is a directory; name a file"));
+        };
+        Ok((directory_of(&self.path), name.as_bytes()))
+    }
+}
+
+/// The directory that a file is in.
+pub fn directory_of(file: &Path) -> &Path {
+    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What has been written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Entries of the manifest.
+    pub entries: u64,
+    /// Files that `b3sum` has no way to write down, and the first of them.
+    pub unwritable: u64,
+    /// Its path in the tree.
+    pub first_unwritable: Vec<u8>,
+}
+
+/// Writes what it is given when it has all of it.
+pub struct Writer {
+    targets: Vec<Target>,
+    sorter: Sorter,
+    key: Vec<u8>,
+    line: Vec<u8>,
+}
+
+impl Writer {
+    /// Makes nothing that has a name.
+    ///
+    /// # Errors
+    ///
+    /// One of the files cannot be made where it is to be.
+    pub fn new(targets: Vec<Target>) -> Result<Self, IoFact> {
+        let mut sorter = None;
+        for target in &targets {
+            let (directory, _) = target.split()?;
+            sorter = Some(Sorter::new(directory).map_err(|error| std_fact(target.path.as_os_str(), &error))?);
+        }
+        let sorter = sorter.ok_or_else(|| plain_fact("".as_ref(), "no file to write"))?;
+        Ok(Self { targets, sorter, key: Vec::new(), line: Vec::new() })
+    }
+
+    /// Adds an entry. Of several with one path the last counts.
+    ///
+    /// # Errors
+    ///
+    /// The disk takes no more.
+    pub fn push(&mut self, entry: &Entry) -> Result<(), IoFact> {
+        self.key.clear();
+        self.key.extend(key(&entry.path));
+        self.line.clear();
+        entry.write(&mut self.line);
+        self.sorter.push(&self.key, &self.line).map_err(|error| {
+            let path = self.targets.last().map_or(Path::new(""), |target| directory_of(&target.path));
+            std_fact(path.as_os_str(), &error)
+        })
+    }
+
+    /// Writes the files, and gives them their names.
+    ///
+    /// # Errors
+    ///
+    /// What stopped it; files that are done have their names.
+    pub fn finish(self) -> Result<Written, IoFact> {
+        let Self { targets, sorter, .. } = self;
+        let mut files = targets.iter().map(Partial::open).collect::<Result<Vec<_>, _>>()?;
+        let mut written = Written::default();
+        let merged = sorter.finish(|line| {
+            written.entries += 1;
+            for file in &mut files {
+                if !file.write(line)? {
+                    written.unwritable += 1;
+                    if written.unwritable == 1 {
+                        let entry = Entry::parse(line.strip_suffix(b"\n").unwrap_or(line));
+                        written.first_unwritable = entry.map(|entry| entry.path).unwrap_or_default();
+                    }
+                }
+            }
+            Ok(())
+        });
+        let path = targets.first().map_or(Path::new(""), |target| &*target.path);
+        merged.map_err(|error| std_fact(path.as_os_str(), &error))?;
+        for file in files {
+            file.publish(written.entries)?;
+        }
+        Ok(written)
+    }
+}
+
+/// A file that is being written beside its name.
+struct Partial<'a> {
+    target: &'a Target,
+    directory: File,
+    beside: String,
+    file: OwnedFd,
+    out: BufWriter<File>,
+    is_published: bool,
+}
+
+impl<'a> Partial<'a> {
+    fn open(target: &'a Target) -> Result<Self, IoFact> {
+        let (directory, name) = target.split()?;
+        let failed = |error: &io::Error| std_fact(target.path.as_os_str(), error);
+        let directory = File::open(directory).map_err(|error| failed(&error))?;
+        let beside = name_beside(name, PARTIAL);
+        let open = || partial::open(&directory, &beside, false);
+        let (file, _) = partial::patiently(Instant::now() + HELD_MAX, || false, open)
+            .map_err(|blocked| failed(&blocked.error.into()))?;
+        let out = file.try_clone().map_err(|error| failed(&error))?;
+        let mut out = BufWriter::with_capacity(WRITE_BYTES, File::from(out));
+        if target.form == Form::Manifest {
+            out.write_all(&[FIRST_LINE, b"\n"].concat()).map_err(|error| failed(&error))?;
+        }
+        Ok(Self { target, directory, beside, file, out, is_published: false })
+    }
+
+    /// False: there is no line for this file.
+    fn write(&mut self, line: &[u8]) -> io::Result<bool> {
+        if self.target.form == Form::Manifest {
+            self.out.write_all(line)?;
+            return Ok(true);
+        }
+        let entry = Entry::parse(line.strip_suffix(b"\n").unwrap_or(line)).map_err(io::Error::other)?;
+        let Kind::File { digest, .. } = entry.kind else { return Ok(true) };
+        let Some(line) = b3sum_line(&entry.path, digest) else { return Ok(false) };
+        self.out.write_all(line.as_bytes())?;
+        Ok(true)
+    }
+
+    fn publish(mut self, entries: u64) -> Result<(), IoFact> {
+        let mut publish = || {
+            if self.target.form == Form::Manifest {
+                writeln!(self.out, "end {entries}")?;
+            }
+            self.out.flush()?;
+            let file = self.out.get_ref();
+            file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
+            file.sync_all()?;
+            let name = self.target.path.file_name().unwrap_or_default();
+            Ok(partial::publish(&self.directory, &*self.beside, &self.file, name)?)
+        };
+        self.is_published = true;
+        publish().map_err(|error: io::Error| {
+            self.is_published = false;
+            std_fact(self.target.path.as_os_str(), &error)
+        })
+    }
+}
+
+impl Drop for Partial<'_> {
+    fn drop(&mut self) {
+        if !self.is_published {
+            remove_named(&self.directory, &*self.beside, &self.file);
+        }
+    }
+}
+
+/// What `b3sum` writes of a file: `None` where it has no way to write a name that it would read again.
+fn b3sum_line(path: &[u8], digest: [u8; 32]) -> Option<String> {
+    let path = std::str::from_utf8(path).ok().filter(|path| !path.contains(char::REPLACEMENT_CHARACTER))?;
+    // By itself it means standard input.
+    let path = if path == "-" { "./-" } else { path };
+    let is_escaped = path.contains(['\\', '\n', '\r']);
+    let path = path.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r");
+    let digest = blake3::Hash::from_bytes(digest).to_hex();
+    Some(format!("{}{digest}  {path}\n", if is_escaped { "\\" } else { "" }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::Reader;
+    use super::super::fuzz::{sample, written};
+    use super::*;
+
+    fn targets(directory: &Path) -> Vec<Target> {
+        let target = |name: &str, form| Target { path: directory.join(name), form };
+        vec![target("manifest", Form::Manifest), target("sums", Form::B3sum)]
+    }
+
+    #[test]
+    fn a_manifest_is_written_from_entries_in_any_order() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let mut writer = Writer::new(targets(scratch.path())).expect("a place");
+        for entry in sample().iter().rev() {
+            writer.push(entry).expect("taken");
+        }
+        let names = || fs::read_dir(scratch.path()).expect("there").count();
+        assert_eq!(names(), 0, "nothing is there before all is");
+        let done = writer.finish().expect("written");
+        assert_eq!((done.entries, done.unwritable, names()), (sample().len() as u64, 1, 2));
+        assert_eq!(done.first_unwritable, b"a/\xff\\ \n\x1b");
+        let bytes = fs::read(scratch.path().join("manifest")).expect("there");
+        assert!(bytes == written(&sample()));
+        let mut reader = Reader::new(&bytes[..]).expect("a manifest");
+        while reader.next().expect("whole").is_some() {}
+    }
+
+    /// A failure leaves the older one, and nothing else.
+    #[test]
+    fn what_cannot_be_written_leaves_nothing() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::write(scratch.path().join("manifest"), "older").expect("a file");
+        let all = targets(scratch.path());
+        let writer = Writer::new(all.clone()).expect("a place");
+        fs::create_dir(scratch.path().join("sums")).expect("a directory");
+        assert!(writer.finish().is_err());
+        assert_eq!(fs::read(scratch.path().join("manifest")).expect("there"), b"older");
+        assert_eq!(fs::read_dir(scratch.path()).expect("there").count(), 2);
+        assert!(Writer::new(all).is_err(), "a directory is no file");
+        let nowhere = Target { path: scratch.path().join("none/manifest"), form: Form::Manifest };
+        assert!(Writer::new(vec![nowhere]).is_err());
+    }
+
+    #[test]
+    fn names_are_written_as_b3sum_writes_them() {
+        let digest = *blake3::hash(b"").as_bytes();
+        let hex = blake3::hash(b"").to_hex();
+        for (path, expected) in [
+            (&b"a/b"[..], Some(format!("{hex}  a/b\n"))),
+            (b"a\\b\nc\rd", Some(format!("\\{hex}  a\\\\b\\nc\\rd\n"))),
+            (b"-", Some(format!("{hex}  ./-\n"))),
+            (b"\xff", None),
+            ("\u{fffd}".as_bytes(), None),
+        ] {
+            assert_eq!(b3sum_line(path, digest), expected);
+        }
+    }
+}

@@ -13,8 +13,10 @@ use rd_proto::frame::CHUNK_BYTES_MAX;
 use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
 
 mod chmod;
+mod generations;
 
 pub use chmod::Chmod;
+pub use generations::Generations;
 
 /// The default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
@@ -461,6 +463,10 @@ pub struct TreeOptions {
     #[arg(short, long, requires = "sync")]
     #[n(29)]
     pub update: bool,
+    /// Earlier generations, and files that have been moved.
+    #[command(flatten)]
+    #[n(53)]
+    pub generations: Generations,
 }
 
 impl Default for TreeOptions {
@@ -489,6 +495,7 @@ impl Default for TreeOptions {
             existing: false,
             ignore_existing: false,
             update: false,
+            generations: Generations::default(),
             symlinks: true,
             one_file_system: false,
             copy_links: false,

@@ -10,6 +10,7 @@ complete -c rdcp -l chown -d 'Give all copies this owner, group, or both, which 
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies within one host' -r -f -a "disk\t'What the disk has stored'"
 complete -c rdcp -l modify-window -d 'Take times that differ by at most so many seconds for the same, as on FAT and some servers' -r
 complete -c rdcp -l max-delete -d 'Delete at most N entries' -r
+complete -c rdcp -l link-dest -d 'Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated' -r
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r

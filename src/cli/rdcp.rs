@@ -269,6 +269,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
     check_rules(&arguments.tree.rules.0)?;
+    arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);
     }

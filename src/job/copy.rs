@@ -328,7 +328,8 @@ impl<'a> Copy<'a> {
             .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
             .collect();
         let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
-        let (directory, settings) = (placed.directory.clone(), self.plan.tree.clone());
+        let (directory, mut settings) = (placed.directory.clone(), self.plan.tree.clone());
+        settings.generations.session.is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         if from == to {
             let job = frames::Job::Copy { roots, directory, names, settings };
             let end = EndOf { host: from, stage: None, name: self.label(from), job };

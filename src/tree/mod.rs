@@ -4,6 +4,8 @@ pub mod check;
 mod contents;
 pub mod count;
 pub mod first;
+#[cfg(test)]
+mod generations_tests;
 pub mod local;
 pub mod manifest;
 mod metadata;

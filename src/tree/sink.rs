@@ -16,6 +16,7 @@
 mod basis;
 mod delete;
 mod directory;
+mod elsewhere;
 mod entry;
 mod jobs;
 mod judge;
@@ -53,6 +54,7 @@ use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
+use basis::Compared;
 use directory::OpenDirectory;
 use entry::Large;
 pub use jobs::Local;
@@ -160,6 +162,8 @@ pub struct Report {
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
     pub failures: Vec<IoFact>,
+    /// Directories of `--link-dest` that cannot be used.
+    pub without: Vec<IoFact>,
     /// Entries that were there already.
     pub same: u64,
     /// Entries deleted.
@@ -229,6 +233,8 @@ struct Shared {
     wanted: Mutex<AllWanted>,
     manifest: OnceLock<manifest::Manifest>,
     failures: Mutex<Failures>,
+    /// Directories of `--link-dest` that cannot be used.
+    without: Mutex<Vec<IoFact>>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
     /// Bytes in what stays, or will if the transfer is given up, that the next one need not send.
@@ -279,6 +285,10 @@ impl Shared {
         };
         self.mark_failed(path);
         self.report(path, fault);
+    }
+
+    fn remark(&self, without: IoFact) {
+        self.without.lock().expect("no panics under it").push(without);
     }
 
     fn keep(&self, path: Vec<u8>) {
@@ -415,6 +425,7 @@ impl TreeSink {
             wanted: Mutex::default(),
             manifest: OnceLock::new(),
             failures: Mutex::default(),
+            without: Mutex::default(),
             kept: Mutex::default(),
             resumable_bytes: AtomicU64::new(0),
             held_until: Instant::now() + HELD_MAX,
@@ -517,6 +528,7 @@ impl TreeSink {
             failed: failures.count,
             unsent: self.unsent,
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
+            without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
             same: shared.same.load(Relaxed),
             deleted: shared.deleted.load(Relaxed),
             without_xattrs: shared.without_xattrs.load(Relaxed),
@@ -575,8 +587,7 @@ impl TreeSink {
                         if is_last {
                             self.hand_on(Job::Make(Arc::clone(chunk), std::mem::take(&mut batch)));
                         }
-                        let is_compared = wanted.is_some_and(|wanted| wanted.is_compared);
-                        self.take_entry(&directory, &entry, was_left, is_compared)?;
+                        self.take_entry(&directory, &entry, was_left, wanted.and_then(Wanted::compared))?;
                     }
                 },
             }
@@ -625,7 +636,7 @@ impl TreeSink {
         directory: &Arc<OpenDirectory>,
         entry: &Record<'_>,
         was_left: bool,
-        is_compared: bool,
+        compared: Option<Compared>,
     ) -> Result<(), Refused> {
         let shared = &self.shared;
         let failed = |path: &[u8], fault| shared.fail(path, fault);
@@ -641,7 +652,7 @@ impl TreeSink {
                 let entered = OpenDirectory::enter(directory, name, &metadata, was_left);
                 let entered = entered.map_err(|fault| failed(&directory.path(name), fault)).ok();
                 // The sender knows of those below it.
-                if entered.as_ref().is_some_and(|entered| entered.is_new) && shared.options.sync && !directory.is_new {
+                if entered.as_ref().is_some_and(|entered| entered.is_fresh) && !directory.is_fresh {
                     (shared.answer)(Answer::Fresh { directory: number });
                 }
                 if entered.is_some() {
@@ -654,10 +665,10 @@ impl TreeSink {
                 let name = directory.final_name(name);
                 let path = directory.path(name);
                 // Holes are not compared.
-                let is_compared = is_compared && !is_sparse;
-                let awaits_have = is_compared || Record::awaits_have(size, is_sparse);
-                let may_resume = awaits_have && (is_compared || !shared.is_local);
-                let large = Large::create(shared, directory, name, &metadata, size, may_resume, is_compared);
+                let compared = compared.filter(|_| !is_sparse);
+                let awaits_have = compared.is_some() || Record::awaits_have(size, is_sparse);
+                let may_resume = awaits_have && (compared.is_some() || !shared.is_local);
+                let large = Large::create(shared, directory, name, &metadata, size, may_resume, compared);
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
                 match &large {
                     Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),

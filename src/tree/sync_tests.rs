@@ -27,7 +27,7 @@ use crate::options::{Rule, Rules, TreeOptions};
 
 const PART_BYTES: usize = 1 << 20;
 
-fn sync() -> TreeOptions {
+pub(super) fn sync() -> TreeOptions {
     TreeOptions { sync: true, ..TreeOptions::default() }
 }
 
@@ -100,8 +100,15 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
     names.map(|name| (name.to_owned(), value(name))).collect()
 }
 
+/// The same; `to` is DST itself, to which directories of other generations are relative.
+pub(super) fn copy_as_dst(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+    let mut options = options.clone();
+    options.generations.session.is_dst = true;
+    copy(from, to, &options, is_local)
+}
+
 /// All that a tree is: kind, mode, time, attributes, contents; files of several names by the first of them.
-fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
+pub(super) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
     let (mut all, mut inodes, mut todo) = (BTreeMap::new(), BTreeMap::new(), vec![top.to_owned()]);
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(&directory).expect("a directory") {
@@ -146,17 +153,17 @@ fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 /// Makes and changes trees; the number is the state of its random numbers (SplitMix64).
-struct Maker(u64);
+pub(super) struct Maker(pub u64);
 
 impl Maker {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ mixed >> 31) % limit
     }
 
-    fn fill(&mut self, bytes: &mut [u8]) {
+    pub fn fill(&mut self, bytes: &mut [u8]) {
         bytes.fill_with(|| self.below(256) as u8);
     }
 
@@ -173,7 +180,7 @@ impl Maker {
     }
 
     /// Makes an entry of any kind; `depth` bounds directories.
-    fn make(&mut self, path: &Path, depth: u64) {
+    pub fn make(&mut self, path: &Path, depth: u64) {
         match self.below(10) {
             0..2 if depth > 0 => {
                 fs::create_dir(path).expect("a directory");
@@ -218,7 +225,7 @@ impl Maker {
     }
 
     /// Changes some of what is in a tree.
-    fn change(&mut self, directory: &Path) {
+    pub fn change(&mut self, directory: &Path) {
         let mut names: Vec<_> = fs::read_dir(directory).expect("it").map(|entry| entry.expect("one").path()).collect();
         names.sort();
         for path in names {
@@ -269,7 +276,7 @@ fn remove(path: &Path) {
     }
 }
 
-fn scratch() -> TempDir {
+pub(super) fn scratch() -> TempDir {
     TempDir::new_in("/dev/shm").expect("a directory")
 }
 

@@ -12,6 +12,7 @@ mod changes;
 #[path = "../oracle/copies.rs"]
 mod copies;
 mod faults;
+mod generations;
 mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]

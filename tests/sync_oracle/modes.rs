@@ -18,7 +18,7 @@ pub struct Mode {
     pub is_whole: bool,
 }
 
-const fn same(name: &'static str, options: &'static [&'static str]) -> Mode {
+pub const fn same(name: &'static str, options: &'static [&'static str]) -> Mode {
     Mode { name, rdcp: options, rsync: options, has_patterns: false, has_links: true, is_whole: true }
 }
 

@@ -33,7 +33,7 @@ const UMASK: u32 = 0o022;
 const TIMELESS: &[&[u8]] = &[b"", b"into"];
 
 /// What a destination has gone through.
-enum History {
+pub enum History {
     /// Nothing is there.
     New,
     /// An earlier run of the same program, from this source.
@@ -43,16 +43,16 @@ enum History {
 }
 
 /// What a seed has grown.
-struct Grown {
+pub struct Grown {
     source: Node,
-    history: History,
+    pub history: History,
     /// `SRC DST`, which makes DST/src; else `SRC/ DST`.
-    is_nested: bool,
+    pub is_nested: bool,
     patterns: Vec<String>,
-    way: Way,
+    pub way: Way,
 }
 
-fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
+pub fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
     let mut random = Random::new(seed);
     for _ in 0..4 {
         random.next();
@@ -78,7 +78,7 @@ fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
 }
 
 /// A laboratory with both states of the source: `before/src`, where an earlier run had one, and `now/src`.
-fn plant(grown: &Grown) -> Lab {
+pub fn plant(grown: &Grown) -> Lab {
     let lab = Lab::new();
     for name in ["before", "now"] {
         fs::create_dir(lab.join(name)).expect("a directory");
@@ -91,7 +91,7 @@ fn plant(grown: &Grown) -> Lab {
 }
 
 /// A destination of its own for a program, with all that a copy should leave alone beside it.
-fn scene(lab: &Lab, name: &str, grown: &Grown) -> PathBuf {
+pub fn scene(lab: &Lab, name: &str, grown: &Grown) -> PathBuf {
     let scene = lab.join(name);
     for directory in ["into", "outside/dir"] {
         fs::create_dir_all(scene.join(directory)).expect("a directory");
@@ -123,11 +123,11 @@ fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2
 }
 
 /// Something that makes one tree of another.
-trait Program {
+pub trait Program {
     fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended;
 }
 
-struct Rsync;
+pub struct Rsync;
 
 impl Program for Rsync {
     fn run(&self, lab: &Lab, operands: [OsString; 2], mode: &Mode, patterns: &[String]) -> Ended {
@@ -138,9 +138,9 @@ impl Program for Rsync {
 }
 
 /// `rdcp -r`, with `--sync` or without.
-struct Rdcp {
-    way: Way,
-    options: &'static [&'static str],
+pub struct Rdcp {
+    pub way: Way,
+    pub options: &'static [&'static str],
 }
 
 impl Program for Rdcp {
@@ -185,8 +185,11 @@ fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program
 
 /// The source, by the paths of its copy.
 fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
-    let top = ["into/", copy_name(grown)].concat().into_bytes();
-    let renamed = |path: &[u8]| if path.is_empty() { top.clone() } else { [&top[..], b"/", path].concat() };
+    expected_at(lab, &["into/", copy_name(grown)].concat())
+}
+
+pub fn expected_at(lab: &Lab, top: &str) -> Snapshot {
+    let renamed = |path: &[u8]| if path.is_empty() { top.into() } else { [top.as_bytes(), b"/", path].concat() };
     let found = snapshot(&lab.join("now/src"));
     let entries = found.into_iter().map(|(path, mut entry)| {
         entry.first_name = entry.first_name.map(|name| renamed(&name));
@@ -197,7 +200,7 @@ fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
 
 /// Whether rdcp has made what the source has, and rsync has not: links and metadata that it misses, never names or data.
 /// A directory that was to go, but for what is excluded in it, has the time of the run.
-fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
+pub fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
     let Some(got) = got.get(&finding.path) else { return false };
     // rsync makes a FIFO anew whose names at the destination are not those at the source; rdcp leaves it.
     let is_special_link = finding.what == "first name" && !["file", "link", "directory"].contains(&got.kind);

@@ -8,6 +8,7 @@ use rd_proto::tree::blocks::block_bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
+use super::elsewhere::Elsewhere;
 use crate::fs::source::change;
 use crate::fs::{hash_range, identity, read_up_to, write_at};
 
@@ -22,10 +23,18 @@ pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(Ow
     Some((file, stat))
 }
 
+/// What a large file is compared with.
+pub(super) enum Compared {
+    /// With what stands under its name.
+    Named,
+    Elsewhere(Elsewhere),
+}
+
 /// The older file. It is read, and never written to.
 pub(super) struct Basis {
     file: OwnedFd,
     stat: Stat,
+    elsewhere: Option<Elsewhere>,
     /// Of the new file.
     size: u64,
     block_bytes: u64,
@@ -36,12 +45,22 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// What stands under the name, if it is a regular file that we may read. `size`: of the new file, in bytes.
-    pub fn open(directory: BorrowedFd<'_>, name: &[u8], size: u64) -> Option<Self> {
-        let (file, stat) = open_regular(directory, name)?;
+    /// What stands under the name or elsewhere, if it is a regular file that we may read. `size`: of the new file, in
+    /// bytes.
+    pub fn open(compared: Compared, directory: BorrowedFd<'_>, name: &[u8], size: u64) -> Option<Self> {
+        let (opened, elsewhere) = match compared {
+            Compared::Named => (open_regular(directory, name), None),
+            Compared::Elsewhere(elsewhere) => (elsewhere.open(), Some(elsewhere)),
+        };
+        let (file, stat) = opened?;
         let block_bytes = block_bytes(size, BLOCK_BYTES_MIN);
         let came = Mutex::new(vec![false; size.div_ceil(block_bytes) as usize]);
-        Some(Self { file, stat, size, block_bytes, promised: Mutex::default(), came })
+        Some(Self { file, stat, elsewhere, size, block_bytes, promised: Mutex::default(), came })
+    }
+
+    /// Where it is, if not under the name of the new file.
+    pub fn elsewhere(&self) -> Option<&Elsewhere> {
+        self.elsewhere.as_ref()
     }
 
     /// As it was when it was opened.
@@ -89,7 +108,8 @@ impl Basis {
         }
     }
 
-    /// Whether it is the new file: the sender has all its digests and has sent nothing, and it still has its name.
+    /// Whether it is the new file: the sender has all its digests and has sent nothing, and it still has its name. One
+    /// elsewhere is looked at when it is linked.
     pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
         let is_told = self.promised().len() == self.came().len() && self.promised().iter().all(Option::is_some);
         let stays = || {
@@ -98,7 +118,10 @@ impl Basis {
             named.is_ok_and(|named| identity(&named) == identity(&self.stat))
                 && open.is_ok_and(|open| change(&self.stat, &open).is_none())
         };
-        is_told && self.stat.st_size as u64 == self.size && !self.came().contains(&true) && stays()
+        is_told
+            && self.stat.st_size as u64 == self.size
+            && !self.came().contains(&true)
+            && (self.elsewhere.is_some() || stays())
     }
 
     /// Copies the blocks that have not come, and proves each while it does; `check_stored` is given each when it is written.

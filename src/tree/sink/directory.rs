@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
 use super::judge::has_metadata;
-use super::{Fault, SOURCE_IS_EMPTY, Shared};
+use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
@@ -49,7 +49,11 @@ pub(super) struct OpenDirectory {
     /// What an earlier transfer has left in it and this one has not come to; whether it is a directory.
     left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
     /// It was made by this transfer, or by one that was cut: nothing is there that counts.
-    pub is_new: bool,
+    is_new: bool,
+    /// The sender has been told so, or is told of one that it lies in: nothing is looked for in it or elsewhere.
+    pub is_fresh: bool,
+    /// The directories of this path in earlier generations.
+    pub alternates: Vec<Arc<OwnedFd>>,
     /// With `--delete`: what is in it and has not come.
     extraneous: Option<Mutex<Extraneous>>,
     /// Not all that the source has in it will come.
@@ -90,7 +94,8 @@ impl OpenDirectory {
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
         let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-        let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
+        top.alternates = elsewhere::open_generations(&top.fd, &top.shared);
         top.wants_names.store(true, Ordering::Relaxed);
         Ok(top)
     }
@@ -130,6 +135,12 @@ impl OpenDirectory {
         entered.wants_names.store(!is_new, Ordering::Relaxed);
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
         entered.is_new = is_new;
+        let is_dst = parent.last.is_none() && options.generations.session.is_dst;
+        entered.alternates = match is_dst {
+            true => parent.alternates.clone(),
+            false => elsewhere::below(&parent.alternates, name),
+        };
+        entered.is_fresh = parent.is_fresh || options.sync && is_new && entered.alternates.is_empty();
         if options.delete && !is_new {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
         }
@@ -202,7 +213,8 @@ impl OpenDirectory {
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
         let (unnamed, is_unseen, left) = (None, false, None);
-        let (is_new, extraneous, is_incomplete) = (false, None, AtomicBool::new(false));
+        let (is_new, is_fresh, alternates) = (false, false, Vec::new());
+        let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
             fd,
             place,
@@ -216,6 +228,8 @@ impl OpenDirectory {
             is_unseen,
             left,
             is_new,
+            is_fresh,
+            alternates,
             extraneous,
             is_incomplete,
         }

@@ -22,7 +22,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::basis::{Basis, open_regular};
+use super::basis::{Basis, Compared, open_regular};
 use super::directory::OpenDirectory;
 use super::judge;
 use super::{Bytes, Local, Shared};
@@ -111,7 +111,7 @@ fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> 
 }
 
 /// Writes what is in the cache to the disk and drops the pages of this range.
-fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
+pub(super) fn evict(file: &OwnedFd, position: u64, length: u64) -> Result<(), Errno> {
     fdatasync(file)?;
     fadvise(file, position, NonZeroU64::new(length), Advice::DontNeed)
 }
@@ -236,8 +236,8 @@ fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name
 
 /// A file that is being written.
 #[derive(Debug)]
-struct Partial {
-    file: OwnedFd,
+pub(super) struct Partial {
+    pub file: OwnedFd,
     way: Way,
 }
 
@@ -256,7 +256,7 @@ enum Way {
 
 impl Partial {
     /// A file to be written at once and published.
-    fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
+    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
             return Self::in_place(shared, directory, name);
         }
@@ -311,7 +311,7 @@ impl Partial {
     }
 
     /// Gives the file its metadata and its name, durably if asked to.
-    fn publish(
+    pub fn publish(
         &self,
         shared: &Shared,
         directory: &OpenDirectory,
@@ -356,7 +356,7 @@ impl Partial {
     }
 
     /// Leaves nothing of it, but what was written in place.
-    fn remove(&self, directory: &OpenDirectory, name: &[u8]) {
+    pub fn remove(&self, directory: &OpenDirectory, name: &[u8]) {
         let name = match &self.way {
             Way::Named(beside) => beside.as_bytes(),
             Way::Unseen => name,
@@ -408,7 +408,7 @@ pub(super) struct Large {
 
 impl Large {
     /// Makes the partial file, at its full length: what is never written stays a hole. `awaits_have`: what a transfer
-    /// before has left of it may be of use. `is_compared`: what stands under its name is of use whatever it is.
+    /// before has left of it may be of use. `compared`: what stands under its name is of use whatever it is, or that elsewhere.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
@@ -416,7 +416,7 @@ impl Large {
         metadata: &Metadata<'_>,
         size: u64,
         awaits_have: bool,
-        is_compared: bool,
+        compared: Option<Compared>,
     ) -> Result<Self, Fault> {
         // It may take long, and another transfer can go on with it if this one is killed.
         let (partial, is_adopted) = match shared.options.in_place {
@@ -424,7 +424,9 @@ impl Large {
             false => Partial::named(shared, directory, name, awaits_have)?,
         };
         let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
-        let basis = (is_compared && may_be_finished).then(|| Basis::open(directory.fd.as_fd(), name, size)).flatten();
+        let is_compared = compared.is_some();
+        let compared = compared.filter(|_| may_be_finished);
+        let basis = compared.and_then(|compared| Basis::open(compared, directory.fd.as_fd(), name, size));
         let may_be_finished = may_be_finished && !is_compared;
         let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
         if let Err(error) = ftruncate(&partial.file, size) {
@@ -685,15 +687,25 @@ impl Large {
         if let Some(basis) = &self.basis
             && basis.is_all(self.directory.fd.as_fd(), &self.name)
         {
-            self.partial.remove(&self.directory, &self.name);
-            let metadata = self.metadata.borrow();
-            let kept = judge::keep(&self.shared, &self.directory, &self.name, &metadata, basis.stat());
-            if let Err(fault) = kept {
-                self.shared.fail(&self.path(), fault);
-                return false;
+            let (shared, directory, name, metadata) =
+                (&*self.shared, &self.directory, &self.name, self.metadata.borrow());
+            let kept = match basis.elsewhere() {
+                None => judge::keep(shared, directory, name, &metadata, basis.stat()),
+                Some(elsewhere) => elsewhere.link(shared, directory, name, &metadata),
+            };
+            match kept {
+                Ok(true) => {
+                    self.partial.remove(directory, name);
+                    let _ = self.is_kept.set(());
+                    return true;
+                }
+                // A file of its own is made of it.
+                Ok(false) => {}
+                Err(fault) => {
+                    shared.fail(&self.path(), fault);
+                    return false;
+                }
             }
-            let _ = self.is_kept.set(());
-            return true;
         }
         let file = &self.partial.file;
         let check = |data: &[u8], position| {

@@ -10,11 +10,13 @@ use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
 use rustix::io::Errno;
 
-use super::basis::open_regular;
+use super::basis::{Compared, open_regular};
 use super::directory::OpenDirectory;
+use super::elsewhere::{self, Elsewhere};
 use super::{Refused, Shared, TreeSink};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, hash_range, identity};
+use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::contents::Medium;
 use crate::tree::metadata::{self, Current, OwnedMetadata, Reader};
@@ -27,7 +29,9 @@ pub(super) struct Wanted {
     pub name: Vec<u8>,
     metadata: OwnedMetadata,
     /// Its blocks are compared with those of what is there.
-    pub is_compared: bool,
+    is_compared: bool,
+    /// That is under another name.
+    elsewhere: Option<Box<Elsewhere>>,
 }
 
 /// The listed files that are wanted, by number.
@@ -106,14 +110,18 @@ pub(super) fn judge(
     size: u64,
 ) -> Verdict {
     let there = directory.final_name(name);
-    let verdict = verdict(shared, directory, there, described, size).unwrap_or_else(|fault| {
+    let judged = verdict(shared, directory, there, described, size)
+        .and_then(|verdict| elsewhere::look(shared, directory, there, described, size, verdict));
+    let (verdict, elsewhere) = judged.unwrap_or_else(|fault| {
         shared.fail(&directory.path(there), fault);
-        Verdict::Same
+        (Verdict::Same, None)
     });
     if verdict != Verdict::Same {
         let (directory, is_compared) = (Arc::clone(directory), verdict == Verdict::Blocks);
         let metadata = OwnedMetadata::new(described);
-        shared.wanted().insert(number, Wanted { directory, name: name.to_vec(), metadata, is_compared });
+        let elsewhere = elsewhere.map(Box::new);
+        let wanted = Wanted { directory, name: name.to_vec(), metadata, is_compared, elsewhere };
+        shared.wanted().insert(number, wanted);
     }
     verdict
 }
@@ -139,19 +147,16 @@ fn verdict(
         directory.clear_way(name, &old)?;
         return Ok(Verdict::Wanted);
     }
+    let is_same_time = is_same_time(options, &old, described);
     let seconds = old.st_mtime.saturating_sub(described.modified.seconds);
     let window = i64::from(options.modify_window);
-    let is_same_time = match window {
-        0 => seconds == 0 && old.st_mtime_nsec as u32 == described.modified.nanoseconds,
-        _ => seconds.abs() <= window,
-    };
     let is_newer = (seconds, old.st_mtime_nsec as u32) > (window, described.modified.nanoseconds);
     if options.update && !is_same_time && is_newer {
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Same);
     }
     if old.st_size as u64 == size && is_same_time && !options.checksum {
-        keep(shared, directory, name, described, &old)?;
+        keep_or_copy(shared, directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }
     // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
@@ -173,6 +178,14 @@ fn verdict(
     }
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
     Ok(digest.map_or(Verdict::Wanted, Verdict::Digest))
+}
+
+/// Whether the time of last modification of what is there is that of what is to come.
+pub(super) fn is_same_time(options: &TreeOptions, old: &Stat, described: &Metadata<'_>) -> bool {
+    match i64::from(options.modify_window) {
+        0 => (old.st_mtime, old.st_mtime_nsec as u32) == (described.modified.seconds, described.modified.nanoseconds),
+        window => old.st_mtime.saturating_sub(described.modified.seconds).saturating_abs() <= window,
+    }
 }
 
 /// Whether an entry has all of the metadata that it is to have, which then is left alone.
@@ -206,20 +219,24 @@ pub(super) fn has_metadata(
         && (!options.xattrs || has_xattrs())
 }
 
-/// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other.
+/// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other. `false` if
+/// another generation may have it as well: then nothing is done, and a new one is to be made.
 pub(super) fn keep(
     shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
     described: &Metadata<'_>,
     stat: &Stat,
-) -> Result<(), Fault> {
+) -> Result<bool, Fault> {
     let options = &shared.options;
     let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
     let named = Object::Named(directory.fd.as_fd(), &path);
     if !has_metadata(shared, named, stat, described, mode) {
+        if options.generations.share_files() && stat.st_nlink > 1 {
+            return Ok(false);
+        }
         let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let opened = fstat(&fd)?;
         if identity(&opened) != identity(stat) {
@@ -237,15 +254,42 @@ pub(super) fn keep(
     shared.same.fetch_add(1, Relaxed);
     shared.progress.made(false);
     shared.progress.at(|| directory.tree_path(name));
-    Ok(())
+    Ok(true)
+}
+
+/// As [`keep`], of a regular file; a new one is made of the contents of the old.
+fn keep_or_copy(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    stat: &Stat,
+) -> Result<(), Fault> {
+    if keep(shared, directory, name, described, stat)? {
+        return Ok(());
+    }
+    let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, opened)| identity(opened) == identity(stat));
+    let (file, stat) = opened.ok_or(Errno::STALE)?;
+    elsewhere::copy(shared, directory, name, described, &file, &stat)
 }
 
 impl Wanted {
-    /// The contents that are there have turned out to be the same.
+    /// What it is compared with block by block.
+    pub fn compared(self) -> Option<Compared> {
+        self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, |elsewhere| Compared::Elsewhere(*elsewhere)))
+    }
+
+    /// The contents that are there, or elsewhere, have turned out to be the same.
     pub fn keep(self, shared: &Shared) {
-        let name = self.directory.final_name(&self.name);
-        let kept = statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(Fault::from);
-        let kept = kept.and_then(|stat| keep(shared, &self.directory, name, &self.metadata.borrow(), &stat));
+        let (name, described) = (self.directory.final_name(&self.name), self.metadata.borrow());
+        let kept = match &self.elsewhere {
+            Some(elsewhere) => elsewhere
+                .take(shared, &self.directory, name, &described)
+                .and_then(|is_there| if is_there { Ok(()) } else { Err(Errno::STALE.into()) }),
+            None => statat(&self.directory.fd, name, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(Fault::from)
+                .and_then(|stat| keep_or_copy(shared, &self.directory, name, &described, &stat)),
+        };
         if let Err(fault) = kept {
             shared.fail(&self.directory.path(name), fault);
         }
@@ -271,8 +315,9 @@ pub(super) fn is_there(
         directory.list(name, Medium::Disk);
         return Ok(true);
     }
-    if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old)) {
-        keep(shared, directory, name, &described, &old)?;
+    if let Some(described) = record.metadata().filter(|_| is_the_same(directory, name, record, &old))
+        && keep(shared, directory, name, &described, &old)?
+    {
         return Ok(true);
     }
     directory.clear_way(name, &old)?;

@@ -1,0 +1,64 @@
+//! What a copy may take from files that its destination has already, beside those under the same names.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use minicbor::bytes::ByteVec;
+use minicbor::{Decode, Encode};
+
+/// `--link-dest` may be given so many times, as rsync's, and has so many bytes in all: they travel in one message.
+const LINK_DEST_MAX: usize = 20;
+const LINK_DEST_BYTES_MAX: usize = 8 << 10;
+
+/// Earlier generations, and files that have been moved.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Generations {
+    /// Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated
+    #[arg(long, value_name = "DIR", requires = "sync", conflicts_with = "in_place", value_parser = link_dest())]
+    #[n(0)]
+    pub link_dest: Vec<ByteVec>,
+    /// What this session is of the whole; the caller adds it.
+    #[arg(skip)]
+    #[n(3)]
+    pub session: Session,
+}
+
+/// One session of a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Session {
+    /// Its only root is a directory that becomes DST itself, instead of coming into it.
+    #[n(0)]
+    pub is_dst: bool,
+}
+
+impl Generations {
+    /// Whether a command line could say this.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        let bytes: usize = self.link_dest.iter().map(|directory| directory.len()).sum();
+        if self.link_dest.len() > LINK_DEST_MAX || bytes > LINK_DEST_BYTES_MAX {
+            return Err(format!(
+                "--link-dest takes at most {LINK_DEST_MAX} directories, with paths of {} KiB in all",
+                LINK_DEST_BYTES_MAX >> 10
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether files of the destination may be names of files that other copies have as well: those are not changed.
+    pub fn share_files(&self) -> bool {
+        !self.link_dest.is_empty()
+    }
+}
+
+fn link_dest() -> impl TypedValueParser<Value = ByteVec> {
+    OsStringValueParser::new().try_map(|path: OsString| {
+        let path = path.into_vec();
+        if path.is_empty() { Err("it has no name") } else { Ok(ByteVec::from(path)) }
+    })
+}

@@ -1,0 +1,195 @@
+//! `--link-dest` and what keeps generations apart, walk and sink together.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::sink::Report;
+use super::sync_tests::{Maker, copy_as_dst, picture, scratch, sync};
+use super::walk::Sent;
+use crate::options::{Generations, TreeOptions};
+
+fn linking(to: &[&str]) -> TreeOptions {
+    let link_dest = to.iter().map(|path| path.as_bytes().to_vec().into()).collect();
+    TreeOptions { generations: Generations { link_dest, ..Generations::default() }, ..sync() }
+}
+
+fn inode(path: impl AsRef<Path>) -> u64 {
+    fs::symlink_metadata(path).expect("it").ino()
+}
+
+/// A file's source, its first generation, and where the second will be.
+struct Generation {
+    scratch: tempfile::TempDir,
+}
+
+impl Generation {
+    fn new() -> Self {
+        let scratch = scratch();
+        fs::create_dir_all(scratch.path().join("from/d")).expect("a directory");
+        Self { scratch }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.scratch.path().join(path)
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) {
+        fs::write(self.path(path), bytes).expect("a file");
+    }
+
+    fn copy(&self, to: &str, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+        let (sent, report) = copy_as_dst(&self.path("from"), &self.path(to), options, is_local);
+        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        (sent, report)
+    }
+}
+
+#[test]
+fn what_is_unchanged_is_linked_and_nothing_of_it_is_sent() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        for (name, length) in [("a", 0), ("b", 5000), ("d/large", 3 << 20)] {
+            tree.write(&format!("from/{name}"), &vec![7; length]);
+        }
+        tree.copy("1", &sync(), is_local);
+        let (sent, report) = tree.copy("2", &linking(&["../1"]), is_local);
+        assert_eq!((sent.bytes, report.files, report.same), (0, 0, 3), "{report:?}");
+        for name in ["a", "b", "d/large"] {
+            assert_eq!(inode(tree.path("1").join(name)), inode(tree.path("2").join(name)), "{name}");
+        }
+        // Also beside a DST that is there, by an absolute path, and as the second of two.
+        let absolute = tree.path("1").into_os_string().into_string().expect("UTF-8");
+        let (sent, report) = tree.copy("3", &linking(&["../none", &absolute]), is_local);
+        assert_eq!((sent.bytes, report.without.len()), (0, 1), "{report:?}");
+        fs::remove_file(tree.path("3/b")).expect("it");
+        let (sent, _) = tree.copy("3", &linking(&["../2"]), is_local);
+        assert_eq!((sent.bytes, inode(tree.path("3/b"))), (0, inode(tree.path("1/b"))));
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
+    }
+}
+
+#[test]
+fn other_metadata_means_a_new_file_and_leaves_the_older_one() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        let large = vec![9; 1 << 20];
+        for (name, bytes) in [("small", &b"12345"[..]), ("large", &large)] {
+            tree.write(&format!("from/{name}"), bytes);
+        }
+        tree.copy("1", &sync(), is_local);
+        let before = picture(&tree.path("1"));
+        for name in ["small", "large"] {
+            let mode = fs::Permissions::from_mode(0o600);
+            fs::set_permissions(tree.path("from").join(name), mode).expect("a mode");
+        }
+        let (sent, _) = tree.copy("2", &linking(&["../1"]), is_local);
+        assert_eq!(sent.bytes, 0, "copied within the host");
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
+        assert_eq!(picture(&tree.path("1")), before);
+        // And once more, onto names that the third generation has linked to the second.
+        tree.copy("3", &linking(&["../2"]), is_local);
+        let second = picture(&tree.path("2"));
+        for name in ["small", "large"] {
+            assert_eq!(inode(tree.path("2").join(name)), inode(tree.path("3").join(name)));
+            let mode = fs::Permissions::from_mode(0o640);
+            fs::set_permissions(tree.path("from").join(name), mode).expect("a mode");
+        }
+        let (sent, _) = tree.copy("3", &linking(&["../2"]), is_local);
+        assert_eq!(sent.bytes, 0);
+        assert_eq!(picture(&tree.path("2")), second);
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("3")));
+    }
+}
+
+#[test]
+fn a_large_file_that_has_changed_is_sent_in_part() {
+    let tree = Generation::new();
+    let mut bytes = vec![0; 8 << 20];
+    Maker(3).fill(&mut bytes);
+    tree.write("from/large", &bytes);
+    tree.copy("1", &sync(), false);
+    let before = picture(&tree.path("1"));
+    bytes[5 << 20] ^= 1;
+    tree.write("from/large", &bytes);
+    let (sent, _) = tree.copy("2", &linking(&["../1"]), false);
+    assert!(sent.bytes <= 1 << 20, "{sent:?}");
+    assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
+    assert_eq!(picture(&tree.path("1")), before);
+}
+
+#[test]
+fn with_checksum_only_equal_contents_are_linked() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        tree.write("from/same", b"same");
+        tree.write("from/other", b"one");
+        tree.write("from/large", &vec![1; 1 << 20]);
+        tree.copy("1", &sync(), is_local);
+        let time = fs::metadata(tree.path("from/other")).expect("it").modified().expect("a time");
+        tree.write("from/other", b"two");
+        fs::File::options().write(true).open(tree.path("from/other")).expect("it").set_modified(time).expect("a time");
+        let options = TreeOptions { checksum: true, ..linking(&["../1"]) };
+        let (sent, _) = tree.copy("2", &options, is_local);
+        assert_eq!(sent.bytes, 3, "within {is_local}");
+        for name in ["same", "large"] {
+            assert_eq!(inode(tree.path("1").join(name)), inode(tree.path("2").join(name)), "{name}");
+        }
+        assert_eq!(fs::read(tree.path("2/other")).expect("it"), b"two");
+        assert_eq!(fs::read(tree.path("1/other")).expect("it"), b"one");
+    }
+}
+
+/// Who can write to an older generation leads no copy out of it.
+#[test]
+fn no_link_within_a_generation_is_followed() {
+    let tree = Generation::new();
+    tree.write("from/d/file", b"file");
+    tree.write("from/file", b"file");
+    fs::create_dir_all(tree.path("1")).expect("a directory");
+    fs::create_dir(tree.path("outside")).expect("a directory");
+    let clock = |from: &str, to: &str| {
+        let time = fs::metadata(tree.path(from)).expect("it").modified().expect("a time");
+        fs::File::options().write(true).open(tree.path(to)).expect("it").set_modified(time).expect("a time");
+    };
+    tree.write("outside/file", b"evil");
+    clock("from/d/file", "outside/file");
+    symlink("../outside", tree.path("1/d")).expect("a link");
+    symlink("../outside/file", tree.path("1/file")).expect("a link");
+    tree.copy("2", &linking(&["../1"]), false);
+    assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
+}
+
+/// Random trees change; each generation stays as it was made.
+#[test]
+fn no_generation_is_changed_by_later_ones() {
+    for seed in 0..40 {
+        let (scratch, is_local) = (scratch(), seed % 2 == 0);
+        let from = scratch.path().join("from");
+        let mut maker = Maker(seed);
+        fs::create_dir(&from).expect("a directory");
+        for name in 0..10 {
+            maker.make(&from.join(format!("n{name}")), 3);
+        }
+        let mut pictures: Vec<(PathBuf, _)> = Vec::new();
+        for round in 0..5 {
+            let name = format!("g{round}");
+            let older: Vec<String> = (0..round).rev().map(|older| format!("../g{older}")).collect();
+            let older: Vec<&str> = older.iter().map(String::as_str).collect();
+            let checksum = seed % 3 == 0;
+            let options = TreeOptions { delete: true, checksum, ..linking(&older) };
+            let to = scratch.path().join(&name);
+            // Begun with another state of the source, as one that was interrupted.
+            for _ in 0..1 + maker.below(2) {
+                maker.change(&from);
+                let (sent, report) = copy_as_dst(&from, &to, &options, is_local);
+                assert_eq!((sent.failed, report.failed), (0, 0), "seed {seed}: {:?}", report.failures);
+                assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}");
+                for (older, before) in &pictures {
+                    assert_eq!(&picture(older), before, "seed {seed}, round {round}: {}", older.display());
+                }
+            }
+            pictures.push((to.clone(), picture(&to)));
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A basis elsewhere: a file on the receiving host that most likely is what is to come, under another name. What proves to
+//! be it is not sent: the new name becomes a hard link to it, or it is copied within the host.
+//!
+//! # Invariants
+//!
+//! * A file is linked only if it has all the metadata that the new entry is to have, and is never changed.
+//! * It is reached by descriptors, from a directory that the user has named or that is written to; no link is followed.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use rd_proto::tree::{Metadata, Verdict};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, ioctl_ficlone, openat, seek, statat,
+};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::basis::open_regular;
+use super::directory::OpenDirectory;
+use super::entry::{self, Partial};
+use super::judge::{has_metadata, is_same_time};
+use crate::fs::copy::{CopyError, copy_range};
+use crate::fs::metadata::Object;
+use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
+use crate::tree::walk::INLINE_BYTES_MAX;
+use crate::tree::{Fault, metadata};
+
+/// A file that may be what is to come.
+pub(super) struct Elsewhere {
+    directory: Arc<OwnedFd>,
+    name: Vec<u8>,
+    /// As it was when it was found.
+    stat: Stat,
+}
+
+/// Opens the directories of `--link-dest`, relative to DST; those that cannot be opened are reported as such, once.
+pub(super) fn open_generations(top: &OwnedFd, shared: &Shared) -> Vec<Arc<OwnedFd>> {
+    let generations = &shared.options.generations;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = shared.root_name().filter(|_| generations.session.is_dst);
+    let root = root.map(|name| openat(top, name, flags | OFlags::NOFOLLOW, Mode::empty()));
+    let open = |path: &[u8]| match &root {
+        Some(Ok(root)) => openat(root, path, flags, Mode::empty()),
+        // DST will be made in the directory that is open.
+        Some(Err(_)) if !path.starts_with(b"/") => {
+            let beside = path.strip_prefix(b"../").or((path == b"..").then_some(b".")).ok_or(Errno::NOENT)?;
+            openat(top, if beside.is_empty() { b"." } else { beside }, flags, Mode::empty())
+        }
+        _ => openat(top, path, flags, Mode::empty()),
+    };
+    let mut opened = Vec::new();
+    for path in &generations.link_dest {
+        match open(path) {
+            Ok(directory) => opened.push(Arc::new(directory)),
+            Err(error) => shared.remark(io_fact(std::os::unix::ffi::OsStrExt::from_bytes(&path[..]), error)),
+        }
+    }
+    opened
+}
+
+/// The directories of this name in those that are like a parent.
+pub(super) fn below(parents: &[Arc<OwnedFd>], name: &[u8]) -> Vec<Arc<OwnedFd>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = parents.iter().filter_map(|parent| openat(parent, name, flags, Mode::empty()).ok());
+    opened.map(Arc::new).collect()
+}
+
+/// Looks elsewhere for a listed file that would be sent, as the `verdict` has it. What is found to be it by size and time
+/// is taken at once; what has to be proven, or differs, is what the sender compares with.
+pub(super) fn look(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    size: u64,
+    verdict: Verdict,
+) -> Result<(Verdict, Option<Elsewhere>), Fault> {
+    let options = &shared.options;
+    if verdict == Verdict::Same || options.in_place || directory.alternates.is_empty() {
+        return Ok((verdict, None));
+    }
+    let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::find(alternate, name));
+    let mut found: Vec<Elsewhere> = found.collect();
+    let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && is_same_time(options, &one.stat, described);
+    if !options.checksum {
+        for like in found.iter().filter(|one| is_like(one)) {
+            if like.link(shared, directory, name, described)? {
+                return Ok((Verdict::Same, None));
+            }
+        }
+        for like in found.iter().filter(|one| is_like(one)) {
+            if like.take(shared, directory, name, described)? {
+                return Ok((Verdict::Same, None));
+            }
+        }
+    }
+    let is_large = size > INLINE_BYTES_MAX as u64;
+    match found.iter().position(is_like) {
+        Some(like) if is_large => Ok((Verdict::Blocks, Some(found.swap_remove(like)))),
+        Some(like) => {
+            let digest = found[like].digest();
+            Ok(digest.map_or((verdict, None), |digest| (Verdict::Digest(digest), Some(found.swap_remove(like)))))
+        }
+        // Within a host, comparing takes as long as copying.
+        None if is_large && !shared.is_local && verdict == Verdict::Wanted => {
+            let basis = found.into_iter().find(|one| one.stat.st_size > 0);
+            Ok(basis.map_or((verdict, None), |basis| (Verdict::Blocks, Some(basis))))
+        }
+        None => Ok((verdict, None)),
+    }
+}
+
+impl Elsewhere {
+    /// The regular file of this name in a directory.
+    fn find(directory: &Arc<OwnedFd>, name: &[u8]) -> Option<Self> {
+        let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        is_regular.then(|| Self { directory: Arc::clone(directory), name: name.to_vec(), stat })
+    }
+
+    /// Opens it to be read, if it is what was found still.
+    pub fn open(&self) -> Option<(OwnedFd, Stat)> {
+        let opened = open_regular(self.directory.as_fd(), &self.name);
+        opened.filter(|(_, stat)| is_same(stat, &self.stat))
+    }
+
+    fn digest(&self) -> Option<[u8; 16]> {
+        let (file, stat) = self.open()?;
+        let size = stat.st_size as u64;
+        hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]).ok()
+    }
+
+    /// Gives this file, whose contents are those that are to come, the name, or makes a copy of it. Whether it was there
+    /// still.
+    pub fn take(
+        &self,
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        described: &Metadata<'_>,
+    ) -> Result<bool, Fault> {
+        if self.link(shared, directory, name, described)? {
+            return Ok(true);
+        }
+        let Some((file, stat)) = self.open() else { return Ok(false) };
+        copy(shared, directory, name, described, &file, &stat)?;
+        Ok(true)
+    }
+
+    /// Makes the name a hard link to it; `false` where that cannot be: it has other metadata, has gone, is on another file
+    /// system, or has too many names.
+    pub fn link(
+        &self,
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        described: &Metadata<'_>,
+    ) -> Result<bool, Fault> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = openat(&self.directory, &*self.name, flags, Mode::empty()) else { return Ok(false) };
+        let (stat, options) = (fstat(&file)?, &shared.options);
+        let mode = options.mode.then(|| metadata::mode(options, described, 0o777));
+        let place = Object::Path(file.as_fd());
+        if !is_same(&stat, &self.stat) || !has_metadata(shared, place, &stat, described, mode) {
+            return Ok(false);
+        }
+        match entry::link(shared, file.as_fd(), directory, name) {
+            Ok(()) => {}
+            // The last two also where it may not be linked: it is another user's, or the file system has no links.
+            Err(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        shared.same.fetch_add(1, Relaxed);
+        shared.progress.made(false);
+        shared.progress.at(|| directory.tree_path(name));
+        Ok(true)
+    }
+}
+
+/// Whether it is the same file, of which nobody has changed the contents.
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    let contents = |stat: &Stat| (identity(stat), stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_mode);
+    contents(one) == contents(other)
+}
+
+/// Makes a file of its own of the contents of one that is open to be read and that `stat` describes.
+///
+/// # Errors
+///
+/// What the system answered; STALE if that file has changed meanwhile.
+pub(super) fn copy(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    from: &OwnedFd,
+    stat: &Stat,
+) -> Result<(), Fault> {
+    let partial = Partial::create(shared, directory, name)?;
+    let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
+        .and_then(|()| fstat(from))
+        .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })
+        .and_then(|()| close::settle(&partial.file))
+        .and_then(|()| partial.publish(shared, directory, name, described))
+        .inspect_err(|_| partial.remove(directory, name));
+    Ok(done?)
+}
+
+/// Shares the blocks where the file system can, else copies them, but for holes.
+fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Errno> {
+    let has_holes = shared.options.sparse;
+    if has_holes && ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    ftruncate(to, size)?;
+    let is_stopped = || shared.is_stopped.load(Acquire);
+    let mut at = 0;
+    while at < size {
+        let (mut start, mut end) = (at, size);
+        if has_holes {
+            start = match seek(from, SeekFrom::Data(at)) {
+                Err(Errno::NXIO) => break,
+                data => data.unwrap_or(at),
+            };
+            end = seek(from, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+        }
+        copy_range(from, to, start..end, |_| !is_stopped())
+            .map_err(|(CopyError::Read(error) | CopyError::Write(error))| error)?;
+        if is_stopped() {
+            return Err(Errno::CANCELED);
+        }
+        at = end.max(start + 1);
+    }
+    if shared.options.reads_back() {
+        entry::evict(to, 0, size)?;
+        let mut scratch = vec![0; HASH_READ_BYTES];
+        if hash_range(from, 0, size, &mut scratch)? != hash_range(to, 0, size, &mut scratch)? {
+            return Err(Errno::IO);
+        }
+    }
+    Ok(())
+}

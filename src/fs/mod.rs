@@ -8,6 +8,7 @@ pub mod metadata;
 mod named;
 pub(crate) mod partial;
 pub mod sink;
+pub(crate) mod sort;
 pub mod source;
 pub mod standard;
 mod text;
@@ -97,6 +98,15 @@ pub(crate) fn unlinked(directory: &Path) -> std::io::Result<File> {
     let file = openat(&fd, &*name, flags, Mode::RUSR | Mode::WUSR)?;
     unlinkat(&fd, &*name, AtFlags::empty())?;
     Ok(File::from(file))
+}
+
+/// The same where temporary files are: in `TMPDIR`, or where such files may be large.
+pub(crate) fn unlinked_anywhere() -> std::io::Result<File> {
+    let temporary = std::env::temp_dir();
+    if std::env::var_os("TMPDIR").is_some() {
+        return unlinked(&temporary);
+    }
+    unlinked(Path::new("/var/tmp")).or_else(|_| unlinked(&temporary))
 }
 
 /// The process's umask. Read from the kernel's account where there is one, since setting it to read it would be noticed

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 pub use super::contents::Medium;
 use super::contents::{self, Job};
 use super::manifest::{Entry, Kind, ManifestError, Reader, order};
-use super::walk::place::Names;
+use super::names::Names;
 use crate::fs::partial::for_each;
 use crate::fs::{io_fact, plain_fact};
 
@@ -160,7 +160,6 @@ struct Checker<'a> {
 struct Level {
     directory: OwnedFd,
     names: Names,
-    next: usize,
     /// The length of its path.
     path_bytes: usize,
 }
@@ -210,12 +209,12 @@ impl<'a> Checker<'a> {
         let mut levels = vec![self.list(top, &path).map_err(|error| self.unlisted(&path, error))?];
         while let Some(level) = levels.last_mut() {
             path.truncate(level.path_bytes);
-            let Some((_, name)) = level.names.entry(level.next) else {
+            let Some((_, name)) = level.names.current() else {
                 levels.pop();
                 continue;
             };
             let name: CString = name.into();
-            level.next += 1;
+            level.names.advance().map_err(|error| self.unlisted(&path, error))?;
             if !path.is_empty() {
                 path.push(b'/');
             }
@@ -261,10 +260,10 @@ impl<'a> Checker<'a> {
             if name.count_bytes() > NAME_BYTES_MAX {
                 return Err(Errno::NAMETOOLONG);
             }
-            if names.push(FileType::Unknown, name) { Ok(()) } else { Err(Errno::NOMEM) }
+            names.push(FileType::Unknown, name)
         })?;
-        names.sort();
-        Ok(Level { directory, names, next: 0, path_bytes: path.len() })
+        names.sort()?;
+        Ok(Level { directory, names, path_bytes: path.len() })
     }
 
     /// Compares an entry, or has its contents read. A directory is returned, to be walked.

@@ -26,7 +26,6 @@ use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, is_name};
 use rustix::fs::Stat;
 
 pub mod digest;
-mod sort;
 pub mod write;
 
 /// The first line, with the format's version.

@@ -9,6 +9,7 @@ mod generations_tests;
 pub mod local;
 pub mod manifest;
 mod metadata;
+mod names;
 mod owners;
 pub mod patterns;
 pub mod progress;

@@ -8,8 +8,8 @@
 //!
 //! # Memory
 //!
-//! It holds the names of the directories on the way from the top to where it is, not of those that it has left: about
-//! 7 bytes more than its length for each name. Hard links take at most [`LINKS_BYTES_MAX`].
+//! It holds the names of the directories on the way from the top to where it is, not of those that it has left; of a huge
+//! directory they are in a temporary file. Hard links take at most [`LINKS_BYTES_MAX`].
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
@@ -30,9 +30,10 @@ use self::follow::Treatment;
 use self::links::Links;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
-use self::place::{Entry, Level, Names, Place};
+use self::place::{Entry, Level, Place};
 use super::first::First;
 use super::metadata::Reader;
+use super::names::Names;
 use super::patterns::Patterns;
 use super::progress::Amount;
 use super::root::Root;
@@ -211,7 +212,7 @@ impl Walk {
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }
-            names.push(FileType::Unknown, &name);
+            names.push(FileType::Unknown, &name).map_err(|error| io_fact(path, error))?;
             paths.push(open);
         }
         if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
@@ -355,7 +356,11 @@ impl Walk {
 
     /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
     fn advance(&mut self, entered: Option<OwnedFd>) {
-        self.place.levels.last_mut().expect("the top is never left").next += 1;
+        let level = self.place.levels.last_mut().expect("the top is never left");
+        if let Err(error) = level.advance() {
+            level.is_incomplete = true;
+            self.recorder.fail(io_fact(&self.place.path(), error));
+        }
         if let Some(directory) = entered {
             let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory);
             let is_fresh = self.place.levels.last().is_some_and(|level| level.is_fresh);
@@ -635,8 +640,8 @@ impl Recorder {
                     }
                     if name.count_bytes() > NAME_BYTES_MAX {
                         failures.push((name.to_bytes().to_vec(), Errno::NAMETOOLONG));
-                    } else if !names.push(entry.file_type(), name) {
-                        failures.push((Vec::new(), Errno::NOMEM));
+                    } else if let Err(error) = names.push(entry.file_type(), name) {
+                        failures.push((Vec::new(), error));
                         break;
                     }
                 }
@@ -647,7 +652,9 @@ impl Recorder {
                 }
             }
         }
-        names.sort();
+        if let Err(error) = names.sort() {
+            failures.push((Vec::new(), error));
+        }
         let is_incomplete = !failures.is_empty();
         for (name, error) in failures {
             let path = place.entered_path(&name);

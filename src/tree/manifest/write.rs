@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 
-use super::sort::Sorter;
 use super::{Entry, FIRST_LINE, Kind, key};
 use crate::fs::partial::{self, remove_named};
+use crate::fs::sort::Sorter;
 use crate::fs::{PARTIAL, name_beside, plain_fact, std_fact, umask};
 
 /// Bytes written at once.
@@ -115,21 +115,24 @@ impl Writer {
         let Self { targets, sorter, .. } = self;
         let mut files = targets.iter().map(Partial::open).collect::<Result<Vec<_>, _>>()?;
         let mut written = Written::default();
-        let merged = sorter.finish(|line| {
-            written.entries += 1;
-            for file in &mut files {
-                if !file.write(line)? {
-                    written.unwritable += 1;
-                    if written.unwritable == 1 {
-                        let entry = Entry::parse(line.strip_suffix(b"\n").unwrap_or(line));
-                        written.first_unwritable = entry.map(|entry| entry.path).unwrap_or_default();
+        let merge = || -> io::Result<()> {
+            let mut sorted = sorter.finish()?;
+            while let Some((_, line)) = sorted.next()? {
+                written.entries += 1;
+                for file in &mut files {
+                    if !file.write(line)? {
+                        written.unwritable += 1;
+                        if written.unwritable == 1 {
+                            let entry = Entry::parse(line.strip_suffix(b"\n").unwrap_or(line));
+                            written.first_unwritable = entry.map(|entry| entry.path).unwrap_or_default();
+                        }
                     }
                 }
             }
             Ok(())
-        });
+        };
         let path = targets.first().map_or(Path::new(""), |target| &*target.path);
-        merged.map_err(|error| std_fact(path.as_os_str(), &error))?;
+        merge().map_err(|error| std_fact(path.as_os_str(), &error))?;
         for file in files {
             file.publish(written.entries)?;
         }

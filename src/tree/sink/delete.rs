@@ -3,7 +3,7 @@
 //! Each entry is found and removed relative to the descriptor of its directory, and no link is followed: names may be
 //! exchanged meanwhile, and nothing outside is touched. A file system that is mounted below is not entered.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -13,45 +13,63 @@ use rustix::io::Errno;
 
 use super::Shared;
 use crate::fs::{is_temporary_name, partial};
+use crate::tree::names::Names;
 
 /// The names of a directory that have not been met in the walk.
 pub(super) struct Extraneous {
-    /// Sorted, the next to be met last.
-    left: Vec<CString>,
-    found: Vec<CString>,
+    /// Those that the walk may still come to.
+    left: Names,
+    found: Names,
     /// Whether the walk has met any entry.
     pub has_met: bool,
+    /// Why not all of them are known.
+    failure: Option<Errno>,
 }
 
 impl Extraneous {
     /// All that is in the directory.
     pub fn of(directory: impl AsFd) -> Result<Self, Errno> {
-        let mut left = Vec::new();
+        let mut left = Names::default();
         partial::for_each(directory, |name| {
             // Ours: of another transfer, or removed by the one that comes to it.
             if !is_temporary_name(name.to_bytes()) {
-                left.push(name.to_owned());
+                left.push(FileType::Unknown, name)?;
             }
             Ok(())
         })?;
-        left.sort_unstable_by(|one, other| other.cmp(one));
-        Ok(Self { left, found: Vec::new(), has_met: false })
+        left.sort()?;
+        Ok(Self { left, found: Names::default(), has_met: false, failure: None })
     }
 
     /// The walk has come to a name; those before it will not come any more.
     pub fn meet(&mut self, name: &[u8]) {
         self.has_met = true;
-        while let Some(last) = self.left.pop_if(|last| last.to_bytes() <= name) {
-            if last.to_bytes() != name {
-                self.found.push(last);
-            }
-        }
+        let met = self.pass(|left| left <= name, name);
+        self.failure = self.failure.or(met.err());
     }
 
-    /// All names that have not come.
-    pub fn take(&mut self) -> Vec<CString> {
-        self.found.append(&mut self.left);
-        std::mem::take(&mut self.found)
+    /// Notes those that come first for as long as they are `wanted`, all but one.
+    fn pass(&mut self, wanted: impl Fn(&[u8]) -> bool, but: &[u8]) -> Result<(), Errno> {
+        while let Some((kind, name)) = self.left.current().filter(|(_, name)| wanted(name.to_bytes())) {
+            if name.to_bytes() != but {
+                self.found.push(kind, name)?;
+            }
+            self.left.advance()?;
+        }
+        Ok(())
+    }
+
+    /// All names that have not come, to be read once.
+    ///
+    /// # Errors
+    ///
+    /// What kept from knowing them.
+    pub fn take(&mut self) -> Result<Names, Errno> {
+        self.failure.map_or(Ok(()), Err)?;
+        self.pass(|_| true, b"")?;
+        let mut found = std::mem::take(&mut self.found);
+        found.sort()?;
+        Ok(found)
     }
 }
 
@@ -95,12 +113,14 @@ impl Remover<'_> {
             return Err(Errno::STALE);
         }
         let (mut is_empty, mut outcome) = (true, Ok(()));
-        for below in Extraneous::of(&directory)?.take() {
+        let mut names = Extraneous::of(&directory)?.take()?;
+        while let Some((_, below)) = names.current() {
             let path = [path, b"/", below.to_bytes()].concat();
-            match self.remove(directory.as_fd(), &below, &path, depth + 1) {
+            match self.remove(directory.as_fd(), below, &path, depth + 1) {
                 Ok(is_gone) => is_empty &= is_gone,
                 Err(error) => outcome = outcome.and(Err(error)),
             }
+            names.advance()?;
         }
         outcome?;
         if is_empty { self.unlink(at, name, AtFlags::REMOVEDIR) } else { Ok(false) }

@@ -289,17 +289,25 @@ impl OpenDirectory {
             return;
         }
         let has_met = extraneous.has_met;
-        let names = extraneous.take();
+        let unlisted =
+            |error| self.shared.report(&self.own_path(), Fault::Explained(error, "what is in it is to be deleted"));
+        let mut names = match extraneous.take() {
+            Ok(names) => names,
+            Err(error) => return unlisted(error),
+        };
         let is_root = self.path_below_root(b"-") == b"-";
-        if is_root && !has_met && !names.is_empty() && !self.shared.options.force_empty {
+        if is_root && !has_met && names.current().is_some() && !self.shared.options.force_empty {
             return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
         }
         let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
         let remover = Remover { shared: &self.shared, device };
-        for name in names {
+        while let Some((_, name)) = names.current() {
             let path = self.path_below_root(name.to_bytes());
-            if let Err(error) = remover.remove(self.fd.as_fd(), &name, &path, 0) {
+            if let Err(error) = remover.remove(self.fd.as_fd(), name, &path, 0) {
                 self.shared.report(&self.path(name.to_bytes()), Fault::Explained(error, "it is to be deleted"));
+            }
+            if let Err(error) = names.advance() {
+                return unlisted(error);
             }
         }
     }

@@ -7,8 +7,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{CWD, FileType};
+use rustix::io::Errno;
 
 use super::listed::Home;
+use crate::tree::names::Names;
 
 /// Where a walk is.
 pub struct Place {
@@ -25,8 +27,8 @@ pub struct Level {
     /// None for the top.
     pub directory: Option<Arc<OwnedFd>>,
     pub names: Names,
-    /// Which of them comes next.
-    pub next: usize,
+    /// How many of them have been passed.
+    pub passed: usize,
     /// The number of its record among those of directories; of the top, none.
     pub number: Option<u64>,
     /// Nothing is there at the receiver: files are sent with their contents.
@@ -54,10 +56,10 @@ impl Place {
     /// The next entry of the last level, if that has more.
     pub fn entry(&self) -> Option<Entry<'_>> {
         let level = self.levels.last().expect("the top is never left");
-        let (kind, name) = level.names.entry(level.next)?;
+        let (kind, name) = level.names.current()?;
         let (at, path, follow) = match &level.directory {
             Some(directory) => (directory.as_fd(), name, false),
-            None => (CWD, self.roots[level.next].as_c_str(), self.follow_roots),
+            None => (CWD, self.roots[level.passed].as_c_str(), self.follow_roots),
         };
         Some(Entry { at, path, name: name.to_bytes(), kind, follow })
     }
@@ -92,7 +94,7 @@ impl Place {
     }
 
     fn path_below(&self, levels: &[Level], name: &[u8]) -> OsString {
-        let root = levels.first().map(|top| self.roots[top.next - 1].as_bytes());
+        let root = levels.first().map(|top| self.roots[top.passed - 1].as_bytes());
         let mut path = Vec::new();
         for name in root.into_iter().chain(levels.iter().skip(1).map(Level::entered)).chain([name]) {
             if !path.is_empty() && !path.ends_with(b"/") && !name.is_empty() {
@@ -108,53 +110,21 @@ impl Level {
     /// A directory of which nothing has been sent; the top has none.
     pub fn new(directory: Option<OwnedFd>, names: Names) -> Self {
         let (directory, home) = (directory.map(Arc::new), RefCell::default());
-        Self { directory, names, next: 0, number: None, is_fresh: false, is_incomplete: false, home }
+        Self { directory, names, passed: 0, number: None, is_fresh: false, is_incomplete: false, home }
+    }
+
+    /// Comes to the next entry.
+    ///
+    /// # Errors
+    ///
+    /// The names that are left cannot be read.
+    pub fn advance(&mut self) -> Result<(), Errno> {
+        self.passed += 1;
+        self.names.advance()
     }
 
     /// The name of the directory in it that was entered last.
     fn entered(&self) -> &[u8] {
-        self.names.entry(self.next - 1).map_or(b"", |(_, name)| name.to_bytes())
-    }
-}
-
-/// The names of one directory, each with what the directory says of its kind; sorted, without an allocation for each.
-#[derive(Default)]
-pub struct Names {
-    /// For each: its kind, its length, the name, a zero.
-    bytes: Vec<u8>,
-    /// Where each begins.
-    order: Vec<u32>,
-}
-
-impl Names {
-    /// Whether there was room: 4 GiB of names.
-    pub fn push(&mut self, kind: FileType, name: &CStr) -> bool {
-        let Ok(start) = u32::try_from(self.bytes.len()) else { return false };
-        let name = name.to_bytes_with_nul();
-        self.order.push(start);
-        self.bytes.extend([(kind.as_raw_mode() >> 12) as u8, (name.len() - 1) as u8]);
-        self.bytes.extend(name);
-        true
-    }
-
-    fn name_at(&self, start: u32) -> &[u8] {
-        let start = start as usize;
-        &self.bytes[start + 2..start + 2 + usize::from(self.bytes[start + 1])]
-    }
-
-    /// Sorts the names and takes out those that are there twice, as may be in a directory that changes.
-    pub fn sort(&mut self) {
-        let mut order = std::mem::take(&mut self.order);
-        order.sort_unstable_by(|one, other| self.name_at(*one).cmp(self.name_at(*other)));
-        order.dedup_by(|one, other| self.name_at(*one) == self.name_at(*other));
-        self.order = order;
-    }
-
-    /// Kind and name of one of them, as they are sorted.
-    pub fn entry(&self, index: usize) -> Option<(FileType, &CStr)> {
-        let start = *self.order.get(index)? as usize;
-        let end = start + 3 + usize::from(self.bytes[start + 1]);
-        let name = CStr::from_bytes_with_nul(&self.bytes[start + 2..end]).expect("it was one");
-        Some((FileType::from_raw_mode(u32::from(self.bytes[start]) << 12), name))
+        self.names.passed()
     }
 }

@@ -1,0 +1,175 @@
+//! The names of one directory, sorted.
+
+use std::ffi::{CStr, CString};
+use std::io;
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use crate::fs::sort::{Sorted, Sorter};
+
+/// Names that are held in memory, in bytes; of a directory with more of them all are sorted in a temporary file.
+const MEMORY_BYTES_MAX: usize = 1 << 20;
+
+/// The names of one directory, each with what the directory says of its kind; sorted, and without an allocation for each.
+/// Memory is bounded, however many there are.
+#[derive(Default)]
+pub struct Names {
+    /// For each: its kind, its length, the name, a zero.
+    bytes: Vec<u8>,
+    /// Where each begins.
+    order: Vec<u32>,
+    /// How many have been passed.
+    next: usize,
+    /// All of them, where there are many.
+    many: Option<Box<Many>>,
+}
+
+enum Many {
+    Sorting(Sorter),
+    Sorted { names: Sorted, current: Option<(FileType, CString)>, passed: CString },
+}
+
+impl Names {
+    /// Adds a name, of at most 255 bytes.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for so many, neither in memory nor in a temporary file.
+    pub fn push(&mut self, kind: FileType, name: &CStr) -> Result<(), Errno> {
+        if let Some(Many::Sorting(sorter)) = self.many.as_deref_mut() {
+            return sorter.push(name.to_bytes(), &[bits(kind)]).map_err(errno);
+        }
+        let name = name.to_bytes_with_nul();
+        let (start, length) = (self.bytes.len(), u8::try_from(name.len() - 1).map_err(|_| Errno::NAMETOOLONG)?);
+        self.order.push(start as u32);
+        self.bytes.extend([bits(kind), length]);
+        self.bytes.extend(name);
+        if self.bytes.len() > MEMORY_BYTES_MAX {
+            let mut sorter = Sorter::default();
+            for &start in &self.order {
+                sorter.push(self.name_at(start), &[self.bytes[start as usize]]).map_err(errno)?;
+            }
+            *self = Self { many: Some(Box::new(Many::Sorting(sorter))), ..Self::default() };
+        }
+        Ok(())
+    }
+
+    /// Sorts the names, to be read from the first on, and takes out those that are there twice, as may be in a directory
+    /// that changes.
+    ///
+    /// # Errors
+    ///
+    /// The temporary file cannot be written or read; there are no names then.
+    pub fn sort(&mut self) -> Result<(), Errno> {
+        if let Some(many) = self.many.take() {
+            let Many::Sorting(sorter) = *many else {
+                self.many = Some(many);
+                return Ok(());
+            };
+            let names = sorter.finish().map_err(errno)?;
+            self.many = Some(Box::new(Many::Sorted { names, current: None, passed: CString::default() }));
+            return self.advance();
+        }
+        let mut order = std::mem::take(&mut self.order);
+        order.sort_unstable_by(|one, other| self.name_at(*one).cmp(self.name_at(*other)));
+        order.dedup_by(|one, other| self.name_at(*one) == self.name_at(*other));
+        self.order = order;
+        Ok(())
+    }
+
+    fn name_at(&self, start: u32) -> &[u8] {
+        let start = start as usize;
+        &self.bytes[start + 2..start + 2 + usize::from(self.bytes[start + 1])]
+    }
+
+    /// Kind and name of the entry that comes next.
+    pub fn current(&self) -> Option<(FileType, &CStr)> {
+        match self.many.as_deref() {
+            Some(Many::Sorted { current, .. }) => current.as_ref().map(|(kind, name)| (*kind, &**name)),
+            Some(Many::Sorting(_)) => None,
+            None => self.entry(self.next),
+        }
+    }
+
+    /// Passes the current one.
+    ///
+    /// # Errors
+    ///
+    /// The temporary file cannot be read: no more names come.
+    pub fn advance(&mut self) -> Result<(), Errno> {
+        match self.many.as_deref_mut() {
+            Some(Many::Sorted { names, current, passed }) => {
+                if let Some((_, name)) = current.take() {
+                    *passed = name;
+                }
+                if let Some((name, kind)) = names.next().map_err(errno)? {
+                    let kind = FileType::from_raw_mode(u32::from(kind[0]) << 12);
+                    *current = Some((kind, CString::new(name).expect("it was one")));
+                }
+            }
+            Some(Many::Sorting(_)) => {}
+            None => self.next += 1,
+        }
+        Ok(())
+    }
+
+    /// The name that was passed last; empty where none was.
+    pub fn passed(&self) -> &[u8] {
+        match self.many.as_deref() {
+            Some(Many::Sorted { passed, .. }) => passed.to_bytes(),
+            _ => self.next.checked_sub(1).and_then(|last| self.entry(last)).map_or(b"", |(_, name)| name.to_bytes()),
+        }
+    }
+
+    fn entry(&self, index: usize) -> Option<(FileType, &CStr)> {
+        let start = *self.order.get(index)? as usize;
+        let end = start + 3 + usize::from(self.bytes[start + 1]);
+        let name = CStr::from_bytes_with_nul(&self.bytes[start + 2..end]).expect("it was one");
+        Some((FileType::from_raw_mode(u32::from(self.bytes[start]) << 12), name))
+    }
+}
+
+fn bits(kind: FileType) -> u8 {
+    (kind.as_raw_mode() >> 12) as u8
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Few of them and many come alike: sorted, once each, with their kinds.
+    #[test]
+    fn names_come_sorted_in_memory_and_from_a_file() {
+        for (count, is_many) in [(0, false), (1, false), (1000, false), (200_000, true)] {
+            let mut names = Names::default();
+            let name =
+                |number: u64| CString::new(format!("{:x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).expect("one");
+            let kind = |number: u64| if number.is_multiple_of(3) { FileType::Directory } else { FileType::RegularFile };
+            let mut expected = Vec::new();
+            for number in 0..count {
+                names.push(kind(number), &name(number)).expect("taken");
+                expected.push((name(number), kind(number)));
+            }
+            // A directory that changes may say one twice.
+            for number in 0..count.min(10) {
+                names.push(kind(number), &name(number)).expect("taken");
+            }
+            expected.sort_by(|(one, _), (other, _)| one.cmp(other));
+            names.sort().expect("sorted");
+            assert_eq!(names.many.is_some(), is_many);
+            assert!(names.bytes.capacity() <= 2 * MEMORY_BYTES_MAX);
+            assert_eq!(names.passed(), b"");
+            for (name, kind) in &expected {
+                assert_eq!(names.current(), Some((*kind, &**name)));
+                names.advance().expect("read");
+                assert_eq!(names.passed(), name.to_bytes());
+            }
+            assert_eq!(names.current(), None);
+        }
+    }
+}

@@ -467,6 +467,10 @@ pub struct TreeOptions {
     #[command(flatten)]
     #[n(53)]
     pub generations: Generations,
+    /// Print a line for each entry that is changed, with the letters of rsync's -i
+    #[arg(long, overrides_with = "itemize_changes")]
+    #[n(30)]
+    pub itemize_changes: bool,
 }
 
 impl Default for TreeOptions {
@@ -496,6 +500,7 @@ impl Default for TreeOptions {
             ignore_existing: false,
             update: false,
             generations: Generations::default(),
+            itemize_changes: false,
             symlinks: true,
             one_file_system: false,
             copy_links: false,

@@ -34,6 +34,7 @@ use crate::fs::{standard, std_fact};
 use crate::options::TreeOptions;
 use crate::transport::relay::{RelayInput, RelayOutput};
 use crate::tree::Root;
+use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
 use crate::tree::source::TreeSource;
 
@@ -63,6 +64,8 @@ struct Shared {
     /// It has met its other end.
     met: AtomicBool,
     progress: Arc<Progress>,
+    /// What the caller is told of entries.
+    entries: Arc<EntryStream>,
 }
 
 /// One end of a session, or a copy within this host. It has begun as soon as it is there.
@@ -97,6 +100,8 @@ impl End {
     pub(crate) fn begin(emit: Emit, is_remote: bool, begin: Begin, moves: Option<Moves>) -> Self {
         let (post, events) = channel();
         let (go, goes) = bounded(1);
+        let told = Arc::clone(&emit);
+        let entries = Arc::new(EntryStream::new(Box::new(move |entries| told(Message::Entries(entries)))));
         let shared = Arc::new(Shared {
             post,
             listener: Mutex::default(),
@@ -106,6 +111,7 @@ impl End {
             lost: AtomicBool::default(),
             met: AtomicBool::default(),
             progress: Arc::default(),
+            entries,
         });
         let countable = match &begin.job {
             Job::SendTree { roots, settings } | Job::Copy { roots, settings, .. } => {
@@ -138,7 +144,8 @@ impl End {
         let run: Box<dyn FnOnce() + Send> = match begin.job {
             Job::Copy { roots, directory, names, settings } => {
                 let (stop, progress) = (Arc::clone(&shared.stop), Arc::clone(&shared.progress));
-                let copy = tree::LocalCopy { roots, directory, names, settings, stop, progress };
+                let entries = Arc::clone(&shared.entries);
+                let copy = tree::LocalCopy { roots, directory, names, settings, stop, progress, entries };
                 Box::new(move || {
                     let report = copy.copy(&emit);
                     shared.ended.store(true, Ordering::Release);
@@ -189,6 +196,7 @@ impl End {
                     countable.count(&self.shared.progress, Arc::clone(&self.shared.ended));
                 }
             }
+            Message::EntriesTaken(messages) => self.shared.entries.taken(messages),
             Message::OtherLost => self.post(Event::Orphaned),
             message if message.is_tunnel() => self.tunnel.handle(message),
             // Answers, which no end is asked for.
@@ -407,6 +415,7 @@ impl Run {
             emit: Arc::clone(&self.emit),
             lanes: Arc::clone(&lanes),
             progress: is_tree.then(|| Arc::clone(&self.shared.progress)),
+            entries: Arc::clone(&self.shared.entries),
         };
         let session = Session {
             transfer: &self.begin.options,
@@ -482,9 +491,9 @@ impl Run {
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
                 self.make(&directory)?;
-                let sink =
-                    tree::sink(&directory, &names, &settings, &self.shared.post, &self.emit, &self.shared.progress)?;
-                Ok(Work::ReceiveTree(Box::new(sink)))
+                let Shared { post, progress, entries, .. } = &*self.shared;
+                let destination = tree::destination(&names, &settings, progress, entries);
+                Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, post, &self.emit)?)))
             }
             Prepared::Receive(target) => Work::receive(target.as_ref()),
         }

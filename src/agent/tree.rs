@@ -22,6 +22,7 @@ use crate::fault::Exit;
 use crate::options::TreeOptions;
 use crate::tree::Root;
 use crate::tree::count;
+use crate::tree::entries::EntryStream;
 use crate::tree::local;
 use crate::tree::progress::Progress;
 use crate::tree::sink::{Destination, Names, Refused, TreeSink};
@@ -79,25 +80,33 @@ fn end_of(mut path: Vec<u8>, bytes_max: usize) -> Vec<u8> {
 
 /// How a tree is written. `names`: what may appear in the directory; one name is given to the only root, whatever the
 /// sender calls it.
-fn destination(names: &[ByteVec], options: &TreeOptions, progress: &Arc<Progress>) -> Destination {
+pub(crate) fn destination(
+    names: &[ByteVec],
+    options: &TreeOptions,
+    progress: &Arc<Progress>,
+    entries: &Arc<EntryStream>,
+) -> Destination {
     let names = match names {
         [name] => Names::Only(name.to_vec()),
         names => Names::Among(names.iter().map(|name| name.to_vec()).collect()),
     };
-    Destination { options: options.clone(), names, progress: Arc::clone(progress), ..Destination::default() }
+    let (options, progress) = (options.clone(), Arc::clone(progress));
+    let entries = options.itemize_changes.then(|| Arc::clone(entries));
+    Destination { options, names, progress, entries, ..Destination::default() }
 }
 
-/// The receiving end of a tree. `names`: see [`destination`].
+/// The receiving end of a tree.
 pub(crate) fn sink(
     directory: &[u8],
-    names: &[ByteVec],
-    settings: &TreeOptions,
+    destination: Destination,
     post: &Sender<Event>,
     emit: &Emit,
-    progress: &Arc<Progress>,
 ) -> Result<TreeSink, IoFact> {
-    let options = destination(names, settings, progress);
-    let mut sink = TreeSink::new(&path_of(directory), options, answer(post.clone()))?;
+    let (answer, is_over) = answer(post.clone());
+    if let Some(entries) = &destination.entries {
+        entries.end_when(is_over);
+    }
+    let mut sink = TreeSink::new(&path_of(directory), destination, answer)?;
     tell_kept(&mut sink, emit);
     Ok(sink)
 }
@@ -169,6 +178,7 @@ pub(crate) struct LocalCopy {
     /// Set by another thread, it ends the copy.
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) progress: Arc<Progress>,
+    pub(crate) entries: Arc<EntryStream>,
 }
 
 impl LocalCopy {
@@ -191,7 +201,7 @@ impl LocalCopy {
     }
 
     fn join(&self, emit: &Emit, summary: &mut Summary) -> Result<(), Fault> {
-        let Self { roots, directory, names, settings, stop, progress } = self;
+        let Self { roots, directory, names, settings, stop, progress, entries } = self;
         // Names have the same numbers at both ends.
         let settings = &TreeOptions { numeric_ids: true, ..settings.clone() };
         let unwritable = |fact: IoFact| Fault::unwritable(&fact);
@@ -199,13 +209,16 @@ impl LocalCopy {
         let source = Arc::new(source.map_err(|fact| Fault::unreadable(&fact))?.local());
         // Before the sink, which must have removed what it has not published when this is dropped.
         let _made = place::make(directory).map_err(unwritable)?;
-        let options = Destination { is_local: true, ..destination(names, settings, progress) };
+        let is_stopped = Arc::clone(stop);
+        entries.end_when(move || is_stopped.load(Ordering::Relaxed));
+        let options = Destination { is_local: true, ..destination(names, settings, progress, entries) };
         let mut sink = TreeSink::new(&path_of(directory), options, local::answer(&source)).map_err(unwritable)?;
         tell_kept(&mut sink, emit);
         let mut last = Instant::now();
         let tick = || {
             if last.elapsed() >= PROGRESS_EVERY {
                 last = Instant::now();
+                entries.send_waiting();
                 let tree = self::progress(progress);
                 emit(Message::Progress { bytes: tree.bytes, waits: Vec::new(), tree: Some(tree) });
             }

@@ -196,10 +196,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--min-size=", Here::Refused("find -size with xargs gives it names")),
     ("--relative", Here::Refused("name the last directory in DST; rsync --relative makes those before it")),
     ("--backup", Here::Refused("rdcp keeps no old files; rsync --backup does")),
-    (
-        "--itemize-changes",
-        Here::Refused("--json tells of each file that failed, -v of the copy; rsync --itemize-changes lists"),
-    ),
     ("--del", Here::Means(&["--delete"])),
     ("--delete-before", Here::Refused(DELETES_LATER)),
     ("--delete-during", Here::Means(&["--delete"])),
@@ -436,7 +432,7 @@ impl Behind {
 }
 
 /// What `-i` is, and is not.
-pub const NO_KEY: &str = "-i takes ssh's key; rsync's is --itemize-changes: --json tells of each file that failed";
+pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
 
 /// Whether a word is the path of a key of ssh's.
 fn is_key(word: &OsStr) -> bool {

@@ -275,6 +275,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     }
     let hosts = sources.iter().chain([&destination]).map(Spec::host);
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
+    // As with rsync.
+    arguments.tree.itemize_changes &= !arguments.report.quiet;
     let plan = Plan {
         sources,
         destination,
@@ -287,9 +289,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         transfer: &arguments.transfer,
         verbose: arguments.report.verbose,
     };
-    let carries_data = plan.destination == Spec::Standard && !plan.dry_run;
+    let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     reported(&arguments.report, carries_data, |reporter| {
-        let mut console = Console::new("rdcp", reporter, plan.destination != Spec::Standard);
+        let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
+        let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
         Copy::new(&plan, &mut console)?.run()
     })
 }

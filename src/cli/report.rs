@@ -1,6 +1,7 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
 mod hops;
+mod itemize;
 pub(crate) mod line;
 mod nonblocking;
 mod screen;
@@ -18,12 +19,14 @@ use rustix::termios::tcgetpgrp;
 use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::job::entries::TakeEntries;
 use crate::job::progress::{Ended, Rate, Shown, size_words};
 use crate::job::{
     self,
     event::{ceiling, rate},
 };
 pub(crate) use hops::HopsConsole;
+use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
 use screen::Screen;
 
@@ -196,12 +199,13 @@ pub(crate) struct Console<'a> {
     reporter: &'a Reporter<'a>,
     terminal: Option<Terminal>,
     may_draw: bool,
+    no_times: bool,
 }
 
 impl<'a> Console<'a> {
-    /// `may_draw`: nothing else writes to the terminal.
-    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool) -> Self {
-        Self { name, reporter, terminal: None, may_draw }
+    /// `may_draw`: nothing else writes to the terminal. `no_times`: copies have the time at which they are made.
+    pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, no_times: bool) -> Self {
+        Self { name, reporter, terminal: None, may_draw, no_times }
     }
 }
 
@@ -256,6 +260,10 @@ impl job::copy::Observer for Console<'_> {
 
     fn finish(&mut self) {
         self.terminal = None;
+    }
+
+    fn entry_printer(&self, is_push: bool) -> TakeEntries {
+        itemize::printer(Style { is_push, no_times: self.no_times })
     }
 }
 

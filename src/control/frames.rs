@@ -33,6 +33,7 @@ use zeroize::Zeroize;
 use crate::fault::Exit;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Root;
+use crate::tree::entries::Entry;
 
 /// What the agent writes first. Whatever a login script has printed before it is skipped.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
@@ -620,6 +621,12 @@ pub enum Message {
     /// Entries that this end could not read or write, at most [`FAULTS_MAX`] at a time, before ENDED.
     #[n(33)]
     EntriesFailed(#[n(0)] Vec<Fault>),
+    /// What has become of entries, in messages of which few may be on their way: see `tree::entries`.
+    #[n(34)]
+    Entries(#[n(0)] Vec<Entry>),
+    /// The caller has taken so many of those messages.
+    #[n(35)]
+    EntriesTaken(#[n(0)] u32),
     /// Asks what this end's host is like.
     #[n(40)]
     Examine,

@@ -36,16 +36,18 @@ impl Drop for Chunk {
 /// Answers that wait for the loop to send them; a thread of the sink with one more waits.
 const ANSWERS_WAITING: usize = 64;
 
-/// How a sink answers the sender, through the loop. Once that has ended answers are dropped, and nobody waits.
-pub fn answer(post: Post<Event>) -> SendAnswer {
+/// How a sink answers the sender, through the loop; and whether that has ended: then answers are dropped, and nobody waits.
+pub fn answer(post: Post<Event>) -> (SendAnswer, impl Fn() -> bool + Send + Sync + 'static) {
     let (answers, queue) = bounded(ANSWERS_WAITING);
     // It fails only when the loop has ended, and then the queue has as well.
     let _ = post.send(Event::Answers(queue));
-    Box::new(move |answer: Answer| {
+    let waiting = answers.clone();
+    let answer = Box::new(move |answer: Answer| {
         if answers.send(answer.encode()).is_ok() {
             let _ = post.send(Event::Answer);
         }
-    })
+    });
+    (answer, move || waiting.is_disconnected())
 }
 
 /// Starts the thread; when the sender of jobs is dropped it removes what has not been published, and ends.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 
+use super::entries::TakeEntries;
 use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
@@ -52,6 +53,8 @@ pub(crate) trait Observer: super::Observer {
     fn is_watched(&self) -> bool;
     /// Nothing more is shown.
     fn finish(&mut self);
+    /// What prints entries that are changed. `is_push`: on another host.
+    fn entry_printer(&self, is_push: bool) -> TakeEntries;
 }
 
 /// A copy that is being made.
@@ -78,6 +81,8 @@ pub(crate) struct Copy<'a> {
     progress: Progress,
     /// What the receiver of the session at hand keeps, having given up.
     kept: Option<Kept>,
+    /// The name of the only source of the next session; see [`super::hop::Hop::root`].
+    root: Option<Vec<u8>>,
 }
 
 impl<'a> Copy<'a> {
@@ -101,6 +106,7 @@ impl<'a> Copy<'a> {
             told: Instant::now(),
             progress: Progress::new(),
             kept: None,
+            root: None,
         })
     }
 
@@ -113,6 +119,9 @@ impl<'a> Copy<'a> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let destination = self.host_of(&self.plan.destination)?;
         self.job.greet()?;
+        if self.plan.tree.itemize_changes {
+            self.job.take_entries(self.observer.entry_printer(destination != HERE))?;
+        }
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
@@ -173,7 +182,7 @@ impl<'a> Copy<'a> {
                 self.stop_all(libc::SIGTERM as u8);
                 return Err(Failure::new(Exit::Connect, reason));
             }
-            Update::Gone(_, Some(failure)) => {
+            Update::Gone(_, Some(failure)) | Update::Failed(failure) => {
                 self.stop_all(libc::SIGTERM as u8);
                 return Err(failure);
             }
@@ -328,6 +337,11 @@ impl<'a> Copy<'a> {
             .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
             .collect();
         let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
+        self.root = match found {
+            [(_, found)] if self.plan.is_contents(found) => Some(Vec::new()),
+            [(_, found)] => Some(found.name.clone()),
+            _ => None,
+        };
         let (directory, mut settings) = (placed.directory.clone(), self.plan.tree.clone());
         settings.generations.session.is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         if from == to {
@@ -434,6 +448,7 @@ impl<'a> Copy<'a> {
     /// Waits until the ends have told how it ended.
     fn outcomes(&mut self, at: usize, told_by: Side) -> Result<Outcomes, Failure> {
         (self.hop, self.told_by, self.named) = (Some(at), told_by, [0; 2]);
+        self.job.hops[at].root = self.root.take();
         while let Some(update) = self.job.next_of(at) {
             self.heed(update)?;
         }

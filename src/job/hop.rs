@@ -77,8 +77,12 @@ pub(crate) struct Hop {
     pub(crate) reports: [Option<Report>; 2],
     /// Its ends have been told to end.
     pub(crate) is_stopping: bool,
-    /// When the first of the reports came.
+    /// When the first of the reports came, or entries were taken after that.
     pub(crate) ended_since: Option<Instant>,
+    /// The name of its only source, which is in front of all paths that its ends tell; empty for that source's contents.
+    pub(crate) root: Option<Vec<u8>>,
+    /// Messages of entries of each end that have not been taken.
+    pub(crate) untaken: [u32; 2],
 }
 
 /// What a hop is made of.
@@ -134,6 +138,8 @@ impl Hop {
             reports: [None, None],
             is_stopping: false,
             ended_since: None,
+            root: None,
+            untaken: [0; 2],
         }
     }
 
@@ -184,6 +190,13 @@ impl Hop {
 
     pub(crate) fn report(&self, side: Side) -> Option<&Report> {
         self.reports[side as usize].as_ref()
+    }
+
+    /// A message of entries of this end has been taken. An end may have waited for that to say how it ended.
+    pub(crate) fn note_taken(&mut self, side: Side) {
+        let untaken = &mut self.untaken[side as usize];
+        *untaken = untaken.saturating_sub(1);
+        self.ended_since = self.ended_since.map(|_| Instant::now());
     }
 
     /// An end has told how it ended. True where the other end has to be told to end as well: it may not have met this one,

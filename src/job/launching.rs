@@ -28,6 +28,8 @@ pub(crate) enum Heard {
     Gone,
     /// Its channel is of no use any more, for this reason.
     Broken(Failure),
+    /// A message of entries of this end has been taken, or could not be.
+    EntriesTaken(u32, Result<(), Failure>),
     /// A signal to this process.
     Signal(i32),
 }

@@ -21,6 +21,7 @@ use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
 
 pub mod copy;
+pub mod entries;
 pub mod event;
 pub mod examine;
 pub mod hop;
@@ -30,6 +31,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod progress;
 
+use entries::EntrySink;
 use event::Event;
 use hop::{Hop, Next, Route, Side};
 use launching::{AgentChoice, Heard, Post, Remote, greet, post_in_turn};
@@ -122,6 +124,8 @@ enum Update {
     Unmet(usize, String),
     /// A host is not heard any more; why, where its channel is of no use.
     Gone(usize, Option<Failure>),
+    /// What this host was to do with what ends tell could not be done.
+    Failed(Failure),
     /// A signal to this process.
     Signal(i32),
 }
@@ -147,6 +151,8 @@ pub(crate) struct Job {
     post: Post,
     heard: Receiver<(usize, Heard)>,
     updates: VecDeque<Update>,
+    /// What takes the entries that ends tell of, where they are asked to.
+    entries: Option<EntrySink>,
 }
 
 impl Job {
@@ -171,7 +177,7 @@ impl Job {
         let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
-        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates }
+        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries: None }
     }
 
     /// The number of a host, which is started if it is a new one. `name`: empty for this host.
@@ -361,6 +367,7 @@ impl Job {
             Heard::Message(message) => self.updates.push_back(Update::Host(host, message)),
             Heard::Gone => self.lose(host, None),
             Heard::Broken(failure) => self.lose(host, Some(failure)),
+            Heard::EntriesTaken(end, taken) => self.note_entries_taken(end, taken),
             Heard::Signal(number) => self.updates.push_back(Update::Signal(number)),
         }
     }
@@ -392,6 +399,7 @@ impl Job {
                 }
                 self.updates.push_back(Update::Ended(hop, side));
             }
+            Message::Entries(entries) => self.hear_entries(hop, side, entries),
             message => self.updates.push_back(Update::End(hop, side, message)),
         }
     }
@@ -415,6 +423,9 @@ impl Job {
     /// Whether all has been heard of how a session ended that will be.
     fn is_settled(&self, hop: usize) -> bool {
         let hop = &self.hops[hop];
+        if hop.untaken != [0; 2] && self.entries.is_some() {
+            return false;
+        }
         let mut missing = hop.sides().iter().filter(|&&side| hop.report(side).is_none()).peekable();
         if missing.peek().is_none() {
             return true;
@@ -472,6 +483,7 @@ impl Job {
         match update {
             Update::Unmet(_, reason) => Err(Failure::new(Exit::Connect, reason)),
             Update::Gone(host, failure) => Err(failure.unwrap_or_else(|| self.lost(host))),
+            Update::Failed(failure) => Err(failure),
             Update::Signal(libc::SIGTSTP) => {
                 self.suspend();
                 Ok(())

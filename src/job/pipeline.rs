@@ -319,7 +319,7 @@ impl<'a> Pipeline<'a> {
                 let label = self.job.hops[hop].label();
                 self.fail(Failure::new(Exit::Connect, format!("cannot connect {label}: {reason}")));
             }
-            Update::Gone(_, Some(failure)) => self.fail(failure),
+            Update::Gone(_, Some(failure)) | Update::Failed(failure) => self.fail(failure),
             Update::Gone(host, None) => self.lose(host),
             Update::Signal(number) if number == libc::SIGTSTP => self.job.suspend(),
             Update::Signal(number) => {

@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
+use crate::control::frames::{Found, Kind};
 use crate::fault::escaped;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
@@ -130,6 +131,14 @@ pub(crate) struct Plan<'a> {
     pub(crate) transfer: &'a TransferOptions,
     /// Details are wanted as well.
     pub(crate) verbose: bool,
+}
+
+impl Plan<'_> {
+    /// Whether what is in a directory is meant, not the directory as such: `SRC/` with `--sync`, as with rsync, and `SRC/.`.
+    pub(crate) fn is_contents(&self, found: &Found) -> bool {
+        let is_directory = found.kind == Kind::Directory;
+        found.name.is_empty() || self.tree.sync && is_directory && found.path.ends_with(b"/")
+    }
 }
 
 #[cfg(test)]

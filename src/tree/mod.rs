@@ -3,6 +3,7 @@
 pub mod check;
 mod contents;
 pub mod count;
+pub mod entries;
 pub mod first;
 #[cfg(test)]
 mod generations_tests;

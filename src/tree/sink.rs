@@ -18,6 +18,7 @@ mod delete;
 mod directory;
 mod elsewhere;
 mod entry;
+mod itemize;
 mod jobs;
 mod judge;
 mod large;
@@ -44,6 +45,7 @@ use rd_proto::tree::{Answer, Metadata, Order, Record, TreeError, Verdict, is_nam
 use rustix::io::Errno;
 
 use super::contents::Medium;
+use super::entries::EntryStream;
 use super::first::First;
 use super::metadata::{Applied, Setter};
 use super::owners::Owners;
@@ -95,7 +97,7 @@ pub enum Names {
 }
 
 /// Where a tree is written, and how.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Destination {
     /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
     /// was asked for the files that links lead to.
@@ -109,6 +111,8 @@ pub struct Destination {
     pub block_bytes: u64,
     /// What has been made and written is counted here as well.
     pub progress: Arc<Progress>,
+    /// Where the caller is told of each entry, if it is.
+    pub entries: Option<Arc<EntryStream>>,
     /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
     /// comparing them takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
@@ -207,6 +211,7 @@ struct Shared {
     names: Names,
     block_bytes: u64,
     progress: Arc<Progress>,
+    entries: Option<Arc<EntryStream>>,
     is_local: bool,
     answer: SendAnswer,
     setter: Setter,
@@ -388,7 +393,7 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, block_bytes, progress, is_local } = destination.into();
+        let Destination { options, names, threads, block_bytes, progress, entries, is_local } = destination.into();
         if let Names::Only(name) = &names
             && !is_name(name)
             && name != b"."
@@ -409,6 +414,7 @@ impl TreeSink {
             names,
             block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },
             progress,
+            entries,
             is_local,
             answer,
             is_stopped: AtomicBool::new(false),
@@ -510,6 +516,7 @@ impl TreeSink {
         self.levels.clear();
         self.shared.finish_manifest();
         self.shared.check()?;
+        self.shared.entries.iter().for_each(|entries| entries.flush());
         let shared = &self.shared;
         let mut failures = shared.failures();
         let spared = shared.spared.load(Relaxed);

@@ -60,7 +60,7 @@ impl Scratch {
         let source = TreeSource::new(vec![root], CHUNK_BYTES, options, Arc::default()).expect("a source");
         plan.start_with(Work::SendTree(Box::new(source)), |post| {
             let sink =
-                TreeSink::new(&self.destination(), TreeOptions::default(), answer(post.clone())).expect("a sink");
+                TreeSink::new(&self.destination(), TreeOptions::default(), answer(post.clone()).0).expect("a sink");
             Work::ReceiveTree(Box::new(sink))
         })
     }

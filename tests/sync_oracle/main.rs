@@ -13,6 +13,7 @@ mod changes;
 mod copies;
 mod faults;
 mod generations;
+mod itemize;
 mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]

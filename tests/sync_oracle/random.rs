@@ -19,15 +19,15 @@ use crate::snapshot::{Finding, Snapshot, differences, snapshot};
 use crate::tree::{self, Gardener, Node};
 
 /// Seeds of `make test`.
-const SEEDS: std::ops::Range<u64> = 1..31;
+pub const SEEDS: std::ops::Range<u64> = 1..31;
 
 /// How many the long run takes.
-const LONG_COUNT: u64 = 300;
+pub const LONG_COUNT: u64 = 300;
 
 /// Lines that report one copy.
 const LINES_MAX: usize = 12;
 
-const UMASK: u32 = 0o022;
+pub const UMASK: u32 = 0o022;
 
 /// Directories that a copy itself changes.
 const TIMELESS: &[&[u8]] = &[b"", b"into"];
@@ -44,11 +44,11 @@ pub enum History {
 
 /// What a seed has grown.
 pub struct Grown {
-    source: Node,
+    pub source: Node,
     pub history: History,
     /// `SRC DST`, which makes DST/src; else `SRC/ DST`.
     pub is_nested: bool,
-    patterns: Vec<String>,
+    pub patterns: Vec<String>,
     pub way: Way,
 }
 
@@ -108,12 +108,12 @@ pub fn scene(lab: &Lab, name: &str, grown: &Grown) -> PathBuf {
     scene
 }
 
-fn copy_name(grown: &Grown) -> &'static str {
+pub fn copy_name(grown: &Grown) -> &'static str {
     if grown.is_nested { "src" } else { "copy" }
 }
 
 /// Source and destination as the command line has them.
-fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2] {
+pub fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2] {
     let source = lab.join(state).join("src").into_os_string();
     if grown.is_nested {
         return [source, scene.join("into").into_os_string()];
@@ -167,7 +167,7 @@ struct Made {
 }
 
 /// Inode, when it was made (numbers come again), and time of change of all that is there.
-type Inodes = BTreeMap<Vec<u8>, (u64, Option<SystemTime>, [i64; 2])>;
+pub type Inodes = BTreeMap<Vec<u8>, (u64, Option<SystemTime>, [i64; 2])>;
 
 fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program) -> Made {
     let scene = scene(lab, name, grown);
@@ -184,7 +184,7 @@ fn made(lab: &Lab, name: &str, grown: &Grown, mode: &Mode, program: &dyn Program
 }
 
 /// The source, by the paths of its copy.
-fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
+pub fn expected(lab: &Lab, grown: &Grown) -> Snapshot {
     expected_at(lab, &["into/", copy_name(grown)].concat())
 }
 
@@ -242,7 +242,7 @@ impl Made {
     }
 }
 
-fn inodes(top: &Path, got: &Snapshot) -> Inodes {
+pub fn inodes(top: &Path, got: &Snapshot) -> Inodes {
     let state = |path: &Vec<u8>| {
         let stat = fs::symlink_metadata(top.join(OsStr::from_bytes(path))).expect("it was there");
         (path.clone(), (stat.ino(), stat.created().ok(), [stat.ctime(), stat.ctime_nsec()]))

@@ -13,6 +13,7 @@ use crate::engine::{Observer, Read, SessionEvent, Summary, Waits};
 use crate::fault::Failure;
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
+use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
 
 /// Sends the caller what happens during a session.
@@ -22,6 +23,7 @@ pub(super) struct Messenger {
     pub(super) lanes: Arc<Mutex<Vec<(Medium, String)>>>,
     /// Of files and trees.
     pub(super) progress: Option<Arc<Progress>>,
+    pub(super) entries: Arc<EntryStream>,
 }
 
 impl Observer for Messenger {
@@ -47,6 +49,7 @@ impl Observer for Messenger {
                 return;
             }
             SessionEvent::Progress(counters, waits) => {
+                self.entries.send_waiting();
                 let tree = self.progress.as_ref().map(|progress| tree::progress(progress));
                 Message::Progress { bytes: counters.bytes, waits: as_micros(waits), tree }
             }

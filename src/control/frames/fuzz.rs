@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
+use crate::tree::entries::{Change, Effect, FileKind, differs};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -98,6 +99,15 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         has_found_all: true,
         name: b"sub/file-812.dat\xff".to_vec(),
     };
+    let link = Entry::Changed(Change {
+        path: b"sub/link\xff".to_vec(),
+        effect: Effect::Made,
+        kind: FileKind::Symlink,
+        differs: Some(differs::CONTENTS | differs::TIME),
+        leads_to: Some(b"../file".to_vec()),
+    });
+    let (effect, kind) = (Effect::Deleted, FileKind::Directory);
+    let deleted = Entry::Changed(Change { path: b"sub/d".to_vec(), effect, kind, differs: None, leads_to: None });
     let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
     let copy = Job::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree };
@@ -142,6 +152,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("ready", Message::Ready),
         ("go", Message::Go),
         ("entries-failed", Message::EntriesFailed(vec![fault])),
+        ("entries", Message::Entries(vec![link, deleted])),
+        ("entries-taken", Message::EntriesTaken(1)),
         ("examine", Message::Examine),
         ("examined", Message::Examined(b"facts".to_vec())),
         ("open-probe", Message::OpenProbe { ports: Some((7000, 7009)) }),

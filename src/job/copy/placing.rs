@@ -225,7 +225,7 @@ impl Copy<'_> {
         // As with rsync, SRC/ is what is in it, and SRC is the directory itself, at the first run and at all others.
         let is_directory = some.iter().any(|(_, found)| found.kind == Kind::Directory);
         let is_synced = self.plan.tree.sync && is_directory;
-        let is_contents = is_synced && some.iter().any(|(_, found)| found.path.ends_with(b"/"));
+        let is_contents = is_synced && some.iter().any(|(_, found)| self.plan.is_contents(found));
         if is_contents && several {
             return Err(Failure::new(
                 Exit::Usage,
@@ -314,6 +314,7 @@ impl Copy<'_> {
             (tree.in_place, "--in-place"),
             (tree.syncs(), "--fsync"),
             (tree.sync, "--sync"),
+            (tree.itemize_changes, "--itemize-changes"),
         ];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));

@@ -11,8 +11,9 @@ use rd_proto::tree::DEPTH_MAX;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::Shared;
+use super::{Shared, itemize};
 use crate::fs::{is_temporary_name, partial};
+use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
 
 /// The names of a directory that have not been met in the walk.
@@ -78,6 +79,10 @@ pub(super) struct Remover<'a> {
     pub shared: &'a Shared,
     /// Nothing on another device is entered.
     pub device: u64,
+    /// What the caller is told in front of paths below the root.
+    pub root: Vec<u8>,
+    /// The entry itself makes room for another of its name, and is not told of.
+    pub is_room: bool,
 }
 
 impl Remover<'_> {
@@ -99,7 +104,8 @@ impl Remover<'_> {
             return Ok(false);
         }
         if !is_directory {
-            return self.unlink(at, name, AtFlags::empty());
+            let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
+            return Ok(self.unlink(at, name, AtFlags::empty())? && self.tell(path, kind, depth));
         }
         if stat.st_dev != self.device {
             return Err(Errno::BUSY);
@@ -123,7 +129,19 @@ impl Remover<'_> {
             names.advance()?;
         }
         outcome?;
-        if is_empty { self.unlink(at, name, AtFlags::REMOVEDIR) } else { Ok(false) }
+        let is_gone = is_empty && self.unlink(at, name, AtFlags::REMOVEDIR)?;
+        Ok(is_gone && self.tell(path, FileKind::Directory, depth))
+    }
+
+    /// Tells the caller that an entry is gone, which it is.
+    fn tell(&self, path: &[u8], kind: FileKind, depth: usize) -> bool {
+        if let Some(entries) = &self.shared.entries
+            && !(self.is_room && depth == 0)
+        {
+            let (path, effect) = ([&self.root, path].concat(), Effect::Deleted);
+            entries.tell(Entry::Changed(Change { path, effect, kind, differs: None, leads_to: None }));
+        }
+        true
     }
 
     fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Result<bool, Errno> {

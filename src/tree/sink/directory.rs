@@ -12,11 +12,12 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, chmodat, fstat, fsync, m
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
-use super::judge::has_metadata;
+use super::itemize::differing;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
+use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
 
 /// How a directory is opened: itself and no link.
@@ -125,6 +126,8 @@ impl OpenDirectory {
         };
         let current = Current::new(&stat, parent.gives_acl, !is_new || was_left);
         let last = Last { mode, current, metadata: OwnedMetadata::new(described) };
+        let differs = (!is_new && shared.entries.is_some())
+            .then(|| differing(shared, Object::Open(fd.as_fd()), &stat, described, mode));
         let place = match name {
             // Merged into it.
             b"." => Arc::clone(&parent.place),
@@ -143,6 +146,10 @@ impl OpenDirectory {
         entered.is_fresh = parent.is_fresh || options.sync && is_new && entered.alternates.is_empty();
         if options.delete && !is_new {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
+        }
+        if differs != Some(0) {
+            let effect = if is_new { Effect::Made } else { Effect::Kept };
+            shared.tell(&entered, b"", (effect, FileKind::Directory), differs, || None);
         }
         Ok(entered)
     }
@@ -267,7 +274,7 @@ impl OpenDirectory {
             };
         }
         let path = self.path_below_root(name);
-        let remover = Remover { shared: &self.shared, device: old.st_dev };
+        let remover = Remover { shared: &self.shared, device: old.st_dev, root: self.told_root(), is_room: true };
         let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, &path, 0)?;
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
@@ -300,7 +307,7 @@ impl OpenDirectory {
             return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
         }
         let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
-        let remover = Remover { shared: &self.shared, device };
+        let remover = Remover { shared: &self.shared, device, root: self.told_root(), is_room: false };
         while let Some((_, name)) = names.current() {
             let path = self.path_below_root(name.to_bytes());
             if let Err(error) = remover.remove(self.fd.as_fd(), name, &path, 0) {
@@ -320,6 +327,23 @@ impl OpenDirectory {
         }
         path.extend(name);
         path
+    }
+
+    /// The path of an entry in it as the caller is told it: from the destination on, of a single source from that on. An empty
+    /// name: its own.
+    pub fn told_path(&self, name: &[u8]) -> Vec<u8> {
+        let mut names = self.names();
+        names.extend(Some(name).filter(|name| !name.is_empty()));
+        let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
+        names[(1 + usize::from(is_renamed)).min(names.len())..].join(&b'/')
+    }
+
+    /// What [`Self::told_path`] has in front of a path below its root.
+    fn told_root(&self) -> Vec<u8> {
+        match (self.shared.root_name(), self.names().get(1)) {
+            (None, Some(root)) => [root, &b"/"[..]].concat(),
+            _ => Vec::new(),
+        }
     }
 
     /// The path of an entry in it from the destination on; of a single root, from what lies in that on.
@@ -362,7 +386,7 @@ impl OpenDirectory {
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
-            let has_all = |stat: Stat| has_metadata(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode);
+            let has_all = |stat: Stat| differing(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode) == 0;
             if options.sync && fstat(&self.fd).is_ok_and(has_all) {
                 return Applied::default();
             }

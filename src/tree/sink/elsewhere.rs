@@ -20,10 +20,12 @@ use super::Shared;
 use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::entry::{self, Partial};
-use super::judge::{has_metadata, is_same_time};
+use super::itemize::differing;
+use super::judge::is_same_time;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
+use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
 use crate::tree::{Fault, metadata};
 
@@ -163,7 +165,7 @@ impl Elsewhere {
         let (stat, options) = (fstat(&file)?, &shared.options);
         let mode = options.mode.then(|| metadata::mode(options, described, 0o777));
         let place = Object::Path(file.as_fd());
-        if !is_same(&stat, &self.stat) || !has_metadata(shared, place, &stat, described, mode) {
+        if !is_same(&stat, &self.stat) || differing(shared, place, &stat, described, mode) != 0 {
             return Ok(false);
         }
         match entry::link(shared, file.as_fd(), directory, name) {
@@ -198,12 +200,15 @@ pub(super) fn copy(
     from: &OwnedFd,
     stat: &Stat,
 ) -> Result<(), Fault> {
+    let mode = shared.options.mode.then(|| metadata::mode(&shared.options, described, 0o777));
+    let differs = shared.entries.as_ref().map(|_| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
     let partial = Partial::create(shared, directory, name)?;
     let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
         .and_then(|()| fstat(from))
         .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, described))
+        .inspect(|()| shared.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None))
         .inspect_err(|_| partial.remove(directory, name));
     Ok(done?)
 }

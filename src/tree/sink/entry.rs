@@ -24,6 +24,7 @@ use rustix::io::Errno;
 
 use super::basis::{Basis, Compared, open_regular};
 use super::directory::OpenDirectory;
+use super::itemize::{self, Coming};
 use super::judge;
 use super::{Bytes, Local, Shared};
 use crate::fs::copy::{CopyError, copy_range};
@@ -36,6 +37,7 @@ use crate::fs::{
     read_up_to, write_at,
 };
 use crate::tree::contents::Medium;
+use crate::tree::entries::{Effect, FileKind};
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
@@ -62,7 +64,7 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
         Record::Symlink { target, .. } if is_led_to_itself(directory, name, target) => Err(Errno::LOOP.into()),
         Record::Symlink { metadata, target, .. } => {
             let make = |beside: &str| symlinkat(target, &directory.fd, beside);
-            make_other(shared, directory, name, &metadata, FileType::Symlink, make)
+            make_other(shared, directory, name, (&metadata, FileType::Symlink, Some(target)), make)
         }
         Record::Special { metadata, kind, device, .. } => {
             let (kind, is_device) = match kind {
@@ -73,7 +75,7 @@ pub(super) fn make(shared: &Shared, directory: &OpenDirectory, record: &Record<'
             };
             let device = if is_device { makedev(device.0, device.1) } else { 0 };
             let make = |beside: &str| mknodat(&directory.fd, beside, kind, Mode::RUSR | Mode::WUSR, device);
-            make_other(shared, directory, name, &metadata, kind, make)
+            make_other(shared, directory, name, (&metadata, kind, None), make)
         }
         _ => Ok(()),
     };
@@ -89,6 +91,8 @@ fn make_file(
     metadata: &Metadata<'_>,
     data: &[u8],
 ) -> Result<(), Fault> {
+    let size = Some(data.len() as u64);
+    let differs = shared.compare(directory, name, &Coming { kind: FileType::RegularFile, metadata, size });
     let partial = Partial::create(shared, directory, name)?;
     let digest = shared.makes_manifest().then(|| blake3::hash(data));
     let done = write_at(&partial.file, data, 0)
@@ -99,7 +103,10 @@ fn make_file(
         })
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, metadata))
-        .inspect(|()| _ = shared.bytes.fetch_add(data.len() as u64, Relaxed))
+        .inspect(|()| {
+            shared.bytes.fetch_add(data.len() as u64, Relaxed);
+            shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
+        })
         .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
         .inspect_err(|_| partial.remove(directory, name));
     Ok(done?)
@@ -146,10 +153,10 @@ fn make_other(
     shared: &Shared,
     directory: &OpenDirectory,
     name: &[u8],
-    described: &Metadata<'_>,
-    kind: FileType,
+    (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
     make: impl Fn(&str) -> Result<(), Errno>,
 ) -> Result<(), Fault> {
+    let differs = shared.compare(directory, name, &Coming { kind, metadata: described, size: None });
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || make(&beside))?;
     let name_it = || {
@@ -168,6 +175,8 @@ fn make_other(
         shared.progress.made(false);
         shared.note(applied, directory, name);
         directory.list(name, Medium::Cache);
+        let told = (Effect::Made, itemize::kind(kind));
+        shared.tell(directory, name, told, differs, || target.map(<[u8]>::to_vec));
         Ok(())
     };
     name_it().inspect_err(|_| _ = unlinkat(&directory.fd, &beside, AtFlags::empty()))
@@ -201,13 +210,17 @@ pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirector
     done
 }
 
-/// As [`link`], unless the name is one of the file's already, or is to be left.
+/// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller
+/// is told it.
 pub(super) fn link_again(
     shared: &Shared,
     fd: BorrowedFd<'_>,
     directory: &OpenDirectory,
     name: &[u8],
+    first: Vec<u8>,
 ) -> Result<(), Fault> {
+    let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    let told = if shared.entries.is_some() { Some((fstat(fd)?, old())) } else { None };
     if shared.options.sync {
         match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) if shared.options.existing => return Ok(()),
@@ -217,7 +230,11 @@ pub(super) fn link_again(
             Err(_) => {}
         }
     }
-    Ok(link(shared, fd, directory, name)?)
+    link(shared, fd, directory, name)?;
+    if let Some((linked, old)) = told {
+        shared.tell_linked(directory, name, &linked, old.as_ref(), first);
+    }
+    Ok(())
 }
 
 /// Links by descriptor, so that no name can be exchanged on the way.
@@ -382,6 +399,8 @@ pub(super) struct Large {
     finished: Option<OwnedFd>,
     /// What stands there is compared with it block by block.
     basis: Option<Basis>,
+    /// In what it differs from what it replaces, as the caller is told.
+    differs: Option<u16>,
     /// That is all of it, and stays.
     is_kept: OnceLock<()>,
     /// A transfer after this one may go on with it.
@@ -418,6 +437,8 @@ impl Large {
         awaits_have: bool,
         compared: Option<Compared>,
     ) -> Result<Self, Fault> {
+        let coming = Coming { kind: FileType::RegularFile, metadata, size: Some(size) };
+        let differs = shared.compare(directory, name, &coming);
         // It may take long, and another transfer can go on with it if this one is killed.
         let (partial, is_adopted) = match shared.options.in_place {
             true => (Partial::in_place(shared, directory, name)?, false),
@@ -446,6 +467,7 @@ impl Large {
             is_adopted,
             finished,
             basis,
+            differs,
             is_kept: OnceLock::new(),
             is_lasting: awaits_have,
             name: name.to_vec(),
@@ -724,6 +746,8 @@ impl Large {
         match settled.and_then(|()| sync()).and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
+                let told = (Effect::Transferred, FileKind::Regular);
+                self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
                 if self.is_lasting && self.directory.is_unseen {
                     self.shared.resumable_bytes.fetch_add(self.size, Relaxed);
                 }
@@ -771,7 +795,7 @@ impl Drop for Large {
             let kept = self.basis.as_ref().filter(|_| self.is_kept.get().is_some());
             let file = kept.map_or(self.partial.file.as_fd(), Basis::file);
             let linked = if is_published {
-                link_again(&self.shared, file, &directory, &name)
+                link_again(&self.shared, file, &directory, &name, self.directory.told_path(&self.name))
             } else {
                 Err(Fault::Detail(FIRST_NAME_FAILED))
             };

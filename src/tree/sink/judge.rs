@@ -13,13 +13,15 @@ use rustix::io::Errno;
 use super::basis::{Compared, open_regular};
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
+use super::itemize::{self, differing};
 use super::{Refused, Shared, TreeSink};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, hash_range, identity};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::contents::Medium;
-use crate::tree::metadata::{self, Current, OwnedMetadata, Reader};
+use crate::tree::entries::Effect;
+use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::walk::INLINE_BYTES_MAX;
 
 /// A listed file whose contents are to come, or that is the same as what is there.
@@ -188,37 +190,6 @@ pub(super) fn is_same_time(options: &TreeOptions, old: &Stat, described: &Metada
     }
 }
 
-/// Whether an entry has all of the metadata that it is to have, which then is left alone.
-pub(super) fn has_metadata(
-    shared: &Shared,
-    entry: Object<'_>,
-    stat: &Stat,
-    described: &Metadata<'_>,
-    mode: Option<u32>,
-) -> bool {
-    let options = &shared.options;
-    let modified = (described.modified.seconds, described.modified.nanoseconds);
-    let has_owner = (stat.st_uid, stat.st_gid) == (described.uid, described.gid);
-    let has_xattrs = || {
-        // Hardly any entry has attributes, and a reader has large buffers.
-        // A name has more than the one byte; rustix answers 0 for no buffer.
-        if described.xattrs.is_empty() && entry.list_xattrs(&mut [0]) == Ok(0) {
-            return true;
-        }
-        let mut reader = Reader::default();
-        // In whatever order; each name comes once.
-        reader.read(options, entry, stat).is_ok_and(|there| {
-            let (ours, theirs) = (there.xattrs, described.xattrs);
-            ours.iter().count() == theirs.iter().count()
-                && ours.iter().all(|one| theirs.iter().any(|other| one == other))
-        })
-    };
-    (!options.times || (stat.st_mtime, stat.st_mtime_nsec as u32) == modified)
-        && (!options.owner || has_owner || !shared.setter.may_give_away())
-        && mode.is_none_or(|mode| mode == stat.st_mode & 0o7777)
-        && (!options.xattrs || has_xattrs())
-}
-
 /// Gives an entry that stays, and that `stat` describes, the metadata that it is to have, where it has other. `false` if
 /// another generation may have it as well: then nothing is done, and a new one is to be made.
 pub(super) fn keep(
@@ -233,7 +204,8 @@ pub(super) fn keep(
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
     let named = Object::Named(directory.fd.as_fd(), &path);
-    if !has_metadata(shared, named, stat, described, mode) {
+    let differs = differing(shared, named, stat, described, mode);
+    if differs != 0 {
         if options.generations.share_files() && stat.st_nlink > 1 {
             return Ok(false);
         }
@@ -245,6 +217,8 @@ pub(super) fn keep(
         let (entry, stat) = (Object::Path(fd.as_fd()), opened);
         let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
         shared.note(applied, directory, name);
+        let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
+        shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
         if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
@@ -320,7 +294,10 @@ pub(super) fn is_there(
     {
         return Ok(true);
     }
-    directory.clear_way(name, &old)?;
+    // What is no directory is replaced by its name.
+    if FileType::from_raw_mode(old.st_mode) == FileType::Directory {
+        directory.clear_way(name, &old)?;
+    }
     Ok(false)
 }
 

@@ -17,7 +17,7 @@ impl TreeSink {
     pub(super) fn link(&mut self, directory: &Arc<OpenDirectory>, name: &[u8], first: &[u8]) -> Result<(), Refused> {
         let Some(top) = self.levels.first().cloned().flatten() else { return Ok(()) };
         let mut first = first.to_vec();
-        let end = first.iter().position(|&byte| byte == b'/').unwrap_or(first.len());
+        let end = end_of_root(&first);
         let was_asked_for = match &self.shared.names {
             Names::Any => true,
             Names::Only(_) => self.root.as_deref() == Some(&first[..end]),
@@ -61,10 +61,18 @@ impl TreeSink {
                     return Ok(());
                 }
                 let linked = found.map_err(Fault::from);
-                linked.and_then(|found| entry::link_again(&self.shared, found.as_fd(), directory, name))
+                let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
+                let told =
+                    if is_renamed { first[(end_of_root(&first) + 1).min(first.len())..].to_vec() } else { first };
+                linked.and_then(|found| entry::link_again(&self.shared, found.as_fd(), directory, name, told))
             }
         };
         self.shared.note_link(linked, directory, name);
         Ok(())
     }
+}
+
+/// The length of a path's first name.
+fn end_of_root(path: &[u8]) -> usize {
+    path.iter().position(|&byte| byte == b'/').unwrap_or(path.len())
 }

@@ -1,0 +1,171 @@
+//! Lines of `--itemize-changes`, which scripts read: in rsync's letters, with names escaped as it does.
+
+use std::io::Write;
+
+use crate::cli::printed;
+use crate::fs::standard;
+use crate::job::entries::TakeEntries;
+use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
+
+/// How lines are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    /// What is changed is on another host.
+    pub is_push: bool,
+    /// `--no-times`: what is changed has the time of the copy.
+    pub no_times: bool,
+}
+
+/// Prints entries on standard output.
+pub(crate) fn printer(style: Style) -> TakeEntries {
+    Box::new(move |entries| {
+        let mut text = Vec::new();
+        entries.iter().for_each(|Entry::Changed(change)| line(change, style, &mut text));
+        printed(standard::output().and_then(|mut output| output.write_all(&text)))
+    })
+}
+
+fn line(change: &Change, style: Style, text: &mut Vec<u8>) {
+    text.extend(letters(change, style));
+    text.push(b' ');
+    escape(&change.path, text);
+    if change.kind == FileKind::Directory {
+        text.push(b'/');
+    }
+    if let Some(leads_to) = &change.leads_to {
+        text.extend(if change.effect == Effect::Linked { b" => " } else { b" -> " });
+        escape(leads_to, text);
+    }
+    text.push(b'\n');
+}
+
+/// What was done, what it was done to, and in what that differed: `YXcstpoguax`.
+fn letters(change: &Change, style: Style) -> [u8; 11] {
+    let update = match change.effect {
+        Effect::Deleted => return *b"*deleting  ",
+        Effect::Transferred if style.is_push => b'<',
+        Effect::Transferred => b'>',
+        Effect::Made => b'c',
+        Effect::Linked => b'h',
+        Effect::Kept => b'.',
+    };
+    let kind = match change.kind {
+        FileKind::Regular => b'f',
+        FileKind::Directory => b'd',
+        FileKind::Symlink => b'L',
+        FileKind::Device => b'D',
+        FileKind::Special => b'S',
+    };
+    let mut letters = [b'+'; 11];
+    (letters[0], letters[1]) = (update, kind);
+    let Some(bits) = change.differs else { return letters };
+    let time = if style.no_times && change.effect != Effect::Kept { b'T' } else { b't' };
+    let bits = if time == b'T' { bits | differs::TIME } else { bits };
+    for (place, bit, letter) in [
+        (2, differs::CONTENTS, b'c'),
+        (3, differs::SIZE, b's'),
+        (4, differs::TIME, time),
+        (5, differs::MODE, b'p'),
+        (6, differs::OWNER, b'o'),
+        (7, differs::GROUP, b'g'),
+        (8, 0, b'u'),
+        (9, differs::ACL, b'a'),
+        (10, differs::XATTRS, b'x'),
+    ] {
+        letters[place] = if bits & bit == 0 { b'.' } else { letter };
+    }
+    if bits == 0 && !matches!(update, b'<' | b'>') {
+        letters[2..].fill(b' ');
+    }
+    letters
+}
+
+/// A name as rsync prints it where the locale has UTF-8: a byte that is no part of a printable character is `\#ooo`, and so
+/// is a backslash that would be taken for the beginning of that.
+fn escape(name: &[u8], text: &mut Vec<u8>) {
+    let octal = |text: &mut Vec<u8>, bytes: &[u8]| {
+        for byte in bytes {
+            text.extend(format!("\\#{byte:03o}").into_bytes());
+        }
+    };
+    for part in name.utf8_chunks() {
+        let valid = part.valid();
+        for (at, letter) in valid.char_indices() {
+            let bytes = &valid.as_bytes()[at..at + letter.len_utf8()];
+            let rest = &name[part.valid().as_ptr() as usize - name.as_ptr() as usize + at..];
+            let is_escape =
+                matches!(rest, [b'\\', b'#', a, b, c, ..] if [a, b, c].iter().all(|byte| byte.is_ascii_digit()));
+            match letter {
+                '\t' => text.push(b'\t'),
+                letter if letter.is_control() || is_escape => octal(text, bytes),
+                _ => text.extend(bytes),
+            }
+        }
+        octal(text, part.invalid());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PULL: Style = Style { is_push: false, no_times: false };
+
+    fn change(effect: Effect, kind: FileKind, differs: Option<u16>) -> Change {
+        Change { path: b"d/name".to_vec(), effect, kind, differs, leads_to: None }
+    }
+
+    fn shown(change: &Change, style: Style) -> String {
+        let mut text = Vec::new();
+        line(change, style, &mut text);
+        text.escape_ascii().to_string()
+    }
+
+    #[test]
+    fn lines_are_those_of_rsync() {
+        use Effect::{Deleted, Kept, Linked, Made, Transferred};
+        use FileKind::{Device, Directory, Regular, Special, Symlink};
+        let all = differs::SIZE | differs::TIME | differs::MODE | differs::OWNER | differs::GROUP;
+        for (effect, kind, differs, line) in [
+            (Transferred, Regular, None, ">f+++++++++ d/name"),
+            (Transferred, Regular, Some(differs::SIZE | differs::TIME), ">f.st...... d/name"),
+            (Transferred, Regular, Some(differs::CONTENTS), ">fc........ d/name"),
+            (Transferred, Regular, Some(0), ">f......... d/name"),
+            (Kept, Regular, Some(all | differs::ACL | differs::XATTRS), ".f.stpog.ax d/name"),
+            (Kept, Directory, Some(differs::TIME), ".d..t...... d/name/"),
+            (Made, Directory, None, "cd+++++++++ d/name/"),
+            (Made, Special, None, "cS+++++++++ d/name"),
+            (Made, Device, Some(differs::CONTENTS), "cDc........ d/name"),
+            (Linked, Regular, Some(0), "hf          d/name"),
+            (Deleted, Regular, None, "*deleting   d/name"),
+            (Deleted, Directory, None, "*deleting   d/name/"),
+        ] {
+            assert_eq!(shown(&change(effect, kind, differs), PULL), format!("{line}\\n"));
+        }
+        let push = Style { is_push: true, ..PULL };
+        assert_eq!(shown(&change(Transferred, Regular, Some(1)), push), "<fc........ d/name\\n");
+        let no_times = Style { no_times: true, ..PULL };
+        assert_eq!(shown(&change(Transferred, Regular, Some(differs::SIZE)), no_times), ">f.sT...... d/name\\n");
+        assert_eq!(shown(&change(Kept, Regular, Some(differs::MODE)), no_times), ".f...p..... d/name\\n");
+        let link = Change { leads_to: Some(b"to".to_vec()), ..change(Made, Symlink, None) };
+        assert_eq!(shown(&link, PULL), "cL+++++++++ d/name -> to\\n");
+        let link = Change { leads_to: Some(b"first".to_vec()), ..change(Linked, Regular, None) };
+        assert_eq!(shown(&link, PULL), "hf+++++++++ d/name => first\\n");
+    }
+
+    #[test]
+    fn names_are_escaped_as_rsync_does() {
+        for (name, line) in [
+            (&b"plain \xc3\xa4\t"[..], &b"plain \xc3\xa4\t"[..]),
+            (b"a\nb\x1b[m\x7f", b"a\\#012b\\#033[m\\#177"),
+            (b"\xff\xc3", b"\\#377\\#303"),
+            (b"\xc2\x9b", b"\\#302\\#233"),
+            (b"\\#012 \\# \\#12x \\", b"\\#134#012 \\# \\#12x \\"),
+            (b"\xff\\#377", b"\\#377\\#134#377"),
+        ] {
+            let mut text = Vec::new();
+            escape(name, &mut text);
+            assert_eq!(text.escape_ascii().to_string(), line.escape_ascii().to_string());
+        }
+    }
+}

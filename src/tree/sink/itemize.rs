@@ -1,0 +1,148 @@
+//! What the caller is told of entries: in what each differs from what was there, found before anything of it is changed.
+
+use std::ffi::CString;
+use std::os::fd::AsFd;
+
+use rd_proto::tree::{Metadata, Xattrs};
+use rustix::fs::{AtFlags, FileType, Stat, readlinkat, statat};
+
+use super::Shared;
+use super::directory::OpenDirectory;
+use crate::fs::metadata::{ACLS, Object};
+use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
+use crate::tree::metadata::{self, Reader};
+
+/// What a kind of file is called in entries.
+pub(super) fn kind(of: FileType) -> FileKind {
+    match of {
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::BlockDevice | FileType::CharacterDevice => FileKind::Device,
+        FileType::Fifo | FileType::Socket => FileKind::Special,
+        _ => FileKind::Regular,
+    }
+}
+
+/// What a symbolic link that stays leads to.
+pub(super) fn target(directory: &OpenDirectory, name: &[u8], kind: FileKind) -> Option<Vec<u8>> {
+    let read = || readlinkat(&directory.fd, name, Vec::new()).ok();
+    if kind == FileKind::Symlink { read().map(CString::into_bytes) } else { None }
+}
+
+/// In what the metadata of an entry, which `stat` describes, differ from what they are to be: bits of [`differs`].
+pub(super) fn differing(
+    shared: &Shared,
+    entry: Object<'_>,
+    stat: &Stat,
+    described: &Metadata<'_>,
+    mode: Option<u32>,
+) -> u16 {
+    let options = &shared.options;
+    let modified = (described.modified.seconds, described.modified.nanoseconds);
+    let has_time = !options.times || (stat.st_mtime, stat.st_mtime_nsec as u32) == modified;
+    let keeps_owner = !options.owner || !shared.setter.may_give_away();
+    let mut bits = 0;
+    for (bit, is_same) in [
+        (differs::TIME, has_time),
+        (differs::OWNER, keeps_owner || stat.st_uid == described.uid),
+        (differs::GROUP, keeps_owner || stat.st_gid == described.gid),
+        (differs::MODE, mode.is_none_or(|mode| mode == stat.st_mode & 0o7777)),
+    ] {
+        bits |= if is_same { 0 } else { bit };
+    }
+    if options.xattrs { bits | differing_xattrs(shared, entry, stat, described.xattrs) } else { bits }
+}
+
+fn differing_xattrs(shared: &Shared, entry: Object<'_>, stat: &Stat, described: Xattrs<'_>) -> u16 {
+    // Hardly any entry has attributes, and a reader has large buffers.
+    // A name has more than the one byte; rustix answers 0 for no buffer.
+    if described.is_empty() && entry.list_xattrs(&mut [0]) == Ok(0) {
+        return 0;
+    }
+    let mut reader = Reader::default();
+    let Ok(there) = reader.read(&shared.options, entry, stat) else { return differs::XATTRS };
+    // In whatever order; each name comes once.
+    let are_same = |are_acls: bool| {
+        let some = |all: Xattrs<'_>| all.iter().filter(|(name, _)| ACLS.contains(name) == are_acls).count();
+        let mut there_now = there.xattrs.iter().filter(|(name, _)| ACLS.contains(name) == are_acls);
+        some(there.xattrs) == some(described)
+            && there_now.all(|attribute| described.iter().any(|other| other == attribute))
+    };
+    let mut bits = 0;
+    for (bit, are_acls) in [(differs::ACL, true), (differs::XATTRS, false)] {
+        bits |= if are_same(are_acls) { 0 } else { bit };
+    }
+    bits
+}
+
+/// An entry that is to come.
+pub(super) struct Coming<'a> {
+    pub kind: FileType,
+    pub metadata: &'a Metadata<'a>,
+    /// Of a file.
+    pub size: Option<u64>,
+}
+
+impl Shared {
+    /// In what an entry that is to come differs from what is there under its name; `None` where nothing of its kind is, or
+    /// the caller is not told of entries.
+    pub(super) fn compare(&self, directory: &OpenDirectory, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
+        self.entries.as_ref()?;
+        let old = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        if kind(FileType::from_raw_mode(old.st_mode)) != kind(coming.kind) {
+            return None;
+        }
+        let path = CString::new(name).ok()?;
+        let mode = self.options.mode && coming.kind != FileType::Symlink;
+        let mode = mode.then(|| metadata::mode(&self.options, coming.metadata, 0o777));
+        let mut bits = differing(self, Object::Named(directory.fd.as_fd(), &path), &old, coming.metadata, mode);
+        if coming.size.is_some_and(|size| size != old.st_size as u64) {
+            bits |= differs::SIZE;
+        }
+        if coming.kind != FileType::RegularFile || self.options.checksum {
+            bits |= differs::CONTENTS;
+        }
+        Some(bits)
+    }
+
+    /// Tells the caller of an entry, if it wants to know.
+    pub(super) fn tell(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        (effect, kind): (Effect, FileKind),
+        differs: Option<u16>,
+        leads_to: impl FnOnce() -> Option<Vec<u8>>,
+    ) {
+        let Some(entries) = &self.entries else { return };
+        let (path, leads_to) = (directory.told_path(name), leads_to());
+        entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));
+    }
+
+    /// The same, of a file that has become another name of `first`.
+    pub(super) fn tell_linked(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        linked: &Stat,
+        old: Option<&Stat>,
+        first: Vec<u8>,
+    ) {
+        let kind_of = |stat: &Stat| kind(FileType::from_raw_mode(stat.st_mode));
+        let bits = old.filter(|old| kind_of(old) == kind_of(linked)).map(|old| {
+            let time = |stat: &Stat| (stat.st_mtime, stat.st_mtime_nsec);
+            let mut bits = 0;
+            for (bit, is_same) in [
+                (differs::SIZE, kind_of(old) != FileKind::Regular || old.st_size == linked.st_size),
+                (differs::TIME, time(old) == time(linked)),
+                (differs::MODE, old.st_mode == linked.st_mode),
+                (differs::OWNER, old.st_uid == linked.st_uid),
+                (differs::GROUP, old.st_gid == linked.st_gid),
+            ] {
+                bits |= if is_same { 0 } else { bit };
+            }
+            bits
+        });
+        self.tell(directory, name, (Effect::Linked, kind_of(linked)), bits, || Some(first));
+    }
+}

@@ -1,0 +1,122 @@
+//! `rdcp --itemize-changes`: what is printed when, and a reader that takes its time. `tests/sync_oracle/itemize.rs` holds the
+//! lines to those of rsync.
+
+mod rig;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rig::lab::*;
+use rig::*;
+use rustix::process::Signal;
+
+/// More lines than pipes, messages and the stream's window hold together.
+const FILES: usize = 6000;
+
+/// Source and destination: within this host, to another, from another, between two.
+const WAYS: [(&str, &str); 4] = [("", ""), ("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
+
+/// A tree with many files of long names.
+fn wide() -> Lab {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("source")).expect("a directory");
+    for number in 0..FILES {
+        fs::write(lab.join("source").join(format!("{number:0200}")), b"x").expect("a file");
+    }
+    lab
+}
+
+fn itemized(lab: &Lab, (from, to): (&str, &str), name: &str) -> Command {
+    let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--itemize-changes"]).arg(path(from, "source/")).arg(path(to, name));
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// The copy waits for its reader, for longer than an end may take to say how it ended, and then goes on.
+#[test]
+fn a_reader_may_take_its_time() {
+    let lab = wide();
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let mut process = Process::spawn(&mut itemized(&lab, way, &format!("copy{number}")));
+        std::thread::sleep(Duration::from_millis(4500));
+        assert!(process.is_running(), "{way:?}: {}", process.stderr());
+        let lines: Vec<String> = BufReader::new(process.stdout()).lines().map(|line| line.expect("text")).collect();
+        process.wait().expect(0);
+        let letter = if way.1.is_empty() { '>' } else { '<' };
+        assert_eq!(lines.iter().filter(|line| line.starts_with(&format!("{letter}f+++++++++ 0"))).count(), FILES);
+        assert_eq!(lines.len(), FILES + 1, "and the directory");
+        // What is the same is not told.
+        let mut again = Process::spawn(&mut itemized(&lab, way, &format!("copy{number}")));
+        let mut text = String::new();
+        again.stdout().read_to_string(&mut text).expect("text");
+        again.wait().expect(0);
+        assert_eq!(text, "");
+    }
+}
+
+/// A signal is heeded while nobody reads, and one who closes the output ends the copy.
+#[test]
+fn nobody_waits_for_a_reader_that_is_not_wanted() {
+    let lab = wide();
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let mut process = Process::spawn(&mut itemized(&lab, way, &format!("stopped{number}")));
+        std::thread::sleep(Duration::from_secs(1));
+        process.signal(Signal::INT);
+        process.wait().expect(130).within(Duration::from_secs(4));
+        let mut process = Process::spawn(&mut itemized(&lab, way, &format!("closed{number}")));
+        let mut output = process.stdout();
+        output.read_exact(&mut [0; 100]).expect("some of it");
+        drop(output);
+        process.wait().expect(141).within(SOON);
+    }
+    lab.all_gone(SOON);
+}
+
+/// Each name of a file is told once, with the one that was sent.
+#[test]
+fn names_of_one_file() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        let source = lab.join("source");
+        fs::create_dir_all(source.join("below")).expect("directories");
+        fs::write(source.join("a"), b"1").expect("a file");
+        for name in ["below/b", "c"] {
+            fs::hard_link(source.join("a"), source.join(name)).expect("a link");
+        }
+        let lines = |name: &str| {
+            let mut process = Process::spawn(&mut itemized(&lab, (from, to), name));
+            let lines: Vec<String> = BufReader::new(process.stdout()).lines().map(|line| line.expect("text")).collect();
+            process.wait().expect(0);
+            lines.into_iter().map(|line| line.replacen('<', ">", 1)).collect::<Vec<_>>()
+        };
+        let mut first = lines("copy");
+        first.sort_unstable();
+        let expected =
+            [">f+++++++++ a", "cd+++++++++ ./", "cd+++++++++ below/", "hf+++++++++ below/b => a", "hf+++++++++ c => a"];
+        assert_eq!(first, expected, "{from} {to}");
+        // What changes is the file, and with it every name.
+        fs::write(source.join("a"), b"22").expect("a file");
+        let mut second = lines("copy");
+        second.sort_unstable();
+        assert_eq!(second, [">f.st...... a", "hf.st...... below/b => a", "hf.st...... c => a"], "{from} {to}");
+    }
+}
+
+#[test]
+fn what_it_cannot_be_with() {
+    let lab = Lab::new();
+    lab.0.file("source", b"1");
+    let run = |arguments: &[&str]| {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped())).wait()
+    };
+    run(&["--itemize-changes", "--json", "source", "copy"]).expect(1).one_line("rdcp", &["--json=FILE"]);
+    run(&["--itemize-changes", "source", "-"])
+        .expect(1)
+        .one_line("rdcp", &["--itemize-changes is for files and trees"]);
+    assert!(lab.made(&["source"]).is_empty());
+}

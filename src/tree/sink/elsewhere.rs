@@ -22,6 +22,7 @@ use super::directory::OpenDirectory;
 use super::entry::{self, Partial};
 use super::itemize::differing;
 use super::judge::is_same_time;
+use super::links::link;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
@@ -168,7 +169,7 @@ impl Elsewhere {
         if !is_same(&stat, &self.stat) || differing(shared, place, &stat, described, mode) != 0 {
             return Ok(false);
         }
-        match entry::link(shared, file.as_fd(), directory, name) {
+        match link(shared, file.as_fd(), directory, name) {
             Ok(()) => {}
             // The last two also where it may not be linked: it is another user's, or the file system has no links.
             Err(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP) => return Ok(false),

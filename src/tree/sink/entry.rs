@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -17,8 +17,8 @@ use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
 use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{Answer, Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
-    ioctl_ficlone, linkat, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
+    Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
+    ioctl_ficlone, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -26,15 +26,16 @@ use super::basis::{Basis, Compared, open_regular};
 use super::directory::OpenDirectory;
 use super::itemize::{self, Coming};
 use super::judge;
+use super::links::{link, link_again};
 use super::{Bytes, Local, Shared};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
-use crate::fs::metadata::{Object, itself, succeed};
+use crate::fs::metadata::{Object, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, identity, io_fact, is_serial, name_beside, plain_fact,
-    read_up_to, write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, read_up_to,
+    write_at,
 };
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -183,7 +184,11 @@ fn make_other(
 }
 
 /// Calls `make`, which makes the name `beside`; what a killed transfer left under that name is removed.
-fn make_beside(directory: &OpenDirectory, beside: &str, make: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+pub(super) fn make_beside(
+    directory: &OpenDirectory,
+    beside: &str,
+    make: impl Fn() -> Result<(), Errno>,
+) -> Result<(), Errno> {
     for _ in 0..TRIES_MAX {
         match make() {
             Err(Errno::EXIST) => match unlinkat(&directory.fd, beside, AtFlags::empty()) {
@@ -194,61 +199,6 @@ fn make_beside(directory: &OpenDirectory, beside: &str, make: impl Fn() -> Resul
         }
     }
     Err(Errno::BUSY)
-}
-
-/// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
-pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
-    match link_new(shared, fd, directory, name) {
-        Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
-        done => return done,
-    }
-    let beside = name_beside(name, WHOLE);
-    make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
-    let done = partial::publish(&directory.fd, &*beside, fd, name);
-    // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
-    let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
-    done
-}
-
-/// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller
-/// is told it.
-pub(super) fn link_again(
-    shared: &Shared,
-    fd: BorrowedFd<'_>,
-    directory: &OpenDirectory,
-    name: &[u8],
-    first: Vec<u8>,
-) -> Result<(), Fault> {
-    let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
-    let told = if shared.entries.is_some() { Some((fstat(fd)?, old())) } else { None };
-    if shared.options.sync {
-        match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) if shared.options.existing => return Ok(()),
-            Ok(_) if shared.options.ignore_existing => return Ok(()),
-            Ok(old) if identity(&old) == identity(&fstat(fd)?) => return Ok(()),
-            Ok(old) => directory.clear_way(name, &old)?,
-            Err(_) => {}
-        }
-    }
-    link(shared, fd, directory, name)?;
-    if let Some((linked, old)) = told {
-        shared.tell_linked(directory, name, &linked, old.as_ref(), first);
-    }
-    Ok(())
-}
-
-/// Links by descriptor, so that no name can be exchanged on the way.
-fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
-    if shared.can_link_nameless.load(Relaxed) {
-        match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
-            // What the kernel says to those who may not, before 6.10 all but root.
-            Err(Errno::NOENT) => {}
-            done => return done,
-        }
-    }
-    linkat(CWD, itself(fd), &directory.fd, name, AtFlags::SYMLINK_FOLLOW)?;
-    shared.can_link_nameless.store(false, Relaxed);
-    Ok(())
 }
 
 /// A file that is being written.

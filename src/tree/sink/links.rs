@@ -1,14 +1,18 @@
 //! Further names of what has come.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rd_proto::tree::OPEN_LINKS_MAX;
-use rustix::fs::FileType;
+use rustix::fs::{AtFlags, CWD, FileType, fstat, linkat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, find};
-use super::{Names, Refused, TreeSink, entry};
+use super::entry::make_beside;
+use super::{Names, Refused, Shared, TreeSink};
+use crate::fs::metadata::itself;
+use crate::fs::{WHOLE, identity, name_beside, partial};
 use crate::options::TreeOptions;
 use crate::tree::{FIRST_NAME_FAILED, Fault};
 
@@ -64,7 +68,7 @@ impl TreeSink {
                 let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
                 let told =
                     if is_renamed { first[(end_of_root(&first) + 1).min(first.len())..].to_vec() } else { first };
-                linked.and_then(|found| entry::link_again(&self.shared, found.as_fd(), directory, name, told))
+                linked.and_then(|found| link_again(&self.shared, found.as_fd(), directory, name, told))
             }
         };
         self.shared.note_link(linked, directory, name);
@@ -75,4 +79,59 @@ impl TreeSink {
 /// The length of a path's first name.
 fn end_of_root(path: &[u8]) -> usize {
     path.iter().position(|&byte| byte == b'/').unwrap_or(path.len())
+}
+
+/// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
+pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+    match link_new(shared, fd, directory, name) {
+        Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
+        done => return done,
+    }
+    let beside = name_beside(name, WHOLE);
+    make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
+    let done = partial::publish(&directory.fd, &*beside, fd, name);
+    // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
+    let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
+    done
+}
+
+/// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller
+/// is told it.
+pub(super) fn link_again(
+    shared: &Shared,
+    fd: BorrowedFd<'_>,
+    directory: &OpenDirectory,
+    name: &[u8],
+    first: Vec<u8>,
+) -> Result<(), Fault> {
+    let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+    let told = if shared.entries.is_some() { Some((fstat(fd)?, old())) } else { None };
+    if shared.options.sync {
+        match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) if shared.options.existing => return Ok(()),
+            Ok(_) if shared.options.ignore_existing => return Ok(()),
+            Ok(old) if identity(&old) == identity(&fstat(fd)?) => return Ok(()),
+            Ok(old) => directory.clear_way(name, &old)?,
+            Err(_) => {}
+        }
+    }
+    link(shared, fd, directory, name)?;
+    if let Some((linked, old)) = told {
+        shared.tell_linked(directory, name, &linked, old.as_ref(), first);
+    }
+    Ok(())
+}
+
+/// Links by descriptor, so that no name can be exchanged on the way.
+fn link_new(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+    if shared.can_link_nameless.load(Relaxed) {
+        match linkat(fd, "", &directory.fd, name, AtFlags::EMPTY_PATH) {
+            // What the kernel says to those who may not, before 6.10 all but root.
+            Err(Errno::NOENT) => {}
+            done => return done,
+        }
+    }
+    linkat(CWD, itself(fd), &directory.fd, name, AtFlags::SYMLINK_FOLLOW)?;
+    shared.can_link_nameless.store(false, Relaxed);
+    Ok(())
 }

@@ -471,6 +471,10 @@ pub struct TreeOptions {
     #[arg(long, overrides_with = "itemize_changes")]
     #[n(30)]
     pub itemize_changes: bool,
+    /// The receiving end tells of each entry with the digest of its contents: `--manifest`, `--manifest-b3sum`.
+    #[arg(skip)]
+    #[n(60)]
+    pub manifest: bool,
 }
 
 impl Default for TreeOptions {
@@ -501,6 +505,7 @@ impl Default for TreeOptions {
             update: false,
             generations: Generations::default(),
             itemize_changes: false,
+            manifest: false,
             symlinks: true,
             one_file_system: false,
             copy_links: false,

@@ -1,6 +1,8 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
-complete -c rdcp -l check -d 'Compare DIR with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output' -r -f -a "disk\t'What the disk has stored'
+complete -c rdcp -l check -d 'Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output' -r -f -a "disk\t'What the disk has stored'
 cached\t'What the page cache has, where it has it'"
+complete -c rdcp -l manifest -d 'Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied' -r
+complete -c rdcp -l manifest-b3sum -d 'Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory' -r
 complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces are part of it; of several patterns the last that matches decides' -r
 complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude before it does' -r
 complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin with # or ;, and those that begin with "+ " include' -r

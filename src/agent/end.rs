@@ -18,10 +18,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::check::Comparison;
 use super::{tree, words};
 use crate::agent::place;
 use crate::control::endpoints;
-use crate::control::frames::{Begin, Endpoint, Fault, Job, Message, Report, SessionKey};
+use crate::control::frames::{Begin, Endpoint, Fault, Job, MANIFEST_WINDOW, Message, Report, SessionKey};
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::control::tunnel::{Emit, Tunnel};
 use crate::engine::listen::{Incoming, Listener};
@@ -34,6 +35,7 @@ use crate::fs::{standard, std_fact};
 use crate::options::TreeOptions;
 use crate::transport::relay::{RelayInput, RelayOutput};
 use crate::tree::Root;
+use crate::tree::check::Medium;
 use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
 use crate::tree::source::TreeSource;
@@ -82,6 +84,8 @@ pub(crate) struct End {
     go: Sender<()>,
     /// What can be counted, until it is.
     countable: Option<tree::Countable>,
+    /// Takes the manifest that a directory is compared with.
+    manifest: Option<Sender<Vec<u8>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -127,13 +131,14 @@ impl End {
             ports: begin.options.port_range.clone(),
             shared: Arc::clone(&shared),
             peer: match begin.job {
-                Job::Copy { .. } => Peer::Nobody,
+                Job::Copy { .. } | Job::Check { .. } => Peer::Nobody,
                 _ if begin.caller_is_peer => Peer::Caller,
                 _ => Peer::Another,
             },
             is_of_pipeline: begin.waits,
             go,
             countable,
+            manifest: None,
             thread: None,
         };
         let is_standard = matches!(begin.job, Job::SendStandard | Job::ReceiveStandard);
@@ -148,6 +153,18 @@ impl End {
                 let copy = tree::LocalCopy { roots, directory, names, settings, stop, progress, entries };
                 Box::new(move || {
                     let report = copy.copy(&emit);
+                    shared.ended.store(true, Ordering::Release);
+                    emit(Message::Ended(Box::new(report)));
+                })
+            }
+            Job::Check { directory, is_cached } => {
+                let (pieces, manifest) = bounded(MANIFEST_WINDOW as usize);
+                end.manifest = Some(pieces);
+                let medium = if is_cached { Medium::Cache } else { Medium::Disk };
+                let (stop, entries) = (Arc::clone(&shared.stop), Arc::clone(&shared.entries));
+                let comparison = Comparison { directory, medium, expand: is_remote, manifest, stop, entries };
+                Box::new(move || {
+                    let report = comparison.compare(&emit);
                     shared.ended.store(true, Ordering::Release);
                     emit(Message::Ended(Box::new(report)));
                 })
@@ -190,6 +207,10 @@ impl End {
                 });
             }
             Message::Go => drop(self.go.try_send(())),
+            // More than may be on its way breaks it off.
+            Message::Manifest(piece) => {
+                self.manifest = self.manifest.take().filter(|pieces| pieces.try_send(piece).is_ok());
+            }
             Message::Signal(number) => self.stop(number),
             Message::Count => {
                 if let Some(countable) = self.countable.take() {
@@ -493,7 +514,7 @@ impl Run {
                 self.make(&directory)?;
                 let Shared { post, progress, entries, .. } = &*self.shared;
                 let destination = tree::destination(&names, &settings, progress, entries);
-                Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, post, &self.emit)?)))
+                Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, entries, post, &self.emit)?)))
             }
             Prepared::Receive(target) => Work::receive(target.as_ref()),
         }
@@ -531,7 +552,7 @@ impl Run {
             Job::ReceiveTree { directory, names, settings } => {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
             }
-            Job::Copy { .. } => unreachable!("has no other end"),
+            Job::Copy { .. } | Job::Check { .. } => unreachable!("has no other end"),
             Job::SendStage { .. } | Job::ReceiveStage { .. } => {
                 let sends = matches!(self.begin.job, Job::SendStage { .. });
                 Ok(Prepared::Stage(if sends { Role::Sender } else { Role::Receiver }))

@@ -14,6 +14,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::work;
 use crate::fault::Exit;
 
+mod check;
 pub mod end;
 mod examiner;
 pub mod measure;

@@ -99,14 +99,14 @@ pub(crate) fn destination(
 pub(crate) fn sink(
     directory: &[u8],
     destination: Destination,
+    entries: &Arc<EntryStream>,
     post: &Sender<Event>,
     emit: &Emit,
 ) -> Result<TreeSink, IoFact> {
     let (answer, is_over) = answer(post.clone());
-    if let Some(entries) = &destination.entries {
-        entries.end_when(is_over);
-    }
+    entries.end_when(is_over);
     let mut sink = TreeSink::new(&path_of(directory), destination, answer)?;
+    sink.list_to(entries);
     tell_kept(&mut sink, emit);
     Ok(sink)
 }
@@ -213,6 +213,7 @@ impl LocalCopy {
         entries.end_when(move || is_stopped.load(Ordering::Relaxed));
         let options = Destination { is_local: true, ..destination(names, settings, progress, entries) };
         let mut sink = TreeSink::new(&path_of(directory), options, local::answer(&source)).map_err(unwritable)?;
+        sink.list_to(entries);
         tell_kept(&mut sink, emit);
         let mut last = Instant::now();
         let tick = || {

@@ -2,19 +2,24 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::BufReader;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
 use clap::ValueEnum;
+use flume::bounded;
 
 use super::json::{At, Differs, Event, Failed};
 use super::options::ReportOptions;
+use super::rdcp::HostOptions;
 use super::report::Reporter;
-use crate::fault::{Exit, Failure, escaped, os_number, printable};
+use crate::control::frames::Report;
+use crate::fault::{Exit, Failure, escaped, os_number};
+use crate::job::check::{Check, Stopped};
+use crate::job::copy::entries as entries_words;
+use crate::job::name_at;
 use crate::job::plan::Spec;
-use crate::tree::check::{Aspect, CheckError, Checked, Finding, Medium, check as compare};
+use crate::tree::check::{Aspect, Finding};
+use crate::tree::entries::Entry;
 
 /// `--check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -25,121 +30,132 @@ pub enum CheckMedium {
     Cached,
 }
 
-/// Bytes of the manifest that are read at once.
-const MANIFEST_READ_BYTES: usize = 256 << 10;
-
-/// Compares a directory with a manifest. `paths`: FILE and DIR.
+/// Compares a directory of any host with a manifest of this one. `paths`: FILE and DIR.
 ///
 /// # Errors
 ///
 /// Exit 5 where FILE is no manifest, 6 where DIR cannot be read, 7 where something differs, 8 where nothing does but
 /// some entries could not be read.
-pub(crate) fn check(paths: &[OsString], medium: CheckMedium, options: &ReportOptions) -> Result<(), Failure> {
+pub(crate) fn check(
+    paths: &[OsString],
+    medium: CheckMedium,
+    hosts: &HostOptions,
+    options: &ReportOptions,
+) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
     let [file, directory] = paths else { return Err(usage("--check takes the manifest FILE and DIR")) };
     let parse = |text| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
-    let (Spec::Here(file), Spec::Here(directory)) = (parse(file)?, parse(directory)?) else {
-        return Err(usage("--check takes a FILE and a DIR of this host; run it on the host where DIR is"));
-    };
-    let medium = match medium {
-        CheckMedium::Disk => Medium::Disk,
-        CheckMedium::Cached => Medium::Cache,
-    };
-    let reporter = Reporter::open(options, false)?;
+    let Spec::Here(file) = parse(file)? else { return Err(usage("--check takes a FILE of this host")) };
+    let directory = parse(directory)?;
+    if directory == Spec::Standard {
+        return Err(usage("--check compares a DIR, which - is not"));
+    }
+    let (host, directory) = (directory.host(), directory.path());
+    let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
     let is_json_on_stdout =
         options.json.as_ref().is_some_and(|path| path == Path::new("-")) || options.json_fd == Some(1);
-    let checking = Checking {
+    let reporter = Reporter::open(options, false)?;
+    let mut checking = Checking {
         reporter: &reporter,
-        directory: Path::new(&directory),
+        host,
+        directory: Path::new(directory),
         is_json_on_stdout,
-        printed: Mutex::new(Ok(())),
+        differing: 0,
+        printed: Ok(()),
     };
-    let outcome = checking.run(Path::new(&file), medium);
-    let failure = checking.failure(&file, &outcome);
-    let printed = checking.printed.into_inner().expect("no panics under it");
-    let failure = failure.or(printed.err());
-    let last_line = outcome.as_ref().ok().map(summary);
+    let is_cached = medium == CheckMedium::Cached;
+    let outcome = std::thread::scope(|scope| {
+        let (give, findings) = bounded(1);
+        let checking = &mut checking;
+        let telling = scope.spawn(move || findings.iter().flatten().for_each(|entry| checking.tell(&entry)));
+        let take = Box::new(move |entries| {
+            // It takes them as long as they come.
+            let _ = give.send(entries);
+            Ok(())
+        });
+        let outcome = File::open(&file).map_err(|error| Stopped::Manifest(error.to_string())).and_then(|manifest| {
+            let check = Check { host, directory: directory.to_owned().into_vec(), is_cached };
+            check.run(setup, manifest, take)
+        });
+        let told = telling.join();
+        debug_assert!(told.is_ok(), "a thread has panicked");
+        outcome
+    });
+    let last_line = outcome.as_ref().ok().map(|report| summary(report, checking.differing));
+    let failure = checking.failure(&file, outcome).or(checking.printed.err());
     let told = reporter.finish(None, failure.as_ref(), last_line.as_deref());
     failure.map_or(told, Err)
 }
 
-fn summary(checked: &Checked) -> String {
-    let Checked { entries, differing, unreadable, bytes } = *checked;
-    let read = crate::job::progress::size_words(bytes);
-    let failed = if unreadable > 0 { format!(", {unreadable} could not be read") } else { String::new() };
-    format!("Checked {entries} entries, {read}: {differing} differ{failed}")
+fn summary(report: &Report, differing: u64) -> String {
+    let Report { entries, failed, data_bytes, .. } = *report;
+    let read = crate::job::progress::size_words(data_bytes);
+    let unread = if failed > 0 { format!(", {failed} could not be read") } else { String::new() };
+    format!("Checked {}, {read}: {differing} differ{unread}", entries_words(entries))
 }
 
 /// A comparison, and where its findings go.
 struct Checking<'a> {
     reporter: &'a Reporter<'a>,
+    /// Empty for this one.
+    host: &'a OsStr,
     directory: &'a Path,
     is_json_on_stdout: bool,
+    /// Entries that differ.
+    differing: u64,
     /// Whether standard output takes what is printed.
-    printed: Mutex<Result<(), Failure>>,
+    printed: Result<(), Failure>,
 }
 
 impl Checking<'_> {
-    fn run(&self, file: &Path, medium: Medium) -> Result<Checked, CheckError> {
-        let unreadable = |error| CheckError::Manifest(crate::tree::manifest::ManifestError::Io(error));
-        let stream = BufReader::with_capacity(MANIFEST_READ_BYTES, File::open(file).map_err(unreadable)?);
-        compare(stream, self.directory, medium, &|finding| self.tell(&finding))
+    fn path(&self, path: &[u8]) -> PathBuf {
+        self.directory.join(OsStr::from_bytes(path)).components().collect()
     }
 
-    /// Tells of one entry. Lines of several threads do not mix.
-    fn tell(&self, finding: &Finding) {
-        let mut printed = self.printed.lock().expect("no panics under it");
-        match finding {
-            Finding::Differs(path, aspects) => {
-                let path: PathBuf = self.directory.join(OsStr::from_bytes(path)).components().collect();
+    /// Tells of one entry.
+    fn tell(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Compared(Finding::Differs { path, aspects }) => {
+                self.differing += 1;
+                let path = self.path(path);
+                let path = path.as_os_str().as_bytes();
                 let names: Vec<&'static str> = aspects.iter().copied().map(Aspect::name).collect();
-                if !self.is_json_on_stdout && printed.is_ok() {
-                    *printed = super::print(&format!("{} {}\n", names.join(","), escaped(path.as_os_str())));
+                if !self.is_json_on_stdout && self.printed.is_ok() {
+                    self.printed = super::print(&format!("{} {}\n", names.join(","), name_at(self.host, path)));
                 }
-                self.reporter.event(&Event::Differs(Differs { at: At::here(&path), differs: names }));
+                self.reporter.event(&Event::Differs(Differs { at: At::new(self.host, path), differs: names }));
             }
-            Finding::Unreadable(fact) => {
-                let path = escaped(OsStr::from_bytes(&fact.path));
-                let failure = Failure::new(Exit::Partial, format!("cannot read {path}: {}", os_number(fact.errno)))
-                    .about("".as_ref(), &fact.path, fact.errno);
+            Entry::Compared(Finding::Unreadable { path, errno }) => {
+                let path = self.path(path);
+                let path = path.as_os_str().as_bytes();
+                let line = format!("cannot read {}: {}", name_at(self.host, path), os_number(*errno));
+                let failure = Failure::new(Exit::Partial, line).about(self.host, path, *errno);
                 super::complain("rdcp", failure.message.as_deref().unwrap_or_default());
                 self.reporter.event(&Event::Failed(Failed::new(&failure)));
             }
+            // An end tells of what it is asked for.
+            _ => {}
         }
     }
 
-    fn failure(&self, file: &OsStr, outcome: &Result<Checked, CheckError>) -> Option<Failure> {
-        let directory = escaped(self.directory.as_os_str());
-        Some(match outcome {
-            Ok(Checked { differing: 0, unreadable: 0, .. }) => return None,
-            Ok(Checked { differing: 0, unreadable, .. }) => {
-                Failure::new(Exit::Partial, format!("{unreadable} entries of {directory} could not be compared"))
+    fn failure(&self, file: &OsStr, outcome: Result<Report, Stopped>) -> Option<Failure> {
+        let directory = name_at(self.host, self.directory.as_os_str().as_bytes());
+        match (outcome, self.differing) {
+            (Ok(Report { failed: 0, .. }), 0) => None,
+            (Ok(Report { failed, .. }), 0) => {
+                let line = format!("{} of {directory} could not be compared", entries_words(failed));
+                Some(Failure::new(Exit::Partial, line))
             }
-            Ok(checked) => {
-                let line =
-                    format!("{} entries of {directory} are not as {} has them", checked.differing, escaped(file));
-                Failure::new(Exit::Integrity, line)
+            (Ok(_), differing) => {
+                let are = if differing == 1 { "is" } else { "are" };
+                let line = format!("{} of {directory} {are} not as in {}", entries_words(differing), escaped(file));
+                Some(Failure::new(Exit::Integrity, line))
             }
-            Err(CheckError::Manifest(error)) => {
-                let reason = printable(&error.to_string());
-                Failure::new(Exit::Source, format!("cannot read the manifest {}: {reason}", escaped(file))).about(
-                    "".as_ref(),
-                    file.as_bytes(),
-                    0,
-                )
+            (Err(Stopped::Manifest(reason)), _) => {
+                let line = format!("cannot read the manifest {}: {}", escaped(file), escaped(OsStr::new(&reason)));
+                Some(Failure::new(Exit::Source, line).about("".as_ref(), file.as_bytes(), 0))
             }
-            Err(CheckError::Directory(fact)) => {
-                let reason = match fact.errno {
-                    0 => printable(&String::from_utf8_lossy(&fact.detail)),
-                    errno => os_number(errno),
-                };
-                let path = escaped(OsStr::from_bytes(&fact.path));
-                Failure::new(Exit::Destination, format!("cannot read {path}: {reason}")).about(
-                    "".as_ref(),
-                    &fact.path,
-                    fact.errno,
-                )
-            }
-        })
+            (Err(Stopped::Failed(failure)), _) => Some(failure),
+        }
     }
 }

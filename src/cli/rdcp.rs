@@ -20,6 +20,7 @@ use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::options::{Rule, TransferOptions, TreeOptions};
+use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
 
 /// The launcher where `--rsh` names none.
@@ -56,7 +57,8 @@ pub struct CopyArguments {
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Compare DIR with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output
+    /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named
+    /// on standard output
     #[arg(
         long,
         value_enum,
@@ -67,6 +69,12 @@ pub struct CopyArguments {
         conflicts_with_all = ["target_directory", "no_target_directory", "dry_run"]
     )]
     check: Option<CheckMedium>,
+    /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
+    #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
+    manifest: Option<OsString>,
+    /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory
+    #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
+    manifest_b3sum: Option<OsString>,
     #[command(flatten)]
     tree: TreeOptions,
     #[command(flatten)]
@@ -237,6 +245,27 @@ fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The files that `--manifest` and `--manifest-b3sum` name.
+fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
+    let asked = [
+        (&arguments.manifest, "--manifest", Form::Manifest),
+        (&arguments.manifest_b3sum, "--manifest-b3sum", Form::B3sum),
+    ];
+    let mut targets: Vec<Target> = Vec::new();
+    for (file, option, form) in asked {
+        let Some(file) = file else { continue };
+        let Ok(Spec::Here(path)) = Spec::parse(file) else {
+            let line = format!("{option} {}: name a file of this host", escaped(file));
+            return Err(Failure::new(Exit::Usage, line));
+        };
+        if targets.iter().any(|other| other.path.as_os_str() == path) {
+            return Err(Failure::new(Exit::Usage, "--manifest and --manifest-b3sum are two files"));
+        }
+        targets.push(Target { path: path.into(), form });
+    }
+    Ok(targets)
+}
+
 /// `typed`: the command line, with what it has beside the arguments.
 fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
@@ -246,7 +275,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     arguments.report = arguments.report.settled();
     if let Some(medium) = arguments.check {
-        return check::check(&arguments.paths, medium, &arguments.report);
+        return check::check(&arguments.paths, medium, &arguments.hosts, &arguments.report);
     }
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
@@ -277,7 +306,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     // As with rsync.
     arguments.tree.itemize_changes &= !arguments.report.quiet;
+    let manifests = manifests(&arguments)?;
+    arguments.tree.manifest = !manifests.is_empty();
     let plan = Plan {
+        manifests,
         sources,
         destination,
         directory: arguments.target_directory.is_some(),

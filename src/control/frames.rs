@@ -22,8 +22,8 @@ pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
 };
 pub use tree::{
-    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, PROGRESS_NAME_BYTES_MAX, Place, Placed, RULE_OVERHEAD_BYTES,
-    RULES_BYTES_MAX, TreeProgress,
+    FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, PROGRESS_NAME_BYTES_MAX,
+    Place, Placed, RULE_OVERHEAD_BYTES, RULES_BYTES_MAX, TreeProgress,
 };
 
 use minicbor::{Decode, Decoder, Encode};
@@ -175,6 +175,16 @@ pub enum Job {
         /// How.
         #[n(3)]
         settings: TreeOptions,
+    },
+    /// Compares a directory with a manifest that the caller sends. It has no other end.
+    #[n(9)]
+    Check {
+        /// The directory.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        directory: Vec<u8>,
+        /// What the page cache has will do, where it has it.
+        #[n(1)]
+        is_cached: bool,
     },
     /// Sends memory, to measure what is behind it.
     #[n(40)]
@@ -627,6 +637,12 @@ pub enum Message {
     /// The caller has taken so many of those messages.
     #[n(35)]
     EntriesTaken(#[n(0)] u32),
+    /// The next bytes of a manifest, of which [`MANIFEST_WINDOW`] messages may be on their way; none are its end.
+    #[n(36)]
+    Manifest(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
+    /// One of those messages has been taken.
+    #[n(37)]
+    ManifestTaken,
     /// Asks what this end's host is like.
     #[n(40)]
     Examine,

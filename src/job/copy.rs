@@ -24,6 +24,7 @@ use crate::tree::Root;
 use crate::tree::progress::Amount;
 
 mod interrupt;
+mod manifest;
 mod placing;
 mod progress;
 
@@ -119,12 +120,11 @@ impl<'a> Copy<'a> {
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let destination = self.host_of(&self.plan.destination)?;
         self.job.greet()?;
-        if self.plan.tree.itemize_changes {
-            self.job.take_entries(self.observer.entry_printer(destination != HERE))?;
-        }
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
+        let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
+        self.take_entries(destination, manifest.clone())?;
         if self.plan.dry_run {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
@@ -138,6 +138,7 @@ impl<'a> Copy<'a> {
         let failure = self.copy_all(&found, destination, placed.as_ref());
         self.observer.finish();
         let failure = failure.err().or_else(|| self.partial(&found));
+        let failure = self.end_manifest(manifest.as_ref(), failure);
         let copied = self.came_to(failure.as_ref());
         Ok(Ended { summary: self.total, failure, copied })
     }
@@ -555,7 +556,7 @@ impl<'a> Copy<'a> {
 /// What one transfer came to.
 type Outcomes = (Summary, Option<Failure>);
 
-fn entries(count: u64) -> String {
+pub(crate) fn entries(count: u64) -> String {
     if count == 1 { "1 entry".to_owned() } else { format!("{count} entries") }
 }
 

@@ -20,6 +20,7 @@ use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
 
+pub mod check;
 pub mod copy;
 pub mod entries;
 pub mod event;
@@ -532,7 +533,7 @@ fn session_key() -> SessionKey {
     key
 }
 
-fn name_at(host: &OsStr, path: &[u8]) -> String {
+pub(crate) fn name_at(host: &OsStr, path: &[u8]) -> String {
     let path = shown_path(path);
     match (host.is_empty(), path.strip_prefix("./")) {
         (true, _) => path,

@@ -9,6 +9,7 @@ use crate::control::frames::{Found, Kind};
 use crate::fault::escaped;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
+use crate::tree::manifest::write::Target;
 
 /// Bytes of a host's name with a user's.
 const HOST_BYTES_MAX: usize = 1024;
@@ -118,6 +119,8 @@ impl Spec {
 
 /// What is to be copied, and how.
 pub(crate) struct Plan<'a> {
+    /// Files in which the copy is listed.
+    pub manifests: Vec<Target>,
     pub(crate) sources: Vec<Spec>,
     pub(crate) destination: Spec,
     /// The destination must be a directory.

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use flume::{Sender, bounded};
+use minicbor::{Decode, Encode};
 use rd_proto::control::IoFact;
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
@@ -27,25 +28,35 @@ use crate::fs::partial::for_each;
 use crate::fs::{io_fact, plain_fact};
 
 /// In what an entry differs from its line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[cbor(index_only)]
 pub enum Aspect {
     /// It is not there.
+    #[n(0)]
     Missing,
     /// It is there and not in the manifest; nor is what it holds.
+    #[n(1)]
     Extra,
     /// It is something else, such as a directory.
+    #[n(2)]
     Type,
     /// Its permissions.
+    #[n(3)]
     Mode,
     /// Its size.
+    #[n(4)]
     Size,
     /// The time of its last change.
+    #[n(5)]
     Time,
     /// What it leads to.
+    #[n(6)]
     Target,
     /// The device that it stands for.
+    #[n(7)]
     Device,
     /// Its contents, at the same size.
+    #[n(8)]
     Contents,
 }
 
@@ -66,13 +77,32 @@ impl Aspect {
     }
 }
 
+/// Aspects in which one entry may differ at once.
+pub const ASPECTS_MAX: usize = 9;
+
 /// What has been found about one entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Finding {
-    /// Its path from the directory on, empty for that itself, and in what it differs.
-    Differs(Vec<u8>, Vec<Aspect>),
+    /// It differs.
+    #[n(0)]
+    Differs {
+        /// Its path from the directory on, empty for that itself.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+        /// In what.
+        #[n(1)]
+        aspects: Vec<Aspect>,
+    },
     /// It could not be compared.
-    Unreadable(IoFact),
+    #[n(1)]
+    Unreadable {
+        /// Its path, as above.
+        #[cbor(n(0), with = "minicbor::bytes")]
+        path: Vec<u8>,
+        /// The error's number.
+        #[n(1)]
+        errno: i32,
+    },
 }
 
 /// What has been compared.
@@ -106,33 +136,39 @@ impl From<ManifestError> for CheckError {
 /// Takes findings, from any thread.
 pub type Tell<'a> = &'a (dyn Fn(Finding) + Sync);
 
-/// Compares what is in `directory` with a manifest.
+/// Compares what is in `directory` with a manifest, until `stop` is set.
 ///
 /// # Errors
 ///
 /// [`CheckError`]. What has been found before has been told.
-pub fn check(manifest: impl BufRead, directory: &Path, medium: Medium, tell: Tell<'_>) -> Result<Checked, CheckError> {
+pub fn check(
+    manifest: impl BufRead,
+    directory: &Path,
+    medium: Medium,
+    stop: &AtomicBool,
+    tell: Tell<'_>,
+) -> Result<Checked, CheckError> {
     crate::fs::raise_open_files();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top = openat(CWD, directory, flags, Mode::empty())
         .map_err(|error| CheckError::Directory(io_fact(directory.as_os_str(), error)))?;
     let threads = contents::threads(medium);
-    let checker = Checker::new(directory, medium, tell);
+    let checker = Checker::new(directory, medium, stop, tell);
     let (jobs, queue) = bounded(4 * threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             let (checker, queue) = (&checker, queue.clone());
-            let is_stopped = || checker.is_stopped.load(Relaxed);
+            let is_stopped = || checker.is_stopped();
             let read = move || contents::work(&queue, is_stopped, |expected, _, found| checker.take(expected, found));
             if let Err(error) = std::thread::Builder::new().name("check".to_owned()).spawn_scoped(scope, read) {
                 let fact = plain_fact(directory.as_os_str(), &format!("no thread to read with: {error}"));
-                checker.is_stopped.store(true, Relaxed);
+                checker.has_failed.store(true, Relaxed);
                 return Err(CheckError::Directory(fact));
             }
         }
         drop(queue);
         let walked = checker.walk(manifest, top, &jobs);
-        checker.is_stopped.store(walked.is_err(), Relaxed);
+        checker.has_failed.store(walked.is_err(), Relaxed);
         drop(jobs);
         walked
     })?;
@@ -148,12 +184,13 @@ pub fn check(manifest: impl BufRead, directory: &Path, medium: Medium, tell: Tel
 struct Checker<'a> {
     directory: &'a Path,
     medium: Medium,
+    stop: &'a AtomicBool,
     tell: Tell<'a>,
     entries: AtomicU64,
     differing: AtomicU64,
     unreadable: AtomicU64,
     bytes: AtomicU64,
-    is_stopped: AtomicBool,
+    has_failed: AtomicBool,
 }
 
 /// A directory that is being walked.
@@ -174,21 +211,26 @@ struct Expected {
 }
 
 impl<'a> Checker<'a> {
-    fn new(directory: &'a Path, medium: Medium, tell: Tell<'a>) -> Self {
+    fn new(directory: &'a Path, medium: Medium, stop: &'a AtomicBool, tell: Tell<'a>) -> Self {
         let (entries, differing, unreadable, bytes) = Default::default();
-        Self { directory, medium, tell, entries, differing, unreadable, bytes, is_stopped: AtomicBool::new(false) }
+        let has_failed = AtomicBool::new(false);
+        Self { directory, medium, stop, tell, entries, differing, unreadable, bytes, has_failed }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed) || self.has_failed.load(Relaxed)
     }
 
     fn differs(&self, path: &[u8], aspects: Vec<Aspect>) {
         if !aspects.is_empty() {
             self.differing.fetch_add(1, Relaxed);
-            (self.tell)(Finding::Differs(path.to_vec(), aspects));
+            (self.tell)(Finding::Differs { path: path.to_vec(), aspects });
         }
     }
 
     fn fail(&self, path: &[u8], error: Errno) {
         self.unreadable.fetch_add(1, Relaxed);
-        (self.tell)(Finding::Unreadable(io_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str(), error)));
+        (self.tell)(Finding::Unreadable { path: path.to_vec(), errno: error.raw_os_error() });
     }
 
     /// Walks the directory and the manifest side by side.
@@ -208,6 +250,9 @@ impl<'a> Checker<'a> {
         let mut path = Vec::new();
         let mut levels = vec![self.list(top, &path).map_err(|error| self.unlisted(&path, error))?];
         while let Some(level) = levels.last_mut() {
+            if self.is_stopped() {
+                return Ok(());
+            }
             path.truncate(level.path_bytes);
             let Some((_, name)) = level.names.current() else {
                 levels.pop();

@@ -10,6 +10,9 @@ use std::time::Duration;
 use minicbor::{Decode, Encode};
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX};
 
+use super::check::{ASPECTS_MAX, Finding};
+use super::manifest;
+
 /// Bytes of the entries of one message, unless a single one has more.
 pub const MESSAGE_BYTES: usize = 64 << 10;
 
@@ -24,7 +27,7 @@ pub const ENTRIES_MAX: usize = MESSAGE_BYTES / OVERHEAD_BYTES + 1;
 pub const NAMES_BYTES_MAX: usize = DEPTH_MAX * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX;
 
 /// What an entry takes beside its names, in bytes, as it is counted.
-const OVERHEAD_BYTES: usize = 32;
+const OVERHEAD_BYTES: usize = 96;
 
 /// How often those who wait for the caller look whether they still should.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -35,6 +38,12 @@ pub enum Entry {
     /// It has been made, changed or deleted, or would be.
     #[n(0)]
     Changed(#[n(0)] Change),
+    /// It is there now, for the manifest: its path is from the directory of the destination on.
+    #[n(1)]
+    Listed(#[n(0)] manifest::Entry),
+    /// It has been compared with a manifest, and differs.
+    #[n(2)]
+    Compared(#[n(0)] Finding),
 }
 
 impl Entry {
@@ -46,7 +55,7 @@ impl Entry {
             (false, true) => path.extend(root),
             (false, false) => drop(path.splice(..0, [root, b"/"].concat())),
         };
-        let Self::Changed(change) = self;
+        let Self::Changed(change) = self else { return };
         place(&mut change.path);
         if change.effect == Effect::Linked {
             change.leads_to.iter_mut().for_each(place);
@@ -57,7 +66,19 @@ impl Entry {
     pub fn names_bytes(&self) -> usize {
         match self {
             Self::Changed(change) => change.path.len() + change.leads_to.as_ref().map_or(0, Vec::len),
+            Self::Listed(entry) => entry.names_bytes(),
+            Self::Compared(Finding::Differs { path, .. } | Finding::Unreadable { path, .. }) => path.len(),
         }
+    }
+
+    /// Whether an end can have said that.
+    pub fn is_valid(&self) -> bool {
+        let is_valid = match self {
+            Self::Changed(_) | Self::Compared(Finding::Unreadable { .. }) => true,
+            Self::Listed(entry) => entry.check().is_ok(),
+            Self::Compared(Finding::Differs { aspects, .. }) => aspects.len() <= ASPECTS_MAX,
+        };
+        is_valid && self.names_bytes() <= NAMES_BYTES_MAX
     }
 }
 

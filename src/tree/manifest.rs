@@ -22,6 +22,7 @@
 use std::cmp::Ordering;
 use std::io::{BufRead, Read as _};
 
+use minicbor::{Decode, Encode};
 use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, is_name};
 use rustix::fs::Stat;
 
@@ -34,40 +35,56 @@ pub const FIRST_LINE: &[u8] = b"rdcp manifest 1";
 /// The longest line: each byte of path and target may take four.
 const LINE_BYTES_MAX: usize = 4 * (DEPTH_MAX * (NAME_BYTES_MAX + 1) + PATH_BYTES_MAX) + 256;
 
+const NO_MODE: &str = "has no mode";
+const NO_TIME: &str = "has no time";
+
 /// What an entry is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Kind {
     /// A regular file.
+    #[n(0)]
     File {
         /// Bytes.
+        #[n(0)]
         size: u64,
         /// BLAKE3 of its contents.
+        #[cbor(n(1), with = "minicbor::bytes")]
         digest: [u8; 32],
     },
     /// A directory.
+    #[n(1)]
     Directory,
     /// A symbolic link with its target.
-    Symlink(Vec<u8>),
+    #[n(2)]
+    Symlink(#[cbor(n(0), with = "minicbor::bytes")] Vec<u8>),
     /// A FIFO.
+    #[n(3)]
     Fifo,
     /// A socket.
+    #[n(4)]
     Socket,
     /// A character device: major and minor number.
-    Character(u32, u32),
+    #[n(5)]
+    Character(#[n(0)] u32, #[n(1)] u32),
     /// A block device.
-    Block(u32, u32),
+    #[n(6)]
+    Block(#[n(0)] u32, #[n(1)] u32),
 }
 
 /// An entry of a tree.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Entry {
     /// From the tree's directory on; empty for that itself.
+    #[cbor(n(0), with = "minicbor::bytes")]
     pub path: Vec<u8>,
     /// Permission bits.
+    #[n(1)]
     pub mode: u32,
     /// Seconds and nanoseconds of the last change.
+    #[n(2)]
     pub modified: (i64, u32),
     /// What it is.
+    #[n(3)]
     pub kind: Kind,
 }
 
@@ -132,6 +149,35 @@ impl Entry {
         line.push(b'\n');
     }
 
+    /// Checks what anybody may have said of it.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let mut names = 0;
+        let mut is_path = || self.path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name);
+        if !self.path.is_empty() && !is_path() || names > DEPTH_MAX {
+            return Err("has a path that leads elsewhere or cannot be one");
+        }
+        if let Kind::Symlink(target) = &self.kind
+            && (target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains(&0))
+        {
+            return Err("has a target that cannot be one");
+        }
+        match (self.mode, self.modified.1) {
+            (..=0o7777, ..1_000_000_000) => Ok(()),
+            (..=0o7777, _) => Err(NO_TIME),
+            _ => Err(NO_MODE),
+        }
+    }
+
+    /// Bytes of its names.
+    pub fn names_bytes(&self) -> usize {
+        let target = if let Kind::Symlink(target) = &self.kind { target.len() } else { 0 };
+        self.path.len() + target
+    }
+
     /// Reads a line without its end.
     ///
     /// # Errors
@@ -153,31 +199,20 @@ impl Entry {
                 Kind::File { size: number(size)?, digest: *digest.as_bytes() }
             }
             b"d" => Kind::Directory,
-            b"l" => {
-                let target = unescape(contents).ok_or("has a target that is not escaped as it must be")?;
-                if target.is_empty() || target.len() > PATH_BYTES_MAX || target.contains(&0) {
-                    return Err("has a target that cannot be one");
-                }
-                Kind::Symlink(target)
-            }
+            b"l" => Kind::Symlink(unescape(contents).ok_or("has a target that is not escaped as it must be")?),
             b"p" => Kind::Fifo,
             b"s" => Kind::Socket,
             b"c" => device().map(|(major, minor)| Kind::Character(major, minor))?,
             b"b" => device().map(|(major, minor)| Kind::Block(major, minor))?,
             _ => return Err("has a type that is not known"),
         };
-        let mode = u32::from_str_radix(text(mode)?, 8).ok().filter(|mode| *mode <= 0o7777).ok_or("has no mode")?;
-        let (seconds, nanoseconds) = text(modified)?.split_once('.').ok_or("has no time")?;
-        let seconds = seconds.parse().map_err(|_| "has no time")?;
-        let nanoseconds = nanoseconds.parse().ok().filter(|part| *part < 1_000_000_000).ok_or("has no time")?;
+        let mode = u32::from_str_radix(text(mode)?, 8).map_err(|_| NO_MODE)?;
+        let (seconds, nanoseconds) = text(modified)?.split_once('.').ok_or(NO_TIME)?;
+        let seconds = seconds.parse().map_err(|_| NO_TIME)?;
+        let nanoseconds = nanoseconds.parse().map_err(|_| NO_TIME)?;
         let path = if path == b"." { Vec::new() } else { unescape(path).ok_or("has a path that is not escaped")? };
-        let mut names = 0;
-        if !path.is_empty() && !path.split(|&byte| byte == b'/').inspect(|_| names += 1).all(is_name)
-            || names > DEPTH_MAX
-        {
-            return Err("has a path that leads elsewhere or cannot be one");
-        }
         let entry = Self { path, mode, modified: (seconds, nanoseconds), kind };
+        entry.check()?;
         let mut again = Vec::with_capacity(line.len() + 1);
         entry.write(&mut again);
         // One way of writing each entry: none can be there twice, and nothing is there that was not read.

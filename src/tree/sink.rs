@@ -63,7 +63,6 @@ pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
-pub use manifest::SendEntry;
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -515,6 +514,9 @@ impl TreeSink {
         let top = self.levels.first().and_then(Option::as_ref).map_or_else(Vec::new, |top| top.path(b""));
         self.levels.clear();
         self.shared.finish_manifest();
+        if let Some(manifest) = self.shared.manifest.get() {
+            manifest.flush();
+        }
         self.shared.check()?;
         self.shared.entries.iter().for_each(|entries| entries.flush());
         let shared = &self.shared;

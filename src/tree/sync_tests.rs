@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr,
@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use rd_proto::tree::{Answer, Metadata, Record, Verdict};
 
 use super::check::{Aspect, Finding, Medium, check};
+use super::entries::{self, EntryStream};
 use super::manifest::{Entry, fuzz, order};
 use super::sink::{Destination, Names, Refused, Report, TreeSink};
 use super::source::{Next, TreeSource};
@@ -39,11 +40,19 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
     let source = Arc::new(if is_local { source.local() } else { source });
     let (parent, name) = (to.parent().expect("one"), to.file_name().expect("one"));
     let names = Names::Only(name.as_encoded_bytes().to_vec());
-    let destination = Destination { options: options.clone(), names, is_local, ..Destination::default() };
+    let options = TreeOptions { manifest: true, ..options.clone() };
+    let destination = Destination { options, names, is_local, ..Destination::default() };
     let mut sink = TreeSink::new(parent, destination, local::answer(&source)).expect("a sink");
     let listed = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&listed);
-    sink.list_entries(Box::new(move |entry| list.lock().expect("no panic").push(entry)));
+    let stream = Arc::new_cyclic(|stream: &Weak<EntryStream>| {
+        let stream = Weak::clone(stream);
+        EntryStream::new(Box::new(move |told| {
+            list.lock().expect("no panic").extend(told);
+            stream.upgrade().expect("in use").taken(1);
+        }))
+    });
+    sink.list_to(&stream);
     let report = if is_local {
         local::copy(&source, &mut sink, &Arc::new(AtomicBool::new(false)), || {})
     } else {
@@ -62,8 +71,12 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
     };
     let report = report.expect("a copy");
     let listed = std::mem::take(&mut *listed.lock().expect("no panic"));
+    let listed = listed.into_iter().filter_map(|entry| match entry {
+        entries::Entry::Listed(entry) => Some(entry),
+        _ => None,
+    });
     if report.failed == 0 {
-        holds(listed, to);
+        holds(listed.collect(), to);
     }
     (source.sent(), report)
 }
@@ -79,10 +92,10 @@ fn holds(mut listed: Vec<Entry>, to: &Path) {
     let manifest = fuzz::written(&listed);
     let findings = Mutex::new(Vec::new());
     let tell = |finding| match finding {
-        Finding::Differs(_, aspects) if aspects == [Aspect::Extra] => {}
+        Finding::Differs { aspects, .. } if aspects == [Aspect::Extra] => {}
         finding => findings.lock().expect("no panic").push(finding),
     };
-    let checked = check(&manifest[..], to, Medium::Cache, &tell).expect("compared");
+    let checked = check(&manifest[..], to, Medium::Cache, &AtomicBool::new(false), &tell).expect("compared");
     assert_eq!((checked.entries, findings.into_inner().expect("no panic")), (listed.len() as u64, vec![]));
 }
 

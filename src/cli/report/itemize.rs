@@ -20,7 +20,11 @@ pub(crate) struct Style {
 pub(crate) fn printer(style: Style) -> TakeEntries {
     Box::new(move |entries| {
         let mut text = Vec::new();
-        entries.iter().for_each(|Entry::Changed(change)| line(change, style, &mut text));
+        for entry in &entries {
+            if let Entry::Changed(change) = entry {
+                line(change, style, &mut text);
+            }
+        }
         printed(standard::output().and_then(|mut output| output.write_all(&text)))
     })
 }

@@ -1,9 +1,9 @@
 //! What a message may say. Lists have few members: one may take a byte of a message and a hundred of memory, so that the
 //! bound on a message's length alone bounds little.
 
-use crate::tree::entries::{ENTRIES_MAX, NAMES_BYTES_MAX};
+use crate::tree::entries::{ENTRIES_MAX, Entry};
 
-use super::{FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, Message, PROGRESS_NAME_BYTES_MAX};
+use super::{FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX};
 
 /// Endpoints of one end.
 const ENDPOINTS_MAX: usize = 64;
@@ -18,9 +18,8 @@ impl Message {
             Self::Begin(begin) => begin.options.is_valid(),
             Self::Found(found) => found.len() <= FOUND_MAX,
             Self::EntriesFailed(faults) => faults.len() <= FAULTS_MAX,
-            Self::Entries(entries) => {
-                entries.len() <= ENTRIES_MAX && entries.iter().all(|entry| entry.names_bytes() <= NAMES_BYTES_MAX)
-            }
+            Self::Entries(entries) => entries.len() <= ENTRIES_MAX && entries.iter().all(Entry::is_valid),
+            Self::Manifest(piece) => piece.len() <= MANIFEST_PIECE_BYTES,
             Self::Listening(endpoints) | Self::Dial { endpoints, .. } => endpoints.len() <= ENDPOINTS_MAX,
             Self::Progress { waits, tree, .. } => {
                 waits.len() <= REPORTED_MAX

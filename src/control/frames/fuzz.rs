@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
+use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::{Change, Effect, FileKind, differs};
+use crate::tree::manifest;
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -108,6 +110,9 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     });
     let (effect, kind) = (Effect::Deleted, FileKind::Directory);
     let deleted = Entry::Changed(Change { path: b"sub/d".to_vec(), effect, kind, differs: None, leads_to: None });
+    let check = Job::Check { directory: b"/to".to_vec(), is_cached: true };
+    let differs = Finding::Differs { path: b"sub/f\xff".to_vec(), aspects: vec![Aspect::Mode, Aspect::Contents] };
+    let unreadable = Finding::Unreadable { path: b"sub/d".to_vec(), errno: 13 };
     let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
     let copy = Job::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree };
@@ -123,6 +128,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("begin-file", Message::Begin(Box::new(begin(Job::ReceiveFile { path: b"/to".to_vec() })))),
         ("begin-tree", Message::Begin(Box::new(begin(receive)))),
         ("begin-copy", Message::Begin(Box::new(begin(copy)))),
+        ("begin-check", Message::Begin(Box::new(begin(check)))),
         ("listen", Message::Listen { via: b"ib0".to_vec() }),
         ("listening", Message::Listening(vec![endpoint.clone()])),
         ("dial", Message::Dial { endpoints: vec![endpoint], via: Vec::new() }),
@@ -154,6 +160,10 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("entries-failed", Message::EntriesFailed(vec![fault])),
         ("entries", Message::Entries(vec![link, deleted])),
         ("entries-taken", Message::EntriesTaken(1)),
+        ("entries-listed", Message::Entries(manifest::fuzz::sample().into_iter().map(Entry::Listed).collect())),
+        ("entries-compared", Message::Entries([differs, unreadable].map(Entry::Compared).into())),
+        ("manifest", Message::Manifest(b"rdcp manifest 1\n".to_vec())),
+        ("manifest-taken", Message::ManifestTaken),
         ("examine", Message::Examine),
         ("examined", Message::Examined(b"facts".to_vec())),
         ("open-probe", Message::OpenProbe { ports: Some((7000, 7009)) }),

@@ -125,6 +125,11 @@ pub struct TreeProgress {
     pub name: Vec<u8>,
 }
 
+/// Bytes of a manifest in one [`super::Message::Manifest`].
+pub const MANIFEST_PIECE_BYTES: usize = 64 << 10;
+/// Such messages that may be on their way.
+pub const MANIFEST_WINDOW: u32 = 4;
+
 /// The most bytes of a path in [`Kept`].
 pub const KEPT_PATH_BYTES_MAX: usize = 4096;
 

@@ -315,6 +315,7 @@ impl Copy<'_> {
             (tree.syncs(), "--fsync"),
             (tree.sync, "--sync"),
             (tree.itemize_changes, "--itemize-changes"),
+            (tree.manifest, "--manifest"),
         ];
         let option = asked.into_iter().find(|(is_asked, _)| *is_asked);
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));

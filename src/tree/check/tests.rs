@@ -56,14 +56,14 @@ fn checked(manifest: &[u8], top: &Path, medium: Medium) -> (Result<Checked, Chec
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
         findings.lock().expect("no panic").push(match finding {
-            Finding::Differs(path, aspects) => {
+            Finding::Differs { path, aspects } => {
                 let names: Vec<_> = aspects.into_iter().map(Aspect::name).collect();
                 format!("{} {}", names.join(","), String::from_utf8_lossy(&path))
             }
-            Finding::Unreadable(fact) => format!("errno {} {}", fact.errno, String::from_utf8_lossy(&fact.path)),
+            Finding::Unreadable { path, errno } => format!("errno {errno} {}", String::from_utf8_lossy(&path)),
         });
     };
-    let outcome = check(manifest, top, medium, &tell);
+    let outcome = check(manifest, top, medium, &AtomicBool::new(false), &tell);
     let mut findings = findings.into_inner().expect("no panic");
     findings.sort();
     (outcome, findings)

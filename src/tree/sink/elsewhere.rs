@@ -26,6 +26,7 @@ use super::links::link;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
+use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
 use crate::tree::{Fault, metadata};
@@ -175,6 +176,7 @@ impl Elsewhere {
             Err(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
+        directory.list(name, Medium::Disk);
         shared.same.fetch_add(1, Relaxed);
         shared.progress.made(false);
         shared.progress.at(|| directory.tree_path(name));
@@ -210,6 +212,7 @@ pub(super) fn copy(
         .and_then(|()| close::settle(&partial.file))
         .and_then(|()| partial.publish(shared, directory, name, described))
         .inspect(|()| shared.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None))
+        .inspect(|()| directory.list(name, Medium::Cache))
         .inspect_err(|_| partial.remove(directory, name));
     Ok(done?)
 }

@@ -18,18 +18,15 @@ use super::{Shared, TreeSink};
 use crate::fs::identity;
 use crate::tree::Fault;
 use crate::tree::contents::{self, Job, Medium};
+use crate::tree::entries::{self, EntryStream};
 use crate::tree::manifest::{Entry, Kind};
-
-/// Takes an entry as it stands at the destination, from any thread. Its path begins below the destination. It may wait
-/// until there is room, but not after the session has ended.
-pub type SendEntry = Box<dyn Fn(Entry) + Send + Sync>;
 
 /// Bytes of a thread's stack.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The entries of a manifest, on their way.
 pub(super) struct Manifest {
-    send: SendEntry,
+    entries: Arc<EntryStream>,
     reading: Mutex<Option<Reading>>,
 }
 
@@ -49,9 +46,12 @@ struct Unread {
 }
 
 impl TreeSink {
-    /// Has `send` take what a manifest says of each entry. Before the first record comes.
-    pub fn list_entries(&mut self, send: SendEntry) {
-        let _ = self.shared.manifest.set(Manifest { send, reading: Mutex::default() });
+    /// Has the caller get what a manifest says of each entry, if it wants that. Before the first record comes.
+    pub fn list_to(&mut self, entries: &Arc<EntryStream>) {
+        if self.shared.options.manifest {
+            let manifest = Manifest { entries: Arc::clone(entries), reading: Mutex::default() };
+            let _ = self.shared.manifest.set(manifest);
+        }
     }
 }
 
@@ -84,7 +84,7 @@ impl Shared {
         match (digest, self.manifest.get()) {
             (Ok(digest), Some(manifest)) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
-                (manifest.send)(Entry::new(tree_path, &stat, kind));
+                manifest.send(Entry::new(tree_path, &stat, kind));
             }
             (Err(error), _) => self.report(&path, Fault::Explained(error, UNREAD)),
             _ => {}
@@ -96,6 +96,15 @@ impl Shared {
 const UNREAD: &str = "it is to be read for the manifest";
 
 impl Manifest {
+    fn send(&self, entry: Entry) {
+        self.entries.tell(entries::Entry::Listed(entry));
+    }
+
+    /// Waits until all is on its way.
+    pub fn flush(&self) {
+        self.entries.flush();
+    }
+
     fn reading(&self) -> std::sync::MutexGuard<'_, Option<Reading>> {
         self.reading.lock().expect("no panics under it")
     }
@@ -134,7 +143,7 @@ impl OpenDirectory {
         match fstat(file) {
             Ok(stat) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
-                (manifest.send)(Entry::new(self.manifest_path(name), &stat, kind));
+                manifest.send(Entry::new(self.manifest_path(name), &stat, kind));
             }
             Err(error) => self.shared.report(&self.path(name), error),
         }
@@ -176,7 +185,7 @@ impl OpenDirectory {
             FileType::BlockDevice => Kind::Block(device.0, device.1),
             FileType::Unknown => return Err(Errno::INVAL.into()),
         };
-        (manifest.send)(Entry::new(self.manifest_path(name), &stat, kind));
+        manifest.send(Entry::new(self.manifest_path(name), &stat, kind));
         Ok(())
     }
 
@@ -184,7 +193,7 @@ impl OpenDirectory {
     pub fn list_itself(&self) -> Result<(), Errno> {
         let Some(manifest) = self.shared.manifest.get() else { return Ok(()) };
         let path = self.names()[1..].join(&b'/');
-        (manifest.send)(Entry::new(path, &fstat(&self.fd)?, Kind::Directory));
+        manifest.send(Entry::new(path, &fstat(&self.fd)?, Kind::Directory));
         Ok(())
     }
 

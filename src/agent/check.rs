@@ -1,0 +1,98 @@
+//! A directory of this host that is compared with a manifest of the caller's: `rdcp --check`.
+
+use std::ffi::OsString;
+use std::io::{self, BufReader, Read};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError};
+
+use crate::control::frames::{Fault, Message, Report};
+use crate::control::names;
+use crate::control::tunnel::Emit;
+use crate::fault::Exit;
+use crate::tree::check::{CheckError, Checked, Medium, check};
+use crate::tree::entries::{Entry, EntryStream};
+
+/// How often it looks whether it is still wanted.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// A comparison that is to be made.
+pub(crate) struct Comparison {
+    pub(crate) directory: Vec<u8>,
+    pub(crate) medium: Medium,
+    /// `~` stands for the login's home.
+    pub(crate) expand: bool,
+    /// The manifest, as it comes; nothing is its end.
+    pub(crate) manifest: Receiver<Vec<u8>>,
+    /// Set by another thread, it ends the comparison.
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) entries: Arc<EntryStream>,
+}
+
+impl Comparison {
+    /// Compares, and tells the caller what differs.
+    pub(crate) fn compare(self, emit: &Emit) -> Report {
+        let start = Instant::now();
+        let Self { directory, medium, expand, manifest, stop, entries } = self;
+        let is_stopped = Arc::clone(&stop);
+        entries.end_when(move || is_stopped.load(Ordering::Relaxed));
+        let directory =
+            if expand { names::home_expanded(&directory) } else { PathBuf::from(OsString::from_vec(directory)) };
+        // `host:` is the login's home.
+        let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
+        let stream = Manifest { pieces: manifest, piece: Vec::new(), at: 0, is_over: false, stop: &stop, emit };
+        let tell = |finding| entries.tell(Entry::Compared(finding));
+        let outcome = check(BufReader::new(stream), &directory, medium, &stop, &tell);
+        entries.flush();
+        let mut report = Report { micros: start.elapsed().as_micros() as u64, ..Report::default() };
+        match outcome {
+            _ if stop.load(Ordering::Relaxed) => {
+                report.fault = Some(Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""));
+            }
+            Ok(Checked { entries, unreadable, bytes, .. }) => {
+                (report.entries, report.failed, report.data_bytes) = (entries, unreadable, bytes);
+            }
+            Err(CheckError::Manifest(error)) => {
+                report.fault = Some(Fault::plain(Exit::Source.code(), error.to_string()));
+            }
+            Err(CheckError::Directory(fact)) => {
+                report.fault = Some(Fault::io(Exit::Destination.code(), "cannot read", &fact));
+            }
+        }
+        report
+    }
+}
+
+/// The manifest, read as the caller sends it.
+struct Manifest<'a> {
+    pieces: Receiver<Vec<u8>>,
+    piece: Vec<u8>,
+    at: usize,
+    is_over: bool,
+    stop: &'a AtomicBool,
+    emit: &'a Emit,
+}
+
+impl Read for Manifest<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.piece.len() && !self.is_over {
+            match self.pieces.recv_timeout(LOOK_AGAIN) {
+                Ok(piece) => {
+                    self.is_over = piece.is_empty();
+                    (self.piece, self.at) = (piece, 0);
+                    (self.emit)(Message::ManifestTaken);
+                }
+                Err(RecvTimeoutError::Timeout) if !self.stop.load(Ordering::Relaxed) => {}
+                Err(_) => return Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        }
+        let count = target.len().min(self.piece.len() - self.at);
+        target[..count].copy_from_slice(&self.piece[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}

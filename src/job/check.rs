@@ -1,0 +1,94 @@
+//! A directory of any host, compared with a manifest of this one: `rdcp --check`.
+//!
+//! The manifest goes to the agent of the directory's host in pieces, of which few are on their way; what differs comes back
+//! as entries do. So neither side holds either of them.
+
+use std::ffi::OsStr;
+use std::io::{self, Read};
+
+use super::entries::TakeEntries;
+use super::{EndOf, Job, Setup, Update, told};
+use crate::control::frames::{self, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, Message, Report};
+use crate::fault::{Exit, Failure};
+use crate::job::hop::Side;
+use crate::options::TransferOptions;
+
+/// What is compared.
+pub(crate) struct Check<'a> {
+    /// The directory's host; empty for this one.
+    pub(crate) host: &'a OsStr,
+    pub(crate) directory: Vec<u8>,
+    /// What the page cache has will do.
+    pub(crate) is_cached: bool,
+}
+
+/// What stopped a comparison.
+pub(crate) enum Stopped {
+    /// The manifest is none, for this reason.
+    Manifest(String),
+    /// Something else.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stopped {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Check<'_> {
+    /// Makes the comparison; `take` takes what differs.
+    ///
+    /// # Errors
+    ///
+    /// Why not all was compared.
+    pub(crate) fn run(self, setup: Setup, manifest: impl Read, take: TakeEntries) -> Result<Report, Stopped> {
+        let mut job = Job::new(setup, false)?;
+        let host = job.host(self.host)?;
+        job.greet()?;
+        job.take_entries(take)?;
+        let check = frames::Job::Check { directory: self.directory, is_cached: self.is_cached };
+        let end = EndOf { host, stage: None, name: job.hosts[host].label(), job: check };
+        let hop = job.copy_within(end, &TransferOptions::default());
+        let mut pieces = Pieces { manifest, left: MANIFEST_WINDOW, is_over: false };
+        pieces.send(&mut job, hop)?;
+        while let Some(update) = job.next_of(hop) {
+            match update {
+                Update::End(_, _, Message::ManifestTaken) => {
+                    pieces.left = (pieces.left + 1).min(MANIFEST_WINDOW);
+                    pieces.send(&mut job, hop)?;
+                }
+                update => job.check(update)?,
+            }
+        }
+        let report = job.hops[hop].report(Side::From).cloned().ok_or_else(|| job.lost(host))?;
+        match &report.fault {
+            Some(fault) if fault.exit == Exit::Source.code() => Err(Stopped::Manifest(fault.detail.clone())),
+            Some(fault) => Err(told(&job.hosts[host].name, fault).into()),
+            None => Ok(report),
+        }
+    }
+}
+
+/// The manifest on its way.
+struct Pieces<R> {
+    manifest: R,
+    /// Pieces that may be sent.
+    left: u32,
+    is_over: bool,
+}
+
+impl<R: Read> Pieces<R> {
+    /// Sends as much as may be on its way.
+    fn send(&mut self, job: &mut Job, hop: usize) -> Result<(), Stopped> {
+        while self.left > 0 && !self.is_over {
+            let mut piece = Vec::with_capacity(MANIFEST_PIECE_BYTES);
+            let read = (&mut self.manifest).take(MANIFEST_PIECE_BYTES as u64).read_to_end(&mut piece);
+            read.map_err(|error: io::Error| Stopped::Manifest(error.to_string()))?;
+            self.left -= 1;
+            self.is_over = piece.is_empty();
+            job.send_end(hop, Side::From, &Message::Manifest(piece));
+        }
+        Ok(())
+    }
+}

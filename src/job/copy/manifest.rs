@@ -1,0 +1,174 @@
+//! The manifest of a copy: where it may be, and what comes into it.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rd_proto::control::IoFact;
+
+use super::{Copy, HERE};
+use crate::agent::place::target;
+use crate::control::frames::{Found, Kind, Placed};
+use crate::fault::{Exit, Failure, escaped, os_number, printable};
+use crate::tree::entries;
+use crate::tree::manifest::Entry;
+use crate::tree::manifest::write::{Target, Writer, directory_of};
+
+/// What its entries are given to, while the copy is made.
+#[derive(Clone)]
+pub(super) struct Manifest {
+    writer: Arc<Mutex<Option<Writer>>>,
+    /// The name of the tree at the destination, where that is what is listed and not the directory that it is in.
+    root: Option<Vec<u8>>,
+}
+
+impl Copy<'_> {
+    /// Begins the manifest, if one is asked for.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written, or would be part of what it lists.
+    pub(super) fn begin_manifest(
+        &self,
+        found: &[(usize, Found)],
+        to: usize,
+        placed: Option<&Placed>,
+    ) -> Result<Option<Manifest>, Failure> {
+        let targets = &self.plan.manifests;
+        let Some(placed) = placed.filter(|_| !targets.is_empty()) else { return Ok(None) };
+        if found.is_empty() {
+            return Err(Failure::new(Exit::Usage, "nothing is copied, of which there could be a manifest"));
+        }
+        for file in targets {
+            self.check_place(file, found, to, placed)?;
+        }
+        let root = match found {
+            // Of the contents of a directory, the destination itself is what is listed.
+            [(_, one)] if one.kind == Kind::Directory => {
+                Some(target(placed, one)).filter(|tree| *tree != Path::new(OsStr::from_bytes(&placed.directory)))
+            }
+            _ => None,
+        };
+        let root = root.and_then(|tree| Some(tree.file_name()?.as_bytes().to_vec()));
+        let writer = Writer::new(targets.clone()).map_err(|fact| unwritable(&fact))?;
+        Ok(Some(Manifest { writer: Arc::new(Mutex::new(Some(writer))), root }))
+    }
+
+    /// Refuses a file that would be part of the copy, or of its source: its name, and what is written beside it, would come
+    /// into one of them meanwhile.
+    fn check_place(&self, file: &Target, found: &[(usize, Found)], to: usize, placed: &Placed) -> Result<(), Failure> {
+        let refused = |host: usize, path: &Path| {
+            let (file, tree) = (escaped(file.path.as_os_str()), self.name(host, path.as_os_str().as_bytes()));
+            Err(Failure::new(
+                Exit::Usage,
+                format!("the manifest {file} would be in {tree}, which it lists; name another place"),
+            ))
+        };
+        let identity = |stat: std::fs::Metadata| (stat.dev(), stat.ino());
+        let fact = |error: &std::io::Error| unwritable(&crate::fs::std_fact(file.path.as_os_str(), error));
+        let directory = directory_of(&file.path).canonicalize().map_err(|error| fact(&error))?;
+        let own = file.path.symlink_metadata().ok();
+        let around = directory.ancestors().filter_map(|path| path.metadata().ok());
+        let around: BTreeSet<_> = own.into_iter().chain(around).map(identity).collect();
+        for (from, source) in found {
+            let is_here = *from == HERE || self.job.is_one_kernel(*from, HERE);
+            if is_here && around.contains(&(source.device, source.inode)) {
+                return refused(*from, Path::new(OsStr::from_bytes(&source.path)));
+            }
+        }
+        let tree = match found {
+            [(_, one)] if one.kind == Kind::Directory => target(placed, one),
+            _ => OsStr::from_bytes(&placed.directory).into(),
+        };
+        if to != HERE && !(self.job.is_one_kernel(to, HERE) && tree.is_absolute()) {
+            return Ok(());
+        }
+        // One that is not there yet can only be the file itself.
+        let is_itself = directory_of(&tree).canonicalize().ok().as_ref() == Some(&directory)
+            && tree.file_name() == file.path.file_name();
+        if is_itself || tree.metadata().is_ok_and(|stat| around.contains(&identity(stat))) {
+            return refused(to, &tree);
+        }
+        Ok(())
+    }
+
+    /// Has what ends tell of entries written, and printed.
+    pub(super) fn take_entries(&mut self, to: usize, manifest: Option<Manifest>) -> Result<(), Failure> {
+        let mut print = self.plan.tree.itemize_changes.then(|| self.observer.entry_printer(to != HERE));
+        if manifest.is_none() && print.is_none() {
+            return Ok(());
+        }
+        self.job.take_entries(Box::new(move |told| {
+            for entry in &told {
+                if let (entries::Entry::Listed(entry), Some(manifest)) = (entry, &manifest) {
+                    manifest.add(entry.clone())?;
+                }
+            }
+            print.as_mut().map_or(Ok(()), |print| print(told))
+        }))
+    }
+
+    /// Writes the manifest of a copy that has succeeded. What went wrong with that, or the copy.
+    pub(super) fn end_manifest(&mut self, manifest: Option<&Manifest>, failure: Option<Failure>) -> Option<Failure> {
+        let Some(writer) = manifest.and_then(|manifest| manifest.writer().take()) else { return failure };
+        if let Some(failure) = failure {
+            if failure.exit == Exit::Partial {
+                let files: Vec<_> = self.plan.manifests.iter().map(|file| escaped(file.path.as_os_str())).collect();
+                self.complain(&format!("not all was copied: no manifest is written to {}", files.join(" and ")));
+            }
+            return Some(failure);
+        }
+        match writer.finish() {
+            Ok(written) if written.unwritable > 0 => {
+                let first = escaped(OsStr::from_bytes(&written.first_unwritable));
+                let (count, names) = match written.unwritable {
+                    1 => ("1 file is".to_owned(), "its name"),
+                    count => (format!("{count} files are"), "their names"),
+                };
+                let line = format!("{count} not in the manifest for b3sum, which cannot read {names}: {first}");
+                Some(Failure::new(Exit::Partial, line))
+            }
+            Ok(_) => None,
+            Err(fact) => Some(unwritable(&fact)),
+        }
+    }
+}
+
+impl Manifest {
+    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
+        self.writer.lock().expect("no panics under it")
+    }
+
+    /// Adds an entry, with its path from the destination's directory on.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6 where the disk is full, 9 where it is none of what is copied.
+    pub(super) fn add(&self, mut entry: Entry) -> Result<(), Failure> {
+        if let Some(root) = &self.root {
+            let below = entry.path.strip_prefix(&root[..]).filter(|rest| rest.is_empty() || rest.starts_with(b"/"));
+            let Some(below) = below else {
+                return Err(Failure::new(Exit::Protocol, "an end tells of an entry that is not part of the copy"));
+            };
+            entry.path = below.strip_prefix(b"/").unwrap_or_default().to_vec();
+        }
+        let mut writer = self.writer();
+        writer.as_mut().map_or(Ok(()), |writer| writer.push(&entry).map_err(|fact| unwritable(&fact)))
+    }
+}
+
+fn unwritable(fact: &IoFact) -> Failure {
+    let path = escaped(OsStr::from_bytes(&fact.path));
+    let reason = match fact.errno {
+        0 => printable(&String::from_utf8_lossy(&fact.detail)),
+        errno => os_number(errno),
+    };
+    Failure::new(Exit::Destination, format!("cannot write the manifest {path}: {reason}")).about(
+        "".as_ref(),
+        &fact.path,
+        fact.errno,
+    )
+}

@@ -3,6 +3,8 @@
 pub mod check;
 mod contents;
 pub mod count;
+#[cfg(test)]
+mod delta_tests;
 pub mod entries;
 pub mod first;
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod jobs;
 mod judge;
 mod large;
 mod links;
+mod look;
 mod manifest;
 #[cfg(test)]
 mod tests;
@@ -402,7 +403,9 @@ impl TreeSink {
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
-        let threads = if threads == 0 { crate::processors().max(2) } else { threads }.min(THREADS_MAX);
+        // With --sync all processors hash, while one more thread writes.
+        let enough = crate::processors().max(2) + usize::from(options.sync);
+        let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let shared = Arc::new(Shared {
             owners,
@@ -673,14 +676,17 @@ impl TreeSink {
             Record::Large { name, metadata, item, size, is_sparse } => {
                 let name = directory.final_name(name);
                 let path = directory.path(name);
-                // Holes are not compared.
-                let compared = compared.filter(|_| !is_sparse);
                 let awaits_have = compared.is_some() || Record::awaits_have(size, is_sparse);
                 let may_resume = awaits_have && (compared.is_some() || !shared.is_local);
-                let large = Large::create(shared, directory, name, &metadata, size, may_resume, compared);
+                let length = (size, is_sparse);
+                let large = Large::create(shared, directory, name, &metadata, length, may_resume, compared);
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
                 match &large {
-                    Some(large) if may_resume => self.hand_on(Job::Look(Arc::clone(large), item)),
+                    Some(large) if may_resume => {
+                        // One writes what comes meanwhile.
+                        let lookers = large.lookers().min(self.threads.len().saturating_sub(1).max(1));
+                        (0..lookers).for_each(|_| self.hand_on(Job::Look(Arc::clone(large), item)));
+                    }
                     _ if awaits_have => (shared.answer)(Answer::nothing(item)),
                     _ => {}
                 }

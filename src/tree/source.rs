@@ -86,8 +86,8 @@ struct Reading {
     file: Arc<LargeFile>,
     /// Where the next part begins, unless a hole does.
     next: u64,
-    /// Up to where there is known to be data.
-    data_end: u64,
+    /// A range that is known to be data.
+    data: Range<u64>,
     /// Parts that are being read.
     in_flight: usize,
     data_bytes: u64,
@@ -362,7 +362,8 @@ impl TreeSource {
             shared.announced = item;
             let file = Arc::new(file);
             let (data_bytes, failure, again) = (0, None, Vec::new());
-            let reading = Reading { file, next: 0, data_end: 0, in_flight: 0, data_bytes, failure, blocks, again };
+            let data = if file.is_sparse { 0..0 } else { 0..file.stat.st_size as u64 };
+            let reading = Reading { file, next: 0, data, in_flight: 0, data_bytes, failure, blocks, again };
             shared.files.insert(item, reading);
         }
         let is_final = filled.state == WalkState::Ended;
@@ -509,27 +510,31 @@ impl Reading {
             }
             return Some(Piece::Send { position, length: length as usize });
         }
-        if self.next == self.data_end && !self.is_given_out() {
-            (self.next, self.data_end) =
-                if self.file.is_sparse { data_from(&self.file.file, self.next, size) } else { (0, size) };
-        }
-        if self.is_given_out() {
-            return None;
-        }
-        let position = self.next;
-        let mut length = (self.data_end - position).min(part_bytes as u64);
-        if let Some(blocks) = &mut self.blocks {
-            match blocks.step(position, size) {
-                Step::Wait => return None,
-                Step::Compare(end, hash) => {
-                    self.next = end;
-                    return Some(Piece::Compare { range: position..end, hash });
+        while !self.is_given_out() {
+            let (position, mut end) = (self.next, size);
+            if let Some(blocks) = &mut self.blocks {
+                match blocks.step(position, size) {
+                    Step::Wait => return None,
+                    Step::Compare(end, hash) => {
+                        self.next = end;
+                        return Some(Piece::Compare { range: position..end, hash });
+                    }
+                    Step::Send(to) => end = to,
                 }
-                Step::Send(end) => length = length.min(end - position),
             }
+            if position >= self.data.end {
+                let (start, end) = data_from(&self.file.file, position, size);
+                self.data = start..end;
+            }
+            if position < self.data.start {
+                // What the receiver has not is a hole there.
+                self.next = self.data.start.min(end);
+                continue;
+            }
+            self.next = self.data.end.min(end).min(position + part_bytes as u64);
+            return Some(Piece::Send { position, length: (self.next - position) as usize });
         }
-        self.next += length;
-        Some(Piece::Send { position, length: length as usize })
+        None
     }
 }
 

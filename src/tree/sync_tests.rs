@@ -33,7 +33,7 @@ pub(super) fn sync() -> TreeOptions {
 }
 
 /// Copies what is in `from` to `to`, as between two hosts or within one.
-fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+pub(super) fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     let roots = vec![Root::new(from, "root")];
     let part_bytes = if is_local { local::CHUNK_BYTES } else { PART_BYTES };
     let source = TreeSource::new(roots, part_bytes, options.clone(), Arc::default()).expect("a source");
@@ -60,6 +60,14 @@ fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent,
         loop {
             match source.next(&mut target, PART_BYTES, &Tally::default()) {
                 Next::Part(part) => {
+                    let bytes = Arc::new(target[..part.length].to_vec());
+                    sink.push(part.item, part.position, bytes).expect("taken");
+                }
+                // A hole that is to be sent since something else is there.
+                Next::Cold(range, cold) => {
+                    let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
+                    source.note_arrival();
+                    let part = source.settle(&range, &cold, outcome, &mut target, &Tally::default()).expect("read");
                     let bytes = Arc::new(target[..part.length].to_vec());
                     sink.push(part.item, part.position, bytes).expect("taken");
                 }

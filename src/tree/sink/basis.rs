@@ -1,16 +1,27 @@
-//! What stands under the name of a large file that is wanted: blocks that the sender finds the same are taken from it.
+//! What stands under the name of a large file that is to come: blocks that the sender finds the same are taken from it.
+//!
+//! The new file is made beside the old one. Where the file system can, it begins as a clone of it, which nobody else can
+//! write to: its blocks are hashed and stay where they are. Elsewhere blocks are copied. While nothing is known to differ,
+//! that may be for nothing, so it waits until the sender has sent something; from then on each block is copied in the pass
+//! that hashes it, and what was hashed before is copied at the end, and proven by its digest while it is. With
+//! `--in-place` the old file is itself what is written.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, MutexGuard};
+use std::thread;
 
-use rd_proto::tree::answer::{BLOCK_BYTES_MIN, Digest};
-use rd_proto::tree::blocks::block_bytes;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rd_proto::tree::answer::Digest;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, ioctl_ficlone, openat, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
 use crate::fs::source::change;
-use crate::fs::{hash_range, identity, read_up_to, write_at};
+use crate::fs::{HASH_READ_BYTES, identity, read_up_to, write_at};
+
+/// Bytes that a thread takes at once to copy, and that are worth one more thread.
+const FILL_BYTES: u64 = 16 << 20;
 
 /// Opens what stands under a name to be read, if it is a regular file that we may read.
 pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(OwnedFd, Stat)> {
@@ -30,37 +41,63 @@ pub(super) enum Compared {
     Elsewhere(Elsewhere),
 }
 
-/// The older file. It is read, and never written to.
+/// The older file. It is read, and written to only in place.
 pub(super) struct Basis {
     file: OwnedFd,
     stat: Stat,
     elsewhere: Option<Elsewhere>,
-    /// Of the new file.
+    /// Bytes of the new file.
     size: u64,
     block_bytes: u64,
-    /// The digests that the sender has been given, from the first block on.
-    promised: Mutex<Vec<Digest>>,
-    /// The blocks of which data has come.
-    came: Mutex<Vec<bool>>,
+    /// The file that is written has all of it.
+    is_in_target: bool,
+    /// What is zero is left out, as a hole.
+    keeps_holes: bool,
+    /// The new file is known to be another one.
+    is_changed: AtomicBool,
+    blocks: Mutex<Vec<Block>>,
+}
+
+/// What is known of a block of the new file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Block {
+    /// Nothing: its data is to come, unless it is a hole.
+    #[default]
+    Unknown,
+    /// The sender has been given this digest of the old file's.
+    Promised([u8; 16]),
+    /// So it has, and what was hashed stands in the new file.
+    Stands,
+    /// Its data has come.
+    Came,
 }
 
 impl Basis {
-    /// What stands under the name or elsewhere, if it is a regular file that we may read. `size`: of the new file, in
-    /// bytes.
-    pub fn open(compared: Compared, directory: BorrowedFd<'_>, name: &[u8], size: u64) -> Option<Self> {
-        let (opened, elsewhere) = match compared {
-            Compared::Named => (open_regular(directory, name), None),
-            Compared::Elsewhere(elsewhere) => (elsewhere.open(), Some(elsewhere)),
-        };
-        let (file, stat) = opened?;
-        let block_bytes = block_bytes(size, BLOCK_BYTES_MIN);
-        let came = Mutex::new(vec![false; size.div_ceil(block_bytes) as usize]);
-        Some(Self { file, stat, elsewhere, size, block_bytes, promised: Mutex::default(), came })
+    /// Takes an open file, before the one that is written has its length. `size`: of the new file, in bytes.
+    pub fn new(
+        (file, stat): (OwnedFd, Stat),
+        elsewhere: Option<Elsewhere>,
+        size: u64,
+        block_bytes: u64,
+        keeps_holes: bool,
+    ) -> Self {
+        let is_changed = AtomicBool::new(stat.st_size as u64 != size);
+        let blocks = Mutex::new(vec![Block::Unknown; size.div_ceil(block_bytes) as usize]);
+        Self { file, stat, elsewhere, size, block_bytes, is_in_target: false, keeps_holes, is_changed, blocks }
     }
 
     /// Where it is, if not under the name of the new file.
     pub fn elsewhere(&self) -> Option<&Elsewhere> {
         self.elsewhere.as_ref()
+    }
+
+    /// Has `target` begin as a clone, where the file system can: it is new and ours. In place it is the old file itself.
+    pub fn begin(&mut self, target: &OwnedFd, in_place: bool) -> Result<(), Errno> {
+        self.is_in_target = match in_place {
+            true => identity(&fstat(target)?) == identity(&self.stat),
+            false => ioctl_ficlone(target, &self.file).is_ok(),
+        };
+        if self.is_in_target || !in_place { Ok(()) } else { Err(Errno::STALE) }
     }
 
     /// As it was when it was opened.
@@ -72,12 +109,8 @@ impl Basis {
         self.file.as_fd()
     }
 
-    fn came(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.came.lock().expect("no panics under it")
-    }
-
-    fn promised(&self) -> MutexGuard<'_, Vec<Digest>> {
-        self.promised.lock().expect("no panics under it")
+    fn blocks(&self) -> MutexGuard<'_, Vec<Block>> {
+        self.blocks.lock().expect("no panics under it")
     }
 
     /// Where a block of the new file begins, and its length.
@@ -91,58 +124,148 @@ impl Basis {
         self.block_bytes
     }
 
-    /// The digest of the next block, as it is answered to the sender; none if the file ends before that does.
-    pub fn digest(&self, start: u64, length: u64, scratch: &mut [u8]) -> Digest {
-        let is_there = start + length <= self.stat.st_size as u64;
-        let digest = is_there.then(|| hash_range(&self.file, start, length, scratch).ok()).flatten();
-        self.promised().push(digest);
-        digest
+    /// The digest of a block, for the sender; none if the file ends before that does. `check_stored` is given what is
+    /// written to `target`.
+    ///
+    /// # Errors
+    ///
+    /// What writing answered, or reading of what is to stay.
+    pub fn digest(
+        &self,
+        number: usize,
+        target: &OwnedFd,
+        scratch: &mut [u8],
+        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
+    ) -> Result<Digest, Errno> {
+        let (start, length) = self.block(number);
+        let digest = if self.is_in_target {
+            Some(self.read(target.as_fd(), None, (start, length), scratch, check_stored)?.ok_or(Errno::NODATA)?)
+        } else if start + length <= self.stat.st_size as u64 {
+            let copy = self.is_changed.load(Relaxed).then_some(target);
+            let digest = self.read(self.file(), copy, (start, length), scratch, check_stored)?;
+            if copy.is_none()
+                && let Some(digest) = digest
+            {
+                self.note(number, Block::Promised(digest));
+                return Ok(Some(digest));
+            }
+            digest
+        } else {
+            None
+        };
+        if digest.is_some() {
+            self.note(number, Block::Stands);
+        }
+        Ok(digest)
+    }
+
+    fn note(&self, number: usize, block: Block) {
+        let known = &mut self.blocks()[number];
+        // A sender that has not waited has sent it.
+        if *known == Block::Unknown {
+            *known = block;
+        }
+    }
+
+    /// What an earlier transfer has left of this block has been hashed.
+    pub fn note_stands(&self, number: usize) {
+        self.is_changed.store(true, Relaxed);
+        self.note(number, Block::Stands);
+    }
+
+    /// Hashes a block of a file, and writes it to a `target`; none where it cannot be read.
+    fn read(
+        &self,
+        file: BorrowedFd<'_>,
+        target: Option<&OwnedFd>,
+        (start, length): (u64, u64),
+        scratch: &mut [u8],
+        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>,
+    ) -> Result<Digest, Errno> {
+        let (mut hasher, mut at) = (blake3::Hasher::new(), start);
+        while at < start + length {
+            let wanted = scratch.len().min((start + length - at) as usize);
+            let part = &mut scratch[..wanted];
+            if read_up_to(file, part, at) != Ok(wanted) {
+                return Ok(None);
+            }
+            hasher.update(part);
+            if let Some(target) = target
+                && !(self.keeps_holes && part.iter().all(|&byte| byte == 0))
+            {
+                write_at(target, part, at)?;
+                check_stored(part, at)?;
+            }
+            at += wanted as u64;
+        }
+        Ok(Some(hasher.finalize().as_bytes()[..16].try_into().expect("of 32")))
     }
 
     /// Data has come for `position`, in bytes.
     pub fn note_came(&self, position: u64, length: u64) {
-        let mut came = self.came();
+        self.is_changed.store(true, Relaxed);
         let blocks = position / self.block_bytes..(position + length).div_ceil(self.block_bytes);
-        for number in blocks {
-            came[number as usize] = true;
-        }
+        self.blocks()[blocks.start as usize..blocks.end as usize].fill(Block::Came);
     }
 
     /// Whether it is the new file: the sender has all its digests and has sent nothing, and it still has its name. One
     /// elsewhere is looked at when it is linked.
     pub fn is_all(&self, directory: BorrowedFd<'_>, name: &[u8]) -> bool {
-        let is_told = self.promised().len() == self.came().len() && self.promised().iter().all(Option::is_some);
+        let is_told = |block: &Block| match block {
+            Block::Promised(_) => true,
+            Block::Stands => self.is_in_target,
+            Block::Unknown | Block::Came => false,
+        };
         let stays = || {
             let named = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
             let open = fstat(&self.file);
             named.is_ok_and(|named| identity(&named) == identity(&self.stat))
                 && open.is_ok_and(|open| change(&self.stat, &open).is_none())
         };
-        is_told
-            && self.stat.st_size as u64 == self.size
-            && !self.came().contains(&true)
+        self.stat.st_size as u64 == self.size
+            && self.blocks().iter().all(is_told)
             && (self.elsewhere.is_some() || stays())
     }
 
-    /// Copies the blocks that have not come, and proves each while it does; `check_stored` is given each when it is written.
+    /// Copies the blocks that have neither come nor been copied, and proves each while it does.
     ///
     /// # Errors
     ///
-    /// STALE if one has not the digest that the sender was given: the file has changed meanwhile.
-    pub fn fill(&self, target: &OwnedFd, check_stored: impl Fn(&[u8], u64) -> Result<(), Errno>) -> Result<(), Errno> {
-        let (came, promised) = (std::mem::take(&mut *self.came()), std::mem::take(&mut *self.promised()));
-        let mut bytes = Vec::new();
-        for (number, _) in came.iter().enumerate().filter(|(_, came)| !**came) {
-            let (start, length) = self.block(number);
-            let promised = promised.get(number).copied().flatten();
-            bytes.resize(length as usize, 0);
-            let is_whole = read_up_to(&self.file, &mut bytes, start)? == bytes.len();
-            if !is_whole || promised.is_none_or(|digest| blake3::hash(&bytes).as_bytes()[..digest.len()] != digest) {
-                return Err(Errno::STALE);
-            }
-            write_at(target, &bytes, start)?;
-            check_stored(&bytes, start)?;
+    /// STALE if one has not the digest that the sender was given: the file has changed meanwhile. What writing and
+    /// `check_stored` answered.
+    pub fn fill(
+        &self,
+        target: &OwnedFd,
+        check_stored: impl Fn(&[u8], u64) -> Result<(), Errno> + Sync,
+    ) -> Result<(), Errno> {
+        let blocks = std::mem::take(&mut *self.blocks());
+        let missing: Vec<_> =
+            blocks.iter().enumerate().filter(|(_, block)| matches!(block, Block::Promised(_))).collect();
+        if !self.keeps_holes && blocks.contains(&Block::Unknown) {
+            return Err(Errno::STALE);
         }
-        Ok(())
+        let at_once = (FILL_BYTES / self.block_bytes).max(1) as usize;
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut scratch = vec![0; HASH_READ_BYTES];
+            while let Some(some) = missing.chunks(at_once).nth(next.fetch_add(1, Relaxed)) {
+                for &(number, &block) in some {
+                    let digest =
+                        self.read(self.file(), Some(target), self.block(number), &mut scratch, &check_stored)?;
+                    if digest.map(Block::Promised) != Some(block) {
+                        return Err(Errno::STALE);
+                    }
+                }
+            }
+            Ok(())
+        };
+        let threads = missing.len().div_ceil(at_once).min(crate::processors());
+        thread::scope(|scope| {
+            // Where no more can be had, this one does it all.
+            let others: Vec<_> =
+                (1..threads).map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+            let own = work();
+            others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
+        })
     }
 }

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
+use rd_proto::tree::answer::BLOCK_BYTES_MIN;
 use rd_proto::tree::blocks::block_bytes;
-use rd_proto::tree::{Answer, Metadata, Record, Special};
+use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate,
-    ioctl_ficlone, makedev, mknodat, openat, seek, statat, symlinkat, unlinkat,
+    Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone,
+    makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -27,6 +27,7 @@ use super::directory::OpenDirectory;
 use super::itemize::{self, Coming};
 use super::judge;
 use super::links::{link, link_again};
+use super::look::Look;
 use super::{Bytes, Local, Shared};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
@@ -34,17 +35,13 @@ use crate::fs::metadata::{Object, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, hash_range, io_fact, is_serial, name_beside, plain_fact, read_up_to,
-    write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
 };
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::manifest::digest::RangeDigest;
 use crate::tree::metadata::{self, Current, OwnedMetadata};
 use crate::tree::{FIRST_NAME_FAILED, Fault, HAS_OTHER_NAMES, leads_to};
-
-/// The sender is told of blocks once so many bytes have been hashed.
-const ANSWER_DUE_BYTES: u64 = 64 << 20;
 
 /// Bytes compared at once.
 const READ_BACK_BYTES: usize = 32 << 10;
@@ -114,7 +111,7 @@ fn make_file(
 }
 
 /// Reads what has been written back from the disk where that was asked for.
-fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
+pub(super) fn check_stored(shared: &Shared, file: &OwnedFd, data: &[u8], position: u64) -> Result<(), Errno> {
     if shared.options.reads_back() { read_back(file, data, position) } else { Ok(()) }
 }
 
@@ -225,7 +222,7 @@ impl Partial {
     /// A file to be written at once and published.
     pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
         if shared.options.in_place {
-            return Self::in_place(shared, directory, name);
+            return Self::in_place(shared, directory, name, false);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -257,8 +254,9 @@ impl Partial {
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
-    fn in_place(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
-        let access = if shared.options.reads_back() || shared.makes_manifest() { OFlags::RDWR } else { OFlags::WRONLY };
+    fn in_place(shared: &Shared, directory: &OpenDirectory, name: &[u8], keeps_data: bool) -> Result<Self, Fault> {
+        let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
+        let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let new = OFlags::CREATE | OFlags::EXCL;
         let (file, is_new) = match openat(&directory.fd, name, flags | new, Mode::RUSR | Mode::WUSR) {
@@ -273,7 +271,9 @@ impl Partial {
         if stat.st_nlink > 1 {
             return Err(Fault::Detail(HAS_OTHER_NAMES));
         }
-        ftruncate(&file, 0)?;
+        if !keeps_data {
+            ftruncate(&file, 0)?;
+        }
         Ok(Self { file, way: Way::InPlace(is_new) })
     }
 
@@ -338,17 +338,16 @@ impl Partial {
 /// Threads that still write to it hold it; when the last releases it, it is published if it is complete, else removed.
 pub(super) struct Large {
     // Before the directory, which must be finished last.
-    partial: Partial,
+    pub(super) partial: Partial,
     bypass: WriteBypass,
     name: Vec<u8>,
     metadata: OwnedMetadata,
-    size: u64,
+    pub(super) size: u64,
     /// A transfer before this one has left it.
-    is_adopted: bool,
-    /// What stands under the final name, where it looks as if a transfer before this one had finished it.
-    finished: Option<OwnedFd>,
-    /// What stands there is compared with it block by block.
-    basis: Option<Basis>,
+    pub(super) is_adopted: bool,
+    /// What stands under the final name, and is compared with it block by block.
+    pub(super) basis: Option<Basis>,
+    pub(super) look: Look,
     /// In what it differs from what it replaces, as the caller is told.
     differs: Option<u16>,
     /// That is all of it, and stays.
@@ -361,7 +360,7 @@ pub(super) struct Large {
     waiting: Mutex<Option<VecDeque<(Bytes, u64)>>>,
     /// All has arrived, and the sender found it intact.
     is_complete: AtomicBool,
-    has_failed: AtomicBool,
+    pub(super) has_failed: AtomicBool,
     /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
     has_filled_up: AtomicBool,
     written_bytes: AtomicU64,
@@ -372,35 +371,48 @@ pub(super) struct Large {
     /// Hard links to it that came before its end.
     links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
     directory: Arc<OpenDirectory>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl Large {
-    /// Makes the partial file, at its full length: what is never written stays a hole. `awaits_have`: what a transfer
-    /// before has left of it may be of use. `compared`: what stands under its name is of use whatever it is, or that elsewhere.
+    /// Makes the partial file, at its full length: what is never written stays a hole. `may_resume`: what a transfer before
+    /// has left of it may be of use. `compared`: what stands under its name is of use whatever it is, or that elsewhere.
     pub fn create(
         shared: &Arc<Shared>,
         directory: &Arc<OpenDirectory>,
         name: &[u8],
         metadata: &Metadata<'_>,
-        size: u64,
-        awaits_have: bool,
+        (size, is_sparse): (u64, bool),
+        may_resume: bool,
         compared: Option<Compared>,
     ) -> Result<Self, Fault> {
         let coming = Coming { kind: FileType::RegularFile, metadata, size: Some(size) };
         let differs = shared.compare(directory, name, &coming);
-        // It may take long, and another transfer can go on with it if this one is killed.
-        let (partial, is_adopted) = match shared.options.in_place {
-            true => (Partial::in_place(shared, directory, name)?, false),
-            false => Partial::named(shared, directory, name, awaits_have)?,
+        let (in_place, is_compared) = (shared.options.in_place, compared.is_some());
+        let named = || open_regular(directory.fd.as_fd(), name);
+        let (old, elsewhere) = match compared {
+            _ if !may_resume => (None, None),
+            Some(Compared::Named) => (named(), None),
+            _ if in_place => (None, None),
+            Some(Compared::Elsewhere(elsewhere)) => (elsewhere.open(), Some(elsewhere)),
+            None => (named().filter(|(_, stat)| seems_finished(stat, metadata, size)), None),
         };
-        let may_be_finished = awaits_have && !is_adopted && matches!(partial.way, Way::Named(_));
-        let is_compared = compared.is_some();
-        let compared = compared.filter(|_| may_be_finished);
-        let basis = compared.and_then(|compared| Basis::open(compared, directory.fd.as_fd(), name, size));
-        let may_be_finished = may_be_finished && !is_compared;
-        let finished = may_be_finished.then(|| finished(directory, name, metadata, size)).flatten();
-        if let Err(error) = ftruncate(&partial.file, size) {
+        // It may take long, and another transfer can go on with it if this one is killed. What that has of a file with
+        // holes may be where they are.
+        let (partial, is_adopted) = match in_place {
+            true => (Partial::in_place(shared, directory, name, old.is_some())?, false),
+            false => Partial::named(shared, directory, name, may_resume && !is_sparse)?,
+        };
+        let block_bytes = block_bytes(size, if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes });
+        let mut basis = old.map(|old| Basis::new(old, elsewhere, size, block_bytes, is_sparse));
+        let prepared = match &mut basis {
+            Some(basis) if !is_adopted => basis.begin(&partial.file, in_place),
+            _ => Ok(()),
+        };
+        // A file in place that has its length keeps its time until something is written.
+        let has_length = in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
+        let set_length = || if has_length { Ok(()) } else { ftruncate(&partial.file, size) };
+        if let Err(error) = prepared.and_then(|()| set_length()) {
             partial.remove(directory, name);
             return Err(error.into());
         }
@@ -415,11 +427,11 @@ impl Large {
             is_serial,
             waiting: Mutex::default(),
             is_adopted,
-            finished,
             basis,
             differs,
+            look: Look::default(),
             is_kept: OnceLock::new(),
-            is_lasting: awaits_have,
+            is_lasting: may_resume,
             name: name.to_vec(),
             metadata: OwnedMetadata::new(metadata),
             is_complete: AtomicBool::new(false),
@@ -494,11 +506,7 @@ impl Large {
                 self.shared.progress.wrote(data.len() as u64);
                 self.shared.progress.at(|| self.directory.tree_path(&self.name));
             }
-            Err(error) => {
-                if !self.has_failed.swap(true, Relaxed) {
-                    self.fail(error);
-                }
-            }
+            Err(error) => self.fail_once(error),
         }
     }
 
@@ -539,9 +547,7 @@ impl Large {
             Err(CopyError::Read(Errno::NODATA)) => Err(plain_fact(&range.file.path, SHRANK)),
             Err(CopyError::Read(error)) => Err(io_fact(&range.file.path, error)),
             Err(CopyError::Write(error)) => {
-                if !self.has_failed.swap(true, Relaxed) {
-                    self.fail(error);
-                }
+                self.fail_once(error);
                 Ok(())
             }
         }
@@ -581,60 +587,22 @@ impl Large {
         }
     }
 
+    pub fn fail_once(&self, error: Errno) {
+        if !self.has_failed.swap(true, Relaxed) {
+            self.fail(error);
+        }
+    }
+
     fn fail(&self, error: Errno) {
-        let mut fault = Fault::from(error);
+        let mut fault = match error {
+            Errno::STALE => Fault::Explained(error, "what was there changed while it was compared; run it again"),
+            error => Fault::from(error),
+        };
         if matches!(error, Errno::NOSPC | Errno::DQUOT) && matches!(self.partial.way, Way::Named(_)) {
             self.has_filled_up.store(true, Relaxed);
             fault = Fault::Explained(error, "what had come of it was removed");
         }
         self.shared.fail(&self.path(), fault);
-    }
-
-    /// Tells the sender what the file holds already: a digest for each block that is all data. Reads the file, once it has
-    /// been given what a finished one holds; the sender compares what it has been told meanwhile.
-    pub fn look(&self, item: u32) {
-        if !self.is_adopted && self.finished.is_none() && self.basis.is_none() {
-            return (self.shared.answer)(Answer::nothing(item));
-        }
-        let block_bytes =
-            self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes);
-        let count = self.size.div_ceil(block_bytes);
-        let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
-        let mut scratch = vec![0; HASH_READ_BYTES];
-        for first in (0..count).step_by(at_once as usize) {
-            let end = count.min(first + at_once);
-            let digests = (first..end).map(|number| {
-                let start = number * block_bytes;
-                self.look_at(start, block_bytes.min(self.size - start), &mut scratch)
-            });
-            let digests = digests.collect();
-            if self.shared.is_stopped.load(Relaxed) {
-                return;
-            }
-            (self.shared.answer)(Answer::Blocks { item, block_bytes, is_last: end == count, digests });
-        }
-    }
-
-    fn look_at(&self, start: u64, length: u64, scratch: &mut [u8]) -> Digest {
-        let file = &self.partial.file;
-        let is_stopped = || self.shared.is_stopped.load(Relaxed);
-        if let Some(basis) = &self.basis {
-            return basis.digest(start, length, scratch);
-        }
-        if let Some(finished) = &self.finished
-            && copy_range(finished, file, start..start + length, |_| !is_stopped()).is_err()
-        {
-            return None;
-        }
-        let is_data = seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length);
-        if !is_data || is_stopped() {
-            return None;
-        }
-        // What is kept of it counts as read back from the disk.
-        if self.shared.options.reads_back() && evict(file, start, length).is_err() {
-            return None;
-        }
-        hash_range(file, start, length, scratch).ok()
     }
 
     /// All of it has arrived: the last holder to release it publishes it.
@@ -680,7 +648,11 @@ impl Large {
             }
         }
         let file = &self.partial.file;
+        let is_stopped = || self.shared.is_stopped.load(Relaxed);
         let check = |data: &[u8], position| {
+            if is_stopped() {
+                return Err(Errno::CANCELED);
+            }
             if let Some(digest) = &self.digest {
                 digest.add(data, position);
             }
@@ -705,22 +677,21 @@ impl Large {
                 true
             }
             Err(error) => {
-                self.fail(error);
+                if !is_stopped() {
+                    self.fail(error);
+                }
                 false
             }
         }
     }
 }
 
-/// What stands under a name, if its size and time are those of what is to come: most likely it is the same, and a transfer
+/// Whether what stands under a name has the size and time of what is to come: most likely it is the same, and a transfer
 /// before this one was cut when it was done with it.
-fn finished(directory: &OpenDirectory, name: &[u8], metadata: &Metadata<'_>, size: u64) -> Option<OwnedFd> {
-    let is_like_it = |stat: &Stat| {
-        let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
-        let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
-        stat.st_size as u64 == size && modified == expected
-    };
-    open_regular(directory.fd.as_fd(), name).filter(|(_, stat)| is_like_it(stat)).map(|(file, _)| file)
+fn seems_finished(stat: &Stat, metadata: &Metadata<'_>, size: u64) -> bool {
+    let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
+    let expected = (metadata.modified.seconds, metadata.modified.nanoseconds);
+    stat.st_size as u64 == size && modified == expected
 }
 
 impl Drop for Large {

@@ -163,9 +163,9 @@ fn verdict(
     }
     // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
     // time unless it was to be compared by contents: they would get it as well.
-    let may_compare = options.checksum || !shared.is_local;
+    let may_compare = options.checksum || options.in_place || !shared.is_local;
     let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
-    if !may_compare || options.in_place {
+    if !may_compare {
         return Ok(Verdict::Wanted);
     }
     if size > INLINE_BYTES_MAX as u64 {

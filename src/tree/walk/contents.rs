@@ -44,7 +44,7 @@ impl Recorder {
             self.items = item;
             self.open.insert(item, Open { inode, names: 0 });
             let (stat, path, bypass) = (*stat, path(), Bypass::default());
-            let awaits_blocks = is_awaited && !is_sparse || Record::awaits_have(size, is_sparse);
+            let awaits_blocks = is_awaited || Record::awaits_have(size, is_sparse);
             self.opened.push(LargeFile { item, file, stat, path, is_sparse, awaits_blocks, bypass });
         }
         Ok((step, item))

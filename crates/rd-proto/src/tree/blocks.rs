@@ -8,11 +8,19 @@ use std::collections::VecDeque;
 use super::answer::{BLOCK_BYTES_MIN, Digest};
 
 /// Blocks of one file.
-pub const BLOCKS_MAX: u64 = 1 << 16;
+pub const BLOCKS_MAX: u64 = 1 << 20;
 
-/// The length of the blocks of a file of `size` bytes: a power of two, as `wanted` or the next, unless that would make too many.
+/// Blocks of one file that may be as short as [`BLOCK_BYTES_MIN`].
+const SHORT_BLOCKS_MAX: u64 = 1 << 16;
+
+/// Longer ones are made only where there would be too many.
+const SHORT_BLOCK_BYTES_MAX: u64 = 1 << 20;
+
+/// The length of the blocks of a file of `size` bytes: a power of two, at least as `wanted`. Longer for long files, so that
+/// digests are a small part of what they stand for and there are not too many.
 pub fn block_bytes(size: u64, wanted: u64) -> u64 {
-    size.div_ceil(BLOCKS_MAX).max(wanted).max(BLOCK_BYTES_MIN).next_power_of_two()
+    let short = size.div_ceil(SHORT_BLOCKS_MAX).min(SHORT_BLOCK_BYTES_MAX);
+    size.div_ceil(BLOCKS_MAX).max(short).max(wanted).max(BLOCK_BYTES_MIN).next_power_of_two()
 }
 
 /// What the sender has been told of one file and has not used.
@@ -129,8 +137,11 @@ mod tests {
                 assert!(block.is_power_of_two());
             }
         }
-        assert_eq!(block_bytes(1 << 40, 16 << 20), 16 << 20);
-        assert_eq!(block_bytes(1 << 41, 16 << 20), 32 << 20);
+        assert_eq!(block_bytes(1 << 44, 16 << 20), 16 << 20);
+        assert_eq!(block_bytes(1 << 45, 16 << 20), 32 << 20);
+        for (shift, short) in [(0, 16), (32, 16), (34, 18), (36, 20), (40, 20), (41, 21)] {
+            assert_eq!(block_bytes(1 << shift, 0), 1 << short, "{shift}");
+        }
     }
 
     #[test]

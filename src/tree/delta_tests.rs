@@ -1,0 +1,125 @@
+//! Large files that have changed in places, with `--sync`: what is sent of them, and what becomes of what is there.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::sink::Report;
+use super::sync_tests::{self, Maker, scratch, sync};
+use super::walk::Sent;
+use crate::options::TreeOptions;
+
+const BLOCK: u64 = 64 << 10;
+
+/// Copies the directories that the files are in.
+fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+    sync_tests::copy(from.parent().expect("one"), to.parent().expect("one"), options, is_local)
+}
+
+/// Where a file and its copy are.
+fn paths(scratch: &Path) -> (PathBuf, PathBuf) {
+    fs::create_dir(scratch.join("from")).expect("a directory");
+    (scratch.join("from/file"), scratch.join("to/file"))
+}
+
+/// A file of 20 MiB and a bit; with holes, every other MiB is one.
+fn make(path: &Path, maker: &mut Maker, has_holes: bool) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let (file, size) = (File::create(path).expect("a file"), 20 * MIB + 12_345);
+    file.set_len(size).expect("a length");
+    for start in (0..size).step_by(if has_holes { 2 * MIB } else { MIB } as usize) {
+        // No two blocks are equal.
+        let blocks = (0..MIB / BLOCK).flat_map(|_| maker.below(u64::MAX).to_le_bytes().repeat(BLOCK as usize / 8));
+        let bytes: Vec<u8> = blocks.collect();
+        file.write_all_at(&bytes[..MIB.min(size - start) as usize], start).expect("written");
+    }
+    size
+}
+
+/// Changes some bytes of a file in `count` places.
+fn change(path: &Path, maker: &mut Maker, count: usize) {
+    let file = File::options().write(true).open(path).expect("it");
+    let size = file.metadata().expect("it").len();
+    for _ in 0..count {
+        let at = maker.below(size - 8);
+        file.write_all_at(&maker.below(u64::MAX).to_le_bytes(), at).expect("written");
+    }
+}
+
+/// Gives a file another time of change than any other has.
+fn touch(path: &Path, maker: &mut Maker) {
+    let time = UNIX_EPOCH + Duration::from_nanos(maker.below(1 << 60));
+    File::options().write(true).open(path).expect("it").set_modified(time).expect("a time");
+}
+
+#[test]
+fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
+    for seed in 0..24 {
+        let (scratch, mut maker) = (scratch(), Maker(seed));
+        let (from, to) = paths(scratch.path());
+        let (has_holes, in_place, is_local) = (seed % 2 == 1, seed / 2 % 2 == 1, seed / 4 % 3 == 2);
+        let size = make(&from, &mut maker, has_holes);
+        let options = TreeOptions { in_place, ..sync() };
+        copy(&from, &to, &options, is_local);
+        let before = fs::metadata(&to).expect("it");
+        // Also at the other end, also longer and shorter there, and never twice with the same time.
+        change(&from, &mut maker, 5);
+        change(&to, &mut maker, 5);
+        let to_size = [size, size - 3 * BLOCK - 7, size + BLOCK + 1, size / 2][maker.below(4) as usize];
+        File::options().write(true).open(&to).expect("it").set_len(to_size).expect("a length");
+        touch(&from, &mut maker);
+        let (sent, report) = copy(&from, &to, &options, is_local);
+        let what = format!("seed {seed}, holes {has_holes}, in place {in_place}, local {is_local}, {to_size} bytes");
+        assert_eq!((report.failed, report.files), (0, 1), "{what}: {sent:?} {report:?}");
+        assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"), "{what}");
+        let after = fs::metadata(&to).expect("it");
+        assert_eq!(after.ino() == before.ino(), in_place, "{what}");
+        assert_eq!(after.mtime_nsec(), fs::metadata(&from).expect("it").mtime_nsec(), "{what}");
+        if has_holes && !in_place {
+            assert!(after.blocks() * 512 < size * 3 / 4, "{what}: {} blocks", after.blocks());
+        }
+        // Each change is in one block or two.
+        let missing = size.saturating_sub(to_size);
+        let is_compared = in_place || !is_local;
+        assert!(!is_compared || sent.bytes <= missing + 21 * BLOCK, "{what}: {} sent", sent.bytes);
+        // Nothing but the time.
+        touch(&from, &mut maker);
+        let (sent, report) = copy(&from, &to, &options, is_local);
+        assert!(!is_compared || (sent.bytes, report.files) == (0, 0), "{what}: {sent:?} {report:?}");
+        assert_eq!(fs::metadata(&to).expect("it").ino() == after.ino(), is_compared, "{what}");
+    }
+}
+
+#[test]
+fn an_appended_file_sends_its_end() {
+    for in_place in [false, true] {
+        let (scratch, mut maker) = (scratch(), Maker(7));
+        let (from, to) = paths(scratch.path());
+        let size = make(&from, &mut maker, false);
+        let options = TreeOptions { in_place, ..sync() };
+        copy(&from, &to, &options, false);
+        let more = vec![7; 3 << 20];
+        File::options().write(true).open(&from).expect("it").write_all_at(&more, size).expect("written");
+        let (sent, report) = copy(&from, &to, &options, false);
+        assert_eq!(report.failed, 0, "{report:?}");
+        assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"));
+        // The last block that was there is not whole.
+        assert!(sent.bytes <= more.len() as u64 + BLOCK, "{} sent", sent.bytes);
+    }
+}
+
+#[test]
+fn in_place_a_file_with_other_names_is_refused_as_it_is() {
+    let (scratch, mut maker) = (scratch(), Maker(8));
+    let (from, to) = paths(scratch.path());
+    make(&from, &mut maker, false);
+    copy(&from, &to, &sync(), false);
+    fs::hard_link(&to, scratch.path().join("other")).expect("a link");
+    let before = fs::read(&to).expect("it");
+    change(&from, &mut maker, 3);
+    touch(&from, &mut maker);
+    let (_, report) = copy(&from, &to, &TreeOptions { in_place: true, ..sync() }, false);
+    assert_eq!(report.failed, 1, "{report:?}");
+    assert!(fs::read(&to).expect("it") == before);
+}

@@ -1,0 +1,110 @@
+//! What there is of a large file already, hashed by several threads at once and answered to the sender in order.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::tree::Answer;
+use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
+use rd_proto::tree::blocks::block_bytes;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use super::basis::Basis;
+use super::entry::{Large, check_stored, evict};
+use crate::fs::{HASH_READ_BYTES, hash_range};
+
+/// The sender is told of blocks once so many bytes have been hashed.
+const ANSWER_DUE_BYTES: u64 = 8 << 20;
+
+/// How far it has come.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// The first part that no thread has taken.
+    next: AtomicU64,
+    parts: Mutex<Parts>,
+}
+
+/// Those that have been hashed and not answered, and the number of the one to be answered next.
+#[derive(Debug, Default)]
+struct Parts {
+    hashed: BTreeMap<u64, Vec<Digest>>,
+    next: u64,
+}
+
+impl Large {
+    fn block_bytes(&self) -> u64 {
+        self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes)
+    }
+
+    /// Blocks of the file, and how many of them make a part, which is one answer.
+    fn parts(&self) -> (u64, u64) {
+        let block_bytes = self.block_bytes();
+        let at_once = (ANSWER_DUE_BYTES / block_bytes).clamp(1, DIGESTS_MAX as u64);
+        (self.size.div_ceil(block_bytes), at_once)
+    }
+
+    /// How many threads can look at once.
+    pub fn lookers(&self) -> usize {
+        let (count, at_once) = self.parts();
+        if self.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
+    }
+
+    /// Tells the sender what the file holds already: a digest for each block that is all there. The sender compares what it
+    /// has been told meanwhile. Called by as many threads as there are to do it.
+    pub fn look(&self, item: u32) {
+        if !self.is_adopted && self.basis.is_none() {
+            return (self.shared.answer)(Answer::nothing(item));
+        }
+        let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
+        let mut scratch = vec![0; HASH_READ_BYTES];
+        loop {
+            let part = self.look.next.fetch_add(1, Relaxed);
+            let first = part * at_once;
+            if first >= count {
+                return;
+            }
+            let digests = (first..count.min(first + at_once)).map(|number| {
+                let start = number * block_bytes;
+                let length = block_bytes.min(self.size - start);
+                self.look_at(number as usize, start, length, &mut scratch).unwrap_or_else(|error| {
+                    self.fail_once(error);
+                    None
+                })
+            });
+            let digests = digests.collect();
+            if self.shared.is_stopped.load(Relaxed) {
+                return;
+            }
+            let mut parts = self.look.parts.lock().expect("no panics under it");
+            parts.hashed.insert(part, digests);
+            // With the lock: they must go out in order.
+            while let Some(digests) = {
+                let next = parts.next;
+                parts.hashed.remove(&next)
+            } {
+                parts.next += 1;
+                let is_last = parts.next * at_once >= count;
+                (self.shared.answer)(Answer::Blocks { item, block_bytes, is_last, digests });
+            }
+        }
+    }
+
+    fn look_at(&self, number: usize, start: u64, length: u64, scratch: &mut [u8]) -> Result<Digest, Errno> {
+        if self.shared.is_stopped.load(Relaxed) || self.has_failed.load(Relaxed) {
+            return Ok(None);
+        }
+        let file = &self.partial.file;
+        if self.is_adopted && seek(file, SeekFrom::Hole(start)).is_ok_and(|hole| hole >= start + length) {
+            // What is kept of it counts as read back from the disk.
+            let is_stored = !self.shared.options.reads_back() || evict(file, start, length).is_ok();
+            if is_stored && let Ok(digest) = hash_range(file, start, length, scratch) {
+                self.basis.iter().for_each(|basis| basis.note_stands(number));
+                return Ok(Some(digest));
+            }
+        }
+        let check = |data: &[u8], position| check_stored(&self.shared, file, data, position);
+        self.basis.as_ref().map_or(Ok(None), |basis| basis.digest(number, file, scratch, check))
+    }
+}

@@ -11,6 +11,7 @@ pub mod sink;
 pub(crate) mod sort;
 pub mod source;
 pub mod standard;
+pub(crate) mod table;
 mod text;
 
 use std::ffi::OsStr;

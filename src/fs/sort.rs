@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::{unlinked, unlinked_anywhere};
 
 /// Keys and values that are held in memory, in bytes.
-const BUFFER_BYTES: usize = 8 << 20;
+const BUFFER_BYTES: usize = 4 << 20;
 
 /// Runs in the file: at so many they are merged to one, so that merging needs no more memory.
 const RUNS_MAX: usize = 64;
@@ -57,8 +57,8 @@ impl Sorter {
     ///
     /// The file cannot be made, or takes no more.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
-        let used = self.bytes.len() + self.records.len() * size_of::<(usize, usize, usize)>();
-        if used > self.buffer_bytes {
+        let used = self.bytes.len() + key.len() + value.len() + self.records.len() * size_of::<(usize, usize, usize)>();
+        if used > self.buffer_bytes && !self.records.is_empty() {
             self.spill()?;
         }
         self.records.push((self.bytes.len(), key.len(), value.len()));
@@ -93,7 +93,7 @@ impl Sorter {
     fn sort(&mut self) {
         let mut records = std::mem::take(&mut self.records);
         // In the order in which they came, where keys are the same.
-        records.sort_by(|one, other| self.key(one).cmp(self.key(other)));
+        records.sort_unstable_by(|one, other| self.key(one).cmp(self.key(other)).then(one.0.cmp(&other.0)));
         self.records = records;
     }
 

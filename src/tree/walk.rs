@@ -55,9 +55,8 @@ pub(super) mod place;
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
 
-/// Memory for what hard links need, in bytes, roughly. A file with several names that would exceed it is sent in full
-/// for each of its names, rather than refused.
-pub const LINKS_BYTES_MAX: usize = 48 << 20;
+/// Memory for what hard links need, in bytes, roughly. Beyond it they are in a temporary file.
+pub const LINKS_BYTES_MAX: usize = 8 << 20;
 
 /// How long an announced large file waits for its chunk to fill: others have nothing to read until it goes out, and
 /// small files may come slowly from a disk.
@@ -695,7 +694,7 @@ impl Recorder {
         if self.open.contains_key(&item) && waiting >= OPEN_LINKS_MAX as u64 {
             return Some(Step::AtLimit);
         }
-        let step = wrote(Record::HardLink { name: entry.name, first }.encode(target));
+        let step = wrote(Record::HardLink { name: entry.name, first: &first }.encode(target));
         if let Step::Wrote(_) = step {
             if let Some(open) = self.open.get_mut(&item) {
                 open.names += 1;

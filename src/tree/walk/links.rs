@@ -7,16 +7,19 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 use super::LINKS_BYTES_MAX;
 use crate::fs::Identity;
+use crate::fs::table::Table;
 
 /// What an entry takes beside its path, in bytes: key and value in a table that is half empty after it has grown, and
 /// the allocator's share.
 const ENTRY_BYTES: usize = 128;
 
-/// The files of which further names are to come.
+/// The files of which further names are to come: in memory, and from a bound on in a temporary file.
 #[derive(Default)]
 pub struct Links {
     first: HashMap<Identity, First>,
     bytes: usize,
+    /// A file that it does not take, or does not give again, is sent in full for each of its names.
+    more: Option<Table>,
 }
 
 struct First {
@@ -26,44 +29,85 @@ struct First {
     item: u32,
 }
 
+impl First {
+    fn bytes(&self) -> Vec<u8> {
+        [&self.left.to_le_bytes()[..], &self.item.to_le_bytes(), &self.path].concat()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (left, rest) = bytes.split_first_chunk()?;
+        let (item, path) = rest.split_first_chunk()?;
+        Some(Self { path: path.into(), left: u64::from_le_bytes(*left), item: u32::from_le_bytes(*item) })
+    }
+}
+
 impl Links {
     /// Under which path a file was sent, and its number if it is a large one, otherwise 0.
-    pub fn first(&self, inode: Identity) -> Option<(&[u8], u32)> {
-        self.first.get(&inode).map(|first| (&*first.path, first.item))
+    pub fn first(&self, inode: Identity) -> Option<(Vec<u8>, u32)> {
+        if let Some(first) = self.first.get(&inode) {
+            return Some((first.path.to_vec(), first.item));
+        }
+        let first = self.far(inode)?;
+        Some((first.path.into(), first.item))
+    }
+
+    fn far(&self, inode: Identity) -> Option<First> {
+        First::parse(&self.more.as_ref()?.get(inode).ok()??)
     }
 
     /// Remembers a file of which `left` names are to come, if there is room for it.
     pub fn insert(&mut self, inode: Identity, path: Vec<u8>, left: impl Into<u64>, item: u32) {
+        self.forget(inode);
         let bytes = ENTRY_BYTES + path.len();
-        if path.len() <= PATH_BYTES_MAX && self.bytes + bytes <= LINKS_BYTES_MAX {
-            self.forget(inode);
+        if path.len() > PATH_BYTES_MAX {
+            return;
+        }
+        let first = First { path: path.into_boxed_slice(), left: left.into(), item };
+        if self.bytes + bytes <= LINKS_BYTES_MAX {
             self.bytes += bytes;
-            self.first.insert(inode, First { path: path.into_boxed_slice(), left: left.into(), item });
+            self.first.insert(inode, first);
+            return;
+        }
+        if self.more.is_none() {
+            self.more = Table::new().ok();
+        }
+        if let Some(more) = &mut self.more {
+            let _ = more.set(inode, &first.bytes());
+        }
+    }
+
+    /// Changes what is remembered of a file, and forgets it where `change` says so.
+    fn change(&mut self, inode: Identity, change: impl FnOnce(&mut First) -> bool) {
+        if let Entry::Occupied(mut first) = self.first.entry(inode) {
+            if change(first.get_mut()) {
+                self.bytes -= ENTRY_BYTES + first.remove().path.len();
+            }
+        } else if let Some(mut first) = self.far(inode)
+            && let Some(more) = &mut self.more
+        {
+            let _ = if change(&mut first) { more.remove(inode) } else { more.set(inode, &first.bytes()) };
         }
     }
 
     /// The file turned out to be a large one with this number.
     pub fn set_item(&mut self, inode: Identity, item: u32) {
-        if let Some(first) = self.first.get_mut(&inode) {
+        self.change(inode, |first| {
             first.item = item;
-        }
+            false
+        });
     }
 
     /// One more name has come; with the last the file is forgotten.
     pub fn count(&mut self, inode: Identity) {
-        if let Entry::Occupied(mut first) = self.first.entry(inode) {
-            first.get_mut().left -= 1;
-            if first.get().left == 0 {
-                self.bytes -= ENTRY_BYTES + first.remove().path.len();
-            }
-        }
+        self.change(inode, |first| {
+            first.left = first.left.saturating_sub(1);
+            first.left == 0
+        });
     }
 
     /// The file was not sent after all: its next name is to be sent in full.
     pub fn forget(&mut self, inode: Identity) {
-        if let Some(first) = self.first.remove(&inode) {
-            self.bytes -= ENTRY_BYTES + first.path.len();
-        }
+        self.change(inode, |_| true);
     }
 }
 
@@ -75,7 +119,7 @@ mod tests {
     fn a_file_is_forgotten_with_its_last_name() {
         let mut links = Links::default();
         links.insert((1, 2), b"d/a".to_vec(), 2_u64, 7);
-        assert_eq!(links.first((1, 2)), Some((&b"d/a"[..], 7)));
+        assert_eq!(links.first((1, 2)), Some((b"d/a".to_vec(), 7)));
         links.count((1, 2));
         assert!(links.first((1, 2)).is_some());
         links.count((1, 2));
@@ -84,20 +128,37 @@ mod tests {
         assert_eq!(links.bytes, 0);
     }
 
+    /// As if all were in memory, which takes no more than there is room for.
     #[test]
-    fn no_more_is_remembered_than_there_is_room_for() {
+    fn more_than_there_is_room_for_is_in_a_file() {
         let mut links = Links::default();
-        let path = vec![b'p'; PATH_BYTES_MAX];
-        for inode in 0.. {
-            links.insert((0, inode), path.clone(), 1_u64, 0);
-            if links.first((0, inode)).is_none() {
-                break;
-            }
+        let path = |inode: u64| [&inode.to_le_bytes()[..], &[b'p'; PATH_BYTES_MAX - 8]].concat();
+        let count = (LINKS_BYTES_MAX / PATH_BYTES_MAX) as u64 + 1000;
+        for inode in 0..count {
+            links.insert((0, inode), path(inode), 2_u64, inode as u32);
         }
         assert!(links.bytes <= LINKS_BYTES_MAX && links.bytes > LINKS_BYTES_MAX - 2 * PATH_BYTES_MAX);
-        links.forget((0, 0));
-        links.insert((1, 0), path, 1_u64, 0);
-        assert!(links.first((1, 0)).is_some());
+        assert!(links.more.is_some());
+        links.forget((0, 1));
+        links.set_item((0, count - 1), 7);
+        links.forget((0, count - 2));
+        links.insert((0, count - 3), b"other".to_vec(), 1_u64, 8);
+        let expected = |inode: u64| match inode {
+            1 => None,
+            inode if inode == count - 1 => Some((path(inode), 7)),
+            inode if inode == count - 2 => None,
+            inode if inode == count - 3 => Some((b"other".to_vec(), 8)),
+            inode => Some((path(inode), inode as u32)),
+        };
+        for round in 0..2 {
+            for inode in 0..count {
+                assert!(links.first((0, inode)) == expected(inode), "{inode}");
+            }
+            links.insert((0, count - 3), b"other".to_vec(), 2_u64 - round, 8);
+            (0..count).for_each(|inode| links.count((0, inode)));
+        }
+        assert!((0..count).all(|inode| links.first((0, inode)).is_none()));
+        assert_eq!(links.bytes, 0);
         links.insert((1, 1), vec![b'p'; PATH_BYTES_MAX + 1], 1_u64, 0);
         assert!(links.first((1, 1)).is_none());
     }

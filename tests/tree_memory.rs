@@ -1,0 +1,107 @@
+//! Memory does not grow with a tree: neither at the end that reads it nor at the one that writes it, whether its entries
+//! lie in one directory, in many, within each other, or have several names.
+
+mod rig;
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rig::lab::*;
+use rig::*;
+
+/// The most that a larger tree may take beyond a small one, in KiB, at either end. What the larger ones would take
+/// without a bound is twice as much.
+const GROWTH_KIB_MAX: u64 = 6 << 10;
+
+/// The longest copy of the larger trees on a busy machine.
+const LONG: Duration = Duration::from_secs(120);
+
+/// As long as names may be, nearly.
+fn name(number: u64) -> String {
+    format!("{number:0>200}")
+}
+
+fn flat(directory: &Path, entries: u64) {
+    for number in 0..entries {
+        fs::write(directory.join(name(number)), b"").expect("a file");
+    }
+}
+
+/// Each file has two names, far from each other.
+fn linked(directory: &Path, entries: u64) {
+    for part in ["a", "b"] {
+        fs::create_dir(directory.join(part)).expect("a directory");
+    }
+    flat(&directory.join("a"), entries / 2);
+    for number in 0..entries / 2 {
+        let (first, second) = (directory.join("a").join(name(number)), directory.join("b").join(name(number)));
+        fs::hard_link(first, second).expect("linked");
+    }
+}
+
+/// As many directories as there are entries, within each other as far as it goes.
+fn deep(directory: &Path, entries: u64) {
+    for chain in 0..entries / 400 {
+        let mut path = directory.join(chain.to_string());
+        (0..400).for_each(|_| path.push("d"));
+        fs::create_dir_all(path).expect("directories");
+    }
+}
+
+fn there(path: &Path) -> OsString {
+    let mut text = OsString::from("h:");
+    text.push(path);
+    text
+}
+
+/// The most memory that a process has had, in KiB; 0 once it has ended.
+fn peak_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
+
+/// Copies and copies again; the most memory that the command and its agent had, in KiB.
+fn peaks(make: fn(&Path, u64), entries: u64, push: bool) -> [u64; 2] {
+    let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    fs::create_dir(&from).expect("a directory");
+    make(&from, entries);
+    // What is in it.
+    let from = from.join("");
+    let mut peaks = [0; 2];
+    for round in 0..2 {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["-r", "--sync", "--delete", "--buffer", "4M"]);
+        match push {
+            true => command.arg(from.as_os_str()).arg(there(&to)),
+            false => command.arg(there(&from)).arg(&to),
+        };
+        let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+        while process.is_running() {
+            let agent = lab.launches().get(round).map(|(pid, ..)| *pid);
+            for (peak, pid) in peaks.iter_mut().zip([Some(process.pid()), agent]) {
+                *peak = (*peak).max(pid.map_or(0, peak_kib));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process.wait_for(LONG).expect(0);
+    }
+    peaks
+}
+
+#[test]
+fn memory_does_not_grow_with_a_tree() {
+    let cases: [(&str, fn(&Path, u64), bool); 4] =
+        [("flat", flat, true), ("flat", flat, false), ("linked", linked, true), ("deep", deep, false)];
+    for (what, make, push) in cases {
+        let (small, large) = (peaks(make, 60_000, push), peaks(make, 160_000, push));
+        println!("{what}, push {push}: {small:?} KiB, then {large:?} KiB");
+        for (small, large) in small.into_iter().zip(large) {
+            assert!(small > 1000 && large < small + GROWTH_KIB_MAX, "{what}, push {push}: {small}, {large} KiB");
+        }
+    }
+}

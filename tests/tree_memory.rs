@@ -19,6 +19,9 @@ const GROWTH_KIB_MAX: u64 = 6 << 10;
 /// The longest copy of the larger trees on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 
+/// Makes so many entries in a directory.
+type Make = fn(&Path, u64);
+
 /// As long as names may be, nearly.
 fn name(number: u64) -> String {
     format!("{number:0>200}")
@@ -65,7 +68,7 @@ fn peak_kib(pid: u32) -> u64 {
 }
 
 /// Copies and copies again; the most memory that the command and its agent had, in KiB.
-fn peaks(make: fn(&Path, u64), entries: u64, push: bool) -> [u64; 2] {
+fn peaks(make: Make, entries: u64, push: bool) -> [u64; 2] {
     let (lab, scratch) = (Lab::new(), tempfile::TempDir::new_in("/dev/shm").expect("a directory"));
     let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
     fs::create_dir(&from).expect("a directory");
@@ -95,7 +98,7 @@ fn peaks(make: fn(&Path, u64), entries: u64, push: bool) -> [u64; 2] {
 
 #[test]
 fn memory_does_not_grow_with_a_tree() {
-    let cases: [(&str, fn(&Path, u64), bool); 4] =
+    let cases: [(&str, Make, bool); 4] =
         [("flat", flat, true), ("flat", flat, false), ("linked", linked, true), ("deep", deep, false)];
     for (what, make, push) in cases {
         let (small, large) = (peaks(make, 60_000, push), peaks(make, 160_000, push));

@@ -16,7 +16,7 @@ mod chmod;
 mod generations;
 
 pub use chmod::Chmod;
-pub use generations::Generations;
+pub use generations::{Generations, LATEST, Session};
 
 /// The default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;

@@ -152,7 +152,7 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     tell(sent.chain(received), emit);
     for fact in summary.received_tree.iter().flat_map(|received| &received.without) {
         let (path, error) = (OsStr::from_bytes(&fact.path), std::io::Error::from_raw_os_error(fact.errno));
-        emit(Message::Say(format!("--link-dest {}: {error}; nothing is linked to it", Path::new(path).display())));
+        emit(Message::Say(format!("{}: {error}; nothing is linked to it", Path::new(path).display())));
     }
     // What is not copied and is no failure.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {

@@ -52,7 +52,7 @@ pub struct CopyArguments {
     #[arg(short, long, value_name = "DIR", conflicts_with = "no_target_directory")]
     target_directory: Option<OsString>,
     /// DST is the name of the copy, also where a directory of that name is
-    #[arg(short = 'T', long)]
+    #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
@@ -279,10 +279,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     }
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
-    let destination = match &arguments.target_directory {
+    let mut destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
         None => sources.pop().ok_or_else(missing)?,
     };
+    if let Some(name) = &arguments.tree.generations.snapshot {
+        destination = destination.below(OsStr::from_bytes(name));
+    }
     if sources.is_empty() {
         return Err(missing());
     }

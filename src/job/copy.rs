@@ -20,6 +20,7 @@ use crate::control::frames::{
 };
 use crate::engine::{SessionEvent, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
+use crate::options::Session;
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 
@@ -272,7 +273,7 @@ impl<'a> Copy<'a> {
             rest = others;
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             let ended = match placed {
-                Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed),
+                Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed, rest.is_empty()),
                 placed => self.copy_stream(*from, first, to, placed),
             };
             if !matches!(ended, Ok((_, None))) {
@@ -330,6 +331,7 @@ impl<'a> Copy<'a> {
         found: &[(usize, Found)],
         to: usize,
         placed: &Placed,
+        is_last: bool,
     ) -> Result<Outcomes, Failure> {
         // One root has any name: it gets another.
         let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
@@ -344,7 +346,8 @@ impl<'a> Copy<'a> {
             _ => None,
         };
         let (directory, mut settings) = (placed.directory.clone(), self.plan.tree.clone());
-        settings.generations.session.is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
+        let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
+        settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none() };
         if from == to {
             let job = frames::Job::Copy { roots, directory, names, settings };
             let end = EndOf { host: from, stage: None, name: self.label(from), job };

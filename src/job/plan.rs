@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
@@ -106,6 +107,16 @@ impl Spec {
         match self {
             Self::Here(_) | Self::Standard => OsStr::new(""),
             Self::There(host, _) => host,
+        }
+    }
+
+    /// What has this name in the directory that it names.
+    pub(crate) fn below(self, name: &OsStr) -> Self {
+        let joined = |directory: OsString| Path::new(&directory).join(name).into_os_string();
+        match self {
+            Self::Here(path) => Self::Here(joined(path)),
+            Self::There(host, path) => Self::There(host, joined(path)),
+            Self::Standard => Self::Standard,
         }
     }
 

@@ -7,10 +7,14 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
+use rd_proto::tree::is_name;
 
 /// `--link-dest` may be given so many times, as rsync's, and has so many bytes in all: they travel in one message.
 const LINK_DEST_MAX: usize = 20;
 const LINK_DEST_BYTES_MAX: usize = 8 << 10;
+
+/// The symbolic link that leads to the last generation.
+pub const LATEST: &[u8] = b"latest";
 
 /// Earlier generations, and files that have been moved.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
@@ -19,6 +23,11 @@ pub struct Generations {
     #[arg(long, value_name = "DIR", requires = "sync", conflicts_with = "in_place", value_parser = link_dest())]
     #[n(0)]
     pub link_dest: Vec<ByteVec>,
+    /// Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that
+    /// leads to NAME once all has succeeded
+    #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
+    #[n(1)]
+    pub snapshot: Option<ByteVec>,
     /// What this session is of the whole; the caller adds it.
     #[arg(skip)]
     #[n(3)]
@@ -31,6 +40,9 @@ pub struct Session {
     /// Its only root is a directory that becomes DST itself, instead of coming into it.
     #[n(0)]
     pub is_dst: bool,
+    /// No other follows, and all before have succeeded.
+    #[n(1)]
+    pub is_last: bool,
 }
 
 impl Generations {
@@ -52,7 +64,7 @@ impl Generations {
 
     /// Whether files of the destination may be names of files that other copies have as well: those are not changed.
     pub fn share_files(&self) -> bool {
-        !self.link_dest.is_empty()
+        !self.link_dest.is_empty() || self.snapshot.is_some()
     }
 }
 
@@ -60,5 +72,15 @@ fn link_dest() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|path: OsString| {
         let path = path.into_vec();
         if path.is_empty() { Err("it has no name") } else { Ok(ByteVec::from(path)) }
+    })
+}
+
+fn snapshot() -> impl TypedValueParser<Value = ByteVec> {
+    OsStringValueParser::new().try_map(|name: OsString| {
+        let name = name.into_vec();
+        match is_name(&name) && name != LATEST {
+            true => Ok(ByteVec::from(name)),
+            false => Err("a generation's name is one name without a slash, and not latest"),
+        }
     })
 }

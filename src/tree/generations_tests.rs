@@ -3,10 +3,14 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::sink::Report;
-use super::sync_tests::{Maker, copy_as_dst, picture, scratch, sync};
+use super::sink::{Destination, Names, Report, TreeSink};
+use super::source::{Next, TreeSource};
+use super::sync_tests::{Maker, PART_BYTES, copy, copy_as_dst, picture, scratch, sync};
 use super::walk::Sent;
+use super::{Root, local};
+use crate::fs::direct::Tally;
 use crate::options::{Generations, TreeOptions};
 
 fn linking(to: &[&str]) -> TreeOptions {
@@ -192,4 +196,96 @@ fn no_generation_is_changed_by_later_ones() {
             pictures.push((to.clone(), picture(&to)));
         }
     }
+}
+
+fn snapshot(name: &str) -> TreeOptions {
+    let snapshot = Some(name.as_bytes().to_vec().into());
+    TreeOptions { generations: Generations { snapshot, ..Generations::default() }, ..sync() }
+}
+
+#[test]
+fn the_link_latest_leads_to_the_last_generation_that_is_whole() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("to")).expect("a directory");
+        let latest = || fs::read_link(tree.path("to/latest")).ok().map(|path| path.into_os_string());
+        tree.write("from/same", b"same");
+        tree.write("from/changed", b"1");
+        tree.copy("to/one", &snapshot("one"), is_local);
+        assert_eq!(latest(), Some("one".into()));
+        let one = picture(&tree.path("to/one"));
+        tree.write("from/changed", b"22");
+        // One that is not the last session of its copy changes nothing.
+        let mut options = snapshot("two");
+        options.generations.session.is_dst = true;
+        let (sent, report) = copy(&tree.path("from"), &tree.path("to/two"), &options, is_local);
+        assert_eq!((sent.bytes, report.failed, latest()), (2, 0, Some("one".into())));
+        let (sent, _) = tree.copy("to/two", &snapshot("two"), is_local);
+        assert_eq!((sent.bytes, latest()), (0, Some("two".into())), "it goes on in the same generation");
+        assert_eq!(inode(tree.path("to/one/same")), inode(tree.path("to/two/same")));
+        // By an absolute link, as scripts make it.
+        fs::remove_file(tree.path("to/latest")).expect("it");
+        symlink(tree.path("to/two"), tree.path("to/latest")).expect("a link");
+        let (sent, report) = tree.copy("to/three", &snapshot("three"), is_local);
+        assert_eq!((sent.bytes, report.without.len(), latest()), (0, 0, Some("three".into())));
+        assert_eq!(picture(&tree.path("to/one")), one);
+        assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/three")));
+    }
+}
+
+#[test]
+fn a_latest_that_is_none_is_not_followed_or_replaced() {
+    let tree = Generation::new();
+    fs::create_dir_all(tree.path("to")).expect("a directory");
+    tree.write("from/file", b"file");
+    tree.copy("outside", &sync(), false);
+    // It leads out of DST.
+    symlink("../outside", tree.path("to/latest")).expect("a link");
+    let (sent, report) = tree.copy("to/one", &snapshot("one"), false);
+    assert_eq!((sent.bytes, report.without.len()), (4, 1), "{report:?}");
+    assert_eq!(fs::read_link(tree.path("to/latest")).expect("a link"), Path::new("one"));
+    fs::remove_file(tree.path("to/latest")).expect("it");
+    tree.write("to/latest", b"precious");
+    let options = snapshot("two");
+    let mut destination = Destination::from(options);
+    destination.names = Names::Only(b"two".to_vec());
+    destination.options.generations.session.is_dst = true;
+    let refused = TreeSink::new(&tree.path("to"), destination, Box::new(|_| {}));
+    assert!(refused.is_err_and(|fact| fact.path == b"latest"));
+    assert_eq!(fs::read(tree.path("to/latest")).expect("it"), b"precious");
+}
+
+/// What an interrupted run had made of a new tree is not sent again, and what the source has no more goes.
+#[test]
+fn a_new_tree_that_was_interrupted_goes_on() {
+    let tree = Generation::new();
+    fs::create_dir(tree.path("to")).expect("a directory");
+    for number in 0..100 {
+        tree.write(&format!("from/d/f{number:02}"), &vec![number; 50_000]);
+    }
+    let roots = vec![Root::new(tree.path("from"), "root")];
+    let source = Arc::new(TreeSource::new(roots, PART_BYTES, snapshot("one"), Arc::default()).expect("a source"));
+    let mut destination = Destination::from(snapshot("one"));
+    destination.names = Names::Only(b"one".to_vec());
+    destination.options.generations.session.is_dst = true;
+    let mut sink = TreeSink::new(&tree.path("to"), destination, local::answer(&source)).expect("a sink");
+    let mut target = vec![0; PART_BYTES];
+    let mut records = 0;
+    while records < 3 {
+        match source.next(&mut target, PART_BYTES, &Tally::default()) {
+            Next::Part(part) => {
+                let bytes = Arc::new(target[..part.length].to_vec());
+                sink.push(part.item, part.position, bytes).expect("taken");
+                records += u32::from(part.length > 900_000);
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(sink);
+    assert!(!tree.path("to/one").exists(), "it has its name before it is whole");
+    fs::remove_file(tree.path("from/d/f03")).expect("it");
+    let (sent, _) = tree.copy("to/one", &snapshot("one"), false);
+    assert!(sent.bytes <= 5_000_000 - 2_500_000, "{sent:?}");
+    assert_eq!(picture(&tree.path("from")), picture(&tree.path("to/one")));
 }

@@ -25,6 +25,7 @@ mod large;
 mod links;
 mod look;
 mod manifest;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
@@ -64,6 +65,7 @@ pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
+use snapshot::Snapshot;
 
 /// Threads that write. More than this many only wait for each other in the file system.
 const THREADS_MAX: usize = 8;
@@ -166,7 +168,7 @@ pub struct Report {
     pub failed: u64,
     /// The first of those, with paths that begin with the destination's.
     pub failures: Vec<IoFact>,
-    /// Directories of `--link-dest` that cannot be used.
+    /// Earlier generations that cannot be used.
     pub without: Vec<IoFact>,
     /// Entries that were there already.
     pub same: u64,
@@ -203,6 +205,7 @@ pub struct TreeSink {
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     tell_kept: Option<Kept>,
+    snapshot: Option<Snapshot>,
 }
 
 /// What the threads share.
@@ -238,7 +241,7 @@ struct Shared {
     wanted: Mutex<AllWanted>,
     manifest: OnceLock<manifest::Manifest>,
     failures: Mutex<Failures>,
-    /// Directories of `--link-dest` that cannot be used.
+    /// Earlier generations that cannot be used.
     without: Mutex<Vec<IoFact>>,
     /// Paths of what has no final name and stays.
     kept: Mutex<Vec<Vec<u8>>>,
@@ -440,8 +443,10 @@ impl TreeSink {
             pending: Mutex::default(),
             drained: Condvar::new(),
         });
-        let top = OpenDirectory::top(directory.as_os_str().as_bytes(), Arc::clone(&shared))
+        let mut top = OpenDirectory::top(directory.as_os_str().as_bytes(), Arc::clone(&shared))
             .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let snapshot = Snapshot::open(&top.fd, shared.root_name(), &shared.options)?;
+        top.alternates = elsewhere::open_generations(&top.fd, &shared, snapshot.as_ref());
         let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
         let mut sink = Self {
             shared,
@@ -458,6 +463,7 @@ impl TreeSink {
             jobs: Some(jobs),
             threads: Vec::new(),
             tell_kept: None,
+            snapshot,
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
@@ -523,6 +529,7 @@ impl TreeSink {
         self.shared.check()?;
         self.shared.entries.iter().for_each(|entries| entries.flush());
         let shared = &self.shared;
+        self.switch();
         let mut failures = shared.failures();
         let spared = shared.spared.load(Relaxed);
         if spared > 0 {

@@ -24,9 +24,9 @@ use super::source::{Next, TreeSource};
 use super::walk::Sent;
 use super::{Root, local};
 use crate::fs::direct::Tally;
-use crate::options::{Rule, Rules, TreeOptions};
+use crate::options::{Rule, Rules, Session, TreeOptions};
 
-const PART_BYTES: usize = 1 << 20;
+pub(super) const PART_BYTES: usize = 1 << 20;
 
 pub(super) fn sync() -> TreeOptions {
     TreeOptions { sync: true, ..TreeOptions::default() }
@@ -124,7 +124,7 @@ fn attributes(path: &Path) -> BTreeMap<String, Vec<u8>> {
 /// The same; `to` is DST itself, to which directories of other generations are relative.
 pub(super) fn copy_as_dst(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
     let mut options = options.clone();
-    options.generations.session.is_dst = true;
+    options.generations.session = Session { is_dst: true, is_last: true };
     copy(from, to, &options, is_local)
 }
 

@@ -19,13 +19,13 @@ use crate::snapshot::{Finding, differences, snapshot};
 use crate::tree::USER;
 
 /// Hosts of source and destination.
-const WAYS: [(&str, &str); 3] = [("", ""), ("", "h1:"), ("h1:", "")];
+pub const WAYS: [(&str, &str); 3] = [("", ""), ("", "h1:"), ("h1:", "")];
 
 /// Runs of `make test`, and of the long run.
 const KILLS: [u64; 2] = [12, 120];
 
 /// `rdcp --sync -r` of `src/` onto `dst` of a laboratory.
-fn command(lab: &Lab, (from, to): (&str, &str), options: &[&str]) -> Command {
+pub fn command(lab: &Lab, (from, to): (&str, &str), options: &[&str]) -> Command {
     let at = |host: &str, name: &str| {
         let mut text = OsString::from(host);
         text.push(lab.join(name));
@@ -191,6 +191,18 @@ fn deletion_follows_no_link() {
     }
 }
 
+/// Starts a copy, and kills either end at any moment of so many milliseconds.
+pub fn kill_within(lab: &Lab, command: &mut Command, random: &mut Random, milliseconds: u64) {
+    let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    std::thread::sleep(Duration::from_millis(random.below(milliseconds)));
+    let all = marked(lab.0.path());
+    let agent = all.iter().find(|process| process.name == "rdma-pipe-agent").map(|process| process.pid);
+    let victim = agent.filter(|_| random.below(2) == 0).unwrap_or(process.pid());
+    let _ = kill_process(Pid::from_raw(victim as i32).expect("not 0"), Signal::KILL);
+    process.wait();
+    crate::rig::lab::none_marked(lab.0.path(), Duration::from_secs(60));
+}
+
 /// Either end is killed at any moment; another run ends with what rsync makes at once.
 #[test]
 fn killed_at_random_and_run_again() {
@@ -216,14 +228,8 @@ fn killed_at_random_and_run_again() {
         rsync.args(BASE).arg("--delete").arg(lab.join("src/.")).arg(lab.join("reference"));
         assert!(rsync.status().expect("rsync").success());
         let way = WAYS[number as usize % WAYS.len()];
-        let mut process = Process::spawn(command(&lab, way, &["--delete"]).stdin(Stdio::null()).stdout(Stdio::null()));
-        std::thread::sleep(Duration::from_millis(random.below(if way == ("", "") { 40 } else { 150 })));
-        let all = marked(lab.0.path());
-        let agent = all.iter().find(|process| process.name == "rdma-pipe-agent").map(|process| process.pid);
-        let victim = agent.filter(|_| random.below(2) == 0).unwrap_or(process.pid());
-        let _ = kill_process(Pid::from_raw(victim as i32).expect("not 0"), Signal::KILL);
-        process.wait();
-        crate::rig::lab::none_marked(lab.0.path(), Duration::from_secs(60));
+        let milliseconds = if way == ("", "") { 40 } else { 150 };
+        kill_within(&lab, &mut command(&lab, way, &["--delete"]), &mut random, milliseconds);
         run(&lab, way, &["--delete"], false).expect(0);
         let found = differences(&snapshot(&lab.join("reference")), &snapshot(&lab.join("dst")), &[]);
         let found: Vec<String> = found.iter().map(Finding::shown).collect();

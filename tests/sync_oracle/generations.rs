@@ -1,14 +1,21 @@
 //! `--link-dest` beside rsync's: random trees, an earlier generation of each program, and the next one linked to it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
+use crate::changes::{changed, without_temporaries};
+use crate::copies::limited;
+use crate::faults::{WAYS, command, kill_within};
 use crate::modes::{MODES, Mode, same};
 use crate::random::{Grown, History, Program, Rdcp, Rsync, expected_at, grow, is_meant, plant, scene};
+use crate::rig::Random;
 use crate::rig::lab::Lab;
-use crate::rig::seeds::{each, seeds};
+use crate::rig::seeds::{each, is_long, seeds};
 use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+use crate::tree::{self, Gardener};
 
 const SEEDS: std::ops::Range<u64> = 1..31;
 const LONG_COUNT: u64 = 300;
@@ -80,4 +87,77 @@ fn check(seed: u64) -> Vec<String> {
 fn the_next_generation_is_what_rsync_makes() {
     let wrong = each(seeds("generations", SEEDS, LONG_COUNT), check);
     assert!(wrong == 0, "{wrong} seeds with violations, see above");
+}
+
+/// Campaigns of `make test`, and of the long run.
+const KILLS: [u64; 2] = [3, 40];
+const ROUNDS: u64 = 5;
+
+fn leads_to(lab: &Lab) -> Option<OsString> {
+    fs::read_link(lab.join("dst/latest")).ok().map(PathBuf::into_os_string)
+}
+
+/// Gives each file a time that other contents do not have: nothing but a checksum would find them to differ.
+fn time_by_contents(top: &Path) {
+    for (path, entry) in snapshot(top).into_iter().filter(|(_, entry)| entry.kind == "file") {
+        let hash = blake3::hash(entry.content.as_bytes());
+        let seconds = u32::from_le_bytes(hash.as_bytes()[..4].try_into().expect("of 32"));
+        let time = rustix::fs::Timespec { tv_sec: seconds.into(), tv_nsec: 7 };
+        let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+        let path = top.join(OsStr::from_bytes(&path));
+        rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty()).expect("ours");
+    }
+}
+
+/// Generations of a tree that changes, each killed at some moments: run again under the same name they become what the
+/// source is, no older one changes, and the link leads to one that is whole at any time.
+#[test]
+fn killed_generations_go_on_and_older_ones_stay() {
+    let mut random = Random::printed("generations killed");
+    for number in 0..KILLS[usize::from(is_long())] {
+        let lab = Lab::new();
+        fs::create_dir(lab.join("dst")).expect("a directory");
+        let way = WAYS[number as usize % WAYS.len()];
+        let mut gardener = Gardener::new(&mut random, false);
+        let mut node = without_temporaries(gardener.tree());
+        let mut older: Vec<(String, Snapshot)> = Vec::new();
+        for round in 0..ROUNDS {
+            let name = format!("g{round}");
+            let option = format!("--snapshot={name}");
+            let command = || command(&lab, way, &[&option, "--delete", "--force-empty"]);
+            for is_killed in [true, true, false] {
+                let mut gardener = Gardener::new(&mut random, false);
+                node = without_temporaries(changed(&mut gardener, &node));
+                let _ = fs::remove_dir_all(lab.join("src"));
+                tree::make(&lab.join("src"), &node);
+                time_by_contents(&lab.join("src"));
+                let before = leads_to(&lab);
+                // One that is whole is brought up to date as any copy.
+                let is_whole = before.as_deref() == Some(OsStr::new(&name));
+                if is_killed && !is_whole {
+                    kill_within(&lab, &mut command(), &mut random, if way == ("", "") { 40 } else { 150 });
+                } else {
+                    limited(&command(), lab.0.path(), false, 0o022, Stdio::null()).expect(0);
+                }
+                let after = leads_to(&lab);
+                assert!(after == before || after.as_deref() == Some(OsStr::new(&name)), "{before:?}, then {after:?}");
+                if !is_killed || is_whole || after != before {
+                    let source = snapshot(&lab.join("src"));
+                    let found = differences(&source, &snapshot(&lab.join("dst").join(&name)), &[]);
+                    let found: Vec<String> = found.iter().map(Finding::shown).collect();
+                    assert!(found.is_empty(), "{number}, {way:?}, {name}:\n{}", found.join("\n"));
+                    assert_eq!(after, Some(name.clone().into()));
+                }
+                for (name, before) in &older {
+                    let found = differences(before, &snapshot(&lab.join("dst").join(name)), &[]);
+                    let found: Vec<String> = found.iter().map(Finding::shown).collect();
+                    assert!(found.is_empty(), "{number}, {way:?}, {name} has changed:\n{}", found.join("\n"));
+                }
+            }
+            let whole = snapshot(&lab.join("dst").join(&name));
+            older.push((name, whole));
+        }
+        let names = fs::read_dir(lab.join("dst")).expect("it").count() as u64;
+        assert_eq!(names, ROUNDS + 1, "nothing else is left");
+    }
 }

@@ -236,9 +236,10 @@ impl Copy<'_> {
         let path = self.plan.destination.path().as_bytes();
         // A single directory becomes `new/`, as with cp; anything else comes into it.
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
+        let is_into = names_directory || is_synced || self.plan.tree.generations.snapshot.is_some();
         let asked = Place {
             path: path.to_vec(),
-            directory: self.plan.directory || several || ((names_directory || is_synced) && !exact),
+            directory: self.plan.directory && !is_contents || several || is_into && !exact,
             exact,
             sources: some.iter().map(becomes).collect(),
             same_kernel: !standard && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),

@@ -1,7 +1,7 @@
 //! Directories of a tree that is being written: entered by descriptor, finished when the last of what is in them is.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,10 +47,14 @@ pub(super) struct OpenDirectory {
     unnamed: Option<Unnamed>,
     /// Neither has it, or one that it lies in.
     pub is_unseen: bool,
+    /// The one at the top that has no name yet: it gets that after this one is finished.
+    unseen_root: Option<Arc<OpenDirectory>>,
     /// What an earlier transfer has left in it and this one has not come to; whether it is a directory.
     left: Option<Mutex<BTreeMap<Vec<u8>, bool>>>,
     /// It was made by this transfer, or by one that was cut: nothing is there that counts.
     is_new: bool,
+    /// It is new, but what an earlier transfer has left in it is compared, and what does not come is removed.
+    is_resumed: bool,
     /// The sender has been told so, or is told of one that it lies in: nothing is looked for in it or elsewhere.
     pub is_fresh: bool,
     /// The directories of this path in earlier generations.
@@ -95,8 +99,7 @@ impl OpenDirectory {
     pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
         let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
-        let mut top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
-        top.alternates = elsewhere::open_generations(&top.fd, &top.shared);
+        let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
         top.wants_names.store(true, Ordering::Relaxed);
         Ok(top)
     }
@@ -105,15 +108,17 @@ impl OpenDirectory {
     /// anywhere. `was_left`: by an earlier transfer, see [`Self::make_way`].
     pub fn enter(parent: &Arc<Self>, name: &[u8], described: &Metadata<'_>, was_left: bool) -> Result<Self, Fault> {
         let shared = &parent.shared;
+        let was_left = was_left || parent.is_resumed;
         let made = if parent.last.is_none() && name != b"." {
             Self::make_at_top(parent, name)?
         } else {
             Self::make_below(parent, name, was_left)?
         };
         let Made { fd, is_new, was_left, unnamed } = made;
-        let left = if was_left { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let stat = fstat(&fd)?;
         let options = &shared.options;
+        let is_resumed = was_left && options.sync;
+        let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let was_closed = !is_new && open_up(&fd, &stat)?;
         let mode = if options.mode {
             Some(metadata::mode(options, described, 0o777))
@@ -137,14 +142,15 @@ impl OpenDirectory {
         let mut entered = Self::new(fd, place, Arc::clone(shared), Some(last));
         entered.wants_names.store(!is_new, Ordering::Relaxed);
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
-        entered.is_new = is_new;
+        entered.unseen_root = parent.unseen_root.clone().or(parent.unnamed.is_some().then(|| Arc::clone(parent)));
+        (entered.is_new, entered.is_resumed) = (is_new, is_resumed);
         let is_dst = parent.last.is_none() && options.generations.session.is_dst;
         entered.alternates = match is_dst {
             true => parent.alternates.clone(),
             false => elsewhere::below(&parent.alternates, name),
         };
-        entered.is_fresh = parent.is_fresh || options.sync && is_new && entered.alternates.is_empty();
-        if options.delete && !is_new {
+        entered.is_fresh = parent.is_fresh || options.sync && is_new && !is_resumed && entered.alternates.is_empty();
+        if options.delete && !is_new || is_resumed {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
         }
         if differs != Some(0) {
@@ -219,8 +225,8 @@ impl OpenDirectory {
         let gives_acl = has_default_acl(&fd);
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
-        let (unnamed, is_unseen, left) = (None, false, None);
-        let (is_new, is_fresh, alternates) = (false, false, Vec::new());
+        let (unnamed, is_unseen, unseen_root, left) = (None, false, None, None);
+        let (is_new, is_resumed, is_fresh, alternates) = (false, false, false, Vec::new());
         let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
             fd,
@@ -233,8 +239,10 @@ impl OpenDirectory {
             last,
             unnamed,
             is_unseen,
+            unseen_root,
             left,
             is_new,
+            is_resumed,
             is_fresh,
             alternates,
             extraneous,
@@ -319,6 +327,19 @@ impl OpenDirectory {
         }
     }
 
+    /// Removes what an earlier transfer has left, and this one has not come to.
+    fn clear(&self) -> Result<(), Errno> {
+        let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
+        let mut names = extraneous.lock().expect("no panics under it").take()?;
+        while let Some((_, name)) = names.current() {
+            partial::remove(&self.fd, name)?;
+            names.advance()?;
+        }
+        // Nobody else writes into it, and nothing in it is unfinished any more.
+        let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes());
+        partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })
+    }
+
     /// The path of an entry in it, for reports.
     pub fn path(&self, name: &[u8]) -> Vec<u8> {
         let mut path = self.own_path();
@@ -377,7 +398,11 @@ impl OpenDirectory {
 
     fn finish(&self) -> Result<(), Errno> {
         let options = &self.shared.options;
-        self.delete();
+        if self.is_resumed {
+            self.clear()?
+        } else {
+            self.delete()
+        }
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
             match remove(&self.fd, &name.0) {
                 Ok(()) | Err(Errno::NOENT) => {}

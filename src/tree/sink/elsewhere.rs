@@ -6,7 +6,9 @@
 //! * A file is linked only if it has all the metadata that the new entry is to have, and is never changed.
 //! * It is reached by descriptors, from a directory that the user has named or that is written to; no link is followed.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -23,9 +25,11 @@ use super::entry::{self, Partial};
 use super::itemize::differing;
 use super::judge::is_same_time;
 use super::links::link;
+use super::snapshot::Snapshot;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
 use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
+use crate::options::LATEST;
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::walk::INLINE_BYTES_MAX;
@@ -39,8 +43,9 @@ pub(super) struct Elsewhere {
     stat: Stat,
 }
 
-/// Opens the directories of `--link-dest`, relative to DST; those that cannot be opened are reported as such, once.
-pub(super) fn open_generations(top: &OwnedFd, shared: &Shared) -> Vec<Arc<OwnedFd>> {
+/// Opens the last generation of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
+/// opened are reported as such, once.
+pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<&Snapshot>) -> Vec<Arc<OwnedFd>> {
     let generations = &shared.options.generations;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = shared.root_name().filter(|_| generations.session.is_dst);
@@ -55,10 +60,15 @@ pub(super) fn open_generations(top: &OwnedFd, shared: &Shared) -> Vec<Arc<OwnedF
         _ => openat(top, path, flags, Mode::empty()),
     };
     let mut opened = Vec::new();
+    match snapshot.map(Snapshot::latest) {
+        Some(Ok(latest)) => opened.extend(latest.map(Arc::new)),
+        Some(Err(error)) => shared.remark(io_fact(OsStr::from_bytes(LATEST), error)),
+        None => {}
+    }
     for path in &generations.link_dest {
         match open(path) {
             Ok(directory) => opened.push(Arc::new(directory)),
-            Err(error) => shared.remark(io_fact(std::os::unix::ffi::OsStrExt::from_bytes(&path[..]), error)),
+            Err(error) => shared.remark(io_fact(OsStr::from_bytes(path), error)),
         }
     }
     opened

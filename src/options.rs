@@ -3,14 +3,16 @@
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::ops::RangeInclusive;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use rd_proto::control::{Encrypt, Policy};
 use rd_proto::frame::CHUNK_BYTES_MAX;
 use rd_proto::session::{CHUNK_BYTES_MIN, RDMA_LANE_FIRST};
+use rd_proto::tree::PATH_BYTES_MAX;
 
 mod chmod;
 mod generations;
@@ -190,15 +192,15 @@ impl TransferOptions {
 /// A pattern that excludes entries, or includes them again.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Rule {
-    /// As a line of a `.gitignore`.
+    /// As rsync has it.
     #[n(0)]
     pub pattern: ByteVec,
-    /// What matches is not left out.
+    /// What matches is not excluded.
     #[n(1)]
     pub is_include: bool,
 }
 
-/// `--exclude` and `--include`, also from files, in the order of the command line: the last that matches decides.
+/// `--exclude` and `--include`, also from files, in the order of the command line: the first that matches decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(transparent)]
 pub struct Rules(#[n(0)] pub Vec<Rule>);
@@ -216,21 +218,21 @@ const RULE_OPTIONS: [RuleOption; 4] = [
         name: "exclude",
         is_include: false,
         is_file: false,
-        help: "Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces \
-            are part of it; of several patterns the last that matches decides",
+        help: "Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the \
+            first that matches decides",
     },
     RuleOption {
         name: "include",
         is_include: true,
         is_file: false,
-        help: "Include what matches PATTERN, although an --exclude before it does",
+        help: "Include what matches PATTERN, although an --exclude behind it does",
     },
     RuleOption {
         name: "exclude-from",
         is_include: false,
         is_file: true,
-        help: "Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin \
-            with # or ;, and those that begin with \"+ \" include",
+        help: "Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are \
+            skipped, those that begin with \"+ \" include, and a line with ! drops all patterns before it",
     },
     RuleOption {
         name: "include-from",
@@ -280,46 +282,56 @@ impl FromArgMatches for Rules {
         all.sort_by_key(|(place, ..)| *place);
         for (_, option, value) in all {
             if option.is_file {
-                let read = rules_of(&value, option.is_include).map_err(|reason| {
+                read_rules(&mut self.0, &value, option.is_include).map_err(|reason| {
                     let line = format!("--{} {}: {reason}\n", option.name, value.as_bytes().escape_ascii());
                     clap::Error::raw(clap::error::ErrorKind::ValueValidation, line)
                 })?;
-                self.0.extend(read);
             } else {
-                self.0.push(Rule { pattern: value.into_vec().into(), is_include: option.is_include });
+                add_rule(&mut self.0, value.as_bytes(), option.is_include);
             }
         }
         Ok(())
     }
 }
 
-/// The rules in a file, as rsync reads one.
-fn rules_of(file: &OsStr, is_include: bool) -> Result<Vec<Rule>, String> {
-    let mut text = Vec::new();
-    let read = match file.as_bytes() {
-        b"-" => std::io::stdin().take(RULES_FILE_BYTES_MAX + 1).read_to_end(&mut text),
-        _ => std::fs::File::open(file).and_then(|file| file.take(RULES_FILE_BYTES_MAX + 1).read_to_end(&mut text)),
-    };
-    read.map_err(|error| error.to_string())?;
-    if text.len() as u64 > RULES_FILE_BYTES_MAX {
-        return Err(format!("more than {} MiB of patterns", RULES_FILE_BYTES_MAX >> 20));
-    }
-    Ok(lines_of_rules(&text, is_include))
+/// Adds the rules in a file, as rsync reads one.
+fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool) -> Result<(), String> {
+    let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
+    add_lines_of_rules(rules, &text, is_include);
+    Ok(())
 }
 
-fn lines_of_rules(text: &[u8], is_include: bool) -> Vec<Rule> {
+/// A file of the command line, or standard input (`-`).
+///
+/// # Errors
+///
+/// It cannot be read, or is longer.
+fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
+    let mut text = Vec::new();
+    let read = match file.as_bytes() {
+        b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
+        _ => std::fs::File::open(file).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut text)),
+    };
+    read.map_err(|error| error.to_string())?;
+    let is_whole = text.len() as u64 <= bytes_max;
+    if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
+}
+
+fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
     let lines = text.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
-    lines
-        .map(|line| {
-            let (pattern, is_include) = match line {
-                [b'+', b' ', rest @ ..] => (rest, true),
-                [b'-', b' ', rest @ ..] => (rest, false),
-                line => (line, is_include),
-            };
-            Rule { pattern: pattern.to_vec().into(), is_include }
-        })
-        .collect()
+    lines.for_each(|line| add_rule(rules, line, is_include));
+}
+
+/// Adds one, which may say itself what it does, as with rsync: `+ PATTERN`, `- PATTERN`, `!` for none so far.
+fn add_rule(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
+    let (pattern, is_include) = match text {
+        b"!" => return rules.clear(),
+        [b'+', b' ', rest @ ..] => (rest, true),
+        [b'-', b' ', rest @ ..] => (rest, false),
+        text => (text, is_include),
+    };
+    rules.push(Rule { pattern: pattern.to_vec().into(), is_include });
 }
 
 /// `--verify`.
@@ -436,19 +448,23 @@ pub struct TreeOptions {
     #[n(22)]
     pub modify_window: u32,
     /// Delete what is not at the source, in each directory after all that comes into it has been copied
-    #[arg(long, requires = "sync")]
+    #[arg(long, requires = "sync", group = "deletes")]
     #[n(23)]
     pub delete: bool,
+    /// Delete at the end instead, and only if everything was copied
+    #[arg(long, requires = "sync", group = "deletes")]
+    #[n(58)]
+    pub delete_after: bool,
     /// Delete excluded entries as well
-    #[arg(long, requires = "delete")]
+    #[arg(long, requires = "deletes")]
     #[n(24)]
     pub delete_excluded: bool,
     /// Delete at most N entries
-    #[arg(long, value_name = "N", requires = "delete")]
+    #[arg(long, value_name = "N", requires = "deletes")]
     #[n(25)]
     pub max_delete: Option<u64>,
     /// Delete also where the source directory is empty, which may be a disk that is not mounted
-    #[arg(long, requires = "delete")]
+    #[arg(long, requires = "deletes")]
     #[n(26)]
     pub force_empty: bool,
     /// Make nothing that is not there; only bring up to date what is
@@ -475,6 +491,14 @@ pub struct TreeOptions {
     #[arg(skip)]
     #[n(60)]
     pub manifest: bool,
+    /// Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself
+    #[arg(long, value_name = "DIR", value_parser = path_parser(), requires = "sync", conflicts_with = "in_place")]
+    #[n(59)]
+    pub backup_dir: Option<ByteVec>,
+    /// The root of the copy is what is in SRC and not SRC itself: DST is as SRC is.
+    #[arg(skip)]
+    #[n(57)]
+    pub contents: bool,
 }
 
 impl Default for TreeOptions {
@@ -506,6 +530,9 @@ impl Default for TreeOptions {
             generations: Generations::default(),
             itemize_changes: false,
             manifest: false,
+            delete_after: false,
+            backup_dir: None,
+            contents: false,
             symlinks: true,
             one_file_system: false,
             copy_links: false,
@@ -534,6 +561,15 @@ impl TreeOptions {
     pub fn syncs(&self) -> bool {
         self.fsync || self.reads_back()
     }
+}
+
+/// A path of any bytes, as it is sent.
+fn path_parser() -> impl TypedValueParser<Value = ByteVec> {
+    OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
+        b"" => Err("a path is needed"),
+        path if path.len() > PATH_BYTES_MAX => Err("the path is too long"),
+        path => Ok(ByteVec::from(path.to_vec())),
+    })
 }
 
 /// `--chmod`, which the sender reads again, with its umask.
@@ -605,10 +641,11 @@ mod tests {
 
     #[test]
     fn lines_of_files_are_rules() {
-        let text = b"# a comment\n; another\n\n*.o\n+ keep.o\n- /top\r\n#\n a\nlast";
+        let text = b"dropped\n!\n# a comment\n; another\n\n*.o\n+ keep.o\n- /top\r\n#\n a\nlast";
         let shown = |is_include| -> Vec<(String, bool)> {
-            let rules = lines_of_rules(text, is_include).into_iter();
-            rules.map(|rule| (rule.pattern.escape_ascii().to_string(), rule.is_include)).collect()
+            let mut rules = Vec::new();
+            add_lines_of_rules(&mut rules, text, is_include);
+            rules.into_iter().map(|rule| (rule.pattern.escape_ascii().to_string(), rule.is_include)).collect()
         };
         for own in [false, true] {
             let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];

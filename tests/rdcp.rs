@@ -309,7 +309,7 @@ fn what_is_kept_and_left_out_is_chosen() {
     for (number, (from, to)) in [("", "h"), ("h", ""), ("", "")].into_iter().enumerate() {
         let side = |host: &str, name: &str| if host.is_empty() { lab.join(name).into() } else { lab.there(host, name) };
         let (some, bare) = (format!("some{number}"), format!("bare{number}"));
-        let patterns = ["--exclude=*.o", "--include=keep.o", "--exclude=sub/empty/"].map(OsString::from);
+        let patterns = ["--include=keep.o", "--exclude=*.o", "--exclude=sub/empty/"].map(OsString::from);
         let mut arguments = vec!["-r".into()];
         arguments.extend(patterns);
         arguments.extend([side(from, "tree"), side(to, &some)]);

@@ -23,7 +23,7 @@ _rdcp() {
 
     case "${cmd}" in
         rdcp)
-            opts="-t -T -n -r -x -L -k -u -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --dry-run --check --manifest --manifest-b3sum --recursive --exclude --include --exclude-from --include-from --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --one-file-system --copy-links --copy-dirlinks --copy-unsafe-links --safe-links --chmod --chown --numeric-ids --in-place --fsync --verify --sync --checksum --modify-window --delete --delete-excluded --max-delete --force-empty --existing --ignore-existing --update --link-dest --snapshot --itemize-changes --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
+            opts="-t -T -b -n -r -x -L -k -u -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --backup --dry-run --check --manifest --manifest-b3sum --recursive --exclude --include --exclude-from --include-from --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --one-file-system --copy-links --copy-dirlinks --copy-unsafe-links --safe-links --chmod --chown --numeric-ids --in-place --fsync --verify --sync --checksum --modify-window --delete --delete-after --delete-excluded --max-delete --force-empty --existing --ignore-existing --update --link-dest --snapshot --itemize-changes --backup-dir --rsh --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -90,6 +90,10 @@ _rdcp() {
                     return 0
                     ;;
                 --snapshot)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backup-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

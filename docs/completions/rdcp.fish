@@ -3,9 +3,9 @@ complete -c rdcp -l check -d 'Compare DIR, which may be HOST:DIR, with the manif
 cached\t'What the page cache has, where it has it'"
 complete -c rdcp -l manifest -d 'Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied' -r
 complete -c rdcp -l manifest-b3sum -d 'Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory' -r
-complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as in a .gitignore, except that a leading # and trailing spaces are part of it; of several patterns the last that matches decides' -r
-complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude before it does' -r
-complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines are skipped that are empty or begin with # or ;, and those that begin with "+ " include' -r
+complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the first that matches decides' -r
+complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude behind it does' -r
+complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are skipped, those that begin with "+ " include, and a line with ! drops all patterns before it' -r
 complete -c rdcp -l include-from -d 'Include what matches a line of FILE, or of standard input (-); those that begin with "- " exclude' -r
 complete -c rdcp -l chmod -d 'Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated' -r
 complete -c rdcp -l chown -d 'Give all copies this owner, group, or both, which only root can' -r
@@ -14,6 +14,7 @@ complete -c rdcp -l modify-window -d 'Take times that differ by at most so many 
 complete -c rdcp -l max-delete -d 'Delete at most N entries' -r
 complete -c rdcp -l link-dest -d 'Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated' -r
 complete -c rdcp -l snapshot -d 'Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that leads to NAME once all has succeeded' -r
+complete -c rdcp -l backup-dir -d 'Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself' -r
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
@@ -45,6 +46,7 @@ complete -c rdcp -l color -d 'When to use colours' -r -f -a "auto\t'On a termina
 always\t'Always'
 never\t'Never'"
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
+complete -c rdcp -s b -l backup -d 'Said by --backup-dir DIR already'
 complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files instead of their source\'s'
@@ -66,6 +68,7 @@ complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable sto
 complete -c rdcp -l sync -d 'Copy only what differs from what is there: files by size and time of last modification'
 complete -c rdcp -l checksum -d 'With --sync, compare files by contents, not by size and time'
 complete -c rdcp -l delete -d 'Delete what is not at the source, in each directory after all that comes into it has been copied'
+complete -c rdcp -l delete-after -d 'Delete at the end instead, and only if everything was copied'
 complete -c rdcp -l delete-excluded -d 'Delete excluded entries as well'
 complete -c rdcp -l force-empty -d 'Delete also where the source directory is empty, which may be a disk that is not mounted'
 complete -c rdcp -l existing -d 'Make nothing that is not there; only bring up to date what is'

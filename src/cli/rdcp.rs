@@ -54,6 +54,9 @@ pub struct CopyArguments {
     /// DST is the name of the copy, also where a directory of that name is
     #[arg(short = 'T', long, conflicts_with = "snapshot")]
     no_target_directory: bool,
+    /// Said by --backup-dir DIR already
+    #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
+    backup: bool,
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -300,6 +303,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
+    arguments.tree.delete |= arguments.tree.delete_after;
     check_rules(&arguments.tree.rules.0)?;
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {

@@ -20,7 +20,7 @@ use crate::control::frames::{
 };
 use crate::engine::{SessionEvent, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
-use crate::options::Session;
+use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 
@@ -345,7 +345,11 @@ impl<'a> Copy<'a> {
             [(_, found)] => Some(found.name.clone()),
             _ => None,
         };
-        let (directory, mut settings) = (placed.directory.clone(), self.plan.tree.clone());
+        let directory = placed.directory.clone();
+        // As with rsync: the root is what is in SRC/.
+        let is_root = |found: &Found| found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact;
+        let contents = matches!(found, [(_, found)] if found.kind == Kind::Directory && is_root(found));
+        let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none() };
         if from == to {

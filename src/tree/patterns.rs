@@ -1,15 +1,19 @@
-//! Patterns that leave entries out of a copy, as lines of a `.gitignore` do: gitignore(5).
+//! Patterns that exclude entries from a copy, as rsync has them: the first that matches decides.
 //!
-//! A pattern comes from a command line, so `#` in front, and spaces and line ends behind, are part of it. Characters are
-//! those of UTF-8; a byte that belongs to none is one by itself, so names of any bytes can be matched. A pattern that
-//! could never match, or not as it looks, is refused.
+//! A pattern without a slash, but for one at the end, matches a name in any directory. With one it matches the end of a
+//! path, and with one in front a whole path, counted from the transfer's root: with the name of SRC, unless SRC ends in a
+//! slash. `*`, `?` and `[…]` match no slash, `**` matches anything. A slash at the end matches directories only, and `/***`
+//! a directory with all in it. A backslash escapes only in a pattern that has a wildcard.
 //!
-//! All places in a pattern that a path may have come to are followed at once: the time is bounded by the product of both
+//! Characters are those of UTF-8, where rsync has bytes; a byte that belongs to none is one by itself, so names of any
+//! bytes can be matched. A pattern that could never match, or not as it looks, is refused.
+//!
+//! All positions in a pattern that a path may have led to are followed at once: the time is bounded by the product of both
 //! lengths.
 
 use crate::options::Rule;
 
-/// Patterns in their order; the last that matches decides.
+/// Patterns in their order; the first that matches decides.
 #[derive(Debug, Default)]
 pub struct Patterns(Vec<Pattern>);
 
@@ -18,6 +22,10 @@ struct Pattern {
     tokens: Vec<Token>,
     is_include: bool,
     only_directories: bool,
+    /// It begins with `**`, which also matches nothing in front of the slash that comes before a path.
+    begins_with_stars: bool,
+    /// It ends with `***`, and the slash before those also matches the end of a directory.
+    ends_with_stars: bool,
 }
 
 #[derive(Debug)]
@@ -30,10 +38,10 @@ enum Token {
     Class { negated: bool, ranges: Vec<(u32, u32)> },
     /// `*`: any number of characters without a slash.
     Star,
-    /// `**/`: any number of whole directories.
+    /// In front of a pattern that is not anchored: any number of whole directories.
     Directories,
-    /// `/**` at the end: everything below.
-    Below,
+    /// `**`: any characters.
+    Everything,
 }
 
 const SLASH: u32 = b'/' as u32;
@@ -54,7 +62,7 @@ fn is(character: u32, byte: u8) -> bool {
 }
 
 impl Patterns {
-    /// Adds one. With `!` in front, or with `is_include`, what it matches is not left out.
+    /// Adds one. `is_include`: what it matches is not excluded.
     ///
     /// # Errors
     ///
@@ -82,22 +90,26 @@ impl Patterns {
         self.0.is_empty()
     }
 
-    /// Whether the entry at this path, below the top of what is copied, is left out.
+    /// Whether the entry at this path, from the transfer's root on, is excluded.
     pub fn leave_out(&self, path: &[u8], is_directory: bool) -> bool {
-        let path = characters(path);
+        if self.0.is_empty() {
+            return false;
+        }
+        let path = characters(&[b"/", path, b"/"].concat());
         let mut places = Places::default();
-        let mut matching = self.0.iter().rev().filter(|pattern| is_directory || !pattern.only_directories);
-        matching.find(|pattern| places.match_all(&pattern.tokens, &path)).is_some_and(|pattern| !pattern.is_include)
+        let mut matching = self.0.iter().filter(|pattern| is_directory || !pattern.only_directories);
+        let is_match = |pattern: &&Pattern| {
+            let start = usize::from(!pattern.begins_with_stars);
+            let end = path.len() - usize::from(!(pattern.ends_with_stars && is_directory));
+            places.match_all(&pattern.tokens, &path[start..end])
+        };
+        matching.find(is_match).is_some_and(|pattern| !pattern.is_include)
     }
 }
 
 impl Pattern {
     fn new(text: &[u8], is_include: bool) -> Result<Self, &'static str> {
-        let (rest, is_include) = match text.strip_prefix(b"!") {
-            Some(rest) if !is_include => (rest, true),
-            _ => (text, is_include),
-        };
-        let (rest, only_directories) = rest.strip_suffix(b"/").map_or((rest, false), |rest| (rest, true));
+        let (rest, only_directories) = text.strip_suffix(b"/").map_or((text, false), |rest| (rest, true));
         let (rest, is_anchored) = rest.strip_prefix(b"/").map_or((rest, false), |rest| (rest, true));
         if rest.is_empty() {
             return Err("names nothing");
@@ -105,12 +117,19 @@ impl Pattern {
         if rest.split(|&byte| byte == b'/').any(|name| [&b""[..], b".", b".."].contains(&name)) {
             return Err("has an empty name, . or .. in it, which no path below a source has");
         }
+        let begins_with_stars = !is_anchored && rest.starts_with(b"**");
+        let ends_with_stars = rest.ends_with(b"***");
         let mut tokens = Vec::new();
-        if !is_anchored && !rest.contains(&b'/') {
+        if !is_anchored && !begins_with_stars {
             tokens.push(Token::Directories);
         }
-        parse(&characters(rest), &mut tokens)?;
-        Ok(Self { tokens, is_include, only_directories })
+        let characters = characters(rest);
+        if rest.iter().any(|byte| b"*?[".contains(byte)) {
+            parse(&characters, &mut tokens)?;
+        } else {
+            tokens.extend(characters.into_iter().map(Token::One));
+        }
+        Ok(Self { tokens, is_include, only_directories, begins_with_stars, ends_with_stars })
     }
 }
 
@@ -126,17 +145,9 @@ fn parse(text: &[u32], tokens: &mut Vec<Token>) -> Result<(), &'static str> {
                 Token::One(*text.get(at - 1).ok_or("ends with a backslash; write \\\\ for the character")?)
             }
             Ok(b'*') => {
-                let first = at - 1;
-                at += text[at..].iter().take_while(|&&next| is(next, b'*')).count();
-                let is_whole = at - first > 1 && (first == 0 || text[first - 1] == SLASH);
-                match text.get(at) {
-                    Some(&SLASH) if is_whole => {
-                        at += 1;
-                        Token::Directories
-                    }
-                    None if is_whole => Token::Below,
-                    _ => Token::Star,
-                }
+                let further = text[at..].iter().take_while(|&&next| is(next, b'*')).count();
+                at += further;
+                if further > 0 { Token::Everything } else { Token::Star }
             }
             _ => Token::One(character),
         };
@@ -220,7 +231,7 @@ fn named_class(name: &[u32]) -> Result<&'static [(u8, u8)], &'static str> {
 impl Token {
     /// Whether it can stand for nothing.
     fn is_optional(&self) -> bool {
-        matches!(self, Self::Star | Self::Directories | Self::Below)
+        matches!(self, Self::Star | Self::Directories | Self::Everything)
     }
 }
 
@@ -257,7 +268,7 @@ impl Places {
                         enter(&mut self.next, tokens, at + 1);
                     }
                     Token::Star if !is_slash => enter(&mut self.next, tokens, at),
-                    Token::Below => enter(&mut self.next, tokens, at),
+                    Token::Everything => enter(&mut self.next, tokens, at),
                     Token::Directories => {
                         // What follows is at the beginning of a name.
                         self.next[at] = true;
@@ -301,21 +312,28 @@ mod tests {
         for (pattern, matching, others) in [
             (&b"*.o"[..], &[&b"a.o"[..], b"b/c/a.o", b".o"][..], &[&b"a.oo"[..], b"a.o/x"][..]),
             (b"/top", &[b"top"], &[b"a/top", b"topp"]),
-            (b"a/b", &[b"a/b"], &[b"x/a/b", b"a/b/c", b"a/x/b"]),
-            (b"a/*", &[b"a/b"], &[b"a/b/c", b"a"]),
+            (b"a/b", &[b"a/b", b"x/a/b"], &[b"a/b/c", b"a/x/b", b"xa/b"]),
+            (b"/a/b", &[b"a/b"], &[b"x/a/b"]),
+            (b"a/*", &[b"a/b", b"x/a/b"], &[b"a/b/c", b"a"]),
             (b"**/b", &[b"b", b"a/b", b"a/c/b"], &[b"ab", b"a/xb"]),
-            (b"a/**", &[b"a/b", b"a/b/c"], &[b"a", b"b/a/c"]),
-            (b"a/**/b", &[b"a/b", b"a/x/b", b"a/x/y/b"], &[b"ab", b"a/xb", b"x/a/b"]),
-            (b"a**b", &[b"ab", b"axb", b"x/ab"], &[b"a/b"]),
+            (b"/**/b", &[b"a/b"], &[b"b"]),
+            (b"**b", &[b"b", b"a/b", b"a/xb"], &[b"a/bx"]),
+            (b"a/**", &[b"a/b", b"a/b/c", b"b/a/c"], &[b"a", b"ba/c"]),
+            (b"/a/**", &[b"a/b"], &[b"b/a/c"]),
+            (b"a/**/b", &[b"a/x/b", b"a/x/y/b", b"x/a/y/b"], &[b"a/b", b"ab", b"a/xb"]),
+            (b"a**b", &[b"ab", b"axb", b"x/ab", b"a/b", b"a/x/b"], &[b"xab"]),
             (b"**", &[b"a", b"a/b"], &[]),
+            (b"***", &[b"a", b"a/b"], &[]),
+            (b"a/***", &[b"a/b", b"x/a/b/c"], &[b"a", b"ab"]),
             (b"?", &[b"a", b"x/a", "\u{e4}".as_bytes(), b"\xe4"], &[b"ab", b""]),
             (b"a?b", &[b"axb"], &[b"a/b"]),
             // What would be another thing in a file of patterns.
             (b"#*#", &[b"#a#", b"x/##"], &[b"a", b"#a"]),
-            (b"\\#a", &[b"#a"], &[b"\\#a"]),
-            (b"\\!a", &[b"!a"], &[b"a"]),
+            (b"!a", &[b"!a"], &[b"a"]),
             (b"a ", &[b"a "], &[b"a", b"a\\ "]),
-            (b"a\\ ", &[b"a "], &[b"a"]),
+            // Without a wildcard a backslash is a character.
+            (b"a\\b", &[b"a\\b"], &[b"ab"]),
+            (b"a\\b*", &[b"abc"], &[b"a\\bc"]),
             (b" ", &[b" "], &[b""]),
             (b"a\r", &[b"a\r"], &[b"a"]),
             (b"a\nb", &[b"a\nb"], &[b"a", b"b"]),
@@ -352,15 +370,20 @@ mod tests {
     }
 
     #[test]
-    fn the_last_pattern_that_matches_decides() {
-        let lines = [&b"*.o"[..], b"!keep.o", b"/build/"];
-        assert!(leaves_out(&lines, b"a/b.o", false) && !leaves_out(&lines, b"a/keep.o", false));
-        assert!(leaves_out(&lines, b"build", true) && !leaves_out(&lines, b"build", false));
-        assert!(leaves_out(&[b"!keep.o", b"*.o"], b"keep.o", false));
+    fn the_first_pattern_that_matches_decides() {
+        // Directories and files of one kind, the way that rsync's manual teaches.
+        let rules = [(&b"*/"[..], true), (b"*.c", true), (b"*", false)];
         let mut patterns = Patterns::default();
-        patterns.push(b"*", false).expect("a pattern");
-        patterns.push(b"!x", true).expect("a pattern");
-        assert!(patterns.leave_out(b"x", false) && !patterns.leave_out(b"!x", false), "the ! of an include is its own");
+        rules.iter().for_each(|(pattern, is_include)| patterns.push(pattern, *is_include).expect("a pattern"));
+        assert!(!patterns.leave_out(b"a/b.c", false) && !patterns.leave_out(b"a", true));
+        assert!(patterns.leave_out(b"a/b.o", false) && patterns.leave_out(b"a", false));
+    }
+
+    #[test]
+    fn three_stars_match_the_directory_as_well() {
+        assert!(leaves_out(&[b"a/***"], b"a", true) && leaves_out(&[b"a/***"], b"x/a", true));
+        assert!(!leaves_out(&[b"a/**"], b"a", true) && !leaves_out(&[b"/a/***"], b"x/a", true));
+        assert!(leaves_out(&[b"a/"], b"x/a", true) && !leaves_out(&[b"a/"], b"a", false));
     }
 
     #[test]
@@ -368,7 +391,6 @@ mod tests {
         for (pattern, part) in [
             (&b""[..], "names nothing"),
             (b"/", "names nothing"),
-            (b"!", "names nothing"),
             (b"a//b", "empty name"),
             (b"a//", "empty name"),
             (b"./a", ". or .."),
@@ -383,7 +405,7 @@ mod tests {
             (b"[a/b]", "slash"),
             (b"[[:word:]]", "unknown class"),
             (b"[:digit:]", "second brackets"),
-            (b"a\\", "backslash"),
+            (b"*a\\", "backslash"),
         ] {
             let reason = Patterns::default().push(pattern, false).expect_err("no pattern");
             assert!(reason.contains(part), "{}: {reason}", pattern.escape_ascii());

@@ -13,6 +13,7 @@
 //!   when all that comes into it is done.
 //! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
 
+mod backup;
 mod basis;
 mod delete;
 mod directory;
@@ -33,6 +34,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::hash::BuildHasher;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -58,7 +60,9 @@ use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
+use backup::Backup;
 use basis::Compared;
+use delete::Deferred;
 use directory::OpenDirectory;
 use entry::Large;
 pub use jobs::Local;
@@ -238,6 +242,9 @@ struct Shared {
     without_xattrs: AtomicU64,
     /// What is not deleted.
     patterns: Patterns,
+    backup: Option<Backup>,
+    /// With `--delete-after`.
+    deferred: Mutex<Deferred>,
     wanted: Mutex<AllWanted>,
     manifest: OnceLock<manifest::Manifest>,
     failures: Mutex<Failures>,
@@ -410,7 +417,11 @@ impl TreeSink {
         let enough = crate::processors().max(2) + usize::from(options.sync);
         let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
+        let top = OpenDirectory::open_top(directory).map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let backup = Backup::new(top.as_fd(), &names, &options)?;
         let shared = Arc::new(Shared {
+            backup,
+            deferred: Mutex::default(),
             owners,
             setter: Setter::new(is_local),
             umask: if options.mode { 0 } else { crate::fs::umask() },
@@ -443,8 +454,7 @@ impl TreeSink {
             pending: Mutex::default(),
             drained: Condvar::new(),
         });
-        let mut top = OpenDirectory::top(directory.as_os_str().as_bytes(), Arc::clone(&shared))
-            .map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let mut top = OpenDirectory::top(top, directory.as_os_str().as_bytes(), Arc::clone(&shared));
         let snapshot = Snapshot::open(&top.fd, shared.root_name(), &shared.options)?;
         top.alternates = elsewhere::open_generations(&top.fd, &shared, snapshot.as_ref());
         let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
@@ -520,13 +530,14 @@ impl TreeSink {
             return Err(Refused::Data("a listed file without its contents"));
         }
         self.stop_threads();
-        let top = self.levels.first().and_then(Option::as_ref).map_or_else(Vec::new, |top| top.path(b""));
+        let top = self.levels.first().cloned().flatten();
         self.levels.clear();
         self.shared.finish_manifest();
         if let Some(manifest) = self.shared.manifest.get() {
             manifest.flush();
         }
         self.shared.check()?;
+        top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
         self.shared.entries.iter().for_each(|entries| entries.flush());
         let shared = &self.shared;
         self.switch();
@@ -535,6 +546,7 @@ impl TreeSink {
         if spared > 0 {
             failures.count += spared;
             let detail = format!("--max-delete keeps {spared} of what is to be deleted");
+            let top = top.map_or_else(Vec::new, |top| top.top_path());
             failures.first.keep(plain_fact(OsStr::from_bytes(&top), &detail));
         }
         Ok(Report {

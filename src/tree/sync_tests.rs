@@ -26,6 +26,8 @@ use super::{Root, local};
 use crate::fs::direct::Tally;
 use crate::options::{Rule, Rules, Session, TreeOptions};
 
+mod lists;
+
 pub(super) const PART_BYTES: usize = 1 << 20;
 
 pub(super) fn sync() -> TreeOptions {

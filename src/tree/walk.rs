@@ -474,7 +474,12 @@ impl Recorder {
     fn is_left_out(&self, place: &Place, name: &[u8], kind: FileType) -> bool {
         place.levels.len() > 1
             && !self.patterns.is_empty()
-            && self.patterns.leave_out(&place.path_below_root(name), kind == FileType::Directory)
+            && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
+    }
+
+    /// The path of an entry from the transfer's root on.
+    fn transfer_path(&self, place: &Place, name: &[u8]) -> Vec<u8> {
+        if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
     }
 
     /// What an entry is, if it is to be copied.

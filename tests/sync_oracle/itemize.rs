@@ -133,7 +133,7 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     let grown = grow(seed, false, mode);
     let lab = plant(&grown);
     let source = expected(&lab, &grown);
-    let patterns = if mode.has_patterns { &grown.patterns[..] } else { &[] };
+    let patterns = &grown.patterns[..];
     let [one, other] = ["rsync", "rdcp"].map(|name| {
         let scene = scene(&lab, name, &grown);
         copy_before(&lab, &scene, &grown);

@@ -5,13 +5,23 @@ use crate::rig::Random;
 /// All that `rdcp -r` preserves; times compared in nanoseconds.
 pub const BASE: &[&str] = &["-aHAXS", "--numeric-ids", "--modify-window=-1"];
 
+/// Patterns of a seed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Patterns {
+    None,
+    /// Some `--exclude`.
+    Excludes,
+    /// Lists of `--include` and `--exclude`, whose order counts.
+    Mixed,
+}
+
 /// Options of both.
 pub struct Mode {
     pub name: &'static str,
     pub rdcp: &'static [&'static str],
     pub rsync: &'static [&'static str],
     /// With patterns of the seed's.
-    pub has_patterns: bool,
+    pub patterns: Patterns,
     /// Files have several names. In place, rsync writes through each of them, and rdcp refuses to.
     pub has_links: bool,
     /// A destination without anything in it becomes equal to its source.
@@ -19,7 +29,7 @@ pub struct Mode {
 }
 
 pub const fn same(name: &'static str, options: &'static [&'static str]) -> Mode {
-    Mode { name, rdcp: options, rsync: options, has_patterns: false, has_links: true, is_whole: true }
+    Mode { name, rdcp: options, rsync: options, patterns: Patterns::None, has_links: true, is_whole: true }
 }
 
 pub const MODES: &[Mode] = &[
@@ -27,20 +37,70 @@ pub const MODES: &[Mode] = &[
     same("delete", &["--delete"]),
     same("checksum", &["--checksum", "--delete"]),
     Mode { rdcp: &["--in-place"], rsync: &["--inplace"], has_links: false, ..same("inplace", &[]) },
-    Mode { has_patterns: true, is_whole: false, ..same("excludes", &["--delete"]) },
-    Mode { has_patterns: true, is_whole: false, ..same("delete-excluded", &["--delete", "--delete-excluded"]) },
+    Mode { patterns: Patterns::Excludes, is_whole: false, ..same("excludes", &["--delete"]) },
+    Mode {
+        patterns: Patterns::Excludes,
+        is_whole: false,
+        ..same("delete-excluded", &["--delete", "--delete-excluded"])
+    },
     Mode { is_whole: false, ..same("existing", &["--existing", "--delete"]) },
     same("ignore-existing", &["--ignore-existing"]),
     same("update", &["--update"]),
     same("window", &["--modify-window=2"]),
+    Mode { patterns: Patterns::Mixed, has_links: false, is_whole: false, ..same("patterns", &["--delete"]) },
+    same("delete-after", &["--delete-after"]),
+    // Beside `into/copy`, or `into`.
+    same("backup-dir", &["--delete", "--backup-dir=../kept"]),
 ];
 
-/// Patterns that both programs read alike: of names, anchored at the source, and of directories.
+/// Patterns of names, anchored at the transfer's root, and of directories.
 const PATTERNS: &[&str] =
     &["plain*", "*.txt", "/a*", ".hidden*", "with space", "/plain[0-4]*", "-*", "*/a", "[~#!]*", "z*/"];
 
-/// `--exclude` of a few.
-pub fn patterns(random: &mut Random) -> Vec<String> {
-    let count = 1 + random.below(3);
-    (0..count).map(|_| format!("--exclude={}", PATTERNS[random.below(PATTERNS.len() as u64) as usize])).collect()
+/// What else the dialect has.
+const DIALECT: &[&str] = &[
+    "*/",
+    "*",
+    "a/***",
+    "/*/***",
+    "plain*/**",
+    "**/plain*",
+    "/**/plain*",
+    "*/plain*",
+    "/src/*/*",
+    "/*/*/",
+    "**.txt",
+    "a**a*",
+    "/src/***",
+    "plain*/",
+    "[a-m]*/[!a-m]*",
+    "!",
+    "- *.txt",
+    "+ plain*",
+    "a\\*",
+    "/src/a*",
+];
+
+/// The options that give a few.
+pub fn patterns(random: &mut Random, kind: Patterns) -> Vec<String> {
+    let pick = |random: &mut Random, list: &[&'static str]| list[random.below(list.len() as u64) as usize];
+    match kind {
+        // A seed's tree is the same with and without patterns.
+        Patterns::None | Patterns::Excludes => {
+            let count = 1 + random.below(3);
+            let some: Vec<_> = (0..count).map(|_| format!("--exclude={}", pick(random, PATTERNS))).collect();
+            if kind == Patterns::None { Vec::new() } else { some }
+        }
+        Patterns::Mixed => {
+            let count = 1 + random.below(6);
+            let option = |random: &mut Random| ["--exclude=", "--exclude=", "--include="][random.below(3) as usize];
+            let list = |random: &mut Random| if random.below(2) == 0 { PATTERNS } else { DIALECT };
+            (0..count)
+                .map(|_| {
+                    let (option, list) = (option(random), list(random));
+                    format!("{option}{}", pick(random, list))
+                })
+                .collect()
+        }
+    }
 }

@@ -4,15 +4,23 @@
 //! exchanged meanwhile, and nothing outside is touched. A file system that is mounted below is not entered.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, fstat, fsync, futimens, openat, statat,
+    unlinkat,
+};
 use rustix::io::Errno;
 
+use super::directory::OpenDirectory;
 use super::{Shared, itemize};
-use crate::fs::{is_temporary_name, partial};
+use crate::fs::metadata::open_up;
+use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
+use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
 use crate::tree::names::Names;
 
@@ -79,44 +87,61 @@ pub(super) struct Remover<'a> {
     pub shared: &'a Shared,
     /// Nothing on another device is entered.
     pub device: u64,
-    /// What the caller is told in front of paths below the root.
-    pub root: Vec<u8>,
-    /// The entry itself makes room for another of its name, and is not told of.
+    /// The entry itself makes room for another of its name: nothing excludes it, and the caller is not told of it.
     pub is_room: bool,
 }
 
 impl Remover<'_> {
-    /// Removes an entry with all in it, but for what is excluded. `path` is that of the entry below its root, as patterns
+    /// As [`Self::remove`], for an entry of this path below the top; reports what cannot be removed. Whether anything is
+    /// likely to have gone.
+    pub fn delete(&self, at: BorrowedFd<'_>, name: &CStr, top: &[u8], path: &[u8]) -> bool {
+        let deleted = self.remove(at, name, self.shared.below_destination(path), 0);
+        let fault = match deleted {
+            Ok(is_gone) => return is_gone,
+            Err(Fault::System(error)) => Fault::Explained(error, "it is to be deleted"),
+            Err(fault) => fault,
+        };
+        self.shared.report(&[top, path].concat(), fault);
+        true
+    }
+
+    /// Removes an entry with all in it, but for what is excluded. `path` is that of the entry from DST on, as patterns
     /// take it. Whether it is gone.
     ///
     /// # Errors
     ///
     /// What could not be removed, of the first.
-    pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], depth: usize) -> Result<bool, Errno> {
+    pub fn remove(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], depth: usize) -> Result<bool, Fault> {
         let shared = self.shared;
         let stat = match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(true),
             stat => stat?,
         };
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        let is_excluded = !shared.options.delete_excluded && shared.patterns.leave_out(path, is_directory);
+        let counts_as_any = shared.options.delete_excluded || self.is_room && depth == 0;
+        let is_excluded = !counts_as_any && shared.patterns.leave_out(path, is_directory);
         if is_excluded || is_temporary_name(name.to_bytes()) || shared.is_stopped.load(Acquire) {
             return Ok(false);
         }
         if !is_directory {
             let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
-            return Ok(self.unlink(at, name, AtFlags::empty())? && self.tell(path, kind, depth));
+            return Ok(self.unlink(at, name, path, AtFlags::empty())? && self.tell(path, kind, depth));
+        }
+        if let Some(backup) = &shared.backup
+            && backup.is_in(&stat)?
+        {
+            return Ok(false);
         }
         if stat.st_dev != self.device {
-            return Err(Errno::BUSY);
+            return Err(Errno::BUSY.into());
         }
         if depth == DEPTH_MAX {
-            return Err(Errno::LOOP);
+            return Err(Errno::LOOP.into());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(at, name, flags, Mode::empty())?;
         if is_other(&fstat(&directory)?, &stat) {
-            return Err(Errno::STALE);
+            return Err(Errno::STALE.into());
         }
         let (mut is_empty, mut outcome) = (true, Ok(()));
         let mut names = Extraneous::of(&directory)?.take()?;
@@ -129,7 +154,7 @@ impl Remover<'_> {
             names.advance()?;
         }
         outcome?;
-        let is_gone = is_empty && self.unlink(at, name, AtFlags::REMOVEDIR)?;
+        let is_gone = is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
         Ok(is_gone && self.tell(path, FileKind::Directory, depth))
     }
 
@@ -138,24 +163,30 @@ impl Remover<'_> {
         if let Some(entries) = &self.shared.entries
             && !(self.is_room && depth == 0)
         {
-            let (path, effect) = ([&self.root, path].concat(), Effect::Deleted);
+            // A single root's name is not told.
+            let is_below = self.shared.root_name().is_some_and(|name| name != b".") && !self.shared.options.contents;
+            let start = if is_below { path.iter().position(|&byte| byte == b'/').map_or(0, |at| at + 1) } else { 0 };
+            let (path, effect) = (path[start..].to_vec(), Effect::Deleted);
             entries.tell(Entry::Changed(Change { path, effect, kind, differs: None, leads_to: None }));
         }
         true
     }
 
-    fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Result<bool, Errno> {
+    fn unlink(&self, at: BorrowedFd<'_>, name: &CStr, path: &[u8], flags: AtFlags) -> Result<bool, Fault> {
         let shared = self.shared;
         let most = shared.options.max_delete.unwrap_or(u64::MAX);
         if shared.deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
             shared.spared.fetch_add(1, Relaxed);
             return Ok(false);
         }
-        match unlinkat(at, name, flags) {
-            Ok(()) => return Ok(true),
+        let removed = match &shared.backup {
+            Some(backup) if flags.is_empty() => backup.keep_deleted(at, name.to_bytes(), path),
+            _ => unlinkat(at, name, flags).map_err(Fault::from),
+        };
+        match removed {
+            Ok(()) | Err(Fault::System(Errno::NOENT)) => return Ok(true),
             // A transfer that was killed has left a name of ours in it.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if flags == AtFlags::REMOVEDIR => {}
-            Err(Errno::NOENT) => return Ok(true),
+            Err(Fault::System(Errno::NOTEMPTY | Errno::EXIST)) if flags == AtFlags::REMOVEDIR => {}
             Err(error) => {
                 shared.deleted.fetch_sub(1, Relaxed);
                 return Err(error);
@@ -168,4 +199,127 @@ impl Remover<'_> {
 
 fn is_other(one: &Stat, other: &Stat) -> bool {
     crate::fs::identity(one) != crate::fs::identity(other)
+}
+
+impl Shared {
+    /// A path below the top from DST on: the transfer's root, from which patterns count.
+    pub fn below_destination<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        let is_below = self.options.contents && self.root_name().is_some_and(|name| name != b".");
+        let start =
+            if is_below { path.iter().position(|&byte| byte == b'/').map_or(path.len(), |at| at + 1) } else { 0 };
+        &path[start..]
+    }
+
+    /// Remembers what is to be deleted at the end.
+    pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Errno> {
+        let mut deferred = self.deferred.lock().expect("no panics under it");
+        deferred.push(directory, path, names).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    /// Deletes it, unless an entry has failed here, or `unsent` ones have at the sender.
+    pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
+        let deferred = self.deferred.lock().expect("no panics under it").0.take();
+        let Some(file) = deferred else { return };
+        let delete = || {
+            let mut file = BufReader::new(file.into_inner().map_err(|error| error.into_error())?);
+            file.rewind()?;
+            while delete_next(&mut file, self, top)? {}
+            Ok(())
+        };
+        let deleted = match unsent > 0 || self.failures().count > 0 {
+            true => Err(Fault::Detail("--delete-after has deleted nothing, since not all was copied")),
+            false => delete().map_err(|error: std::io::Error| fault_of(&error)),
+        };
+        if let Err(fault) = deleted {
+            self.report(&top.path(b""), fault);
+        }
+    }
+}
+
+/// What is to be deleted once all has come (`--delete-after`), by directory, in an unlinked file.
+#[derive(Default)]
+pub(super) struct Deferred(Option<BufWriter<File>>);
+
+/// The bytes of a directory's identity and of the length of its path.
+const HEAD_BYTES: usize = 20;
+
+impl Deferred {
+    /// Adds what is in a directory of this path below the top.
+    pub fn push(&mut self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> std::io::Result<()> {
+        let file = match &mut self.0 {
+            Some(file) => file,
+            none => none.insert(BufWriter::new(unlinked_anywhere()?)),
+        };
+        let (device, inode) = identity(&fstat(directory)?);
+        file.write_all(&device.to_le_bytes())?;
+        file.write_all(&inode.to_le_bytes())?;
+        file.write_all(&(path.len() as u32).to_le_bytes())?;
+        file.write_all(path)?;
+        while let Some((_, name)) = names.current() {
+            file.write_all(name.to_bytes_with_nul())?;
+            names.advance()?;
+        }
+        // No name is empty.
+        file.write_all(&[0])
+    }
+}
+
+fn fault_of(error: &std::io::Error) -> Fault {
+    Fault::Explained(Errno::from_io_error(error).unwrap_or(Errno::IO), "what is to be deleted cannot be remembered")
+}
+
+/// Deletes what is in the next directory of the file; whether there was one.
+fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory) -> std::io::Result<bool> {
+    let mut head = [0; HEAD_BYTES];
+    match file.read_exact(&mut head) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(false),
+        read => read?,
+    }
+    let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+    let expected = (number(0), number(8));
+    let length = u32::from_le_bytes(head[16..].try_into().expect("four bytes"));
+    let mut path = vec![0; length as usize];
+    file.read_exact(&mut path)?;
+    let opened = reopen(top, &path, expected);
+    let was_closed = opened.as_ref().is_ok_and(|(directory, stat)| open_up(directory, stat) == Ok(true));
+    let mut name = Vec::new();
+    let mut has_changed = false;
+    while file.read_until(0, &mut name)? > 1 {
+        if let (Ok((directory, stat)), Ok(found)) = (&opened, CStr::from_bytes_with_nul(&name)) {
+            let remover = Remover { shared, device: stat.st_dev, is_room: false };
+            let below = [&path[..], if path.is_empty() { b"" } else { b"/" }, found.to_bytes()].concat();
+            has_changed |= remover.delete(directory.as_fd(), found, &top.top_path(), &below);
+        }
+        name.clear();
+    }
+    let restored = opened.and_then(|(directory, stat)| {
+        if was_closed {
+            fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+        }
+        if has_changed {
+            let time = |seconds, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
+            let last_access = time(stat.st_atime, stat.st_atime_nsec);
+            let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
+            futimens(&directory, &Timestamps { last_access, last_modification })?;
+            if shared.options.syncs() {
+                fsync(&directory)?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = restored {
+        shared.report(&top.path(&path), Fault::Explained(error, "what is to be deleted is in it"));
+    }
+    Ok(true)
+}
+
+/// The directory that had this path below the top when it was left.
+fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity) -> Result<(OwnedFd, Stat), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut here = openat(&top.fd, ".", flags, Mode::empty())?;
+    for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+        here = openat(&here, name, flags, Mode::empty())?;
+    }
+    let stat = fstat(&here)?;
+    if identity(&stat) == expected { Ok((here, stat)) } else { Err(Errno::STALE) }
 }

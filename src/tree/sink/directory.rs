@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::iter::successors;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -96,12 +97,16 @@ struct Place {
 
 impl OpenDirectory {
     /// The destination itself; its path comes from the user, links in it are followed.
-    pub fn top(path: &[u8], shared: Arc<Shared>) -> Result<Self, Errno> {
-        let fd = openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())?;
+    pub fn open_top(path: &Path) -> Result<OwnedFd, Errno> {
+        openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())
+    }
+
+    /// The destination, which is open.
+    pub fn top(fd: OwnedFd, path: &[u8], shared: Arc<Shared>) -> Self {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
         let top = Self::new(fd, Arc::new(Place { parent: None, name: path[..end].to_vec() }), shared, None);
         top.wants_names.store(true, Ordering::Relaxed);
-        Ok(top)
+        top
     }
 
     /// Makes a directory, or enters one that is there. Nothing but a real directory is entered: a link to one may lead
@@ -188,7 +193,7 @@ impl OpenDirectory {
             && name != b"."
             && old().is_ok_and(|old| FileType::from_raw_mode(old.st_mode) != FileType::Directory)
         {
-            unlinkat(&parent.fd, name, AtFlags::empty())?;
+            parent.clear_for_directory(name)?;
             mkdirat(&parent.fd, name, Mode::RWXU)?;
             is_new = true;
         }
@@ -281,18 +286,39 @@ impl OpenDirectory {
                 Ok(()) => Ok(()),
             };
         }
-        let path = self.path_below_root(name);
-        let remover = Remover { shared: &self.shared, device: old.st_dev, root: self.told_root(), is_room: true };
-        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, &path, 0)?;
+        let path = self.path_below_top(name);
+        let path = self.shared.below_destination(&path);
+        let remover = Remover { shared: &self.shared, device: old.st_dev, is_room: true };
+        let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, path, 0)?;
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 
-    /// The path of an entry in it from below its root, as patterns take it.
-    fn path_below_root(&self, name: &[u8]) -> Vec<u8> {
+    /// The path of an entry in it from below the top on.
+    fn path_below_top(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
         names.push(name);
-        let roots = usize::from(self.shared.root_name() != Some(b"."));
-        names[(1 + roots).min(names.len() - 1)..].join(&b'/')
+        names[1..].join(&b'/')
+    }
+
+    /// Keeps what another entry is about to replace, with `--backup-dir`.
+    pub fn back_up(&self, name: &[u8]) -> Result<(), Fault> {
+        match &self.shared.backup {
+            // Nothing counts that is in the way in a new directory.
+            Some(backup) if !self.is_new => {
+                let path = self.path_below_top(name);
+                backup.keep_replaced(self.fd.as_fd(), name, self.shared.below_destination(&path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what is no directory where one is to be.
+    fn clear_for_directory(&self, name: &[u8]) -> Result<(), Fault> {
+        let path = self.path_below_top(name);
+        match &self.shared.backup {
+            Some(backup) => backup.keep_deleted(self.fd.as_fd(), name, self.shared.below_destination(&path)),
+            None => Ok(unlinkat(&self.fd, name, AtFlags::empty())?),
+        }
     }
 
     /// Deletes what has not come.
@@ -310,17 +336,22 @@ impl OpenDirectory {
             Ok(names) => names,
             Err(error) => return unlisted(error),
         };
-        let is_root = self.path_below_root(b"-") == b"-";
-        if is_root && !has_met && names.current().is_some() && !self.shared.options.force_empty {
+        if names.current().is_none() {
+            return;
+        }
+        let roots = if self.shared.root_name() == Some(b".") { 1 } else { 2 };
+        if self.names().len() == roots && !has_met && !self.shared.options.force_empty {
             return self.shared.report(&self.own_path(), Fault::Detail(SOURCE_IS_EMPTY));
         }
+        if self.shared.options.delete_after {
+            let path = self.names()[1..].join(&b'/');
+            let deferred = self.shared.defer(&self.fd, &path, &mut names);
+            return deferred.unwrap_or_else(unlisted);
+        }
         let device = fstat(&self.fd).map_or(0, |stat| stat.st_dev);
-        let remover = Remover { shared: &self.shared, device, root: self.told_root(), is_room: false };
+        let (remover, top) = (Remover { shared: &self.shared, device, is_room: false }, self.top_path());
         while let Some((_, name)) = names.current() {
-            let path = self.path_below_root(name.to_bytes());
-            if let Err(error) = remover.remove(self.fd.as_fd(), name, &path, 0) {
-                self.shared.report(&self.path(name.to_bytes()), Fault::Explained(error, "it is to be deleted"));
-            }
+            remover.delete(self.fd.as_fd(), name, &top, &self.path_below_top(name.to_bytes()));
             if let Err(error) = names.advance() {
                 return unlisted(error);
             }
@@ -359,20 +390,17 @@ impl OpenDirectory {
         names[(1 + usize::from(is_renamed)).min(names.len())..].join(&b'/')
     }
 
-    /// What [`Self::told_path`] has in front of a path below its root.
-    fn told_root(&self) -> Vec<u8> {
-        match (self.shared.root_name(), self.names().get(1)) {
-            (None, Some(root)) => [root, &b"/"[..]].concat(),
-            _ => Vec::new(),
-        }
-    }
-
     /// The path of an entry in it from the destination on; of a single root, from what lies in that on.
     pub fn tree_path(&self, name: &[u8]) -> Vec<u8> {
         let mut names = self.names();
         names.push(name);
         let is_below_root = names.len() > 2 && self.shared.root_name().is_some_and(|root| root != b".");
         names[1 + usize::from(is_below_root)..].join(&b'/')
+    }
+
+    /// The destination's path with a slash behind it.
+    pub fn top_path(&self) -> Vec<u8> {
+        [self.names()[0], b"/"].concat()
     }
 
     fn own_path(&self) -> Vec<u8> {

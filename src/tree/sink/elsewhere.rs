@@ -183,8 +183,10 @@ impl Elsewhere {
         match link(shared, file.as_fd(), directory, name) {
             Ok(()) => {}
             // The last two also where it may not be linked: it is another user's, or the file system has no links.
-            Err(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP) => return Ok(false),
-            Err(error) => return Err(error.into()),
+            Err(Fault::System(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP)) => {
+                return Ok(false);
+            }
+            Err(fault) => return Err(fault),
         }
         directory.list(name, Medium::Disk);
         shared.same.fetch_add(1, Relaxed);
@@ -220,11 +222,11 @@ pub(super) fn copy(
         .and_then(|()| fstat(from))
         .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })
         .and_then(|()| close::settle(&partial.file))
-        .and_then(|()| partial.publish(shared, directory, name, described))
+        .map_err(Fault::from);
+    done.and_then(|()| partial.publish(shared, directory, name, described))
         .inspect(|()| shared.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None))
         .inspect(|()| directory.list(name, Medium::Cache))
-        .inspect_err(|_| partial.remove(directory, name));
-    Ok(done?)
+        .inspect_err(|_| partial.remove(directory, name))
 }
 
 /// Shares the blocks where the file system can, else copies them, but for holes.

@@ -100,14 +100,14 @@ fn make_file(
             shared.progress.wrote(data.len() as u64);
         })
         .and_then(|()| close::settle(&partial.file))
-        .and_then(|()| partial.publish(shared, directory, name, metadata))
+        .map_err(Fault::from);
+    done.and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| {
             shared.bytes.fetch_add(data.len() as u64, Relaxed);
             shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
         })
         .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
-        .inspect_err(|_| partial.remove(directory, name));
-    Ok(done?)
+        .inspect_err(|_| partial.remove(directory, name))
 }
 
 /// Reads what has been written back from the disk where that was asked for.
@@ -168,6 +168,7 @@ fn make_other(
         let mode = has_mode.then(|| metadata::mode(&shared.options, described, directory.permitted));
         let current = Current::new(&stat, has_mode && directory.gives_acl, false);
         let applied = shared.setter.apply(&shared.options, Object::Path(fd.as_fd()), described, mode, current);
+        directory.back_up(name)?;
         partial::publish(&directory.fd, &*beside, &fd, name)?;
         shared.others.fetch_add(1, Relaxed);
         shared.progress.made(false);
@@ -284,7 +285,7 @@ impl Partial {
         directory: &OpenDirectory,
         name: &[u8],
         described: &Metadata<'_>,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Fault> {
         let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
         let mut owner = match (&self.way, directory.new_owner.get()) {
             (Way::InPlace(_), _) => own()?,
@@ -312,7 +313,10 @@ impl Partial {
         }
         match &self.way {
             Way::Nameless => link(shared, self.file.as_fd(), directory, name)?,
-            Way::Named(beside) => partial::publish(&directory.fd, &**beside, &self.file, name)?,
+            Way::Named(beside) => {
+                directory.back_up(name)?;
+                partial::publish(&directory.fd, &**beside, &self.file, name)?;
+            }
             Way::Unseen | Way::InPlace(_) => {}
         }
         shared.files.fetch_add(1, Relaxed);
@@ -593,12 +597,16 @@ impl Large {
         }
     }
 
-    fn fail(&self, error: Errno) {
-        let mut fault = match error {
-            Errno::STALE => Fault::Explained(error, "what was there changed while it was compared; run it again"),
-            error => Fault::from(error),
+    fn fail(&self, fault: impl Into<Fault>) {
+        let mut fault = match fault.into() {
+            Fault::System(Errno::STALE) => {
+                Fault::Explained(Errno::STALE, "what was there changed while it was compared; run it again")
+            }
+            fault => fault,
         };
-        if matches!(error, Errno::NOSPC | Errno::DQUOT) && matches!(self.partial.way, Way::Named(_)) {
+        if let Fault::System(error @ (Errno::NOSPC | Errno::DQUOT)) = fault
+            && matches!(self.partial.way, Way::Named(_))
+        {
             self.has_filled_up.store(true, Relaxed);
             fault = Fault::Explained(error, "what had come of it was removed");
         }
@@ -665,7 +673,7 @@ impl Large {
         let is_synced_first = self.is_lasting && self.shared.options.syncs();
         let sync = || if is_synced_first { fdatasync(&self.partial.file) } else { Ok(()) };
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
-        match settled.and_then(|()| sync()).and_then(|()| publish()) {
+        match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {
             Ok(()) => {
                 self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
                 let told = (Effect::Transferred, FileKind::Regular);

@@ -82,17 +82,18 @@ fn end_of_root(path: &[u8]) -> usize {
 }
 
 /// Gives a whole file, open as `fd`, another name; an older entry of that name is replaced in one step.
-pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Errno> {
+pub(super) fn link(shared: &Shared, fd: BorrowedFd<'_>, directory: &OpenDirectory, name: &[u8]) -> Result<(), Fault> {
     match link_new(shared, fd, directory, name) {
         Err(Errno::EXIST) => directory.wants_names.store(true, Relaxed),
-        done => return done,
+        done => return Ok(done?),
     }
+    directory.back_up(name)?;
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || link_new(shared, fd, directory, beside.as_bytes()))?;
     let done = partial::publish(&directory.fd, &*beside, fd, name);
     // Between two names of one file, rename succeeds and does nothing: the name beside is still there then.
     let _ = unlinkat(&directory.fd, &beside, AtFlags::empty());
-    done
+    Ok(done?)
 }
 
 /// As [`link`], unless the name is one of the file's already, or is to be left. `first`: the path of the file, as the caller

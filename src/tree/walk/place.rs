@@ -70,7 +70,7 @@ impl Place {
         above.iter().map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
-    /// The same, from below its root, as patterns take it.
+    /// The same, from below its root.
     pub fn path_below_root(&self, name: &[u8]) -> Vec<u8> {
         let above = self.levels.iter().skip(1).take(self.levels.len().saturating_sub(2));
         above.map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')

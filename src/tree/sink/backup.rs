@@ -1,0 +1,211 @@
+//! `--backup-dir`: what is replaced or deleted goes on under the same path in another directory.
+//!
+//! A file that is replaced gets a second name there before the new one takes the first, so at each moment it has one of
+//! them. What is deleted is renamed. No link is followed but those in an absolute DIR, which is the user's as DST is.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Mutex};
+
+use rd_proto::control::IoFact;
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, linkat, mkdirat, openat, renameat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+use super::Names;
+use crate::fs::{Identity, WHOLE, identity, name_beside};
+use crate::options::TreeOptions;
+use crate::tree::Fault;
+
+/// A directory itself, and no link to one.
+const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+const IS_OTHER_SYSTEM: &str =
+    "--backup-dir has to be on the file system of DST, where an older file is renamed into it";
+const NO_BACKUP: &str = "its backup cannot be made";
+
+/// Where DIR is, and what is kept there.
+pub(super) struct Backup {
+    /// As it was given.
+    path: Vec<u8>,
+    /// The directory that DST is, or lies in under this name.
+    top: OwnedFd,
+    name: Option<Vec<u8>>,
+    opened: Mutex<Option<Arc<Opened>>>,
+}
+
+/// DIR, once it is there.
+struct Opened {
+    directory: OwnedFd,
+    destination: OwnedFd,
+    /// The directories on the way to it, and it itself.
+    way: Vec<Identity>,
+}
+
+impl Backup {
+    /// That of a copy into `directory`, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// DIR cannot be what is asked for. One that is missing is made when it is needed.
+    pub fn new(directory: BorrowedFd<'_>, names: &Names, options: &TreeOptions) -> Result<Option<Self>, IoFact> {
+        let Some(path) = options.backup_dir.as_ref().map(|path| path.to_vec()) else { return Ok(None) };
+        let fact = |fault: Fault| fault.into_fact(OsStr::from_bytes(&path));
+        let top = again(directory).map_err(|error| fact(error.into()))?;
+        let name = match names {
+            Names::Only(name) if options.contents && name != b"." => Some(name.clone()),
+            _ => None,
+        };
+        let backup = Self { path: path.clone(), top, name, opened: Mutex::default() };
+        backup.open(false).map_err(fact)?;
+        Ok(Some(backup))
+    }
+
+    /// Opens DIR. `make`: it is made where it is missing; else, and where DST is, `None` is that.
+    fn open(&self, make: bool) -> Result<Option<Arc<Opened>>, Fault> {
+        let mut known = self.opened.lock().expect("no panics under it");
+        if known.is_some() {
+            return Ok(known.clone());
+        }
+        let name = self.name.as_deref().unwrap_or(b".");
+        let destination = match openat(&self.top, name, OPEN, Mode::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !make => return Ok(None),
+            found => found?,
+        };
+        let stat = fstat(&destination)?;
+        let is_absolute = self.path.starts_with(b"/");
+        let flags = if is_absolute { OPEN.difference(OFlags::NOFOLLOW) } else { OPEN };
+        let from = if is_absolute { openat(CWD, "/", OPEN, Mode::empty())? } else { again(&destination)? };
+        let (mut here, mut way, mut is_new) = (from, Vec::new(), false);
+        for name in self.path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
+            let next = match openat(&here, name, flags, Mode::empty()) {
+                Err(Errno::NOENT) if !make => {
+                    let is_other = fstat(&here)?.st_dev != stat.st_dev;
+                    return if is_other { Err(Fault::Explained(Errno::XDEV, IS_OTHER_SYSTEM)) } else { Ok(None) };
+                }
+                Err(Errno::NOENT) => {
+                    mkdirat(&here, name, Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
+                    is_new = true;
+                    openat(&here, name, flags, Mode::empty())?
+                }
+                next => next?,
+            };
+            way.push(identity(&fstat(&next)?));
+            here = next;
+        }
+        let found = fstat(&here)?;
+        if found.st_dev != stat.st_dev {
+            return Err(Fault::Explained(Errno::XDEV, IS_OTHER_SYSTEM));
+        }
+        if identity(&found) == identity(&stat) {
+            return Err(Fault::Detail("--backup-dir is DST itself: name another directory"));
+        }
+        if is_new {
+            resemble(&here, &stat);
+        }
+        *known = Some(Arc::new(Opened { directory: here, destination, way }));
+        Ok(known.clone())
+    }
+
+    /// Whether a directory that is to be deleted is DIR, or leads to it.
+    pub fn is_in(&self, stat: &Stat) -> Result<bool, Fault> {
+        Ok(self.open(false)?.is_some_and(|opened| opened.way.contains(&identity(stat))))
+    }
+
+    /// Keeps an entry, which is no directory, before another takes its name. `path`: from DST on.
+    pub fn keep_replaced(&self, at: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<(), Fault> {
+        if matches!(statat(at, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+            return Ok(());
+        }
+        let (directory, last) = self.directory(path)?;
+        match link(at, name, &directory, last) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            // A file system, or a rule about other users' files, has no links for it: for a moment it has no name here.
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::MLINK) => {
+                renameat(at, name, &directory, last).map_err(no_backup)
+            }
+            Err(error) => Err(no_backup(error)),
+        }
+    }
+
+    /// Takes away an entry, which is no directory. `path`: from DST on.
+    pub fn keep_deleted(&self, at: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> Result<(), Fault> {
+        let (directory, last) = self.directory(path)?;
+        renameat(at, name, &directory, last).map_err(no_backup)?;
+        // Between two names of one file, rename succeeds and does nothing.
+        let is_other_name = || -> Result<bool, Errno> {
+            let [here, there] =
+                [statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?, statat(&directory, last, AtFlags::SYMLINK_NOFOLLOW)?];
+            Ok(identity(&here) == identity(&there))
+        };
+        if is_other_name() == Ok(true) {
+            unlinkat(at, name, AtFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    /// The directory in DIR for an entry of this path, and the entry's name. Those that are missing get the owners and
+    /// modes that they have in DST.
+    fn directory<'a>(&self, path: &'a [u8]) -> Result<(OwnedFd, &'a [u8]), Fault> {
+        let opened = self.open(true).map_err(|fault| match fault {
+            Fault::System(error) => Fault::Explained(error, "the directory of --backup-dir cannot be made"),
+            fault => fault,
+        })?;
+        let opened = opened.ok_or(Errno::NOENT)?;
+        let slash = path.iter().rposition(|&byte| byte == b'/');
+        let (above, last) = slash.map_or((&b""[..], path), |slash| (&path[..slash], &path[slash + 1..]));
+        let mut here = again(&opened.directory)?;
+        let mut original = Some(again(&opened.destination)?);
+        for name in above.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            original = original.and_then(|from| openat(from, name, OPEN | OFlags::PATH, Mode::empty()).ok());
+            let made = mkdirat(&here, name, Mode::RWXU);
+            if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
+                made.map_err(no_backup)?;
+            }
+            here = openat(&here, name, OPEN, Mode::empty()).map_err(no_backup)?;
+            if made.is_ok()
+                && let Some(stat) = original.as_ref().and_then(|original| fstat(original).ok())
+            {
+                resemble(&here, &stat);
+            }
+        }
+        Ok((here, last))
+    }
+}
+
+/// The same directory, open once more.
+fn again(directory: impl AsFd) -> Result<OwnedFd, Errno> {
+    openat(directory, ".", OPEN, Mode::empty())
+}
+
+fn no_backup(error: Errno) -> Fault {
+    Fault::Explained(error, NO_BACKUP)
+}
+
+/// Gives a directory that was made the owner and mode of another, as far as that can be done.
+fn resemble(directory: &OwnedFd, stat: &Stat) {
+    let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+    let has_group = fchown(directory, None, Some(group)).is_ok();
+    let _ = fchown(directory, Some(user), None);
+    // Another group is not given what this one may do.
+    let mode = if has_group { stat.st_mode & 0o7777 } else { stat.st_mode & 0o1707 };
+    let _ = fchmod(directory, Mode::from_raw_mode(mode | 0o700));
+}
+
+/// Gives an entry a second name. What an earlier copy has kept under that is replaced in one step.
+fn link(at: BorrowedFd<'_>, name: &[u8], to: &OwnedFd, last: &[u8]) -> Result<(), Errno> {
+    match linkat(at, name, to, last, AtFlags::empty()) {
+        Err(Errno::EXIST) => {}
+        done => return done,
+    }
+    let beside = name_beside(last, WHOLE);
+    let _ = unlinkat(to, &*beside, AtFlags::empty());
+    linkat(at, name, to, &*beside, AtFlags::empty())?;
+    let renamed = renameat(to, &*beside, to, last);
+    // It may be a name of the same file already: then rename has done nothing.
+    let _ = unlinkat(to, &*beside, AtFlags::empty());
+    renamed
+}

@@ -1,0 +1,169 @@
+//! What is kept, and when it is deleted: `--backup-dir`, `--delete-after`.
+
+use super::*;
+
+fn plant(top: &Path, files: &[(&str, &str)]) {
+    for (path, text) in files {
+        let path = top.join(path);
+        fs::create_dir_all(path.parent().expect("one")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+}
+
+/// What the files in a directory hold, by path.
+fn texts(top: &Path) -> Vec<(String, String)> {
+    let (mut all, mut todo) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let name = path.strip_prefix(top).expect("below").to_str().expect("UTF-8").to_owned();
+            match fs::symlink_metadata(&path).expect("it") {
+                stat if stat.is_dir() => todo.push(path),
+                stat if stat.is_symlink() => all.push((name, format!("{:?}", fs::read_link(&path).expect("it")))),
+                _ => all.push((name, fs::read_to_string(&path).expect("text"))),
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
+fn owned(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect()
+}
+
+fn backing_up(directory: &str) -> TreeOptions {
+    TreeOptions { delete: true, contents: true, backup_dir: Some(directory.as_bytes().to_vec().into()), ..sync() }
+}
+
+#[test]
+fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
+    for (is_local, is_inside) in [(true, true), (false, true), (true, false), (false, false)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(
+            &from,
+            &[("a", "new a"), ("d/b", "new b"), ("was-directory", "file"), ("was-file/x", "in it"), ("same", "1")],
+        );
+        let old = [
+            ("a", "old"),
+            ("d/b", "older"),
+            ("d/gone", "g"),
+            ("gone/deep/f", "f"),
+            ("was-directory/x/y", "y"),
+            ("was-file", "w"),
+        ];
+        plant(&to, &old);
+        plant(&to, &[("same", "1")]);
+        let modified = fs::metadata(from.join("same")).and_then(|stat| stat.modified()).expect("a time");
+        fs::File::open(to.join("same")).and_then(|file| file.set_modified(modified)).expect("ours");
+        symlink("nowhere", to.join("link")).expect("a link");
+        symlink("elsewhere", from.join("link")).expect("a link");
+        fs::set_permissions(to.join("d"), fs::Permissions::from_mode(0o711)).expect("ours");
+        fs::hard_link(to.join("a"), scratch.path().join("other name")).expect("a link");
+        let bak = if is_inside { to.join("keep/bak") } else { scratch.path().join("bak") };
+        let options = backing_up(if is_inside { "keep/bak" } else { "../bak" });
+        let (_, report) = copy(&from, &to, &options, is_local);
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        let mut kept = owned(&old);
+        kept.push(("link".to_owned(), "\"nowhere\"".to_owned()));
+        kept.sort();
+        assert_eq!(texts(&bak), kept);
+        let (source, other) = (texts(&from), fs::metadata(scratch.path().join("other name")).expect("it"));
+        assert_eq!(other.ino(), fs::metadata(bak.join("a")).expect("it").ino(), "it is the file itself");
+        assert_eq!(fs::metadata(bak.join("d")).expect("it").mode() & 0o7777, 0o711);
+        // DIR is left, and what it holds of one name is the last.
+        plant(&from, &[("a", "newer a")]);
+        let (_, report) = copy(&from, &to, &options, is_local);
+        assert_eq!((report.failed, report.deleted), (0, 0), "{:?}", report.failures);
+        assert_eq!(fs::read_to_string(bak.join("a")).expect("it"), "new a");
+        assert_eq!(texts(&bak).len(), kept.len());
+        if is_inside {
+            fs::remove_dir_all(to.join("keep")).expect("ours");
+        }
+        assert_eq!(texts(&to).len(), source.len());
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_stays() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    plant(&from, &[("d/a", "new"), ("other", "new other")]);
+    plant(&to, &[("d/a", "old"), ("d/gone", "gone"), ("other", "o")]);
+    // A link in the way leads out.
+    for path in ["outside", "to/bak"] {
+        fs::create_dir(scratch.path().join(path)).expect("a directory");
+    }
+    symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
+    let (_, report) = copy(&from, &to, &backing_up("bak"), false);
+    assert!(report.failed > 0, "{report:?}");
+    assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
+    assert!(to.join("d/gone").exists());
+    assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
+    fs::remove_file(to.join("bak/d")).expect("ours");
+    let (_, report) = copy(&from, &to, &backing_up("bak"), false);
+    assert_eq!(report.failed, 0, "{:?}", report.failures);
+    assert_eq!(texts(&to.join("bak/d")), owned(&[("a", "old"), ("gone", "gone")]));
+}
+
+#[test]
+fn a_backup_directory_that_cannot_be_is_refused_at_once() {
+    let scratch = scratch();
+    plant(scratch.path(), &[("to/a", "a")]);
+    symlink(".", scratch.path().join("to/link")).expect("a link");
+    let names = || Names::Only(b"to".to_vec());
+    let refused = |directory: &str| {
+        let destination = Destination { options: backing_up(directory), names: names(), ..Destination::default() };
+        TreeSink::new(scratch.path(), destination, Box::new(|_| {})).err().expect("refused")
+    };
+    assert!(String::from_utf8_lossy(&refused(".").detail).contains("DST itself"));
+    assert!(refused("link/bak").errno != 0, "no link is followed");
+    let other = TempDir::new_in("/dev/shm").expect("a directory");
+    let is_other = fs::metadata(other.path()).expect("it").dev() != fs::metadata(scratch.path()).expect("it").dev();
+    let elsewhere = if is_other { other.path() } else { Path::new("/proc") };
+    let fact = refused(elsewhere.join("new").to_str().expect("UTF-8"));
+    assert!(String::from_utf8_lossy(&fact.detail).contains("file system"), "{fact:?}");
+}
+
+#[test]
+fn deletion_at_the_end_leaves_what_deletion_at_once_leaves() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        let mut maker = Maker(7);
+        fs::create_dir(&from).expect("a directory");
+        for name in 0..12 {
+            maker.make(&from.join(format!("n{name}")), 3);
+        }
+        let options = TreeOptions { delete: true, delete_after: true, ..sync() };
+        for round in 0..6 {
+            let (sent, report) = copy(&from, &to, &options, is_local);
+            assert_eq!((report.failed, sent.failed), (0, 0), "{:?} {:?}", report.failures, sent.failures);
+            assert_eq!(picture(&from), picture(&to), "round {round}");
+            maker.change(&from);
+        }
+    }
+}
+
+/// One file that could not be copied, and nothing is deleted anywhere; excluded and further ones stay in any case.
+#[test]
+fn deletion_at_the_end_needs_all_to_be_copied() {
+    let scratch = scratch();
+    let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+    plant(&from, &[("a/kept", "1"), ("z/linked", "changed")]);
+    plant(&to, &[("a/gone", "1"), ("a/gone.o", "1"), ("z/linked", "1"), ("gone/deep/file", "1")]);
+    fs::hard_link(to.join("z/linked"), scratch.path().join("other")).expect("a link");
+    let exclude = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
+    let options = TreeOptions { delete: true, delete_after: true, in_place: true, rules: exclude, ..sync() };
+    let (_, report) = copy(&from, &to, &options, false);
+    assert_eq!((report.deleted, report.failed), (0, 2), "{:?}", report.failures);
+    assert!(to.join("a/gone").exists() && to.join("gone/deep/file").exists() && to.join("a/kept").exists());
+    fs::remove_file(scratch.path().join("other")).expect("ours");
+    let few = TreeOptions { max_delete: Some(1), ..options.clone() };
+    let (_, report) = copy(&from, &to, &few, false);
+    assert_eq!(report.deleted, 1, "{:?}", report.failures);
+    let (_, report) = copy(&from, &to, &options, false);
+    assert_eq!(report.failed, 0, "{:?}", report.failures);
+    assert!(!to.join("a/gone").exists() && !to.join("gone").exists() && to.join("a/gone.o").exists());
+}

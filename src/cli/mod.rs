@@ -21,6 +21,7 @@ pub mod rdpipe;
 pub mod recv;
 pub mod report;
 pub mod send;
+mod watch;
 mod wrong;
 
 use crate::fault::{self, Exit, Failure};

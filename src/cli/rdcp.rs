@@ -12,6 +12,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::options::ReportOptions;
 use super::report::{Console, reported};
+use super::watch;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
 use crate::fault::{Exit, Failure, escaped};
@@ -60,6 +61,10 @@ pub struct CopyArguments {
     /// Say what would be copied where, and copy nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is
+    /// waited for
+    #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot"])]
+    watch: bool,
     /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named
     /// on standard output
     #[arg(
@@ -329,9 +334,20 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         verbose: arguments.report.verbose,
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
-    reported(&arguments.report, carries_data, |reporter| {
-        let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
-        let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
-        Copy::new(&plan, &mut console)?.run()
-    })
+    let copy = || {
+        reported(&arguments.report, carries_data, |reporter| {
+            let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
+            let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
+            Copy::new(&plan, &mut console)?.run()
+        })
+    };
+    if !arguments.watch {
+        return copy();
+    }
+    let say = |line: &str| {
+        if !arguments.report.quiet {
+            super::say(&format!("rdcp: {line}"));
+        }
+    };
+    watch::run(&plan.sources, say, copy)
 }

@@ -1,0 +1,193 @@
+//! `rdcp --watch`: the same copy again whenever something has changed at the source.
+//!
+//! The watch stands before the first scan, so that no change falls between the two. What is told of a change only begins
+//! the next copy: `--sync` finds out what has changed, also where events were lost.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, Sender};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+
+use crate::fault::{Exit, Failure, escaped, printable};
+use crate::job::plan::Spec;
+
+/// A copy begins when nothing has changed for so long,
+const SETTLED_AFTER: Duration = Duration::from_millis(200);
+
+/// or so long after the first change.
+const GATHERED_MAX: Duration = Duration::from_secs(2);
+
+/// A copy without any change, for what no event told: on network file systems other hosts change things.
+const SCAN_EVERY: Duration = Duration::from_secs(3600);
+
+/// Pauses before a host that was lost is tried again, in seconds; the last for good.
+const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
+
+/// What ends a wait.
+enum Woken {
+    Changed,
+    Signal(i32),
+}
+
+/// What the watcher, the signals and the loop share.
+struct Shared {
+    woken: Sender<Woken>,
+    /// A change is in the queue that has not been taken out: one is enough.
+    is_told: AtomicBool,
+    /// What is watched is not what has the name by now, or not all of it is watched.
+    is_stale: AtomicBool,
+    /// No copy is running, which would take signals itself.
+    is_waiting: AtomicBool,
+}
+
+/// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, and takes
+/// signals while it does; `say` has lines for a person.
+///
+/// # Errors
+///
+/// Exit 1 where a source is not on this host; exit 5 where it cannot be watched; how the last copy failed; the signal.
+pub(super) fn run(
+    sources: &[Spec],
+    say: impl Fn(&str),
+    mut copy: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let paths = sources.iter().map(local).collect::<Result<Vec<_>, _>>()?;
+    let (woken, queue) = flume::unbounded();
+    let no = AtomicBool::default;
+    let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), is_waiting: no() });
+    take_signals(&shared)?;
+    let mut watcher = watch(&paths, &shared)?;
+    let (mut has_copied, mut lost) = (false, 0);
+    loop {
+        shared.is_told.store(false, SeqCst);
+        if shared.is_stale.swap(false, SeqCst) {
+            // What changes between the two is found by the copy, which comes after.
+            drop(std::mem::replace(&mut watcher, watch(&paths, &shared)?));
+        }
+        let pause = match copy() {
+            Err(failure) if matches!(failure.exit, Exit::Connect | Exit::LinkLost) && has_copied => {
+                let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
+                lost += 1;
+                super::complain("rdcp", &failure.message.unwrap_or_default());
+                say(&format!("trying again in {} s", pause.as_secs()));
+                Some(pause)
+            }
+            // What failed is named, and is tried again with the next change.
+            Err(Failure { exit: Exit::Partial, message, .. }) => {
+                super::complain("rdcp", &message.unwrap_or_default());
+                None
+            }
+            done => {
+                done?;
+                None
+            }
+        };
+        if pause.is_none() {
+            (has_copied, lost) = (true, 0);
+            say("waiting for changes; ^C ends it");
+        }
+        shared.is_waiting.store(true, SeqCst);
+        let waited = wait(&queue, pause);
+        shared.is_waiting.store(false, SeqCst);
+        waited?;
+    }
+}
+
+/// The path of a source on this host.
+fn local(source: &Spec) -> Result<PathBuf, Failure> {
+    let usage = |line: String| Err(Failure::new(Exit::Usage, line));
+    match source {
+        Spec::Here(path) => Ok(path.into()),
+        Spec::There(host, _) => {
+            usage(format!("--watch: SRC is on {}; run rdcp there, with DST on this host", escaped(host)))
+        }
+        Spec::Standard => usage("--watch: SRC is standard input, which does not change".to_owned()),
+    }
+}
+
+/// Waits until what has changed is at rest, or, for a host that was lost, for `pause`.
+fn wait(queue: &Receiver<Woken>, pause: Option<Duration>) -> Result<(), Failure> {
+    let signalled = |number: i32| Err(Failure::silent(Exit::Signal(number as u8)));
+    let mut until = Instant::now() + pause.unwrap_or(SCAN_EVERY);
+    let mut first = None;
+    while let Ok(woken) = queue.recv_deadline(until) {
+        match woken {
+            Woken::Signal(number) => return signalled(number),
+            Woken::Changed if pause.is_some() => {}
+            Woken::Changed => {
+                let latest = *first.get_or_insert_with(Instant::now) + GATHERED_MAX;
+                until = latest.min(Instant::now() + SETTLED_AFTER);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_signals(shared: &Arc<Shared>) -> Result<(), Failure> {
+    let signals = Arc::clone(shared);
+    let taken = crate::signals::forward(false, move |number| {
+        match (number, signals.is_waiting.load(SeqCst)) {
+            (libc::SIGTSTP, true) => crate::signals::stop_here(),
+            (libc::SIGTSTP, false) => {}
+            _ => drop(signals.woken.send(Woken::Signal(number))),
+        }
+        true
+    });
+    taken.map_err(|error| Failure::new(Exit::Source, format!("signals: {}", printable(&error.to_string()))))
+}
+
+/// Watches all that is below the sources; of one that is no directory, the directory that it is in.
+fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, Failure> {
+    let failed = |path: &Path, error: &notify::Error| {
+        let line = match &error.kind {
+            ErrorKind::MaxFilesWatch => {
+                "it has more directories than may be watched; raise it with `sysctl fs.inotify.max_user_watches=1048576`".to_owned()
+            }
+            ErrorKind::PathNotFound => "no such file or directory".to_owned(),
+            _ => printable(&error.to_string()),
+        };
+        Failure::new(Exit::Source, format!("{}: cannot be watched: {line}", escaped(path.as_os_str())))
+    };
+    let found = |path: &PathBuf| path.canonicalize().map_err(|error| failed(path, &notify::Error::io(error)));
+    let roots = paths.iter().map(found).collect::<Result<BTreeSet<_>, _>>()?;
+    let (told, watched) = (Arc::clone(shared), roots.clone());
+    let config = Config::default().with_follow_symlinks(false);
+    let handle = move |event: notify::Result<Event>| tell(&told, &watched, event);
+    let mut watcher = RecommendedWatcher::new(handle, config).map_err(|error| failed(Path::new("SRC"), &error))?;
+    for root in &roots {
+        let (path, mode) = match root.parent() {
+            Some(parent) if !root.is_dir() => (parent, RecursiveMode::NonRecursive),
+            _ => (&**root, RecursiveMode::Recursive),
+        };
+        watcher.watch(path, mode).map_err(|error| failed(root, &error))?;
+    }
+    Ok(watcher)
+}
+
+/// Has the loop come to know of an event that may be a change.
+fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
+    let (is_change, is_stale) = match &event {
+        Ok(event) => {
+            let is_change = match event.kind {
+                EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
+                _ => true,
+            };
+            let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+            let is_root = event.paths.iter().any(|path| roots.contains(path));
+            (is_change, event.need_rescan() || moves && is_root)
+        }
+        // A directory that could not be watched.
+        Err(_) => (true, true),
+    };
+    if is_stale {
+        shared.is_stale.store(true, SeqCst);
+    }
+    if is_change && !shared.is_told.swap(true, SeqCst) {
+        let _ = shared.woken.send(Woken::Changed);
+    }
+}

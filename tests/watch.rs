@@ -1,0 +1,127 @@
+//! `rdcp --watch`: what changes at the source is at the destination soon after, until it is ended.
+
+mod rig;
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rig::lab::*;
+use rig::*;
+use rustix::process::Signal;
+
+/// The longest that a change takes to arrive, on a busy machine.
+const ARRIVED: Duration = Duration::from_secs(20);
+
+#[track_caller]
+fn until(what: &str, process: &mut Process, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(process.is_running(), "{what}: it has ended: {}", process.stderr());
+        assert!(start.elapsed() < ARRIVED, "{what}: not within {ARRIVED:?}: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn holds(path: &Path, text: &str) -> bool {
+    fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes())
+}
+
+fn start(lab: &Lab, to: &Path, is_remote: bool) -> Process {
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["-r", "--sync", "--delete", "--watch", "from/"]);
+    match is_remote {
+        true => command.arg(lab.there("h", "to")),
+        false => command.arg(to),
+    };
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+fn lab() -> Lab {
+    let lab = Lab::new();
+    let down = lab.join("down");
+    lab.script("rsh", &format!("[ -e '{}' ] && exit 255\nexec sh -c \"exec $2\"", down.display()));
+    fs::create_dir(lab.join("from")).expect("a directory");
+    fs::write(lab.join("from/first"), "one").expect("a file");
+    lab
+}
+
+#[test]
+fn changes_arrive_until_it_is_ended() {
+    for is_remote in [true, false] {
+        let lab = lab();
+        let (from, to) = (lab.join("from"), lab.join("to"));
+        let mut process = start(&lab, &to, is_remote);
+        until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+        process.line_with("waiting for changes");
+        fs::write(from.join("first"), "other").expect("a file");
+        until("a change", &mut process, || holds(&to.join("first"), "other"));
+        // What is made in a directory that was not there when the watch began.
+        fs::create_dir_all(from.join("a/b/c")).expect("directories");
+        fs::write(from.join("a/b/c/file"), "below").expect("a file");
+        until("new directories", &mut process, || holds(&to.join("a/b/c/file"), "below"));
+        std::thread::sleep(Duration::from_millis(500));
+        fs::write(from.join("a/b/c/later"), "watched as well").expect("a file");
+        until("a file in them", &mut process, || holds(&to.join("a/b/c/later"), "watched as well"));
+        fs::rename(from.join("a/b"), from.join("moved")).expect("renamed");
+        until("a move", &mut process, || holds(&to.join("moved/c/file"), "below") && !to.join("a/b").exists());
+        fs::remove_file(from.join("first")).expect("removed");
+        until("a deletion", &mut process, || !to.join("first").exists());
+        // It stops and goes on.
+        process.signal(Signal::TSTP);
+        let stopped = Instant::now();
+        while process.state() != 'T' {
+            assert!(stopped.elapsed() < ARRIVED, "it does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        fs::write(from.join("second"), "two").expect("a file");
+        process.signal(Signal::CONT);
+        until("what changed meanwhile", &mut process, || holds(&to.join("second"), "two"));
+        std::thread::sleep(Duration::from_millis(500));
+        process.signal(Signal::INT);
+        process.wait().expect(130);
+    }
+}
+
+#[test]
+fn a_host_that_is_lost_is_waited_for() {
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    // Not one that has never answered.
+    fs::write(lab.join("down"), "").expect("a file");
+    start(&lab, &to, true).wait().expect(3);
+    fs::remove_file(lab.join("down")).expect("removed");
+    let mut process = start(&lab, &to, true);
+    until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+    process.line_with("waiting for changes");
+    fs::write(lab.join("down"), "").expect("a file");
+    fs::write(from.join("second"), "two").expect("a file");
+    process.line_with("trying again in 2 s");
+    assert!(!to.join("second").exists());
+    fs::remove_file(lab.join("down")).expect("removed");
+    until("what changed meanwhile", &mut process, || holds(&to.join("second"), "two"));
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
+    lab.all_gone(ARRIVED);
+}
+
+#[test]
+fn what_cannot_be_watched_is_said_at_once() {
+    let lab = lab();
+    let run = |words: &[&str]| {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args(words).stdin(Stdio::null()).stdout(Stdio::null())).wait()
+    };
+    run(&["-r", "--sync", "--watch", "h:from/", "to"]).expect(1).one_line("rdcp", &["--watch", "h", "run rdcp there"]);
+    run(&["-r", "--sync", "--watch", "missing/", "to"]).expect(5).one_line("rdcp", &["missing", "cannot be watched"]);
+    run(&["-r", "--sync", "--watch", "-", "to"]).expect(1).one_line("rdcp", &["--watch", "standard input"]);
+    assert!(!lab.join("to").exists());
+    // The source goes away.
+    let mut process = start(&lab, &lab.join("to"), false);
+    process.line_with("waiting for changes");
+    fs::rename(lab.join("from"), lab.join("elsewhere")).expect("renamed");
+    let ended = process.wait();
+    assert!(ended.expect(5).stderr.contains("rdcp: from/: cannot be watched: "), "{}", ended.stderr);
+    assert!(holds(&lab.join("to/first"), "one"), "nothing is deleted");
+}

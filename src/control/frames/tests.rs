@@ -144,6 +144,41 @@ fn a_message_has_no_depth() {
     assert_eq!(message.decode(), Err(MessageError::Malformed));
 }
 
+/// What goes into a manifest leads nowhere else, and can be written.
+#[test]
+fn entries_that_cannot_be_are_refused() {
+    use crate::tree::check::{ASPECTS_MAX, Aspect, Finding};
+    use crate::tree::entries::Entry;
+    use crate::tree::manifest::{self, Kind};
+    let is_taken = |entry| {
+        let mut bytes = Vec::new();
+        Message::Entries(vec![entry]).encode(&mut bytes).expect("short");
+        match Message::decode(&bytes[LENGTH_BYTES..]) {
+            Ok(message) => message.is_some(),
+            Err(error) => {
+                assert_eq!(error, MessageError::Malformed);
+                false
+            }
+        }
+    };
+    let listed = |path: &[u8], mode, nanoseconds, kind| {
+        let entry = manifest::Entry { path: path.to_vec(), mode, modified: (0, nanoseconds), kind };
+        is_taken(Entry::Listed(entry))
+    };
+    assert!(listed(b"", 0o755, 0, Kind::Directory) && listed(b"a/b", 0o7777, 999_999_999, Kind::Fifo));
+    for path in [&b"/a"[..], b"../a", b"a/..", b"a//b", b"a/", b".", b"a\0"] {
+        assert!(!listed(path, 0, 0, Kind::Directory), "{path:?}");
+    }
+    assert!(!listed(b"a", 0o10000, 0, Kind::Fifo) && !listed(b"a", 0, 1_000_000_000, Kind::Fifo));
+    for (target, expected) in [(&b""[..], false), (b"a\0", false), (b"../../etc", true)] {
+        assert_eq!(listed(b"a", 0, 0, Kind::Symlink(target.to_vec())), expected);
+    }
+    for (count, expected) in [(ASPECTS_MAX, true), (ASPECTS_MAX + 1, false)] {
+        let differs = Finding::Differs { path: b"a".to_vec(), aspects: vec![Aspect::Mode; count] };
+        assert_eq!(is_taken(Entry::Compared(differs)), expected);
+    }
+}
+
 #[test]
 fn keys_are_not_shown() {
     let (_, begin) = samples().into_iter().find(|(name, _)| *name == "begin-file").expect("a message with a key");

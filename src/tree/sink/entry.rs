@@ -368,7 +368,7 @@ pub(super) struct Large {
     /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
     has_filled_up: AtomicBool,
     written_bytes: AtomicU64,
-    /// Of what has been written into it, for a manifest.
+    /// Of what has been written into it, for a manifest; none where it is to have what was there as well.
     digest: Option<RangeDigest>,
     /// It shares all blocks of a file of this host.
     is_shared: OnceLock<bool>,
@@ -424,6 +424,7 @@ impl Large {
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));
         let is_serial = is_serial(kind) && !waits;
+        let comes_whole = !is_adopted && basis.is_none();
         Ok(Self {
             partial,
             bypass: WriteBypass::default(),
@@ -442,7 +443,7 @@ impl Large {
             has_failed: AtomicBool::new(false),
             has_filled_up: AtomicBool::new(false),
             written_bytes: AtomicU64::new(0),
-            digest: shared.makes_manifest().then(|| RangeDigest::new(size)),
+            digest: (shared.makes_manifest() && comes_whole).then(|| RangeDigest::new(size)),
             is_shared: OnceLock::new(),
             links: Mutex::default(),
             directory: Arc::clone(directory),
@@ -580,7 +581,7 @@ impl Large {
 
     /// Lists the file, which has its name.
     fn list(&self) {
-        let Some(digest) = &self.digest else { return };
+        let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
         let read = |target: &mut [u8], at: u64| match read_up_to(&self.partial.file, target, at)? {
             count if count < target.len() => Err(Errno::NODATA),
             _ => Ok(()),
@@ -660,9 +661,6 @@ impl Large {
         let check = |data: &[u8], position| {
             if is_stopped() {
                 return Err(Errno::CANCELED);
-            }
-            if let Some(digest) = &self.digest {
-                digest.add(data, position);
             }
             check_stored(&self.shared, file, data, position)
         };

@@ -487,6 +487,10 @@ pub struct TreeOptions {
     #[arg(long, overrides_with = "itemize_changes")]
     #[n(30)]
     pub itemize_changes: bool,
+    /// `--dry-run`, with `--sync`: nothing is changed, and no contents are sent.
+    #[arg(skip)]
+    #[n(31)]
+    pub dry_run: bool,
     /// The receiving end tells of each entry with the digest of its contents: `--manifest`, `--manifest-b3sum`.
     #[arg(skip)]
     #[n(60)]
@@ -529,6 +533,7 @@ impl Default for TreeOptions {
             update: false,
             generations: Generations::default(),
             itemize_changes: false,
+            dry_run: false,
             manifest: false,
             delete_after: false,
             backup_dir: None,

@@ -47,7 +47,7 @@ always\t'Always'
 never\t'Never'"
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s b -l backup -d 'Said by --backup-dir DIR already'
-complete -c rdcp -s n -l dry-run -d 'Say what would be copied where, and copy nothing'
+complete -c rdcp -s n -l dry-run -d 'Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does'
 complete -c rdcp -l watch -d 'Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is waited for'
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files instead of their source\'s'

@@ -511,7 +511,9 @@ impl Run {
             }
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
-                self.make(&directory)?;
+                if !settings.dry_run {
+                    self.make(&directory)?;
+                }
                 let Shared { post, progress, entries, .. } = &*self.shared;
                 let destination = tree::destination(&names, &settings, progress, entries);
                 Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, entries, post, &self.emit)?)))

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -58,7 +59,7 @@ pub struct CopyArguments {
     /// Said by --backup-dir DIR already
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
-    /// Say what would be copied where, and copy nothing
+    /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is
@@ -316,9 +317,15 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     }
     let hosts = sources.iter().chain([&destination]).map(Spec::host);
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
-    // As with rsync.
-    arguments.tree.itemize_changes &= !arguments.report.quiet;
-    let manifests = manifests(&arguments)?;
+    let (report, tree) = (&arguments.report, &mut arguments.tree);
+    tree.dry_run = arguments.dry_run && tree.sync;
+    if tree.dry_run && tree.generations.share_files() {
+        return Err(usage("-n does not foresee what --link-dest and --snapshot would do; leave it out, or them"));
+    }
+    let is_json_there = report.json.as_deref() == Some(Path::new("-")) || report.json_fd == Some(1);
+    // As with rsync, nothing with -q.
+    tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
+    let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
     let plan = Plan {
         manifests,

@@ -126,7 +126,7 @@ impl<'a> Copy<'a> {
         self.check_options(&found, destination, placed.as_ref())?;
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
         self.take_entries(destination, manifest.clone())?;
-        if self.plan.dry_run {
+        if self.plan.dry_run && !self.plan.tree.sync {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
             return Ok(Ended { summary: self.total, failure, copied: None });

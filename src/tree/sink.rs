@@ -13,6 +13,7 @@
 //!   when all that comes into it is done.
 //! * What is open is bounded: the directories of one path, those of the jobs that wait, and 256 large files.
 
+mod asked;
 mod backup;
 mod basis;
 mod delete;
@@ -26,6 +27,7 @@ mod large;
 mod links;
 mod look;
 mod manifest;
+mod rehearse;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -45,7 +47,7 @@ use std::time::{Duration, Instant};
 
 use flume::{Sender, bounded};
 use rd_proto::control::IoFact;
-use rd_proto::tree::{Answer, Metadata, Order, Record, TreeError, Verdict, is_name};
+use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
 use super::contents::Medium;
@@ -55,10 +57,10 @@ use super::metadata::{Applied, Setter};
 use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
-use super::{Fault, IS_UNKNOWN, SOURCE_IS_EMPTY, leads_out, stops_everything};
+use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
 use crate::fs::direct::write::{Writes, Written};
 use crate::fs::partial::{self, Blocked};
-use crate::fs::{IS_TEMPORARY, io_fact, is_temporary_name, plain_fact};
+use crate::fs::{io_fact, plain_fact};
 use crate::options::TreeOptions;
 use backup::Backup;
 use basis::Compared;
@@ -69,6 +71,7 @@ pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
+use rehearse::AllPlanned;
 use snapshot::Snapshot;
 
 /// Threads that write. More than this many only wait for each other in the file system.
@@ -248,6 +251,8 @@ struct Shared {
     wanted: Mutex<AllWanted>,
     manifest: OnceLock<manifest::Manifest>,
     failures: Mutex<Failures>,
+    /// In a dry run, what would change.
+    planned: Mutex<AllPlanned>,
     /// Earlier generations that cannot be used.
     without: Mutex<Vec<IoFact>>,
     /// Paths of what has no final name and stays.
@@ -417,8 +422,9 @@ impl TreeSink {
         let enough = crate::processors().max(2) + usize::from(options.sync);
         let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
-        let top = OpenDirectory::open_top(directory).map_err(|error| io_fact(directory.as_os_str(), error))?;
-        let backup = Backup::new(top.as_fd(), &names, &options)?;
+        let opened = OpenDirectory::open_top(directory, options.dry_run);
+        let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
+        let backup = if is_there { Backup::new(top.as_fd(), &names, &options)? } else { None };
         let shared = Arc::new(Shared {
             backup,
             deferred: Mutex::default(),
@@ -447,6 +453,7 @@ impl TreeSink {
             wanted: Mutex::default(),
             manifest: OnceLock::new(),
             failures: Mutex::default(),
+            planned: Mutex::default(),
             without: Mutex::default(),
             kept: Mutex::default(),
             resumable_bytes: AtomicU64::new(0),
@@ -455,6 +462,7 @@ impl TreeSink {
             drained: Condvar::new(),
         });
         let mut top = OpenDirectory::top(top, directory.as_os_str().as_bytes(), Arc::clone(&shared));
+        top.is_phantom = !is_there;
         let snapshot = Snapshot::open(&top.fd, shared.root_name(), &shared.options)?;
         top.alternates = elsewhere::open_generations(&top.fd, &shared, snapshot.as_ref());
         let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
@@ -576,6 +584,10 @@ impl TreeSink {
             let Some(mut record) = Record::decode(&mut rest)? else { break };
             self.shared.owners.localize(&mut record);
             self.order.check(&record)?;
+            let brings = matches!(record, Record::Wanted { .. } | Record::File { .. } | Record::Large { .. });
+            if brings && self.shared.options.dry_run {
+                return Err(Refused::Data("contents, in a dry run"));
+            }
             let wanted = self.wanted.take();
             if wanted.is_none() {
                 self.check_asked(&record)?;
@@ -599,6 +611,7 @@ impl TreeSink {
                     let wanted = self.take_wanted(number)?;
                     self.hand_on(Job::Keep(wanted));
                 }
+                Record::Differs { number } => self.rehearse_wanted(number)?,
                 Record::Gone { number } => self.give_up(number)?,
                 Record::Incomplete => directory.iter().for_each(|directory| directory.note_incomplete()),
                 Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact)?,
@@ -625,40 +638,6 @@ impl TreeSink {
         }
         self.hand_on(Job::Make(Arc::clone(chunk), batch));
         Ok(())
-    }
-
-    /// Whether the sender keeps to what it was asked for.
-    fn check_asked(&mut self, record: &Record<'_>) -> Result<(), Refused> {
-        if !self.shared.options.recursive
-            && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
-        {
-            return Err(Refused::Data("something else than a file, where files were asked for"));
-        }
-        let (1, Some(name)) = (self.levels.len(), record.name()) else { return Ok(()) };
-        match &self.shared.names {
-            Names::Among(names) if !names.contains(name) => {
-                Err(Refused::Data("an entry at the top that was not asked for"))
-            }
-            Names::Only(_) if self.root.replace(name.to_vec()).is_some() => {
-                Err(Refused::Data("a second entry at the top, where one was announced"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether an entry is made by the threads, from its record alone.
-    fn is_for_threads(&self, entry: &Record<'_>) -> bool {
-        match entry {
-            Record::File { .. } | Record::Listed { .. } => true,
-            Record::Symlink { target, .. } => self.shared.options.symlinks && !self.leads_out(target),
-            Record::Special { .. } => self.shared.options.specials,
-            _ => false,
-        }
-    }
-
-    /// Whether a symbolic link here is one that `--safe-links` leaves out.
-    fn leads_out(&self, target: &[u8]) -> bool {
-        self.shared.options.safe_links && leads_out(target, self.levels.len().saturating_sub(2))
     }
 
     /// Takes an entry whose record is not all of it.
@@ -716,20 +695,6 @@ impl TreeSink {
             _ => {}
         }
         Ok(())
-    }
-
-    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise, and all is known
-    /// without which it is not to be made.
-    fn may_be_made(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
-        let Some(name) = entry.name().map(|name| directory.final_name(name)) else { return true };
-        let is_unknown = |metadata: Metadata<'_>| metadata.extensions.unknown_critical().is_some();
-        let reason = match is_temporary_name(name) {
-            true => IS_TEMPORARY,
-            false if entry.metadata().is_some_and(is_unknown) => IS_UNKNOWN,
-            false => return true,
-        };
-        self.shared.fail(&directory.path(name), Fault::Detail(reason));
-        false
     }
 
     /// Passes over an entry of a directory that failed, or that has failed itself.

@@ -476,9 +476,16 @@ fn what_no_sender_sends_is_refused() {
         &[listed, Record::Gone { number: 7 }, end],
         &[listed, listed, end],
         &[listed, Record::Gone { number: 0 }, wanted(0), file(b"a"), end],
+        &[listed, Record::Differs { number: 0 }, end],
     ] {
         refused(&sync(), records);
     }
+    let dry = TreeOptions { dry_run: true, ..sync() };
+    let large = Record::Large { name: b"b", metadata, item: 1, size: 1, is_sparse: false };
+    for records in [&[listed, wanted(0), file(b"a"), end][..], &[file(b"a"), end], &[large, end]] {
+        refused(&dry, records);
+    }
+    refused(&dry, &[listed, Record::Differs { number: 1 }, end]);
     let scratch = scratch();
     let report = taken(&sync(), scratch.path(), &[listed, wanted(0), file(b"a"), end]).expect("a tree");
     assert!(report.files == 1 && fs::read(scratch.path().join("a")).expect("a file") == b"1");
@@ -503,4 +510,29 @@ fn what_no_receiver_answers_is_refused() {
     assert!(source.handle_answer(Answer::Fresh { directory: 1 }).is_ok());
     assert!(source.handle_answer(verdicts(0, 1)).is_ok());
     assert!(source.handle_answer(verdicts(0, 1)).is_err(), "each file once");
+}
+
+/// In a dry run the sender sends no contents, whatever a receiver asks for.
+#[test]
+fn a_dry_run_brings_no_contents() {
+    let scratch = scratch();
+    fs::create_dir(scratch.path().join("d")).expect("a directory");
+    for (name, bytes) in [("d/a", 100), ("d/b", 300 << 10)] {
+        fs::write(scratch.path().join(name), b"contents".repeat(bytes / 8)).expect("a file");
+    }
+    let roots = vec![Root::new(scratch.path(), "root")];
+    let options = TreeOptions { dry_run: true, ..sync() };
+    let source = TreeSource::new(roots, PART_BYTES, options, Arc::default()).expect("a source");
+    let (mut target, mut sent) = (vec![0; PART_BYTES], Vec::new());
+    let mut next = || match source.next(&mut target, PART_BYTES, &Tally::default()) {
+        Next::Part(part) => sent.extend_from_slice(&target[..part.length]),
+        Next::Ended => sent.push(b'!'),
+        other => panic!("{other:?}"),
+    };
+    next();
+    source.handle_answer(Answer::Fresh { directory: 0 }).expect("it was sent");
+    let verdicts = vec![Verdict::Wanted, Verdict::Blocks];
+    source.handle_answer(Answer::Verdicts { first: 0, verdicts }).expect("they were listed");
+    (0..3).for_each(|_| next());
+    assert!(sent.ends_with(b"!") && !sent.windows(8).any(|bytes| bytes == b"contents"), "{}", sent.escape_ascii());
 }

@@ -668,7 +668,7 @@ impl Recorder {
     }
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
-        if place.levels.last().is_some_and(|level| !level.is_fresh) {
+        if self.options.dry_run || place.levels.last().is_some_and(|level| !level.is_fresh) {
             return self.list_file(place, entry, target);
         }
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;

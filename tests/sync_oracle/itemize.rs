@@ -1,8 +1,10 @@
 //! `--itemize-changes` against `rsync -i`: the same lines, in whatever order, whatever has become of a destination.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -128,6 +130,20 @@ fn is_remark(line: &str) -> bool {
     ["created directory ", "cannot delete non-empty directory: "].iter().any(|remark| line.starts_with(remark))
 }
 
+/// All that tells of a change, and when it was read last: inode, times, size and mode of everything.
+fn state(top: &Path, found: &Snapshot) -> BTreeMap<Vec<u8>, [i64; 10]> {
+    let state = |path: &Vec<u8>| {
+        let Ok(stat) = fs::symlink_metadata(top.join(OsStr::from_bytes(path))) else { return (path.clone(), [0; 10]) };
+        let (mode, links) = (i64::from(stat.mode()), stat.nlink() as i64);
+        let times = [stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec()];
+        // To read where a link leads is to read it.
+        let read = if stat.is_symlink() { [0; 2] } else { [stat.atime(), stat.atime_nsec()] };
+        let [a, b, c, d] = times;
+        (path.clone(), [stat.ino() as i64, mode, links, stat.size() as i64, a, b, c, d, read[0], read[1]])
+    };
+    found.keys().map(state).collect()
+}
+
 /// What is wrong with a seed in a mode, in some lines.
 fn check(seed: u64, mode: &Mode) -> Vec<String> {
     let grown = grow(seed, false, mode);
@@ -141,6 +157,17 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     });
     let before = snapshot(&other);
     let reference = by_rsync(&lab, operands(&lab, &one, "now", &grown), mode.rsync, patterns);
+    let foreseen = state(&other, &before);
+    let dry = by_rdcp(
+        &lab,
+        grown.way,
+        operands(&lab, &other, "now", &grown),
+        &[&["--dry-run"], mode.rdcp].concat(),
+        patterns,
+    );
+    // Before anything is read here.
+    let untouched = state(&other, &before);
+    let is_as_before = snapshot(&other).keys().eq(before.keys());
     let ours = by_rdcp(&lab, grown.way, operands(&lab, &other, "now", &grown), mode.rdcp, patterns);
     let is_push = !grown.way.destination().is_empty();
     let (there, not) = if is_push { ("<f", ">f") } else { (">f", "<f") };
@@ -158,10 +185,25 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
             .collect(),
         ours.lines.iter().filter_map(normal).collect(),
     );
-    wrong.extend(theirs.difference(&ours_all).map(|line| format!("rsync alone: {line}")));
-    wrong.extend(ours_all.difference(&theirs).map(|line| format!("rdcp alone:  {line}")));
+    // Which of several names is the first depends on the order of a walk, and rsync has files before directories.
+    if !mode.has_links {
+        wrong.extend(theirs.difference(&ours_all).map(|line| format!("rsync alone: {line}")));
+        wrong.extend(ours_all.difference(&theirs).map(|line| format!("rdcp alone:  {line}")));
+    }
     if ours.lines.len() != ours.lines.iter().collect::<BTreeSet<_>>().len() {
         wrong.push("rdcp prints a line twice".to_owned());
+    }
+    // What -n says is what is done then, and it does nothing.
+    let [said, done] = [&dry, &ours].map(|run| run.lines.iter().collect::<BTreeSet<_>>());
+    wrong.extend(done.difference(&said).map(|line| format!("-n lacks:    {line}")));
+    wrong.extend(said.difference(&done).map(|line| format!("-n alone:    {line}")));
+    if dry.ended.code != ours.ended.code {
+        wrong.push(format!("-n ends with {}: {}", dry.ended.code, dry.ended.stderr));
+    }
+    if foreseen != untouched || !is_as_before {
+        let changed = foreseen.iter().filter(|&(path, state)| untouched.get(path) != Some(state));
+        wrong.extend(changed.map(|(path, _)| format!("-n touches {}", path.escape_ascii())));
+        wrong.push("-n changes something".to_owned());
     }
     if wrong.is_empty() {
         return wrong;
@@ -173,14 +215,25 @@ fn check(seed: u64, mode: &Mode) -> Vec<String> {
     vec![text, format!("again: RD_SEED={seed} RD_MODE={}; kept: {}", mode.name, lab.0.keep().display())]
 }
 
-#[test]
-fn lines_are_those_of_rsync() {
+/// Each seed in one of the modes. `has_links`: files have several names.
+fn each_seed(name: &str, has_links: bool) {
     let only = std::env::var("RD_MODE").ok();
-    let modes: Vec<&Mode> = MODES.iter().filter(|mode| only.as_deref().is_none_or(|only| only == mode.name)).collect();
-    let seeds = seeds("itemized", SEEDS, LONG_COUNT);
-    let wrong = each(seeds, |seed| {
+    let modes = MODES.iter().filter(|mode| mode.has_links || !has_links);
+    let modes: Vec<&Mode> = modes.filter(|mode| only.as_deref().is_none_or(|only| only == mode.name)).collect();
+    let wrong = each(seeds(name, SEEDS, LONG_COUNT), |seed| {
         let mode = modes[seed as usize % modes.len()];
-        check(seed, &Mode { has_links: false, ..*mode })
+        check(seed, &Mode { has_links, ..*mode })
     });
     assert!(wrong == 0, "{wrong} seeds with other lines, see above");
+}
+
+/// And those of `-n` are those of the run after it; it touches nothing.
+#[test]
+fn lines_are_those_of_rsync() {
+    each_seed("itemized", false);
+}
+
+#[test]
+fn names_of_one_file_are_foreseen() {
+    each_seed("links", true);
 }

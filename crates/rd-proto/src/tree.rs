@@ -258,6 +258,11 @@ pub enum Record<'a> {
         /// The number of the listed file.
         number: u64,
     },
+    /// In a dry run, a listed file has another digest than the receiver has answered: its contents would come.
+    Differs {
+        /// The number of the listed file.
+        number: u64,
+    },
     /// A listed file could not be read after all.
     Gone {
         /// The number of the listed file.
@@ -342,6 +347,7 @@ const KIND_WANTED: u8 = 11;
 const KIND_SAME: u8 = 12;
 const KIND_GONE: u8 = 13;
 const KIND_INCOMPLETE: u8 = 14;
+const KIND_DIFFERS: u8 = 15;
 
 impl<'a> Record<'a> {
     /// Bytes of the encoded record.
@@ -353,7 +359,7 @@ impl<'a> Record<'a> {
             Self::Directory { name: of, metadata: and } => name(of) + metadata(and),
             Self::Leave | Self::Incomplete => 0,
             Self::Listed { name: of, metadata: and, .. } => name(of) + metadata(and) + 8,
-            Self::Wanted { .. } | Self::Same { .. } | Self::Gone { .. } => 8,
+            Self::Wanted { .. } | Self::Same { .. } | Self::Differs { .. } | Self::Gone { .. } => 8,
             Self::File { name: of, metadata: and, data } => name(of) + metadata(and) + 4 + data.len(),
             Self::Large { name: of, metadata: and, .. } => name(of) + metadata(and) + 13,
             Self::Symlink { name: of, metadata: and, target } => name(of) + metadata(and) + 2 + target.len(),
@@ -378,6 +384,7 @@ impl<'a> Record<'a> {
             }
             Self::Wanted { number } => out.number(KIND_WANTED, number),
             Self::Same { number } => out.number(KIND_SAME, number),
+            Self::Differs { number } => out.number(KIND_DIFFERS, number),
             Self::Gone { number } => out.number(KIND_GONE, number),
             Self::File { name, metadata, data } => {
                 out.entry(KIND_FILE, name, &metadata);
@@ -495,6 +502,7 @@ impl<'a> Record<'a> {
             }
             KIND_WANTED => Self::Wanted { number: reader.u64()? },
             KIND_SAME => Self::Same { number: reader.u64()? },
+            KIND_DIFFERS => Self::Differs { number: reader.u64()? },
             KIND_GONE => Self::Gone { number: reader.u64()? },
             KIND_INCOMPLETE => Self::Incomplete,
             kind => return Err(TreeError::Kind(kind)),
@@ -521,6 +529,7 @@ impl<'a> Record<'a> {
             Self::Leave
             | Self::Wanted { .. }
             | Self::Same { .. }
+            | Self::Differs { .. }
             | Self::Gone { .. }
             | Self::Incomplete
             | Self::Closed { .. }
@@ -643,6 +652,7 @@ impl Order {
             | Record::Special { .. }
             | Record::Listed { .. }
             | Record::Same { .. }
+            | Record::Differs { .. }
             | Record::Gone { .. }
             | Record::Incomplete => {}
         }

@@ -13,10 +13,11 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
 use rd_proto::tree::answer::Digest;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, ioctl_ficlone, openat, statat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
 use super::elsewhere::Elsewhere;
+use super::rehearse::open_quietly;
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, identity, read_up_to, write_at};
 
@@ -29,7 +30,7 @@ pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(Ow
     // Looked at first: opening a device may do something.
     statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().filter(is_regular)?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = openat(directory, name, flags, Mode::empty()).ok()?;
+    let file = open_quietly(directory, name, flags).ok()?;
     let stat = fstat(&file).ok().filter(is_regular)?;
     Some((file, stat))
 }

@@ -17,6 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
+use super::rehearse::open_quietly;
 use super::{Shared, itemize};
 use crate::fs::metadata::open_up;
 use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
@@ -139,7 +140,7 @@ impl Remover<'_> {
             return Err(Errno::LOOP.into());
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(at, name, flags, Mode::empty())?;
+        let directory = open_quietly(at, name, flags)?;
         if is_other(&fstat(&directory)?, &stat) {
             return Err(Errno::STALE.into());
         }
@@ -178,6 +179,9 @@ impl Remover<'_> {
         if shared.deleted.fetch_update(Relaxed, Relaxed, |deleted| (deleted < most).then_some(deleted + 1)).is_err() {
             shared.spared.fetch_add(1, Relaxed);
             return Ok(false);
+        }
+        if shared.options.dry_run {
+            return Ok(true);
         }
         let removed = match &shared.backup {
             Some(backup) if flags.is_empty() => backup.keep_deleted(at, name.to_bytes(), path),
@@ -281,7 +285,8 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
     let mut path = vec![0; length as usize];
     file.read_exact(&mut path)?;
     let opened = reopen(top, &path, expected);
-    let was_closed = opened.as_ref().is_ok_and(|(directory, stat)| open_up(directory, stat) == Ok(true));
+    let is_dry = shared.options.dry_run;
+    let was_closed = opened.as_ref().is_ok_and(|(directory, stat)| !is_dry && open_up(directory, stat) == Ok(true));
     let mut name = Vec::new();
     let mut has_changed = false;
     while file.read_until(0, &mut name)? > 1 {
@@ -296,7 +301,7 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
         if was_closed {
             fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         }
-        if has_changed {
+        if has_changed && !is_dry {
             let time = |seconds, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
             let last_access = time(stat.st_atime, stat.st_atime_nsec);
             let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);

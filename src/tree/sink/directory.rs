@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
 use super::itemize::differing;
-use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere};
+use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside};
@@ -22,7 +22,7 @@ use crate::tree::entries::{Effect, FileKind};
 use crate::tree::metadata::{self, Applied, Current, OwnedMetadata};
 
 /// How a directory is opened: itself and no link.
-const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(super) const OPEN: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A directory of the destination.
 ///
@@ -56,6 +56,8 @@ pub(super) struct OpenDirectory {
     is_new: bool,
     /// It is new, but what an earlier transfer has left in it is compared, and what does not come is removed.
     is_resumed: bool,
+    /// In a dry run, it is not there and would be made.
+    pub is_phantom: bool,
     /// The sender has been told so, or is told of one that it lies in: nothing is looked for in it or elsewhere.
     pub is_fresh: bool,
     /// The directories of this path in earlier generations.
@@ -96,9 +98,13 @@ struct Place {
 }
 
 impl OpenDirectory {
-    /// The destination itself; its path comes from the user, links in it are followed.
-    pub fn open_top(path: &Path) -> Result<OwnedFd, Errno> {
-        openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty())
+    /// The destination itself, and whether it is there; its path comes from the user, links in it are followed. In a dry run,
+    /// it need not be.
+    pub fn open_top(path: &Path, is_dry: bool) -> Result<(OwnedFd, bool), Errno> {
+        match openat(rustix::fs::CWD, path, OPEN.difference(OFlags::NOFOLLOW), Mode::empty()) {
+            Err(Errno::NOENT) if is_dry => Ok((rehearse::nowhere()?, false)),
+            opened => Ok((opened?, true)),
+        }
     }
 
     /// The destination, which is open.
@@ -114,7 +120,11 @@ impl OpenDirectory {
     pub fn enter(parent: &Arc<Self>, name: &[u8], described: &Metadata<'_>, was_left: bool) -> Result<Self, Fault> {
         let shared = &parent.shared;
         let was_left = was_left || parent.is_resumed;
-        let made = if parent.last.is_none() && name != b"." {
+        let made = if shared.options.dry_run {
+            let entered = parent.rehearse_entering(name)?;
+            let (is_new, fd) = (entered.is_none(), entered.map_or_else(rehearse::nowhere, Ok)?);
+            Made { fd, is_new, was_left: false, unnamed: None }
+        } else if parent.is_top() && name != b"." {
             Self::make_at_top(parent, name)?
         } else {
             Self::make_below(parent, name, was_left)?
@@ -124,7 +134,7 @@ impl OpenDirectory {
         let options = &shared.options;
         let is_resumed = was_left && options.sync;
         let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
-        let was_closed = !is_new && open_up(&fd, &stat)?;
+        let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
         let mode = if options.mode {
             Some(metadata::mode(options, described, 0o777))
         } else if is_new {
@@ -148,13 +158,14 @@ impl OpenDirectory {
         entered.wants_names.store(!is_new, Ordering::Relaxed);
         (entered.unnamed, entered.is_unseen, entered.left) = (unnamed, is_unseen, left);
         entered.unseen_root = parent.unseen_root.clone().or(parent.unnamed.is_some().then(|| Arc::clone(parent)));
-        (entered.is_new, entered.is_resumed) = (is_new, is_resumed);
+        (entered.is_new, entered.is_resumed, entered.is_phantom) = (is_new, is_resumed, is_new && options.dry_run);
         let is_dst = parent.last.is_none() && options.generations.session.is_dst;
         entered.alternates = match is_dst {
             true => parent.alternates.clone(),
             false => elsewhere::below(&parent.alternates, name),
         };
-        entered.is_fresh = parent.is_fresh || options.sync && is_new && !is_resumed && entered.alternates.is_empty();
+        let is_asked = options.sync && !options.dry_run;
+        entered.is_fresh = parent.is_fresh || is_asked && is_new && !is_resumed && entered.alternates.is_empty();
         if options.delete && !is_new || is_resumed {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
         }
@@ -231,7 +242,8 @@ impl OpenDirectory {
         let permitted = if shared.options.mode { 0o777 } else { permitted(&fd, gives_acl, shared.umask) };
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
         let (unnamed, is_unseen, unseen_root, left) = (None, false, None, None);
-        let (is_new, is_resumed, is_fresh, alternates) = (false, false, false, Vec::new());
+        let (is_new, is_resumed, is_phantom, is_fresh) = (false, false, false, false);
+        let alternates = Vec::new();
         let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
             fd,
@@ -248,6 +260,7 @@ impl OpenDirectory {
             left,
             is_new,
             is_resumed,
+            is_phantom,
             is_fresh,
             alternates,
             extraneous,
@@ -257,7 +270,7 @@ impl OpenDirectory {
 
     /// Whether there is an entry of this name.
     pub fn has(&self, name: &[u8]) -> bool {
-        statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        self.stat(name).is_ok()
     }
 
     /// The walk has come to an entry in it.
@@ -276,12 +289,15 @@ impl OpenDirectory {
     /// no directory is replaced, or removed where it cannot be.
     pub fn clear_way(&self, name: &[u8], old: &Stat) -> Result<(), Fault> {
         let kind = FileType::from_raw_mode(old.st_mode);
+        if kind != FileType::Directory && self.shared.options.dry_run {
+            return Ok(());
+        }
         if kind != FileType::Directory {
             let is_written_to = self.shared.options.in_place && kind != FileType::RegularFile;
             return if is_written_to { Ok(unlinkat(&self.fd, name, AtFlags::empty())?) } else { Ok(()) };
         }
         if !self.shared.options.delete {
-            return match unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+            return match self.remove_empty(name) {
                 Err(error) => Err(Fault::Explained(error, "a directory is replaced only with --delete")),
                 Ok(()) => Ok(()),
             };
@@ -291,6 +307,20 @@ impl OpenDirectory {
         let remover = Remover { shared: &self.shared, device: old.st_dev, is_room: true };
         let is_gone = remover.remove(self.fd.as_fd(), &CString::new(name).map_err(|_| Errno::INVAL)?, path, 0)?;
         if is_gone { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
+    }
+
+    /// Removes a directory, or finds that it could be; one that is not empty stays.
+    fn remove_empty(&self, name: &[u8]) -> Result<(), Errno> {
+        if !self.shared.options.dry_run {
+            return unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
+        }
+        let is_empty = rehearse::is_empty(&self.fd, &CString::new(name).map_err(|_| Errno::INVAL)?)?;
+        if is_empty { Ok(()) } else { Err(Errno::NOTEMPTY) }
+    }
+
+    /// Whether it is the destination itself.
+    pub fn is_top(&self) -> bool {
+        self.last.is_none()
     }
 
     /// The path of an entry in it from below the top on.
@@ -430,6 +460,9 @@ impl OpenDirectory {
             self.clear()?
         } else {
             self.delete()
+        }
+        if options.dry_run {
+            return Ok(());
         }
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
             match remove(&self.fd, &name.0) {

@@ -155,6 +155,10 @@ fn make_other(
     make: impl Fn(&str) -> Result<(), Errno>,
 ) -> Result<(), Fault> {
     let differs = shared.compare(directory, name, &Coming { kind, metadata: described, size: None });
+    if shared.options.dry_run {
+        shared.rehearse_other(directory, name, (described, kind, target), differs);
+        return Ok(());
+    }
     let beside = name_beside(name, WHOLE);
     make_beside(directory, &beside, || make(&beside))?;
     let name_it = || {

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 
 use rd_proto::tree::{Metadata, Xattrs};
-use rustix::fs::{AtFlags, FileType, Stat, readlinkat, statat};
+use rustix::fs::{FileType, Stat, readlinkat};
 
 use super::Shared;
 use super::directory::OpenDirectory;
@@ -88,7 +88,7 @@ impl Shared {
     /// the caller is not told of entries.
     pub(super) fn compare(&self, directory: &OpenDirectory, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
         self.entries.as_ref()?;
-        let old = statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let old = directory.stat(name).ok()?;
         if kind(FileType::from_raw_mode(old.st_mode)) != kind(coming.kind) {
             return None;
         }

@@ -30,6 +30,7 @@ pub(super) struct Wanted {
     /// At the sender.
     pub name: Vec<u8>,
     metadata: OwnedMetadata,
+    size: u64,
     /// Its blocks are compared with those of what is there.
     is_compared: bool,
     /// That is under another name.
@@ -94,6 +95,16 @@ impl TreeSink {
         self.shared.wanted().remove(number).ok_or(Refused::Data("contents that were not asked for"))
     }
 
+    /// In a dry run: a listed file has other contents than what is there.
+    pub(super) fn rehearse_wanted(&mut self, number: u64) -> Result<(), Refused> {
+        let Wanted { directory, name, metadata, size, .. } = self.take_wanted(number)?;
+        if !self.shared.options.dry_run {
+            return Err(Refused::Data("contents that are left out, where they were asked for"));
+        }
+        self.shared.rehearse_file(&directory, directory.final_name(&name), &metadata.borrow(), size);
+        Ok(())
+    }
+
     /// A listed file could not be read at the sender, which has counted it.
     pub(super) fn give_up(&mut self, number: u64) -> Result<(), Refused> {
         let Wanted { directory, name, .. } = self.take_wanted(number)?;
@@ -112,17 +123,22 @@ pub(super) fn judge(
     size: u64,
 ) -> Verdict {
     let there = directory.final_name(name);
+    let options = &shared.options;
     let judged = verdict(shared, directory, there, described, size)
         .and_then(|verdict| elsewhere::look(shared, directory, there, described, size, verdict));
     let (verdict, elsewhere) = judged.unwrap_or_else(|fault| {
         shared.fail(&directory.path(there), fault);
         (Verdict::Same, None)
     });
+    if options.dry_run && matches!(verdict, Verdict::Wanted | Verdict::Blocks) {
+        shared.rehearse_file(directory, there, described, size);
+        return Verdict::Same;
+    }
     if verdict != Verdict::Same {
         let (directory, is_compared) = (Arc::clone(directory), verdict == Verdict::Blocks);
         let metadata = OwnedMetadata::new(described);
         let elsewhere = elsewhere.map(Box::new);
-        let wanted = Wanted { directory, name: name.to_vec(), metadata, is_compared, elsewhere };
+        let wanted = Wanted { directory, name: name.to_vec(), metadata, size, is_compared, elsewhere };
         shared.wanted().insert(number, wanted);
     }
     verdict
@@ -136,7 +152,7 @@ fn verdict(
     size: u64,
 ) -> Result<Verdict, Fault> {
     let options = &shared.options;
-    let old = match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+    let old = match directory.stat(name) {
         Err(Errno::NOENT) if options.existing => return Ok(Verdict::Same),
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
         old => old?,
@@ -168,7 +184,8 @@ fn verdict(
     if !may_compare {
         return Ok(Verdict::Wanted);
     }
-    if size > INLINE_BYTES_MAX as u64 {
+    // In a dry run the sender says only whether all of it is the same.
+    if size > INLINE_BYTES_MAX as u64 && !options.dry_run {
         return Ok(if old.st_size > 0 { Verdict::Blocks } else { Verdict::Wanted });
     }
     if old.st_size as u64 != size {
@@ -209,26 +226,43 @@ pub(super) fn keep(
         if options.generations.share_files() && stat.st_nlink > 1 {
             return Ok(false);
         }
-        let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        let opened = fstat(&fd)?;
-        if identity(&opened) != identity(stat) {
-            return Err(Errno::STALE.into());
-        }
-        let (entry, stat) = (Object::Path(fd.as_fd()), opened);
-        let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
-        shared.note(applied, directory, name);
         let kind = itemize::kind(FileType::from_raw_mode(stat.st_mode));
-        shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
-        if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
+        match options.dry_run {
+            true => shared.plan(directory, name, kind, described, None, false),
+            false => describe(shared, directory, name, described, mode, stat)?,
         }
+        shared.tell(directory, name, (Effect::Kept, kind), Some(differs), || itemize::target(directory, name, kind));
     }
     directory.list(name, Medium::Disk);
     shared.same.fetch_add(1, Relaxed);
     shared.progress.made(false);
     shared.progress.at(|| directory.tree_path(name));
     Ok(true)
+}
+
+/// Gives an entry that `stat` describes other metadata.
+fn describe(
+    shared: &Shared,
+    directory: &OpenDirectory,
+    name: &[u8],
+    described: &Metadata<'_>,
+    mode: Option<u32>,
+    stat: &Stat,
+) -> Result<(), Fault> {
+    let options = &shared.options;
+    let fd = openat(&directory.fd, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let opened = fstat(&fd)?;
+    if identity(&opened) != identity(stat) {
+        return Err(Errno::STALE.into());
+    }
+    let (entry, stat) = (Object::Path(fd.as_fd()), opened);
+    let applied = shared.setter.apply(options, entry, described, mode, Current::new(&stat, false, true));
+    shared.note(applied, directory, name);
+    if options.syncs() && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        fsync(openat(&directory.fd, name, flags, Mode::empty())?)?;
+    }
+    Ok(())
 }
 
 /// As [`keep`], of a regular file; a new one is made of the contents of the old.
@@ -281,7 +315,7 @@ pub(super) fn is_there(
     if !options.sync {
         return Ok(false);
     }
-    let old = match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+    let old = match directory.stat(name) {
         Err(Errno::NOENT) => return Ok(options.existing),
         old => old?,
     };

@@ -58,6 +58,14 @@ impl TreeSink {
                     FileType::Symlink => symlinks && recursive && !safe_links,
                     _ => specials && recursive,
                 };
+                let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
+                let told =
+                    if is_renamed { &first[(end_of_root(&first) + 1).min(first.len())..] } else { &first }.to_vec();
+                if self.shared.options.dry_run {
+                    let linked = self.shared.rehearse_link(&top, directory, name, (&first, told), wanted);
+                    self.shared.note_link(linked, directory, name);
+                    return Ok(());
+                }
                 let found = find(&top, &first, wanted);
                 let is_left_out = self.shared.options.existing && matches!(found, Err(Errno::NOENT));
                 if is_left_out {
@@ -65,9 +73,6 @@ impl TreeSink {
                     return Ok(());
                 }
                 let linked = found.map_err(Fault::from);
-                let is_renamed = self.shared.root_name().is_some_and(|root| root != b".");
-                let told =
-                    if is_renamed { first[(end_of_root(&first) + 1).min(first.len())..].to_vec() } else { first };
                 linked.and_then(|found| link_again(&self.shared, found.as_fd(), directory, name, told))
             }
         };

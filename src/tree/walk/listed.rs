@@ -259,6 +259,9 @@ impl Recorder {
                 return Ok(wrote(Record::Same { number }.encode(target)));
             }
         }
+        if self.options.dry_run {
+            return Ok(wrote(Record::Differs { number }.encode(target)));
+        }
         let Some(start) = (Record::Wanted { number }).encode(target) else { return Ok(Step::Full) };
         let is_awaited = wanted.verdict == Verdict::Blocks;
         let path = || wanted.file.source_path();

@@ -56,6 +56,7 @@ pub fn samples() -> Vec<Record<'static>> {
         Record::File { name: b"g", metadata, data: b"12345" },
         Record::Same { number: 1 },
         Record::Gone { number: 2 },
+        Record::Differs { number: 3 },
         Record::Symlink { name: b"e\xff", metadata, target: b"../d" },
         Record::Closed { item: 1, data_bytes: 12_345, is_intact: true },
         Record::End { failures: 2 },

@@ -1,0 +1,58 @@
+//! What a sender may send, and what of it is made.
+
+use rd_proto::tree::{Metadata, Record};
+
+use super::directory::OpenDirectory;
+use super::{Names, Refused, TreeSink};
+use crate::fs::{IS_TEMPORARY, is_temporary_name};
+use crate::tree::{Fault, IS_UNKNOWN, leads_out};
+
+impl TreeSink {
+    /// Whether the sender keeps to what it was asked for.
+    pub(super) fn check_asked(&mut self, record: &Record<'_>) -> Result<(), Refused> {
+        if !self.shared.options.recursive
+            && matches!(record, Record::Directory { .. } | Record::Symlink { .. } | Record::Special { .. })
+        {
+            return Err(Refused::Data("something else than a file, where files were asked for"));
+        }
+        let (1, Some(name)) = (self.levels.len(), record.name()) else { return Ok(()) };
+        match &self.shared.names {
+            Names::Among(names) if !names.contains(name) => {
+                Err(Refused::Data("an entry at the top that was not asked for"))
+            }
+            Names::Only(_) if self.root.replace(name.to_vec()).is_some() => {
+                Err(Refused::Data("a second entry at the top, where one was announced"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an entry is made by the threads, from its record alone.
+    pub(super) fn is_for_threads(&self, entry: &Record<'_>) -> bool {
+        match entry {
+            Record::File { .. } | Record::Listed { .. } => true,
+            Record::Symlink { target, .. } => self.shared.options.symlinks && !self.leads_out(target),
+            Record::Special { .. } => self.shared.options.specials,
+            _ => false,
+        }
+    }
+
+    /// Whether a symbolic link here is one that `--safe-links` leaves out.
+    pub(super) fn leads_out(&self, target: &[u8]) -> bool {
+        self.shared.options.safe_links && leads_out(target, self.levels.len().saturating_sub(2))
+    }
+
+    /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise, and all is known
+    /// without which it is not to be made.
+    pub(super) fn may_be_made(&self, directory: &OpenDirectory, entry: &Record<'_>) -> bool {
+        let Some(name) = entry.name().map(|name| directory.final_name(name)) else { return true };
+        let is_unknown = |metadata: Metadata<'_>| metadata.extensions.unknown_critical().is_some();
+        let reason = match is_temporary_name(name) {
+            true => IS_TEMPORARY,
+            false if entry.metadata().is_some_and(is_unknown) => IS_UNKNOWN,
+            false => return true,
+        };
+        self.shared.fail(&directory.path(name), Fault::Detail(reason));
+        false
+    }
+}

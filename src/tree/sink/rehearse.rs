@@ -1,0 +1,197 @@
+//! `--dry-run`: what would be made, changed and deleted is found by the same comparisons, told, and counted; nothing is
+//! touched. The sender sends no contents.
+//!
+//! A directory that would be made is a [`Phantom`](OpenDirectory::is_phantom): nothing is in it.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rd_proto::tree::Metadata;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+
+use super::directory::{OPEN, OpenDirectory, find};
+use super::itemize::{self, Coming};
+use super::{Shared, partial};
+use crate::tree::entries::{Effect, FileKind, differs};
+use crate::tree::{FIRST_NAME_FAILED, Fault, metadata};
+
+/// Entries that are remembered since hard links to them may come. Of those beyond, a link is held against what is there now.
+const PLANNED_MAX: usize = 1 << 16;
+
+/// What an entry would be.
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    kind: FileKind,
+    size: Option<u64>,
+    modified: (i64, u32),
+    mode: Option<u32>,
+    owner: (u32, u32),
+    /// It would be a new file; else one that stays, with this metadata.
+    is_new: bool,
+}
+
+/// Entries that would change, by their paths.
+#[derive(Debug, Default)]
+pub(super) struct AllPlanned(HashMap<Vec<u8>, Planned>);
+
+/// Opens a directory or file to be read, without changing the time at which it was last read where we may.
+pub(super) fn open_quietly<P: rustix::path::Arg + Copy>(
+    at: impl AsFd,
+    name: P,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    match openat(&at, name, flags | OFlags::NOATIME, Mode::empty()) {
+        Err(Errno::PERM) => openat(&at, name, flags, Mode::empty()),
+        opened => opened,
+    }
+}
+
+/// A descriptor for a directory that is not there.
+pub(super) fn nowhere() -> Result<OwnedFd, Errno> {
+    openat(CWD, "/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+impl OpenDirectory {
+    /// What stands under a name.
+    pub fn stat(&self, name: &[u8]) -> Result<Stat, Errno> {
+        if self.is_phantom { Err(Errno::NOENT) } else { statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) }
+    }
+
+    /// The directory that [`Self::enter`] would enter; none if it would be made.
+    pub(super) fn rehearse_entering(&self, name: &[u8]) -> Result<Option<OwnedFd>, Fault> {
+        let options = &self.shared.options;
+        if name == b"." {
+            return if self.is_phantom { Ok(None) } else { Ok(Some(open_quietly(&self.fd, ".", OPEN)?)) };
+        }
+        let old = match self.stat(name) {
+            Err(Errno::NOENT) => return Ok(None),
+            old => old?,
+        };
+        let is_replaced = !self.is_top() && options.sync && !options.ignore_existing;
+        if FileType::from_raw_mode(old.st_mode) != FileType::Directory && is_replaced {
+            return Ok(None);
+        }
+        Ok(Some(open_quietly(&self.fd, name, OPEN)?))
+    }
+}
+
+/// Whether nothing is in a directory.
+pub(super) fn is_empty(directory: impl AsFd, name: &CStr) -> Result<bool, Errno> {
+    let opened = open_quietly(directory, name, OPEN)?;
+    let mut is_empty = true;
+    partial::for_each(opened, |_| {
+        is_empty = false;
+        Ok(())
+    })?;
+    Ok(is_empty)
+}
+
+impl Shared {
+    /// A file would be sent.
+    pub(super) fn rehearse_file(&self, directory: &OpenDirectory, name: &[u8], described: &Metadata<'_>, size: u64) {
+        let coming = Coming { kind: FileType::RegularFile, metadata: described, size: Some(size) };
+        let differs = self.compare(directory, name, &coming);
+        self.files.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(size, Relaxed);
+        self.progress.made(false);
+        self.progress.wrote(size);
+        self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
+        self.plan(directory, name, FileKind::Regular, described, Some(size), true);
+    }
+
+    /// An entry would be made from its record alone, with what it `differs` in.
+    pub(super) fn rehearse_other(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        (described, kind, target): (&Metadata<'_>, FileType, Option<&[u8]>),
+        differs: Option<u16>,
+    ) {
+        self.others.fetch_add(1, Relaxed);
+        self.progress.made(false);
+        let kind = itemize::kind(kind);
+        self.tell(directory, name, (Effect::Made, kind), differs, || target.map(<[u8]>::to_vec));
+        self.plan(directory, name, kind, described, None, true);
+    }
+
+    /// Remembers what would become of an entry.
+    pub(super) fn plan(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        kind: FileKind,
+        described: &Metadata<'_>,
+        size: Option<u64>,
+        is_new: bool,
+    ) {
+        let mut planned = self.planned.lock().expect("no panics under it");
+        if planned.0.len() < PLANNED_MAX {
+            let modified = (described.modified.seconds, described.modified.nanoseconds);
+            let mode = (kind != FileKind::Symlink).then(|| metadata::mode(&self.options, described, 0o777));
+            let owner = (described.uid, described.gid);
+            planned.0.insert(directory.told_path(name), Planned { kind, size, modified, mode, owner, is_new });
+        }
+    }
+
+    /// A further name of what is at the path `first` below the top would be made. `told`: that path as it is told.
+    pub(super) fn rehearse_link(
+        &self,
+        top: &Arc<OpenDirectory>,
+        directory: &OpenDirectory,
+        name: &[u8],
+        (first, told): (&[u8], Vec<u8>),
+        wanted: impl Fn(FileType) -> bool,
+    ) -> Result<(), Fault> {
+        let planned = self.planned.lock().expect("no panics under it").0.get(&told).copied();
+        let found = if top.is_phantom { Err(Errno::NOENT) } else { find(top, first, wanted) };
+        let found = found.and_then(|found| fstat(&found));
+        let options = &self.options;
+        if planned.is_none() && found.is_err() {
+            return if options.existing { Ok(()) } else { Err(Fault::Detail(FIRST_NAME_FAILED)) };
+        }
+        let old = directory.stat(name).ok();
+        if old.is_none() && options.existing || old.is_some() && options.ignore_existing {
+            return Ok(());
+        }
+        if let Some(old) = &old {
+            let is_first = found.is_ok_and(|found| crate::fs::identity(&found) == crate::fs::identity(old));
+            if is_first && planned.is_none_or(|planned| !planned.is_new) {
+                return Ok(());
+            }
+            directory.clear_way(name, old)?;
+        }
+        match (planned, found) {
+            (Some(planned), _) => {
+                let differs = old.as_ref().and_then(|old| planned.differing(old));
+                self.tell(directory, name, (Effect::Linked, planned.kind), differs, || Some(told));
+            }
+            (None, Ok(found)) => self.tell_linked(directory, name, &found, old.as_ref(), told),
+            (None, Err(error)) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+impl Planned {
+    /// In what it differs from what is there; `None` where that is of another kind.
+    fn differing(&self, old: &Stat) -> Option<u16> {
+        if itemize::kind(FileType::from_raw_mode(old.st_mode)) != self.kind {
+            return None;
+        }
+        let mut bits = 0;
+        for (bit, is_same) in [
+            (differs::SIZE, self.size.is_none_or(|size| size == old.st_size as u64)),
+            (differs::TIME, self.modified == (old.st_mtime, old.st_mtime_nsec as u32)),
+            (differs::MODE, self.mode.is_none_or(|mode| mode == old.st_mode & 0o7777)),
+            (differs::OWNER, self.owner.0 == old.st_uid),
+            (differs::GROUP, self.owner.1 == old.st_gid),
+        ] {
+            bits |= if is_same { 0 } else { bit };
+        }
+        Some(bits)
+    }
+}

@@ -33,6 +33,31 @@ const RDCP_RSH: (&str, &str) = ("RDCP_RSH", "The command that runs a program on 
 const NO_COLOR: (&str, &str) =
     ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it.");
 
+/// What `SRC/` and `SRC` make with `--sync`, as two pictures of the same width.
+const TREES: &[&str] = &[
+    "rdcp --sync -r SRC/ DST      rdcp --sync -r SRC DST",
+    "",
+    "SRC            DST           SRC            DST",
+    "|-- a    -->   |-- a         |-- a    -->   `-- SRC",
+    "`-- b/         `-- b/        `-- b/             |-- a",
+    "    `-- c          `-- c         `-- c          `-- b/",
+    "                                                    `-- c",
+];
+
+/// What is said of `--sync` beside its options.
+const SYNC: &[&str] = &[
+    "With --sync the tree at DST becomes that of SRC, and what is there is not sent. SRC/ is what is in the directory, SRC the \
+     directory itself; either makes the same tree at the first run, when DST is missing, and at every later one:",
+    "So rdcp --sync -r ingest-server:/videos/ ./videos/ makes ./videos/a of /videos/a, and rdcp --sync -r ingest-server:/videos \
+     ./videos/ makes ./videos/videos/a, both times that it is run. (Without --sync, -r works as cp -a does: a DST that is missing \
+     becomes the copy itself, and one that is there gets it inside.)",
+    "Files are compared by size and time of last modification, with --checksum by contents; what differs in metadata alone is \
+     changed alone. Only --delete deletes what SRC does not have. -n says first what would be done, in the letters of \
+     rsync's -i: YXcstpoguax, where Y is < sent, > received, c made, h linked, . changed in metadata alone; X is f, d, L, D or S; \
+     and the others say what differs: contents, size, time, permissions, owner, group, ACL, attributes (u is never printed). A new entry has + in \
+     their places, and what is deleted is *deleting. Names have \\#ooo for each byte that is no part of a printable character.",
+];
+
 /// Where `rdcp -r` does something else than `cp -a`: each has its place in `tests/oracle/differences.rs`, which lets nothing
 /// else differ.
 const DIFFERENCES: &[(&str, &str)] = &[
@@ -188,6 +213,19 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     man.render_options_section(&mut text)?;
     let mut roff = Roff::new();
     if page.command.get_name() == "rdcp" {
+        roff.control("SH", ["SYNCHRONIZING"]);
+        let [first, rest @ ..] = SYNC else { unreachable!("it has a first paragraph") };
+        roff.text([roman(*first)]);
+        roff.control("PP", []);
+        roff.control("nf", []);
+        for line in TREES {
+            roff.text([roman(*line)]);
+        }
+        roff.control("fi", []);
+        for paragraph in rest {
+            roff.control("PP", []);
+            roff.text([roman(*paragraph)]);
+        }
         roff.control("SH", ["LETTERS OF SCP AND RSYNC"]);
         roff.text([roman(
             "What hands are used to type is accepted, where rdcp can do it. -P, -p and -l take the next word as a number only \

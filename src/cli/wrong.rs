@@ -61,7 +61,13 @@ pub(crate) fn line(error: &Error) -> String {
         }
         ErrorKind::MissingRequiredArgument => {
             let missing: Vec<String> = option.iter().map(|name| name.replace(['<', '>'], "")).collect();
-            format!("missing: {}", missing.join(", "))
+            let missing = missing.join(", ");
+            match missing.contains("--sync") {
+                true => format!(
+                    "missing: {missing}; only with it is anything compared or deleted: rdcp --sync -r ... SRC/ DST"
+                ),
+                false => format!("missing: {missing}"),
+            }
         }
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
         _ => {
@@ -147,6 +153,10 @@ mod tests {
             ("rdcp a b --relay --via x", "--relay cannot be used with --via; see --help"),
             ("rdsend h 1 --json=x --json-fd 3", "--json cannot be used with --json-fd; see --help"),
             ("rdperf h --compare x", "missing: --plot FILE; see --help"),
+            (
+                "rdcp -r --delete a b",
+                "missing: --sync; only with it is anything compared or deleted: rdcp --sync -r ... SRC/ DST; see --help",
+            ),
             ("rdcp a b --shell", "no option --shell; see --help"),
         ] {
             let words: Vec<&str> = typed.split(' ').collect();

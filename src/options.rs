@@ -438,6 +438,11 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(20)]
     pub sync: bool,
+    /// Of the directories below SRC, only these are entered: paths from SRC on, sorted; with all below where one ends in
+    /// a slash. `--watch` sets it.
+    #[arg(skip)]
+    #[n(31)]
+    pub only: Option<Vec<ByteVec>>,
     /// With --sync, compare files by contents, not by size and time
     // `-c` is scp's cipher where one follows it.
     #[arg(long)]
@@ -509,6 +514,7 @@ impl Default for TreeOptions {
     /// All of a tree, with all its metadata.
     fn default() -> Self {
         Self {
+            only: None,
             recursive: true,
             mode: true,
             owner: true,

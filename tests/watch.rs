@@ -64,11 +64,20 @@ fn changes_arrive_until_it_is_ended() {
         std::thread::sleep(Duration::from_millis(500));
         fs::write(from.join("a/b/c/later"), "watched as well").expect("a file");
         until("a file in them", &mut process, || holds(&to.join("a/b/c/later"), "watched as well"));
+        // Where nothing has changed nobody looks, and nothing is deleted.
+        fs::write(to.join("a/b/c/only there"), "left until all is looked at").expect("a file");
+        fs::write(from.join("a/beside"), "beside").expect("a file");
+        until("a file above them", &mut process, || holds(&to.join("a/beside"), "beside"));
+        assert!(to.join("a/b/c/only there").exists());
         fs::rename(from.join("a/b"), from.join("moved")).expect("renamed");
         until("a move", &mut process, || holds(&to.join("moved/c/file"), "below") && !to.join("a/b").exists());
+        std::thread::sleep(Duration::from_millis(500));
+        fs::write(from.join("moved/c/file"), "changed there").expect("a file");
+        until("a file in it", &mut process, || holds(&to.join("moved/c/file"), "changed there"));
         fs::remove_file(from.join("first")).expect("removed");
         until("a deletion", &mut process, || !to.join("first").exists());
-        // It stops and goes on.
+        // It stops and goes on, while it waits.
+        std::thread::sleep(Duration::from_millis(500));
         process.signal(Signal::TSTP);
         let stopped = Instant::now();
         while process.state() != 'T' {

@@ -327,7 +327,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
-    let plan = Plan {
+    let mut plan = Plan {
         manifests,
         sources,
         destination,
@@ -341,7 +341,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         verbose: arguments.report.verbose,
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
-    let copy = || {
+    let sources = plan.sources.clone();
+    let mut copy = |only| {
+        plan.tree.only = only;
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
@@ -349,12 +351,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         })
     };
     if !arguments.watch {
-        return copy();
+        return copy(None);
     }
     let say = |line: &str| {
         if !arguments.report.quiet {
             super::say(&format!("rdcp: {line}"));
         }
     };
-    watch::run(&plan.sources, say, copy)
+    watch::run(&sources, say, copy)
 }

@@ -1,15 +1,17 @@
 //! `rdcp --watch`: the same copy again whenever something has changed at the source.
 //!
-//! The watch stands before the first scan, so that no change falls between the two. What is told of a change only begins
-//! the next copy: `--sync` finds out what has changed, also where events were lost.
+//! The watch stands before the first scan, so that no change falls between the two. An event says only which directories to
+//! look into: `--sync` finds out what has changed there. Where events may have been lost all of the tree is looked at.
 
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
+use minicbor::bytes::ByteVec;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
@@ -28,6 +30,10 @@ const SCAN_EVERY: Duration = Duration::from_secs(3600);
 /// Pauses before a host that was lost is tried again, in seconds; the last for good.
 const PAUSES: [u64; 6] = [1, 2, 5, 10, 30, 60];
 
+/// More directories than these are not told one by one: all of the tree is looked at. They travel in one message.
+const TOUCHED_MAX: usize = 500;
+const TOUCHED_BYTES_MAX: usize = 32 << 10;
+
 /// What ends a wait.
 enum Woken {
     Changed,
@@ -41,12 +47,36 @@ struct Shared {
     is_told: AtomicBool,
     /// What is watched is not what has the name by now, or not all of it is watched.
     is_stale: AtomicBool,
+    touched: Mutex<Touched>,
     /// No copy is running, which would take signals itself.
     is_waiting: AtomicBool,
 }
 
-/// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, and takes
-/// signals while it does; `say` has lines for a person.
+/// The directories in which something has changed, by their paths from the source on; `None` for all there are.
+struct Touched(Option<BTreeSet<Vec<u8>>>);
+
+impl Touched {
+    /// Something in the directory that `path` lies in has changed. `is_new`: it may be a directory that nobody has looked
+    /// into.
+    fn add(&mut self, path: &Path, is_new: bool) {
+        let Some(touched) = &mut self.0 else { return };
+        // Those above as well: they are walked through.
+        for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
+            touched.insert(above.as_os_str().as_bytes().to_vec());
+        }
+        if is_new {
+            touched.insert([path.as_os_str().as_bytes(), b"/"].concat());
+        }
+        if touched.len() > TOUCHED_MAX || touched.iter().map(Vec::len).sum::<usize>() > TOUCHED_BYTES_MAX {
+            self.0 = None;
+        }
+    }
+}
+
+/// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
+/// or of these directories ([`TreeOptions::only`]), and takes signals while it does; `say` has lines for a person.
+///
+/// [`TreeOptions::only`]: crate::options::TreeOptions::only
 ///
 /// # Errors
 ///
@@ -54,23 +84,29 @@ struct Shared {
 pub(super) fn run(
     sources: &[Spec],
     say: impl Fn(&str),
-    mut copy: impl FnMut() -> Result<(), Failure>,
+    mut copy: impl FnMut(Option<Vec<ByteVec>>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let paths = sources.iter().map(local).collect::<Result<Vec<_>, _>>()?;
     let (woken, queue) = flume::unbounded();
     let no = AtomicBool::default;
-    let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), is_waiting: no() });
+    let touched = Mutex::new(Touched(None));
+    let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched, is_waiting: no() });
     take_signals(&shared)?;
     let mut watcher = watch(&paths, &shared)?;
     let (mut has_copied, mut lost) = (false, 0);
     loop {
         shared.is_told.store(false, SeqCst);
+        let mut touched = shared.touched().0.replace(BTreeSet::new());
         if shared.is_stale.swap(false, SeqCst) {
+            touched = None;
             // What changes between the two is found by the copy, which comes after.
             drop(std::mem::replace(&mut watcher, watch(&paths, &shared)?));
         }
-        let pause = match copy() {
+        // Several sources have paths of their own.
+        let touched = touched.filter(|_| paths.len() == 1);
+        let pause = match copy(touched.map(|touched| touched.into_iter().map(ByteVec::from).collect())) {
             Err(failure) if matches!(failure.exit, Exit::Connect | Exit::LinkLost) && has_copied => {
+                shared.touched().0 = None;
                 let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
                 lost += 1;
                 super::complain("rdcp", &failure.message.unwrap_or_default());
@@ -79,6 +115,7 @@ pub(super) fn run(
             }
             // What failed is named, and is tried again with the next change.
             Err(Failure { exit: Exit::Partial, message, .. }) => {
+                shared.touched().0 = None;
                 super::complain("rdcp", &message.unwrap_or_default());
                 None
             }
@@ -94,7 +131,9 @@ pub(super) fn run(
         shared.is_waiting.store(true, SeqCst);
         let waited = wait(&queue, pause);
         shared.is_waiting.store(false, SeqCst);
-        waited?;
+        if !waited? {
+            shared.touched().0 = None;
+        }
     }
 }
 
@@ -110,8 +149,8 @@ fn local(source: &Spec) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Waits until what has changed is at rest, or, for a host that was lost, for `pause`.
-fn wait(queue: &Receiver<Woken>, pause: Option<Duration>) -> Result<(), Failure> {
+/// Waits until what has changed is at rest, or, for a host that was lost, for `pause`. Whether anything has changed.
+fn wait(queue: &Receiver<Woken>, pause: Option<Duration>) -> Result<bool, Failure> {
     let signalled = |number: i32| Err(Failure::silent(Exit::Signal(number as u8)));
     let mut until = Instant::now() + pause.unwrap_or(SCAN_EVERY);
     let mut first = None;
@@ -125,7 +164,13 @@ fn wait(queue: &Receiver<Woken>, pause: Option<Duration>) -> Result<(), Failure>
             }
         }
     }
-    Ok(())
+    Ok(first.is_some())
+}
+
+impl Shared {
+    fn touched(&self) -> MutexGuard<'_, Touched> {
+        self.touched.lock().expect("no panics under it")
+    }
 }
 
 fn take_signals(shared: &Arc<Shared>) -> Result<(), Failure> {
@@ -179,6 +224,12 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>
             };
             let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
             let is_root = event.paths.iter().any(|path| roots.contains(path));
+            let is_new = moves || matches!(event.kind, EventKind::Create(_) | EventKind::Any | EventKind::Other);
+            for path in event.paths.iter().filter(|_| is_change) {
+                for below in roots.iter().filter_map(|root| path.strip_prefix(root).ok()) {
+                    shared.touched().add(below, is_new);
+                }
+            }
             (is_change, event.need_rescan() || moves && is_root)
         }
         // A directory that could not be watched.

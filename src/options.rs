@@ -441,7 +441,7 @@ pub struct TreeOptions {
     /// Of the directories below SRC, only these are entered: paths from SRC on, sorted; with all below where one ends in
     /// a slash. `--watch` sets it.
     #[arg(skip)]
-    #[n(31)]
+    #[n(70)]
     pub only: Option<Vec<ByteVec>>,
     /// With --sync, compare files by contents, not by size and time
     // `-c` is scp's cipher where one follows it.

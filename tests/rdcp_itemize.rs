@@ -120,3 +120,22 @@ fn what_it_cannot_be_with() {
         .one_line("rdcp", &["--itemize-changes is for files and trees"]);
     assert!(lab.made(&["source"]).is_empty());
 }
+
+/// The end of a dry run claims nothing that was not done.
+#[test]
+fn a_dry_run_says_what_it_is() {
+    let lab = Lab::new();
+    fs::create_dir(lab.join("source")).expect("a directory");
+    fs::write(lab.join("source/a"), b"12345").expect("a file");
+    for (from, to) in WAYS {
+        let mut command = itemized(&lab, (from, to), "copy");
+        let mut process = Process::spawn(command.args(["-n", "-v", "--fsync"]));
+        let mut text = String::new();
+        process.stdout().read_to_string(&mut text).expect("text");
+        let stderr = process.wait().expect(0).stderr.clone();
+        assert!(stderr.contains("dry run: 1 file compared in") && stderr.contains("5 B would be copied"), "{stderr}");
+        assert!(!["verified", "stable storage"].iter().any(|claim| stderr.contains(claim)), "{stderr}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+    }
+    assert!(lab.made(&["source"]).is_empty());
+}

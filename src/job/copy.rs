@@ -436,6 +436,7 @@ impl<'a> Copy<'a> {
             deleted: received.deleted,
             failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
             level,
+            dry_run: self.plan.tree.dry_run,
         }));
     }
 
@@ -491,9 +492,10 @@ impl<'a> Copy<'a> {
                     kept_bytes: summed.map_or(0, |sent| sent.kept_bytes),
                     same: received.same,
                     deleted: received.deleted,
-                    is_verified: from != to,
-                    is_synced: received.is_synced,
-                    is_read_back: received.is_read_back,
+                    is_verified: from != to && !self.plan.tree.dry_run,
+                    is_dry: self.plan.tree.dry_run,
+                    is_synced: received.is_synced && !self.plan.tree.dry_run,
+                    is_read_back: received.is_read_back && !self.plan.tree.dry_run,
                     ..Copied::default()
                 });
             }

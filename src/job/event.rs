@@ -311,6 +311,8 @@ pub struct Copied {
     pub failed: u64,
     /// How far the data has come.
     pub level: Level,
+    /// `-n` with `--sync`: nothing was done, and all of this is what would have been.
+    pub dry_run: bool,
 }
 
 /// How far the data has come.
@@ -662,7 +664,17 @@ mod tests {
         };
         let copied = |level| {
             let from = "h".to_owned();
-            Event::Copied(Copied { from, entries: 1, bytes: 1, kept_bytes: 0, same: 0, deleted: 0, failed: 0, level })
+            Event::Copied(Copied {
+                from,
+                entries: 1,
+                bytes: 1,
+                kept_bytes: 0,
+                same: 0,
+                deleted: 0,
+                failed: 0,
+                level,
+                dry_run: false,
+            })
         };
         let events = [
             Event::WouldCopy(WouldCopy { from: at(), to: at(), kind: EntryKind::File, bytes: Some(1) }),

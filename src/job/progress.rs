@@ -94,6 +94,8 @@ pub(crate) struct Copied {
     pub(crate) is_read_back: bool,
     /// Entries that were not copied, or not in full.
     pub(crate) failed: u64,
+    /// Nothing was done: it is what would have been.
+    pub(crate) is_dry: bool,
 }
 
 /// A transfer that has ended.

@@ -221,8 +221,14 @@ impl Copied {
             0 if directories > 0 => several(directories, "directory", "directories"),
             files => several(files, "file", "files"),
         };
-        let mut line = format!("{count}, {} in {}", size_words(bytes), seconds_words(self.seconds));
-        if bytes > 0 {
+        let mut line = match self.is_dry {
+            true => {
+                let (time, bytes) = (seconds_words(self.seconds), size_words(bytes));
+                format!("dry run: {count} compared in {time}, {bytes} would be copied")
+            }
+            false => format!("{count}, {} in {}", size_words(bytes), seconds_words(self.seconds)),
+        };
+        if bytes > 0 && !self.is_dry {
             line += &format!(" ({})", rate_words(rate(bytes, self.seconds)));
         }
         for (holds, words) in [
@@ -239,7 +245,8 @@ impl Copied {
             line += &format!(", {} of them unchanged", thousands(self.same));
         }
         if self.deleted > 0 {
-            line += &format!(", {} deleted", thousands(self.deleted));
+            let what = if self.is_dry { "would be deleted" } else { "deleted" };
+            line += &format!(", {} {what}", thousands(self.deleted));
         }
         if self.failed > 0 {
             line += &format!(", {} failed", thousands(self.failed));
@@ -397,6 +404,9 @@ mod tests {
         let odd = Copied { is_synced: true, is_read_back: true, kept_bytes: 50 << 20, failed: 2, ..copied };
         let rest = ", verified, read back from the disk, 50 MiB were there already, 2 failed";
         assert_eq!(odd.line(), format!("3,004 files, 407 MiB in 0.45 s (959 MB/s){rest}"));
+        let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..copied };
+        let line = "dry run: 3,004 files compared in 0.45 s, 407 MiB would be copied, 1,000 of them unchanged, 7 would be deleted";
+        assert_eq!(dry.line(), line);
         assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
     }
 }

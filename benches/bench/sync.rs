@@ -15,12 +15,13 @@ use crate::harness::*;
 use crate::record::Kind;
 use crate::site::{Site, WatchedAgent, identical, remote};
 
-pub const ROWS: [(&str, Measure); 5] = [
+pub const ROWS: [(&str, Measure); 6] = [
     ("sync-small", small),
     ("sync-delta", delta),
     ("sync-touched", touched),
     ("sync-appended", appended),
     ("sync-million", million),
+    ("sync-renamed", renamed),
 ];
 
 const OURS: &str = "rdcp --sync";
@@ -35,13 +36,15 @@ struct Pair {
     launcher: PathBuf,
     from: PathBuf,
     to: PathBuf,
+    /// More options of rdcp, and of rsync.
+    more: [&'static [&'static str]; 2],
 }
 
 impl Pair {
     /// With the copy made.
     fn new(site: &Site, from: PathBuf) -> Result<Self> {
         let launcher = site.script("launcher", "shift\nexec sh -c \"$*\"")?;
-        let pair = Pair { launcher, from, to: site.fresh()? };
+        let pair = Pair { launcher, from, to: site.fresh()?, more: [&[], &[]] };
         timed(Command::new("cp").arg("-a").args([&pair.from, &pair.to]))?;
         Ok(pair)
     }
@@ -59,7 +62,7 @@ impl Pair {
         let options = if self.is_tree() { &["--sync", "-r"][..] } else { &["--sync"] };
         let program = agent.map_or_else(crate::site::agent, |agent| agent.script.clone());
         let mut command = Command::new(bin_directory().join("rdcp"));
-        command.arg("--agent").arg(program).args(options);
+        command.arg("--agent").arg(program).args(options).args(self.more[0]);
         command.arg("--rsh").arg(&self.launcher).arg(self.source()).arg(remote(&self.to));
         command
     }
@@ -67,7 +70,7 @@ impl Pair {
     fn theirs(&self) -> Command {
         let mut command = Command::new("rsync");
         let options = if self.is_tree() { &["-a"][..] } else { &["-a", "--no-whole-file"] };
-        command.args(options).arg("-e").arg(&self.launcher).arg(self.source()).arg(remote(&self.to));
+        command.args(options).args(self.more[1]).arg("-e").arg(&self.launcher).arg(self.source()).arg(remote(&self.to));
         command
     }
 
@@ -90,13 +93,21 @@ impl Pair {
         };
         let options = if self.is_tree() { ["-r ", "-a"] } else { ["", "-a --no-whole-file"] };
         let [ours, theirs] = options;
+        let [ours_more, theirs_more] =
+            self.more.map(|more| more.iter().map(|option| format!("{option} ")).collect::<String>());
         let contestants = [
-            Contestant::new(Kind::Ours, OURS, &format!("rdcp --sync {ours}{{from}} {{host}}:{{to}}"), || {
-                turn(OURS, self.ours(None))
-            }),
-            Contestant::new(Kind::Peer, THEIRS, &format!("rsync {theirs} {{from}} {{host}}:{{to}}"), || {
-                turn(THEIRS, self.theirs())
-            }),
+            Contestant::new(
+                Kind::Ours,
+                OURS,
+                &format!("rdcp --sync {ours_more}{ours}{{from}} {{host}}:{{to}}"),
+                || turn(OURS, self.ours(None)),
+            ),
+            Contestant::new(
+                Kind::Peer,
+                THEIRS,
+                &format!("rsync {theirs_more}{theirs} {{from}} {{host}}:{{to}}"),
+                || turn(THEIRS, self.theirs()),
+            ),
         ];
         let found = contest(row, title, "s", &contestants, rounds)?;
         drop(contestants);
@@ -135,6 +146,29 @@ fn small() -> Result<Vec<Row>> {
     let title = format!("{files} files of {FILE_BYTES} bytes, unchanged");
     let found = pair.contest("sync-small", &title, runs(), &|| Ok(()))?;
     Ok(vec![found.at_most("sync-small: rdcp --sync / rsync -a", 0.8)])
+}
+
+fn renamed() -> Result<Vec<Row>> {
+    const MIB_MAX: f64 = 1.0;
+    let files = if quick() { FILES / 10 } else { 10_000 };
+    let site = Site::start(4 * files * FILE_BYTES, 4 * files)?;
+    let mut pair = Pair::new(&site, site.tree("tree", files, files / 100, FILE_BYTES)?)?;
+    pair.more = [&["--find-moves", "--delete"], &["--delete"]];
+    let age = || {
+        for entry in std::fs::read_dir(&pair.to).map_err(text)? {
+            let path = entry.map_err(text)?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            std::fs::rename(&path, path.with_file_name(format!("old-{name}"))).map_err(text)?;
+        }
+        Ok(())
+    };
+    let title = format!("{files} files of {FILE_BYTES} bytes, every top directory renamed");
+    let found = pair.contest("sync-renamed", &title, runs(), &age)?;
+    let mib: Vec<f64> = found.wire.iter().map(|bytes| bytes / f64::from(1 << 20)).collect();
+    Ok(vec![
+        found.at_most("sync-renamed: rdcp --sync / rsync -a", 1.0),
+        Row::limit("sync-renamed: on the wire", MIB_MAX, "MiB", &mib),
+    ])
 }
 
 fn million() -> Result<Vec<Row>> {

@@ -75,6 +75,7 @@ complete -c rdcp -l force-empty -d 'Delete also where the source directory is em
 complete -c rdcp -l existing -d 'Make nothing that is not there; only bring up to date what is'
 complete -c rdcp -l ignore-existing -d 'Leave what is there as it is; only make what is not'
 complete -c rdcp -s u -l update -d 'Leave files that are newer at the destination'
+complete -c rdcp -l find-moves -d 'Link or copy files within the destination that have been moved or renamed at the source: found by size and time, proven by digest; deletes at the end where --delete does'
 complete -c rdcp -l itemize-changes -d 'Print a line for each entry that is changed, with the letters of rsync\'s -i'
 complete -c rdcp -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdcp -l relay -d 'Send the data through the connections that ssh has made, by way of this host'

@@ -135,6 +135,7 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
         report.entries = received.files + received.directories + received.others + received.same;
         report.same = received.same;
         report.deleted = received.deleted;
+        report.moved = received.moved;
         report.directories = received.directories;
         report.data_bytes = received.bytes;
         report.failed = received.failed;
@@ -151,8 +152,11 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     let received = received.flat_map(|received| received.failures.iter().map(Fault::unwritable));
     tell(sent.chain(received), emit);
     for fact in summary.received_tree.iter().flat_map(|received| &received.without) {
-        let (path, error) = (OsStr::from_bytes(&fact.path), std::io::Error::from_raw_os_error(fact.errno));
-        emit(Message::Say(format!("{}: {error}; nothing is linked to it", Path::new(path).display())));
+        let path = Path::new(OsStr::from_bytes(&fact.path)).display();
+        emit(Message::Say(match fact.errno {
+            0 => format!("{path} {}", String::from_utf8_lossy(&fact.detail)),
+            errno => format!("{path}: {}; nothing is linked to it", std::io::Error::from_raw_os_error(errno)),
+        }));
     }
     // What is not copied and is no failure.
     for leftover in summary.sent_tree.iter().flat_map(|sent| sent.leftovers.iter()) {

@@ -310,6 +310,8 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
     }
     arguments.tree.delete |= arguments.tree.delete_after;
+    // Not before all that has moved is found.
+    arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {

@@ -443,6 +443,10 @@ pub struct Report {
     #[n(25)]
     #[cbor(default)]
     pub deleted: u64,
+    /// Files that were there under other names, of `entries`: `--find-moves`.
+    #[n(26)]
+    #[cbor(default)]
+    pub moved: u64,
 }
 
 /// One message. The numbers are part of the format.

@@ -434,6 +434,7 @@ impl<'a> Copy<'a> {
             kept_bytes: kept,
             same: received.same,
             deleted: received.deleted,
+            moved: received.moved,
             failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
             level,
             dry_run: self.plan.tree.dry_run,
@@ -492,6 +493,7 @@ impl<'a> Copy<'a> {
                     kept_bytes: summed.map_or(0, |sent| sent.kept_bytes),
                     same: received.same,
                     deleted: received.deleted,
+                    moved: received.moved,
                     is_verified: from != to && !self.plan.tree.dry_run,
                     is_dry: self.plan.tree.dry_run,
                     is_synced: received.is_synced && !self.plan.tree.dry_run,
@@ -529,6 +531,7 @@ impl<'a> Copy<'a> {
         all.kept_bytes = all.kept_bytes.saturating_add(some.kept_bytes);
         all.same = all.same.saturating_add(some.same);
         all.deleted = all.deleted.saturating_add(some.deleted);
+        all.moved = all.moved.saturating_add(some.moved);
         all.is_verified &= some.is_verified;
         all.is_synced &= some.is_synced;
         all.is_read_back &= some.is_read_back;

@@ -307,6 +307,8 @@ pub struct Copied {
     pub same: u64,
     /// Entries deleted: `--delete`.
     pub deleted: u64,
+    /// Files that were not sent, since they were there under other names: `--find-moves`.
+    pub moved: u64,
     /// Entries that are not there, or not in full.
     pub failed: u64,
     /// How far the data has come.
@@ -671,6 +673,7 @@ mod tests {
                 kept_bytes: 0,
                 same: 0,
                 deleted: 0,
+                moved: 0,
                 failed: 0,
                 level,
                 dry_run: false,

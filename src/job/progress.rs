@@ -85,6 +85,8 @@ pub(crate) struct Copied {
     pub(crate) same: u64,
     /// Entries deleted.
     pub(crate) deleted: u64,
+    /// Files that were there under other names.
+    pub(crate) moved: u64,
     pub(crate) seconds: f64,
     /// The receiver has compared digests of all of it.
     pub(crate) is_verified: bool,

@@ -28,6 +28,11 @@ pub struct Generations {
     #[arg(long, value_name = "NAME", requires = "sync", conflicts_with = "in_place", value_parser = snapshot())]
     #[n(1)]
     pub snapshot: Option<ByteVec>,
+    /// Link or copy files within the destination that have been moved or renamed at the source: found by size and time,
+    /// proven by digest; deletes at the end where --delete does
+    #[arg(long, requires = "sync", conflicts_with = "in_place")]
+    #[n(2)]
+    pub find_moves: bool,
     /// What this session is of the whole; the caller adds it.
     #[arg(skip)]
     #[n(3)]

@@ -12,6 +12,8 @@ mod generations_tests;
 pub mod local;
 pub mod manifest;
 mod metadata;
+#[cfg(test)]
+mod moves_tests;
 mod names;
 mod owners;
 pub mod patterns;

@@ -27,7 +27,9 @@ mod large;
 mod links;
 mod look;
 mod manifest;
+mod moves;
 mod rehearse;
+mod report;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -58,7 +60,7 @@ use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
 use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
-use crate::fs::direct::write::{Writes, Written};
+use crate::fs::direct::write::Writes;
 use crate::fs::partial::{self, Blocked};
 use crate::fs::{io_fact, plain_fact};
 use crate::options::TreeOptions;
@@ -72,6 +74,7 @@ use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
 use rehearse::AllPlanned;
+pub use report::Report;
 use snapshot::Snapshot;
 
 /// Threads that write. More than this many only wait for each other in the file system.
@@ -154,41 +157,6 @@ pub type SendAnswer = Box<dyn Fn(Answer) + Send + Sync>;
 /// not be sent again.
 pub type Kept = Box<dyn Fn(&[Vec<u8>], u64) + Send>;
 
-/// What became of a tree.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Regular files published.
-    pub files: u64,
-    /// Directories made or entered.
-    pub directories: u64,
-    /// Links, FIFOs, sockets and devices made.
-    pub others: u64,
-    /// Bytes of data written into files that were published.
-    pub bytes: u64,
-    /// How data was written, also that of files that were not published.
-    pub written: Written,
-    /// Entries not tried, since their directory had failed, or since they were not asked for.
-    pub skipped: u64,
-    /// Entries that were not sent, or not intact, as the sender says.
-    pub unsent: u64,
-    /// Entries that failed, or whose metadata could not be set in full.
-    pub failed: u64,
-    /// The first of those, with paths that begin with the destination's.
-    pub failures: Vec<IoFact>,
-    /// Earlier generations that cannot be used.
-    pub without: Vec<IoFact>,
-    /// Entries that were there already.
-    pub same: u64,
-    /// Entries deleted.
-    pub deleted: u64,
-    /// Entries of which the file system could not keep extended attributes.
-    pub without_xattrs: u64,
-    /// All that was published is on stable storage, not with the kernel only.
-    pub is_synced: bool,
-    /// And has been read back from there.
-    pub is_read_back: bool,
-}
-
 /// A chunk, or whatever else has the bytes of records or of a range.
 pub type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
@@ -241,6 +209,9 @@ struct Shared {
     same: AtomicU64,
     /// Entries deleted, and those that `--max-delete` has kept.
     deleted: AtomicU64,
+    /// Files that were found under other names.
+    moved: AtomicU64,
+    moves: Mutex<Vec<Arc<moves::Moves>>>,
     spared: AtomicU64,
     without_xattrs: AtomicU64,
     /// What is not deleted.
@@ -447,6 +418,8 @@ impl TreeSink {
             bytes: AtomicU64::new(0),
             same: AtomicU64::new(0),
             deleted: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            moves: Mutex::default(),
             spared: AtomicU64::new(0),
             without_xattrs: AtomicU64::new(0),
             patterns,
@@ -546,6 +519,7 @@ impl TreeSink {
         }
         self.shared.check()?;
         top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
+        self.shared.separate_moved();
         self.shared.entries.iter().for_each(|entries| entries.flush());
         let shared = &self.shared;
         self.switch();
@@ -570,6 +544,7 @@ impl TreeSink {
             without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
             same: shared.same.load(Relaxed),
             deleted: shared.deleted.load(Relaxed),
+            moved: shared.moved.load(Relaxed),
             without_xattrs: shared.without_xattrs.load(Relaxed),
             is_synced: shared.options.syncs(),
             is_read_back: shared.options.reads_back(),

@@ -244,6 +244,9 @@ impl Copied {
         if self.same > 0 {
             line += &format!(", {} of them unchanged", thousands(self.same));
         }
+        if self.moved > 0 {
+            line += &format!(", {} of them moved", thousands(self.moved));
+        }
         if self.deleted > 0 {
             let what = if self.is_dry { "would be deleted" } else { "deleted" };
             line += &format!(", {} {what}", thousands(self.deleted));

@@ -39,14 +39,14 @@ pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(Ow
 pub(super) enum Compared {
     /// With what stands under its name.
     Named,
-    Elsewhere(Elsewhere),
+    Elsewhere(Box<Elsewhere>),
 }
 
 /// The older file. It is read, and written to only in place.
 pub(super) struct Basis {
     file: OwnedFd,
     stat: Stat,
-    elsewhere: Option<Elsewhere>,
+    elsewhere: Option<Box<Elsewhere>>,
     /// Bytes of the new file.
     size: u64,
     block_bytes: u64,
@@ -77,7 +77,7 @@ impl Basis {
     /// Takes an open file, before the one that is written has its length. `size`: of the new file, in bytes.
     pub fn new(
         (file, stat): (OwnedFd, Stat),
-        elsewhere: Option<Elsewhere>,
+        elsewhere: Option<Box<Elsewhere>>,
         size: u64,
         block_bytes: u64,
         keeps_holes: bool,
@@ -89,7 +89,7 @@ impl Basis {
 
     /// Where it is, if not under the name of the new file.
     pub fn elsewhere(&self) -> Option<&Elsewhere> {
-        self.elsewhere.as_ref()
+        self.elsewhere.as_deref()
     }
 
     /// Has `target` begin as a clone, where the file system can: it is new and ours. In place it is the old file itself.

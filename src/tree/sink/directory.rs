@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
 use super::itemize::differing;
+use super::moves::Moves;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
 use crate::fs::metadata::{Object, has_default_acl, open_up, permitted, permitted_directory};
 use crate::fs::partial::{self, publish_directory};
@@ -62,6 +63,8 @@ pub(super) struct OpenDirectory {
     pub is_fresh: bool,
     /// The directories of this path in earlier generations.
     pub alternates: Vec<Arc<OwnedFd>>,
+    /// The files of its tree, where they may come under other names.
+    pub moves: Option<Arc<Moves>>,
     /// With `--delete`: what is in it and has not come.
     extraneous: Option<Mutex<Extraneous>>,
     /// Not all that the source has in it will come.
@@ -164,8 +167,12 @@ impl OpenDirectory {
             true => parent.alternates.clone(),
             false => elsewhere::below(&parent.alternates, name),
         };
+        entered.moves = parent.moves.clone();
         let is_asked = options.sync && !options.dry_run;
-        entered.is_fresh = parent.is_fresh || is_asked && is_new && !is_resumed && entered.alternates.is_empty();
+        if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
+            entered.moves = Some(shared.find_files(&entered)?);
+        }
+        entered.is_fresh = parent.is_fresh || is_asked && is_new && !is_resumed && !entered.looks_elsewhere();
         if options.delete && !is_new || is_resumed {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
         }
@@ -243,7 +250,7 @@ impl OpenDirectory {
         let (wants_names, new_owner) = (AtomicBool::new(false), OnceLock::new());
         let (unnamed, is_unseen, unseen_root, left) = (None, false, None, None);
         let (is_new, is_resumed, is_phantom, is_fresh) = (false, false, false, false);
-        let alternates = Vec::new();
+        let (alternates, moves) = (Vec::new(), None);
         let (extraneous, is_incomplete) = (None, AtomicBool::new(false));
         Self {
             fd,
@@ -263,9 +270,15 @@ impl OpenDirectory {
             is_phantom,
             is_fresh,
             alternates,
+            moves,
             extraneous,
             is_incomplete,
         }
+    }
+
+    /// Whether what is to come into it may be elsewhere on this host.
+    pub fn looks_elsewhere(&self) -> bool {
+        !self.alternates.is_empty() || self.moves.is_some()
     }
 
     /// Whether there is an entry of this name.

@@ -25,6 +25,7 @@ use super::entry::{self, Partial};
 use super::itemize::differing;
 use super::judge::is_same_time;
 use super::links::link;
+use super::moves::Moved;
 use super::snapshot::Snapshot;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
@@ -38,9 +39,14 @@ use crate::tree::{Fault, metadata};
 /// A file that may be what is to come.
 pub(super) struct Elsewhere {
     directory: Arc<OwnedFd>,
-    name: Vec<u8>,
+    /// From there on.
+    path: Vec<u8>,
     /// As it was when it was found.
     stat: Stat,
+    /// Among the files of the tree that is written to.
+    moved: Option<Moved>,
+    /// The digest that the sender has been given.
+    digest: Option<[u8; 16]>,
 }
 
 /// Opens the last generation of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
@@ -92,12 +98,18 @@ pub(super) fn look(
     verdict: Verdict,
 ) -> Result<(Verdict, Option<Elsewhere>), Fault> {
     let options = &shared.options;
-    if verdict == Verdict::Same || options.in_place || directory.alternates.is_empty() {
+    if verdict == Verdict::Same || options.in_place || !directory.looks_elsewhere() {
         return Ok((verdict, None));
     }
-    let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::find(alternate, name));
+    let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));
     let mut found: Vec<Elsewhere> = found.collect();
     let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && is_same_time(options, &one.stat, described);
+    // Nothing of it would be sent.
+    if options.dry_run {
+        let is_found = !options.checksum && found.iter().any(is_like);
+        shared.same.fetch_add(u64::from(is_found), Relaxed);
+        return Ok((if is_found { Verdict::Same } else { verdict }, None));
+    }
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {
             if like.link(shared, directory, name, described)? {
@@ -110,11 +122,17 @@ pub(super) fn look(
             }
         }
     }
+    // What stands under the name is more likely to be it where times say nothing.
+    let may_have_moved = !options.checksum || verdict == Verdict::Wanted;
+    let moves = directory.moves.as_ref().filter(|_| may_have_moved && !found.iter().any(is_like));
+    if let Some(moved) = moves.and_then(|moves| moves.find(directory, name, described, size)) {
+        found.insert(0, moved);
+    }
     let is_large = size > INLINE_BYTES_MAX as u64;
     match found.iter().position(is_like) {
         Some(like) if is_large => Ok((Verdict::Blocks, Some(found.swap_remove(like)))),
         Some(like) => {
-            let digest = found[like].digest();
+            let digest = found[like].read_digest();
             Ok(digest.map_or((verdict, None), |digest| (Verdict::Digest(digest), Some(found.swap_remove(like)))))
         }
         // Within a host, comparing takes as long as copying.
@@ -127,23 +145,38 @@ pub(super) fn look(
 }
 
 impl Elsewhere {
-    /// The regular file of this name in a directory.
-    fn find(directory: &Arc<OwnedFd>, name: &[u8]) -> Option<Self> {
-        let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    /// The regular file of this path below a directory.
+    pub fn at(directory: &Arc<OwnedFd>, path: Vec<u8>) -> Option<Self> {
+        let (above, name) = open_below(directory, &path, OFlags::PATH).ok()?;
+        let stat = statat(above, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        is_regular.then(|| Self { directory: Arc::clone(directory), name: name.to_vec(), stat })
+        is_regular.then(|| Self { directory: Arc::clone(directory), path, stat, moved: None, digest: None })
+    }
+
+    /// The file of this path, which is open, in the tree that is written to.
+    pub fn moved(directory: &Arc<OwnedFd>, path: Vec<u8>, stat: Stat, moved: Moved) -> Self {
+        Self { directory: Arc::clone(directory), path, stat, moved: Some(moved), digest: None }
     }
 
     /// Opens it to be read, if it is what was found still.
     pub fn open(&self) -> Option<(OwnedFd, Stat)> {
-        let opened = open_regular(self.directory.as_fd(), &self.name);
+        if let Some(held) = self.moved.as_ref().and_then(|moved| moved.held.as_ref()) {
+            let file = held.file.try_clone().ok()?;
+            let stat = fstat(&file).ok()?;
+            // Its old name may be at the source as well, and have got another time meanwhile.
+            let is_it = is_same(&stat, &self.stat)
+                || self.digest.is_some() && stat.st_size == self.stat.st_size && digest(&file, &stat) == self.digest;
+            return is_it.then_some((file, stat));
+        }
+        let (above, name) = open_below(&self.directory, &self.path, OFlags::PATH).ok()?;
+        let opened = open_regular(above.as_fd(), &name);
         opened.filter(|(_, stat)| is_same(stat, &self.stat))
     }
 
-    fn digest(&self) -> Option<[u8; 16]> {
+    fn read_digest(&mut self) -> Option<[u8; 16]> {
         let (file, stat) = self.open()?;
-        let size = stat.st_size as u64;
-        hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]).ok()
+        self.digest = digest(&file, &stat);
+        self.digest
     }
 
     /// Gives this file, whose contents are those that are to come, the name, or makes a copy of it. Whether it was there
@@ -160,6 +193,7 @@ impl Elsewhere {
         }
         let Some((file, stat)) = self.open() else { return Ok(false) };
         copy(shared, directory, name, described, &file, &stat)?;
+        self.count(shared);
         Ok(true)
     }
 
@@ -173,15 +207,30 @@ impl Elsewhere {
         described: &Metadata<'_>,
     ) -> Result<bool, Fault> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(file) = openat(&self.directory, &*self.name, flags, Mode::empty()) else { return Ok(false) };
+        let held = self.moved.as_ref().and_then(|moved| moved.held.as_ref());
+        let opened = match held {
+            Some(held) => held.file.try_clone().map_err(|_| Errno::MFILE),
+            None => open_below(&self.directory, &self.path, OFlags::PATH)
+                .and_then(|(above, name)| openat(above, name, flags, Mode::empty())),
+        };
+        let Ok(file) = opened else { return Ok(false) };
         let (stat, options) = (fstat(&file)?, &shared.options);
         let mode = options.mode.then(|| metadata::mode(options, described, 0o777));
         let place = Object::Path(file.as_fd());
         if !is_same(&stat, &self.stat) || differing(shared, place, &stat, described, mode) != 0 {
             return Ok(false);
         }
-        match link(shared, file.as_fd(), directory, name) {
-            Ok(()) => {}
+        if let Some(Moved { moves, at, .. }) = &self.moved
+            && (!options.delete || stat.st_nlink != 1 || !moves.begin(*at))
+        {
+            return Ok(false);
+        }
+        let linked = link(shared, file.as_fd(), directory, name);
+        if let (Some(Moved { moves, at, .. }), true) = (&self.moved, linked.is_err()) {
+            moves.give_up(*at);
+        }
+        match linked {
+            Ok(()) => self.count(shared),
             // The last two also where it may not be linked: it is another user's, or the file system has no links.
             Err(Fault::System(Errno::MLINK | Errno::XDEV | Errno::NOENT | Errno::PERM | Errno::OPNOTSUPP)) => {
                 return Ok(false);
@@ -189,16 +238,44 @@ impl Elsewhere {
             Err(fault) => return Err(fault),
         }
         directory.list(name, Medium::Disk);
-        shared.same.fetch_add(1, Relaxed);
+        let counter = if self.moved.is_some() { &shared.files } else { &shared.same };
+        counter.fetch_add(1, Relaxed);
         shared.progress.made(false);
         shared.progress.at(|| directory.tree_path(name));
         Ok(true)
     }
 }
 
+impl Elsewhere {
+    fn count(&self, shared: &Shared) {
+        shared.moved.fetch_add(u64::from(self.moved.is_some()), Relaxed);
+    }
+}
+
+/// Opens the directory that the last name of a path is in, and that name; no link is followed.
+pub(super) fn open_below(
+    directory: &Arc<OwnedFd>,
+    path: &[u8],
+    flags: OFlags,
+) -> Result<(Arc<OwnedFd>, Vec<u8>), Errno> {
+    let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
+    let last = names.pop().unwrap_or_default().to_vec();
+    let mut here = Arc::clone(directory);
+    for name in names {
+        here = Arc::new(openat(&here, name, flags, Mode::empty())?);
+    }
+    Ok((here, last))
+}
+
+fn digest(file: &OwnedFd, stat: &Stat) -> Option<[u8; 16]> {
+    let size = stat.st_size as u64;
+    hash_range(file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]).ok()
+}
+
 /// Whether it is the same file, of which nobody has changed the contents.
 fn is_same(one: &Stat, other: &Stat) -> bool {
-    let contents = |stat: &Stat| (identity(stat), stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_mode);
+    let contents = |stat: &Stat| (identity(stat), stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
     contents(one) == contents(other)
 }
 
@@ -230,7 +307,7 @@ pub(super) fn copy(
 }
 
 /// Shares the blocks where the file system can, else copies them, but for holes.
-fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Errno> {
+pub(super) fn copy_contents(shared: &Shared, from: &OwnedFd, to: &OwnedFd, size: u64) -> Result<(), Errno> {
     let has_holes = shared.options.sparse;
     if has_holes && ioctl_ficlone(to, from).is_ok() {
         return Ok(());

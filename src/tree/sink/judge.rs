@@ -217,6 +217,10 @@ pub(super) fn keep(
     stat: &Stat,
 ) -> Result<bool, Fault> {
     let options = &shared.options;
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if is_regular && directory.moves.as_ref().is_some_and(|moves| moves.meet(name, stat)) {
+        return Ok(false);
+    }
     let is_link = FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
@@ -284,7 +288,7 @@ fn keep_or_copy(
 impl Wanted {
     /// What it is compared with block by block.
     pub fn compared(self) -> Option<Compared> {
-        self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, |elsewhere| Compared::Elsewhere(*elsewhere)))
+        self.is_compared.then(|| self.elsewhere.map_or(Compared::Named, Compared::Elsewhere))
     }
 
     /// The contents that are there, or elsewhere, have turned out to be the same.

@@ -116,7 +116,11 @@ pub(super) fn link_again(
         match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) if shared.options.existing => return Ok(()),
             Ok(_) if shared.options.ignore_existing => return Ok(()),
-            Ok(old) if identity(&old) == identity(&fstat(fd)?) => return Ok(()),
+            Ok(old) if identity(&old) == identity(&fstat(fd)?) => {
+                // Moved or not, it is to have both names.
+                let _ = directory.moves.as_ref().is_some_and(|moves| moves.meet(name, &old));
+                return Ok(());
+            }
             Ok(old) => directory.clear_way(name, &old)?,
             Err(_) => {}
         }

@@ -38,6 +38,10 @@ impl Snapshot {
             return Err(plain_fact(path, "cannot be the name of a generation"));
         }
         let is_dst = generations.session.is_dst;
+        // The generation may be missing then, and nothing leads from it to the others.
+        if options.dry_run && !is_dst {
+            return Ok(None);
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat(top, if is_dst { "." } else { ".." }, flags, Mode::empty());
         let snapshot = Self { generations: opened.map_err(|error| io_fact(path, error))?, name };
@@ -127,6 +131,7 @@ impl TreeSink {
         let is_whole = self.unsent == 0 && shared.spared.load(Relaxed) == 0 && shared.failures().count == 0;
         if let Some(snapshot) = &self.snapshot
             && is_whole
+            && !shared.options.dry_run
             && shared.options.generations.session.is_last
             && let Err(error) = snapshot.switch(&shared.options)
         {

@@ -1,0 +1,259 @@
+//! `--find-moves`, walk and sink together.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::sink::Report;
+use super::sync_tests::{Maker, copy, picture, scratch, sync};
+use super::walk::Sent;
+use crate::options::{Generations, TreeOptions};
+
+fn moving() -> TreeOptions {
+    let generations = Generations { find_moves: true, ..Generations::default() };
+    TreeOptions { delete: true, delete_after: true, generations, ..sync() }
+}
+
+struct Trees(tempfile::TempDir);
+
+impl Trees {
+    fn new() -> Self {
+        let scratch = scratch();
+        fs::create_dir(scratch.path().join("from")).expect("a directory");
+        Self(scratch)
+    }
+
+    fn from(&self, path: &str) -> PathBuf {
+        self.0.path().join("from").join(path)
+    }
+
+    fn to(&self, path: &str) -> PathBuf {
+        self.0.path().join("to").join(path)
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) {
+        fs::create_dir_all(self.from(path).parent().expect("one")).expect("directories");
+        fs::write(self.from(path), bytes).expect("a file");
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        fs::create_dir_all(self.from(to).parent().expect("one")).expect("directories");
+        fs::rename(self.from(from), self.from(to)).expect("renamed");
+    }
+
+    fn copy(&self, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+        let (sent, report) = copy(&self.from(""), &self.0.path().join("to"), options, is_local);
+        assert_eq!((sent.failed, report.failed), (0, 0), "{:?} {:?}", sent.failures, report.failures);
+        (sent, report)
+    }
+
+    #[track_caller]
+    fn are_equal(&self) {
+        assert_eq!(picture(&self.from("")), picture(&self.to("")));
+    }
+}
+
+fn inode(path: impl AsRef<Path>) -> u64 {
+    fs::symlink_metadata(path).expect("it").ino()
+}
+
+fn cp(from: &Path, to: &Path) {
+    assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().expect("cp").success());
+}
+
+#[test]
+fn what_was_renamed_is_linked_and_nothing_of_it_is_sent() {
+    for is_local in [false, true] {
+        let trees = Trees::new();
+        trees.write("b/deep/small", b"12345");
+        trees.write("b/deep/large", &vec![3; 3 << 20]);
+        trees.write("b/file", b"another");
+        trees.write("kept", b"kept");
+        trees.copy(&moving(), is_local);
+        let before = ["deep/small", "deep/large", "file"].map(|name| inode(trees.to("b").join(name)));
+        // In front of the old name, and behind it.
+        for to in ["a", "c/d"] {
+            let from = if to == "a" { "b" } else { "a" };
+            trees.rename(from, to);
+            let (sent, report) = trees.copy(&moving(), is_local);
+            assert_eq!((sent.bytes, report.moved), (0, 3), "to {to}, local {is_local}: {report:?}");
+            assert_eq!(before, ["deep/small", "deep/large", "file"].map(|name| inode(trees.to(to).join(name))));
+            trees.are_equal();
+        }
+    }
+}
+
+#[test]
+fn where_the_old_name_stays_the_new_one_is_a_file_of_its_own() {
+    for is_local in [false, true] {
+        for to in ["a", "c"] {
+            let trees = Trees::new();
+            trees.write("b/small", b"12345");
+            trees.write("b/large", &vec![3; 3 << 20]);
+            trees.copy(&moving(), is_local);
+            cp(&trees.from("b"), &trees.from(to));
+            // One more, so that the same file is wanted twice.
+            cp(&trees.from("b"), &trees.from("d"));
+            let (sent, _) = trees.copy(&moving(), is_local);
+            assert_eq!(sent.bytes, 0, "to {to}, local {is_local}");
+            trees.are_equal();
+            for name in ["small", "large"] {
+                let inodes = [to, "b", "d"].map(|directory| inode(trees.to(directory).join(name)));
+                assert!(inodes[0] != inodes[1] && inodes[1] != inodes[2] && inodes[0] != inodes[2], "{inodes:?}");
+            }
+            // Without --delete the old name stays in any case.
+            trees.rename("b", "e");
+            let options = TreeOptions { delete: false, delete_after: false, ..moving() };
+            let (sent, _) = trees.copy(&options, is_local);
+            assert!(sent.bytes == 0 && inode(trees.to("b/small")) != inode(trees.to("e/small")));
+        }
+    }
+}
+
+#[test]
+fn an_old_name_that_is_not_deleted_shares_no_file() {
+    let trees = Trees::new();
+    for name in ["x/1", "x/2", "x/3"] {
+        trees.write(name, name.as_bytes());
+    }
+    trees.copy(&moving(), false);
+    let old = picture(&trees.to("x"));
+    trees.rename("x", "a");
+    let options = TreeOptions { max_delete: Some(1), ..moving() };
+    let (sent, report) = copy(&trees.from(""), &trees.to(""), &options, false);
+    assert_eq!((sent.bytes, report.deleted), (0, 1), "{report:?}");
+    let left = picture(&trees.to("x"));
+    assert_eq!(left.len(), 2);
+    for (path, text) in left {
+        assert_eq!(old[&path], text);
+        assert_eq!(fs::metadata(trees.to("x").join(path)).expect("it").nlink(), 1);
+    }
+}
+
+#[test]
+fn nothing_is_taken_for_moved_that_is_not_proven() {
+    for is_local in [false, true] {
+        let trees = Trees::new();
+        let large = vec![4; 1 << 20];
+        for (name, bytes) in [("b/small", &b"12345"[..]), ("b/large", &large)] {
+            trees.write(name, bytes);
+        }
+        trees.copy(&moving(), is_local);
+        let times = ["b/small", "b/large"].map(|name| fs::metadata(trees.from(name)).expect("it").modified());
+        trees.rename("b", "a");
+        let mut other = large.clone();
+        other[700_000] = 5;
+        for (name, bytes, time) in [("a/small", &b"54321"[..], &times[0]), ("a/large", &other, &times[1])] {
+            trees.write(name, bytes);
+            let file = fs::File::options().write(true).open(trees.from(name)).expect("it");
+            file.set_modified(*time.as_ref().expect("a time")).expect("set");
+        }
+        trees.copy(&moving(), is_local);
+        assert_eq!(fs::read(trees.to("a/small")).expect("it"), b"54321");
+        assert!(fs::read(trees.to("a/large")).expect("it") == other);
+        trees.are_equal();
+    }
+}
+
+/// As logs are: each gets the name of the next.
+#[test]
+fn names_that_move_up_send_only_what_is_new() {
+    let trees = Trees::new();
+    for number in 0..6 {
+        trees.write(&format!("log.{number}"), &vec![number; 1000 + usize::from(number) * 50_000]);
+    }
+    trees.copy(&moving(), false);
+    for number in (0..6).rev() {
+        trees.rename(&format!("log.{number}"), &format!("log.{}", number + 1));
+    }
+    trees.write("log.0", b"new");
+    let (sent, _) = trees.copy(&moving(), false);
+    trees.are_equal();
+    assert!(sent.bytes < 400_000, "{sent:?}");
+}
+
+#[test]
+fn a_moved_file_with_other_metadata_is_copied_and_one_with_other_names_too() {
+    let trees = Trees::new();
+    trees.write("b/mode", b"12345");
+    trees.write("b/linked", b"1234567");
+    fs::hard_link(trees.from("b/linked"), trees.from("b/second")).expect("a link");
+    trees.copy(&moving(), false);
+    trees.rename("b", "a");
+    fs::set_permissions(trees.from("a/mode"), fs::Permissions::from_mode(0o600)).expect("a mode");
+    let (sent, _) = trees.copy(&moving(), false);
+    assert_eq!(sent.bytes, 0);
+    trees.are_equal();
+}
+
+/// Ten thousand files, each top directory renamed.
+#[test]
+fn a_tree_of_renamed_directories_sends_no_contents() {
+    let trees = Trees::new();
+    let mut maker = Maker(1);
+    for directory in 0..1000 {
+        for file in 0..10 {
+            let mut bytes = vec![0; 512];
+            maker.fill(&mut bytes);
+            trees.write(&format!("d{directory:04}/f{file}"), &bytes);
+        }
+    }
+    trees.copy(&moving(), false);
+    for directory in 0..1000 {
+        trees.rename(&format!("d{directory:04}"), &format!("new-{directory:04}"));
+    }
+    let (sent, report) = trees.copy(&moving(), false);
+    assert_eq!((sent.bytes, report.moved), (0, 10_000), "{sent:?} {report:?}");
+    trees.are_equal();
+}
+
+/// Random trees with random renames become what a plain copy makes of them.
+#[test]
+fn random_renames_end_as_a_copy_does() {
+    for seed in 0..60 {
+        let (trees, is_local) = (Trees::new(), seed % 2 == 0);
+        let mut maker = Maker(seed);
+        for name in 0..10 {
+            maker.make(&trees.from(&format!("n{name}")), 3);
+        }
+        for round in 0..4 {
+            let checksum = seed % 5 == 0;
+            let options = TreeOptions { checksum, ..moving() };
+            trees.copy(&options, is_local);
+            assert_eq!(picture(&trees.from("")), picture(&trees.to("")), "seed {seed}, round {round}");
+            let (sent, report) = trees.copy(&options, is_local);
+            assert_eq!((sent.bytes, report.files, report.moved), (0, 0, 0), "seed {seed}, round {round}");
+            for _ in 0..1 + maker.below(5) {
+                shuffle(&mut maker, &trees.from(""));
+            }
+            if maker.below(2) == 0 {
+                maker.change(&trees.from(""));
+            }
+        }
+    }
+}
+
+/// Renames, copies or hard-links some entry to somewhere else.
+fn shuffle(maker: &mut Maker, top: &Path) {
+    let mut all: Vec<PathBuf> = picture(top).into_keys().collect();
+    all.sort();
+    if all.is_empty() {
+        return;
+    }
+    let directories: Vec<PathBuf> = all.iter().filter(|path| top.join(path).is_dir()).cloned().collect();
+    let what = &all[maker.below(all.len() as u64) as usize];
+    let into = match maker.below(directories.len() as u64 + 1) as usize {
+        0 => PathBuf::new(),
+        at => directories[at - 1].clone(),
+    };
+    let (from, to) = (top.join(what), top.join(&into).join(format!("{}x", maker.below(50))));
+    let is_into_itself = into.starts_with(what);
+    if fs::symlink_metadata(&to).is_ok() || is_into_itself {
+        return;
+    }
+    match maker.below(4) {
+        0 => cp(&from, &to),
+        1 if !from.is_dir() => fs::hard_link(&from, &to).expect("a link"),
+        _ => fs::rename(&from, &to).expect("renamed"),
+    }
+}

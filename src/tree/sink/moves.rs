@@ -1,0 +1,367 @@
+//! `--find-moves`: the regular files of a tree that is written to, found again by size and time when they come under other
+//! names. Names are found in one pass before anything is changed, and kept in a bounded table: what does not fit into it is
+//! not found again.
+//!
+//! # Invariants
+//!
+//! * A file is only taken once its contents are proven. It is linked if its old name is to be deleted and it has all the
+//!   metadata that the new one is to have, and is never changed; else it is copied.
+//! * No file is left with two names that are two files at the source: where the old name stays, it gets a file of its own.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicUsize};
+use std::sync::{Arc, Mutex};
+
+use rd_proto::tree::{DEPTH_MAX, Metadata};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fstat, futimens, openat, statat};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::Shared;
+use super::basis::open_regular;
+use super::directory::OpenDirectory;
+use super::elsewhere::{Elsewhere, copy_contents, open_below};
+use crate::fs::metadata::Object;
+use crate::fs::{PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
+use crate::tree::metadata::{Current, Reader};
+
+/// Memory for the files of a tree, in bytes, roughly.
+const INDEX_BYTES_MAX: usize = 64 << 20;
+
+/// Files of one size and time of which the best is chosen.
+const CANDIDATES_MAX: usize = 1024;
+
+/// One of so many files that may be open is held at most.
+const HELD_PART: usize = 4;
+
+/// Nothing is known of a file's name; it has been found at the source; or the file has got another name.
+const FREE: u8 = 0;
+const MET: u8 = 1;
+const MOVED: u8 = 2;
+
+/// The files of a tree.
+pub(super) struct Moves {
+    root: Arc<OwnedFd>,
+    /// Each with that which it lies in; the root first.
+    directories: Vec<(u32, Box<[u8]>)>,
+    /// Sorted by size, time, name, directory.
+    files: Vec<File>,
+    names: Vec<u8>,
+    states: Vec<AtomicU8>,
+    /// Into which directory, by the hash of its path, the files of one have been taken first.
+    claims: Mutex<HashMap<u32, u64>>,
+    /// Files that are held open, and how many may be.
+    held: AtomicUsize,
+    held_max: usize,
+    /// Not all files found a place.
+    pub is_cut: bool,
+}
+
+/// A file that may have been moved.
+pub(super) struct Moved {
+    pub moves: Arc<Moves>,
+    /// Its place in the table.
+    pub at: usize,
+    pub held: Option<Held>,
+}
+
+/// A file that is open until it is taken.
+pub(super) struct Held {
+    pub file: OwnedFd,
+    moves: Arc<Moves>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.moves.held.fetch_sub(1, Relaxed);
+    }
+}
+
+struct File {
+    size: u64,
+    seconds: i64,
+    nanoseconds: u32,
+    inode: u64,
+    directory: u32,
+    name: u32,
+    name_bytes: u8,
+}
+
+impl File {
+    fn key(&self) -> (u64, i64, u32) {
+        (self.size, self.seconds, self.nanoseconds)
+    }
+}
+
+/// A directory whose files have been found, and those in it that are still to be entered, the next last.
+struct Level {
+    directory: OwnedFd,
+    number: u32,
+    below: Vec<CString>,
+}
+
+impl Moves {
+    /// Finds the files below a directory, but for those that stay whatever the source has.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened once more.
+    pub fn of(shared: &Shared, root: &OpenDirectory) -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top = openat(&root.fd, ".", flags, Mode::empty())?;
+        let device = fstat(&top)?.st_dev;
+        let mut moves = Self {
+            root: Arc::new(openat(&root.fd, ".", flags, Mode::empty())?),
+            directories: vec![(0, Box::default())],
+            files: Vec::new(),
+            names: Vec::new(),
+            states: Vec::new(),
+            claims: Mutex::default(),
+            held: AtomicUsize::new(0),
+            held_max: getrlimit(Resource::Nofile).current.map_or(usize::MAX, |files| files as usize / HELD_PART),
+            is_cut: false,
+        };
+        let mut bytes = 0;
+        // What cannot be read is not found again.
+        let below = moves.scan(shared, &top, 0, device, &mut bytes);
+        let mut levels = vec![Level { directory: top, number: 0, below }];
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.below.pop() else {
+                levels.pop();
+                continue;
+            };
+            let opened = partial::open_directory(&level.directory, &name);
+            let is_near = |opened: &OwnedFd| fstat(opened).is_ok_and(|stat| stat.st_dev == device);
+            if let Ok(directory) = opened
+                && is_near(&directory)
+                && levels_left(&levels)
+            {
+                let above = levels.last().map_or(0, |level| level.number);
+                let number = moves.directories.len() as u32;
+                bytes += size_of::<(u32, Box<[u8]>)>() + name.count_bytes();
+                moves.directories.push((above, name.into_bytes().into()));
+                let below = moves.scan(shared, &directory, number, device, &mut bytes);
+                levels.push(Level { directory, number, below });
+            }
+        }
+        let Self { files, names, states, .. } = &mut moves;
+        files.sort_unstable_by(|one, other| {
+            let name = |file: &File| &names[file.name as usize..][..usize::from(file.name_bytes)];
+            let by_name = || name(one).cmp(name(other)).then(one.directory.cmp(&other.directory));
+            one.key().cmp(&other.key()).then_with(by_name)
+        });
+        states.resize_with(files.len(), AtomicU8::default);
+        Ok(moves)
+    }
+
+    /// Takes the files of a directory; the names of those below it, the first last.
+    fn scan(
+        &mut self,
+        shared: &Shared,
+        directory: &OwnedFd,
+        number: u32,
+        device: u64,
+        bytes: &mut usize,
+    ) -> Vec<CString> {
+        let mut below = Vec::new();
+        let path = self.path(number);
+        let _ = partial::for_each(directory, |name| {
+            let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let is_directory = kind == FileType::Directory;
+            let stays = || {
+                let path = [&path[..], b"/", name.to_bytes()].concat();
+                let path = path.strip_prefix(b"/").unwrap_or(&path);
+                !shared.patterns.is_empty() && shared.patterns.leave_out(path, is_directory)
+            };
+            if is_temporary_name(name.to_bytes()) || stat.st_dev != device || stays() {
+                return Ok(());
+            }
+            let file_bytes = size_of::<File>() + 1 + name.count_bytes();
+            if is_directory {
+                below.push(name.to_owned());
+            } else if kind == FileType::RegularFile && stat.st_size > 0 {
+                if *bytes + file_bytes > INDEX_BYTES_MAX {
+                    self.is_cut = true;
+                    return Err(Errno::NOMEM);
+                }
+                *bytes += file_bytes;
+                self.files.push(File {
+                    size: stat.st_size as u64,
+                    seconds: stat.st_mtime,
+                    nanoseconds: stat.st_mtime_nsec as u32,
+                    inode: stat.st_ino,
+                    directory: number,
+                    name: self.names.len() as u32,
+                    name_bytes: name.count_bytes() as u8,
+                });
+                self.names.extend(name.to_bytes());
+            }
+            if shared.is_stopped.load(Acquire) { Err(Errno::CANCELED) } else { Ok(()) }
+        });
+        if self.is_cut {
+            below.clear();
+        }
+        below.sort_unstable_by(|one, other| other.cmp(one));
+        below
+    }
+
+    fn name(&self, file: &File) -> &[u8] {
+        &self.names[file.name as usize..][..usize::from(file.name_bytes)]
+    }
+
+    /// A directory's path from the root on.
+    fn path(&self, mut number: u32) -> Vec<u8> {
+        let mut names = Vec::new();
+        while number > 0 {
+            let (above, name) = &self.directories[number as usize];
+            names.push(&name[..]);
+            number = *above;
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    fn path_of(&self, file: &File) -> Vec<u8> {
+        let directory = self.path(file.directory);
+        if directory.is_empty() { self.name(file).to_vec() } else { [&directory, self.name(file)].join(&b'/') }
+    }
+
+    /// Where the files of these begin and end that have a name, or all of them where none has it.
+    fn of_name(&self, key: (u64, i64, u32), name: &[u8]) -> (std::ops::Range<usize>, bool) {
+        let start = self.files.partition_point(|file| file.key() < key);
+        let end = start + self.files[start..].partition_point(|file| file.key() == key);
+        let group = &self.files[start..end];
+        let first = start + group.partition_point(|file| self.name(file) < name);
+        let last = start + group.partition_point(|file| self.name(file) <= name);
+        if first < last { (first..last, true) } else { (start..end, false) }
+    }
+
+    /// The file that most likely is what is to come: of the same size and time, and if there are several, of the same name,
+    /// from the directory that others came from.
+    pub fn find(
+        self: &Arc<Self>,
+        directory: &OpenDirectory,
+        name: &[u8],
+        described: &Metadata<'_>,
+        size: u64,
+    ) -> Option<Elsewhere> {
+        let (range, _) = self.of_name((size, described.modified.seconds, described.modified.nanoseconds), name);
+        let above = directory.path(b"");
+        let mut hasher = DefaultHasher::new();
+        above.hash(&mut hasher);
+        let own = hasher.finish();
+        let own_name = above.strip_suffix(b"/").and_then(|path| path.rsplit(|&byte| byte == b'/').next());
+        let mut claims = self.claims.lock().expect("no panics under it");
+        let at = range.take(CANDIDATES_MAX).max_by_key(|&at| {
+            let number = self.files[at].directory;
+            let claim = claims.get(&number);
+            let is_same_directory = Some(&self.directories[number as usize].1[..]) == own_name;
+            let is_free = self.states[at].load(Relaxed) == FREE;
+            (claim == Some(&own), is_free, is_same_directory, claim.is_none(), Reverse(at))
+        })?;
+        claims.entry(self.files[at].directory).or_insert(own);
+        drop(claims);
+        let file = &self.files[at];
+        let path = self.path_of(file);
+        let (above, last) = open_below(&self.root, &path, OFlags::PATH).ok()?;
+        let (opened, stat) = open_regular(above.as_fd(), &last)?;
+        let key = (stat.st_size as u64, stat.st_mtime, stat.st_mtime_nsec as u32);
+        let held = self.hold(opened);
+        let moved = Moved { moves: Arc::clone(self), at, held };
+        (stat.st_ino == file.inode && key == file.key()).then(|| Elsewhere::moved(&self.root, path, stat, moved))
+    }
+
+    /// Keeps a file open until it is taken, since its name may be given to another one before: not where too many are.
+    fn hold(self: &Arc<Self>, file: OwnedFd) -> Option<Held> {
+        let held = Held { file, moves: Arc::clone(self) };
+        (self.held.fetch_add(1, Relaxed) < self.held_max).then_some(held)
+    }
+
+    /// Notes that a name of the tree is at the source as well. Whether its file has another name by now that is one of
+    /// another file there.
+    pub fn meet(&self, name: &[u8], stat: &Stat) -> bool {
+        let key = (stat.st_size as u64, stat.st_mtime, stat.st_mtime_nsec as u32);
+        let (range, is_named) = self.of_name(key, name);
+        let at = range.filter(|_| is_named).find(|&at| self.files[at].inode == stat.st_ino);
+        at.is_some_and(|at| self.states[at].swap(MET, Relaxed) == MOVED)
+    }
+
+    /// Has a file of which only one name will stay be linked to another one. Whether it may be.
+    pub fn begin(&self, at: usize) -> bool {
+        self.states[at].compare_exchange(FREE, MOVED, Relaxed, Relaxed).is_ok()
+    }
+
+    /// It was not linked.
+    pub fn give_up(&self, at: usize) {
+        let _ = self.states[at].compare_exchange(MOVED, FREE, Relaxed, Relaxed);
+    }
+
+    /// Gives each old name that has stayed, though it was to be deleted, a file of its own.
+    pub fn separate(&self, shared: &Shared) {
+        for (at, file) in self.files.iter().enumerate() {
+            if self.states[at].load(Relaxed) == MOVED
+                && let Err(error) = self.separate_one(shared, file)
+                && ![Errno::NOENT, Errno::NOTDIR, Errno::LOOP].contains(&error)
+            {
+                shared.report(&self.path_of(file), error);
+            }
+        }
+    }
+
+    fn separate_one(&self, shared: &Shared, file: &File) -> Result<(), Errno> {
+        let (directory, name) = open_below(&self.root, &self.path_of(file), OFlags::RDONLY)?;
+        let Some((old, stat)) = open_regular(directory.as_fd(), &name) else { return Ok(()) };
+        if stat.st_ino != file.inode || stat.st_nlink < 2 {
+            return Ok(());
+        }
+        let before = fstat(&directory)?;
+        let beside = name_beside(&name, PARTIAL);
+        let (copy, _) = partial::open(&directory, &beside, false).map_err(|blocked| blocked.error)?;
+        copy_contents(shared, &old, &copy, stat.st_size as u64)?;
+        let mut reader = Reader::default();
+        let metadata = reader.read(&shared.options, Object::Open(old.as_fd()), &stat).map_err(|_| Errno::IO)?;
+        let current = Current::new(&fstat(&copy)?, true, false);
+        let mode = Some(stat.st_mode & 0o7777);
+        let applied = shared.setter.apply(&shared.options, Object::Open(copy.as_fd()), &metadata, mode, current);
+        shared.note_unsupported(applied);
+        partial::publish(&directory, &*beside, &copy, &*name)?;
+        let time = |seconds, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as i64 };
+        let times = Timestamps {
+            last_access: time(before.st_atime, before.st_atime_nsec as u64),
+            last_modification: time(before.st_mtime, before.st_mtime_nsec as u64),
+        };
+        futimens(&directory, &times)
+    }
+}
+
+impl Shared {
+    /// Finds the files of a tree that is to be written to.
+    pub(super) fn find_files(&self, root: &OpenDirectory) -> Result<Arc<Moves>, Errno> {
+        let moves = Arc::new(Moves::of(self, root)?);
+        if moves.is_cut {
+            self.remark(plain_fact(OsStr::from_bytes(&root.path(b"")), IS_CUT));
+        }
+        self.moves.lock().expect("no panics under it").push(Arc::clone(&moves));
+        Ok(moves)
+    }
+
+    /// Where old names of moved files have stayed, both get files of their own.
+    pub(super) fn separate_moved(&self) {
+        let all = std::mem::take(&mut *self.moves.lock().expect("no panics under it"));
+        all.iter().for_each(|moves| moves.separate(self));
+    }
+}
+
+/// Why not all that was moved may be found.
+const IS_CUT: &str = "has too many files for --find-moves: some are not looked for";
+
+fn levels_left(levels: &[Level]) -> bool {
+    levels.len() < DEPTH_MAX
+}

@@ -1,0 +1,42 @@
+//! What became of a tree that was received.
+
+use rd_proto::control::IoFact;
+
+use crate::fs::direct::write::Written;
+
+/// What became of a tree.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Regular files published.
+    pub files: u64,
+    /// Directories made or entered.
+    pub directories: u64,
+    /// Links, FIFOs, sockets and devices made.
+    pub others: u64,
+    /// Bytes of data written into files that were published.
+    pub bytes: u64,
+    /// How data was written, also that of files that were not published.
+    pub written: Written,
+    /// Entries not tried, since their directory had failed, or since they were not asked for.
+    pub skipped: u64,
+    /// Entries that were not sent, or not intact, as the sender says.
+    pub unsent: u64,
+    /// Entries that failed, or whose metadata could not be set in full.
+    pub failed: u64,
+    /// The first of those, with paths that begin with the destination's.
+    pub failures: Vec<IoFact>,
+    /// Earlier generations that cannot be used.
+    pub without: Vec<IoFact>,
+    /// Entries that were there already.
+    pub same: u64,
+    /// Entries deleted.
+    pub deleted: u64,
+    /// Files that were not sent, since they were there under other names.
+    pub moved: u64,
+    /// Entries of which the file system could not keep extended attributes.
+    pub without_xattrs: u64,
+    /// All that was published is on stable storage, not with the kernel only.
+    pub is_synced: bool,
+    /// And has been read back from there.
+    pub is_read_back: bool,
+}

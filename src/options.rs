@@ -426,6 +426,12 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(8)]
     pub in_place: bool,
+    /// With --sync, append to large files that are shorter than at the source, whose beginning is compared by digests; leave
+    /// those that are not shorter
+    // What differs is written in place as well. Without --sync, rsync's users mean that a copy goes on.
+    #[arg(long)]
+    #[n(50)]
+    pub append_verify: bool,
     /// Flush each file, then its directory, to stable storage before the copy ends
     #[arg(long)]
     #[n(9)]
@@ -524,6 +530,7 @@ impl Default for TreeOptions {
             sparse: true,
             specials: true,
             in_place: false,
+            append_verify: false,
             fsync: false,
             rules: Rules::default(),
             verify: None,

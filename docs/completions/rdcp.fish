@@ -65,6 +65,7 @@ complete -c rdcp -l copy-unsafe-links -d 'Copy what symbolic links lead to if th
 complete -c rdcp -l safe-links -d 'Skip symbolic links that lead out of SRC; absolute ones do'
 complete -c rdcp -l numeric-ids -d 'Keep the numbers of owners and groups, instead of those that their names have at the destination'
 complete -c rdcp -l in-place -d 'Write into existing files instead of replacing them once all data has arrived'
+complete -c rdcp -l append-verify -d 'With --sync, append to large files that are shorter than at the source, whose beginning is compared by digests; leave those that are not shorter'
 complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable storage before the copy ends'
 complete -c rdcp -l sync -d 'Copy only what differs from what is there: files by size and time of last modification'
 complete -c rdcp -l checksum -d 'With --sync, compare files by contents, not by size and time'

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::Metadata;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
@@ -61,6 +61,7 @@ fn kind(metadata: &Metadata) -> Kind {
         () if kind.is_dir() => Kind::Directory,
         () if kind.is_file() => Kind::File,
         () if kind.is_symlink() => Kind::Symlink,
+        () if kind.is_block_device() => Kind::Block,
         () => Kind::Other,
     }
 }
@@ -87,7 +88,8 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             let is_special = are_files && !metadata.is_file() && !metadata.is_dir();
             // A link is followed once; what it leads to is what is replaced.
             let real = std::fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
-            Placed { is_special, ..named(if is_special { &path } else { &real }) }
+            let is_block = is_special && metadata.file_type().is_block_device();
+            Placed { is_special, is_block, ..named(if is_special && !is_block { &path } else { &real }) }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let plain = bare(&path);
@@ -176,7 +178,7 @@ fn merged(path: &Path, asked: &Place) -> Placed {
     // The way by which it was named would hide that a directory is to come into itself.
     let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
     let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
-    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, is_special: false }
+    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, is_special: false, is_block: false }
 }
 
 /// A path as a directory and a name in it.
@@ -185,10 +187,10 @@ fn named(path: &Path) -> Placed {
     let text = bytes(path);
     let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
     if name.is_empty() {
-        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), is_special: false };
+        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), is_special: false, is_block: false };
     }
     let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
-    Placed { directory, as_name: Some(name), is_special: false }
+    Placed { directory, as_name: Some(name), is_special: false, is_block: false }
 }
 
 fn bytes(path: &Path) -> Vec<u8> {

@@ -175,7 +175,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-D", Here::Means(&["--no-specials"])),
     ("--stats", Here::Means(&["--verbose"])),
     ("--info=progress2", Here::Means(&["--progress"])),
-    ("--append-verify", Here::Kept),
     ("--no-whole-file", Here::Kept),
     ("--delay-updates", Here::Kept),
     ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),

@@ -21,7 +21,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, openat, seek, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 
 /// An I/O failure as facts.
@@ -41,6 +41,15 @@ pub fn std_fact(path: &OsStr, error: &std::io::Error) -> IoFact {
 
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
+
+/// What fstat(2) says of a file; of a block device also its length.
+pub(crate) fn described(file: impl AsFd) -> Result<Stat, Errno> {
+    let mut stat = fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        stat.st_size = seek(&file, SeekFrom::End(0))? as i64;
+    }
+    Ok(stat)
+}
 
 /// What tells a file from all others that are there at the same time: its device and number.
 pub(crate) type Identity = (u64, u64);

@@ -16,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
 
 use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
-use super::{io_fact, plain_fact, read_up_to, standard};
+use super::{described, io_fact, plain_fact, read_up_to, standard};
 
 /// How long a part that is not full waits for more from its stream, once something is in it.
 const LINGER_MAX: Duration = Duration::from_millis(5);
@@ -242,7 +242,7 @@ pub(crate) fn read_at(file: impl AsFd, name: &OsStr, offset: u64, target: &mut [
 
 /// Fails if an open file is not as it was: of another size, or with other times of change.
 pub(crate) fn check_unchanged(file: impl AsFd, name: &OsStr, before: &Stat) -> Result<(), IoFact> {
-    let now = fstat(file).map_err(|error| io_fact(name, error))?;
+    let now = described(file).map_err(|error| io_fact(name, error))?;
     change(before, &now).map_or(Ok(()), |change| Err(plain_fact(name, change)))
 }
 

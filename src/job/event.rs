@@ -113,7 +113,7 @@ impl From<Kind> for EntryKind {
             Kind::File => Self::File,
             Kind::Directory => Self::Directory,
             Kind::Symlink => Self::Symlink,
-            Kind::Other => Self::Other,
+            Kind::Other | Kind::Block => Self::Other,
         }
     }
 }

@@ -93,12 +93,13 @@ fn only_changed_blocks_are_sent_and_what_is_there_becomes_the_same() {
 
 #[test]
 fn an_appended_file_sends_its_end() {
-    for in_place in [false, true] {
+    for (in_place, append_verify) in [(false, false), (true, false), (false, true)] {
         let (scratch, mut maker) = (scratch(), Maker(7));
         let (from, to) = paths(scratch.path());
         let size = make(&from, &mut maker, false);
-        let options = TreeOptions { in_place, ..sync() };
+        let options = TreeOptions { in_place, append_verify, ..sync() };
         copy(&from, &to, &options, false);
+        let before = fs::metadata(&to).expect("it").ino();
         let more = vec![7; 3 << 20];
         File::options().write(true).open(&from).expect("it").write_all_at(&more, size).expect("written");
         let (sent, report) = copy(&from, &to, &options, false);
@@ -106,6 +107,19 @@ fn an_appended_file_sends_its_end() {
         assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"));
         // The last block that was there is not whole.
         assert!(sent.bytes <= more.len() as u64 + BLOCK, "{} sent", sent.bytes);
+        assert_eq!(fs::metadata(&to).expect("it").ino() == before, in_place || append_verify);
+        if append_verify {
+            // Not what is longer there, or as long and another one; what was not the same becomes so.
+            touch(&from, &mut maker);
+            change(&to, &mut maker, 3);
+            let there = fs::read(&to).expect("it");
+            let (sent, report) = copy(&from, &to, &options, false);
+            assert_eq!((sent.bytes, report.files, report.failed), (0, 0, 0));
+            assert!(fs::read(&to).expect("it") == there);
+            File::options().write(true).open(&to).expect("it").set_len(size - 5).expect("shorter");
+            copy(&from, &to, &options, false);
+            assert!(fs::read(&from).expect("it") == fs::read(&to).expect("it"));
+        }
     }
 }
 

@@ -17,6 +17,7 @@ mod asked;
 mod backup;
 mod basis;
 mod delete;
+mod device;
 mod directory;
 mod elsewhere;
 mod entry;
@@ -655,11 +656,7 @@ impl TreeSink {
                 let large = Large::create(shared, directory, name, &metadata, length, may_resume, compared);
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
                 match &large {
-                    Some(large) if may_resume => {
-                        // One writes what comes meanwhile.
-                        let lookers = large.lookers().min(self.threads.len().saturating_sub(1).max(1));
-                        (0..lookers).for_each(|_| self.hand_on(Job::Look(Arc::clone(large), item)));
-                    }
+                    Some(large) if may_resume => self.have_looked(large, item),
                     _ if awaits_have => (shared.answer)(Answer::nothing(item)),
                     _ => {}
                 }

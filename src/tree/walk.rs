@@ -40,7 +40,7 @@ use super::root::Root;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
-use crate::fs::{Identity, identity, io_fact, is_temporary_name, plain_fact};
+use crate::fs::{Identity, described, identity, io_fact, is_temporary_name, plain_fact};
 use crate::options::TreeOptions;
 
 #[cfg(test)]
@@ -483,6 +483,12 @@ impl Recorder {
         if self.options.contents { place.path_below_root(name) } else { place.tree_path(name) }
     }
 
+    /// Whether what is in a block device is to be copied, which was named itself.
+    fn is_image(&self, place: &Place, kind: FileType) -> bool {
+        let is_asked_for = self.options.sync && !self.options.recursive && place.levels.len() == 1;
+        is_asked_for && kind == FileType::BlockDevice
+    }
+
     /// What an entry is, if it is to be copied.
     ///
     /// A directory mostly tells that. Then what is opened next is the first look at it, and the only one.
@@ -528,6 +534,7 @@ impl Recorder {
             }
             FileType::Directory if !self.options.recursive => return Err(Errno::ISDIR.into()),
             FileType::Directory | FileType::RegularFile => true,
+            kind if self.is_image(place, kind) => true,
             FileType::Symlink => self.options.symlinks,
             _ => self.options.specials,
         };
@@ -557,6 +564,7 @@ impl Recorder {
                 step
             }
             (FileType::RegularFile, seen) => self.file(place, entry, seen, target)?,
+            (kind, _) if self.is_image(place, kind) => self.list_file(place, entry, target)?,
             (_, Some((file, stat))) => self.other(place, entry, &file, &stat, target)?,
             (_, None) => unreachable!("only directories and files are not looked at"),
         };
@@ -625,7 +633,7 @@ impl Recorder {
                 Err(error) => return Err(error.into()),
             }
         };
-        let stat = fstat(&file)?;
+        let stat = described(&file)?;
         let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
     }

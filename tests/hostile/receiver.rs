@@ -115,6 +115,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
                 directory: b"nowhere".to_vec(),
                 as_name: Some(b"x".to_vec()),
                 is_special: false,
+                is_block: false,
             })),
             Message::Begin(begin) => key = Some(Key::from_random(begin.key.0)),
             Message::Listen { .. } => {

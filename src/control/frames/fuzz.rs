@@ -113,7 +113,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     let check = Job::Check { directory: b"/to".to_vec(), is_cached: true };
     let differs = Finding::Differs { path: b"sub/f\xff".to_vec(), aspects: vec![Aspect::Mode, Aspect::Contents] };
     let unreadable = Finding::Unreadable { path: b"sub/d".to_vec(), errno: 13 };
-    let placed = |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false });
+    let placed =
+        |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false, is_block: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
     let copy = Job::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree };
     vec![

@@ -31,6 +31,9 @@ pub enum Kind {
     /// Anything else.
     #[n(3)]
     Other,
+    /// A block device.
+    #[n(4)]
+    Block,
 }
 
 /// One source.
@@ -88,6 +91,9 @@ pub struct Placed {
     /// It is a device or a FIFO that is there, to be written as it is.
     #[n(2)]
     pub is_special: bool,
+    /// It is a block device.
+    #[n(3)]
+    pub is_block: bool,
 }
 
 /// The most bytes of a name in [`TreeProgress`].

@@ -218,7 +218,8 @@ impl Copy<'_> {
     ) -> Result<Result<Placed, Objection>, Failure> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         // What is read becomes a file, whatever it was.
-        let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || self.is_read(found) {
+        let is_read = |found: &Found| self.is_read(found) || found.kind == Kind::Block && !self.plan.recursive;
+        let becomes = |(from, found): &(usize, Found)| match self.is_standard(*from, found) || is_read(found) {
             true => Found { kind: Kind::File, ..found.clone() },
             false => found.clone(),
         };
@@ -288,12 +289,15 @@ impl Copy<'_> {
 
     /// Whether a source that is no file is read, as cp does without `-r`, and not made anew.
     pub(super) fn is_read(&self, found: &Found) -> bool {
-        found.kind == Kind::Other && !self.plan.recursive
+        let is_image = self.plan.tree.sync && found.kind == Kind::Block;
+        matches!(found.kind, Kind::Other | Kind::Block) && !self.plan.recursive && !is_image
     }
 
     /// Whether a source is copied as a stream: from or to what is no file.
     pub(super) fn is_stream(&self, from: usize, found: &Found, placed: Option<&Placed>) -> bool {
-        self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(|placed| placed.is_special)
+        let tree = &self.plan.tree;
+        let is_written_to = |placed: &Placed| placed.is_special && !(placed.is_block && tree.sync && tree.in_place);
+        self.is_standard(from, found) || self.is_read(found) || placed.is_none_or(is_written_to)
     }
 
     /// Refuses what is not done for streams or within a host, rather than to have it taken for done.
@@ -322,7 +326,13 @@ impl Copy<'_> {
         let stream = found.iter().find(|(from, found)| self.is_stream(*from, found, placed));
         let (Some((_, option)), Some((side, found))) = (option, stream) else { return Ok(()) };
         let name = self.name(*side, &found.path);
-        let message = format!("{option} is for files and trees, and {name} is copied as a stream");
+        let message = match placed.filter(|placed| placed.is_block && tree.sync) {
+            Some(placed) => {
+                let device = self.name(to, target(placed, found).as_os_str().as_bytes());
+                format!("--sync writes to the block device {device} only with --in-place")
+            }
+            None => format!("{option} is for files and trees, and {name} is copied as a stream"),
+        };
         Err(Failure::new(Exit::Usage, message))
     }
 

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::elsewhere::Elsewhere;
 use super::rehearse::open_quietly;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, identity, read_up_to, write_at};
+use crate::fs::{HASH_READ_BYTES, described, identity, read_up_to, write_at};
 
 /// Bytes that a thread takes at once to copy, and that are worth one more thread.
 const FILL_BYTES: u64 = 16 << 20;
@@ -219,7 +219,7 @@ impl Basis {
         };
         let stays = || {
             let named = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
-            let open = fstat(&self.file);
+            let open = described(&self.file);
             named.is_ok_and(|named| identity(&named) == identity(&self.stat))
                 && open.is_ok_and(|open| change(&self.stat, &open).is_none())
         };

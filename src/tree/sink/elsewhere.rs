@@ -294,7 +294,7 @@ pub(super) fn copy(
 ) -> Result<(), Fault> {
     let mode = shared.options.mode.then(|| metadata::mode(&shared.options, described, 0o777));
     let differs = shared.entries.as_ref().map(|_| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
-    let partial = Partial::create(shared, directory, name)?;
+    let partial = Partial::create(shared, directory, name, stat.st_size as u64)?;
     let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
         .and_then(|()| fstat(from))
         .and_then(|now| if is_same(&now, stat) { Ok(()) } else { Err(Errno::STALE) })

@@ -20,9 +20,10 @@ use rustix::fs::{
     Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone,
     makedev, mknodat, openat, statat, symlinkat, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::basis::{Basis, Compared, open_regular};
+use super::device;
 use super::directory::OpenDirectory;
 use super::itemize::{self, Coming};
 use super::judge;
@@ -35,7 +36,8 @@ use crate::fs::metadata::{Object, succeed};
 use crate::fs::partial::{self, TRIES_MAX};
 use crate::fs::source::SHRANK;
 use crate::fs::{
-    HASH_READ_BYTES, PARTIAL, WHOLE, close, io_fact, is_serial, name_beside, plain_fact, read_up_to, write_at,
+    HASH_READ_BYTES, PARTIAL, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to,
+    write_at,
 };
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -91,7 +93,7 @@ fn make_file(
 ) -> Result<(), Fault> {
     let size = Some(data.len() as u64);
     let differs = shared.compare(directory, name, &Coming { kind: FileType::RegularFile, metadata, size });
-    let partial = Partial::create(shared, directory, name)?;
+    let partial = Partial::create(shared, directory, name, data.len() as u64)?;
     let digest = shared.makes_manifest().then(|| blake3::hash(data));
     let done = write_at(&partial.file, data, 0)
         .and_then(|()| check_stored(shared, &partial.file, data, 0))
@@ -221,13 +223,15 @@ enum Way {
     Unseen,
     /// It has it already: `--in-place`. Whether it is a new file.
     InPlace(bool),
+    /// So has a block device.
+    Device,
 }
 
 impl Partial {
     /// A file to be written at once and published.
-    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8]) -> Result<Self, Fault> {
+    pub fn create(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Result<Self, Fault> {
         if shared.options.in_place {
-            return Self::in_place(shared, directory, name, false);
+            return Self::in_place(shared, directory, name, size, false);
         }
         if directory.is_unseen {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -259,7 +263,17 @@ impl Partial {
         Ok((Self { file, way: Way::Named(beside) }, was_there))
     }
 
-    fn in_place(shared: &Shared, directory: &OpenDirectory, name: &[u8], keeps_data: bool) -> Result<Self, Fault> {
+    /// A file or device to be written as it is. `size`: of what comes. `keeps_data`: so that only what differs is written.
+    fn in_place(
+        shared: &Shared,
+        directory: &OpenDirectory,
+        name: &[u8],
+        size: u64,
+        keeps_data: bool,
+    ) -> Result<Self, Fault> {
+        if let Some(file) = device::open(shared, directory, name, size)? {
+            return Ok(Self { file, way: Way::Device });
+        }
         let is_read = shared.options.reads_back() || shared.makes_manifest() || keeps_data;
         let access = if is_read { OFlags::RDWR } else { OFlags::WRONLY };
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -290,6 +304,13 @@ impl Partial {
         name: &[u8],
         described: &Metadata<'_>,
     ) -> Result<(), Fault> {
+        if matches!(self.way, Way::Device) {
+            // Closing one does not tell whether it could be written.
+            fdatasync(&self.file)?;
+            shared.files.fetch_add(1, Relaxed);
+            shared.progress.made(false);
+            return Ok(());
+        }
         let own = || fstat(&self.file).map(|stat| (stat.st_uid, stat.st_gid));
         let mut owner = match (&self.way, directory.new_owner.get()) {
             (Way::InPlace(_), _) => own()?,
@@ -321,7 +342,7 @@ impl Partial {
                 directory.back_up(name)?;
                 partial::publish(&directory.fd, &**beside, &self.file, name)?;
             }
-            Way::Unseen | Way::InPlace(_) => {}
+            Way::Unseen | Way::InPlace(_) | Way::Device => {}
         }
         shared.files.fetch_add(1, Relaxed);
         shared.progress.made(false);
@@ -335,7 +356,7 @@ impl Partial {
         let name = match &self.way {
             Way::Named(beside) => beside.as_bytes(),
             Way::Unseen => name,
-            Way::Nameless | Way::InPlace(_) => return,
+            Way::Nameless | Way::InPlace(_) | Way::Device => return,
         };
         partial::remove_named(&directory.fd, name, &self.file);
     }
@@ -405,11 +426,19 @@ impl Large {
             Some(Compared::Elsewhere(elsewhere)) => (elsewhere.open(), Some(elsewhere)),
             None => (named().filter(|(_, stat)| seems_finished(stat, metadata, size)), None),
         };
+        let is_shorter = |(_, stat): &(OwnedFd, Stat)| (stat.st_size as u64) < size;
+        let is_appended = shared.options.append_verify && elsewhere.is_none() && old.as_ref().is_some_and(is_shorter);
+        let in_place = in_place || is_appended;
         // It may take long, and another transfer can go on with it if this one is killed. What that has of a file with
         // holes may be where they are.
         let (partial, is_adopted) = match in_place {
-            true => (Partial::in_place(shared, directory, name, old.is_some())?, false),
+            true => (Partial::in_place(shared, directory, name, size, old.is_some())?, false),
             false => Partial::named(shared, directory, name, may_resume && !is_sparse)?,
+        };
+        let is_device = matches!(partial.way, Way::Device);
+        let old = match is_device && is_compared {
+            true => Some((fcntl_dupfd_cloexec(&partial.file, 0)?, described(&partial.file)?)),
+            false => old,
         };
         let block_bytes = block_bytes(size, if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes });
         let mut basis = old.map(|old| Basis::new(old, elsewhere, size, block_bytes, is_sparse));
@@ -418,7 +447,8 @@ impl Large {
             _ => Ok(()),
         };
         // A file in place that has its length keeps its time until something is written.
-        let has_length = in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
+        let has_length =
+            is_device || in_place && basis.as_ref().is_some_and(|basis| basis.stat().st_size as u64 == size);
         let set_length = || if has_length { Ok(()) } else { ftruncate(&partial.file, size) };
         if let Err(error) = prepared.and_then(|()| set_length()) {
             partial.remove(directory, name);

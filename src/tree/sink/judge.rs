@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, o
 use rustix::io::Errno;
 
 use super::basis::{Compared, open_regular};
+use super::device;
 use super::directory::OpenDirectory;
 use super::elsewhere::{self, Elsewhere};
 use super::itemize::{self, differing};
@@ -124,8 +125,14 @@ pub(super) fn judge(
 ) -> Verdict {
     let there = directory.final_name(name);
     let options = &shared.options;
-    let judged = verdict(shared, directory, there, described, size)
-        .and_then(|verdict| elsewhere::look(shared, directory, there, described, size, verdict));
+    // Nothing takes the place of a device.
+    let is_device = options.in_place
+        && directory.is_top()
+        && directory.stat(there).is_ok_and(|old| device::is_target(shared, directory, &old));
+    let judged = verdict(shared, directory, there, described, size).and_then(|verdict| match is_device {
+        true => Ok((verdict, None)),
+        false => elsewhere::look(shared, directory, there, described, size, verdict),
+    });
     let (verdict, elsewhere) = judged.unwrap_or_else(|fault| {
         shared.fail(&directory.path(there), fault);
         (Verdict::Same, None)
@@ -161,6 +168,9 @@ fn verdict(
         directory.list(name, Medium::Disk);
         return Ok(Verdict::Same);
     }
+    if device::is_target(shared, directory, &old) {
+        return Ok(if size > INLINE_BYTES_MAX as u64 { Verdict::Blocks } else { Verdict::Wanted });
+    }
     if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
         directory.clear_way(name, &old)?;
         return Ok(Verdict::Wanted);
@@ -177,9 +187,13 @@ fn verdict(
         keep_or_copy(shared, directory, name, described, &old)?;
         return Ok(Verdict::Same);
     }
+    if options.append_verify && old.st_size as u64 >= size {
+        directory.list(name, Medium::Disk);
+        return Ok(Verdict::Same);
+    }
     // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
     // time unless it was to be compared by contents: they would get it as well.
-    let may_compare = options.checksum || options.in_place || !shared.is_local;
+    let may_compare = options.checksum || options.in_place || options.append_verify || !shared.is_local;
     let may_compare = may_compare && (options.checksum || old.st_nlink == 1 || is_same_time);
     if !may_compare {
         return Ok(Verdict::Wanted);
@@ -225,7 +239,9 @@ pub(super) fn keep(
     let mode = (options.mode && !is_link).then(|| metadata::mode(options, described, 0o777));
     let path = CString::new(name).map_err(|_| Errno::INVAL)?;
     let named = Object::Named(directory.fd.as_fd(), &path);
-    let differs = differing(shared, named, stat, described, mode);
+    // A device keeps what its node has.
+    let is_device = device::is_target(shared, directory, stat);
+    let differs = if is_device { 0 } else { differing(shared, named, stat, described, mode) };
     if differs != 0 {
         if options.generations.share_files() && stat.st_nlink > 1 {
             return Ok(false);

@@ -1,9 +1,9 @@
 //! What there is of a large file already, hashed by several threads at once and answered to the sender in order.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 
 use rd_proto::tree::Answer;
 use rd_proto::tree::answer::{DIGESTS_MAX, Digest};
@@ -11,8 +11,10 @@ use rd_proto::tree::blocks::block_bytes;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::TreeSink;
 use super::basis::Basis;
 use super::entry::{Large, check_stored, evict};
+use super::jobs::Job;
 use crate::fs::{HASH_READ_BYTES, hash_range};
 
 /// The sender is told of blocks once so many bytes have been hashed.
@@ -33,6 +35,14 @@ struct Parts {
     next: u64,
 }
 
+impl TreeSink {
+    /// Has threads look what there is of a file; one is left to write what comes meanwhile.
+    pub(super) fn have_looked(&self, large: &Arc<Large>, item: u32) {
+        let lookers = large.lookers().min(self.threads.len().saturating_sub(1).max(1));
+        (0..lookers).for_each(|_| self.hand_on(Job::Look(Arc::clone(large), item)));
+    }
+}
+
 impl Large {
     fn block_bytes(&self) -> u64 {
         self.basis.as_ref().map_or_else(|| block_bytes(self.size, self.shared.block_bytes), Basis::block_bytes)
@@ -46,7 +56,7 @@ impl Large {
     }
 
     /// How many threads can look at once.
-    pub fn lookers(&self) -> usize {
+    fn lookers(&self) -> usize {
         let (count, at_once) = self.parts();
         if self.is_adopted || self.basis.is_some() { count.div_ceil(at_once).max(1) as usize } else { 1 }
     }

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rd_proto::tree::{Metadata, OPEN_MAX, Record};
-use rustix::fs::{SeekFrom, Stat, fstat, seek};
+use rustix::fs::{SeekFrom, Stat, seek};
 
 use super::place::Entry;
 use super::{BLOCK_BYTES, LargeFile, Open, Recorder, Step, wrote};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
-use crate::fs::read_up_to;
 use crate::fs::source::{SHRANK, change};
+use crate::fs::{described, read_up_to};
 use crate::tree::Fault;
 
 impl Recorder {
@@ -82,7 +82,7 @@ fn small_file(
     }
     // What was empty twice has not changed.
     if size > 0
-        && let Some(change) = change(stat, &fstat(file)?)
+        && let Some(change) = change(stat, &described(file)?)
     {
         return Err(Fault::Detail(change));
     }
@@ -121,6 +121,8 @@ pub(in crate::tree) mod hook {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
+
+    use rustix::fs::fstat;
 
     use super::*;
 

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, Record, Verdict};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
@@ -15,7 +16,7 @@ use super::place::{Entry, Place};
 use super::{REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
-use crate::fs::{HASH_READ_BYTES, Identity, hash_range};
+use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range};
 use crate::tree::Fault;
 
 /// A directory with files that are listed and not settled: it stays open until the last of them is.
@@ -42,6 +43,7 @@ pub struct ListedFile {
     path: CString,
     name: Vec<u8>,
     follow: bool,
+    kind: FileType,
     /// If it has further names.
     pub inode: Option<Identity>,
 }
@@ -50,7 +52,7 @@ impl ListedFile {
     /// To open it with.
     pub fn entry(&self) -> Entry<'_> {
         let at = self.home.directory.as_ref().map_or(CWD, AsFd::as_fd);
-        Entry { at, path: &self.path, name: &self.name, kind: FileType::RegularFile, follow: self.follow }
+        Entry { at, path: &self.path, name: &self.name, kind: self.kind, follow: self.follow }
     }
 
     /// Where it is, for messages.
@@ -73,7 +75,13 @@ pub struct Homes(Arc<AtomicUsize>);
 
 impl Homes {
     /// An entry of the place's last level as a file to be found again; `None` while too many directories are open.
-    pub fn file(&self, place: &Place, entry: &Entry<'_>, inode: Option<Identity>) -> Option<ListedFile> {
+    pub fn file(
+        &self,
+        place: &Place,
+        entry: &Entry<'_>,
+        kind: FileType,
+        inode: Option<Identity>,
+    ) -> Option<ListedFile> {
         let level = place.levels.last().expect("the top is never left");
         let known = level.home.borrow().upgrade();
         let home = match known {
@@ -88,7 +96,7 @@ impl Homes {
             }
         };
         let (path, name) = (entry.path.to_owned(), entry.name.to_vec());
-        Some(ListedFile { home, path, name, follow: entry.follow, inode })
+        Some(ListedFile { home, path, name, follow: entry.follow, kind, inode })
     }
 }
 
@@ -218,18 +226,24 @@ impl Recorder {
                 Some(openat(entry.at, entry.path, flags, Mode::empty())?)
             }
         };
-        let (object, stat) = match &opened {
+        let (object, mut stat) = match &opened {
             Some(file) => (Object::Path(file.as_fd()), fstat(file)?),
             None => (Object::Named(entry.at, entry.path), statat(entry.at, entry.path, AtFlags::SYMLINK_NOFOLLOW)?),
         };
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if self.is_image(place, kind) {
+            // Its time does not say whether it has changed: it never has the time that its copy has.
+            (_, stat) = self.open(entry, kind, None, OFlags::empty())?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            (stat.st_mtime, stat.st_mtime_nsec) = (now.as_secs() as i64, now.subsec_nanos().into());
+        } else if kind != FileType::RegularFile {
             return Err(REPLACED);
         }
         let inode = self.inode(&stat);
         if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
             return Ok(step);
         }
-        let listed = if self.room > 0 { self.homes.file(place, entry, inode) } else { None };
+        let listed = if self.room > 0 { self.homes.file(place, entry, kind, inode) } else { None };
         let Some(listed) = listed else { return Ok(Step::AtLimit) };
         let metadata = self.reader.read(&self.options, object, &stat)?;
         let size = stat.st_size as u64;
@@ -248,11 +262,11 @@ impl Recorder {
     /// Writes the record of a listed file with its contents, or that they are the same.
     fn send_wanted(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Result<Step, Fault> {
         let (number, entry) = (wanted.number, wanted.file.entry());
-        let (file, stat) = self.open(&entry, FileType::RegularFile, None, OFlags::empty())?;
+        let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
         if let Verdict::Digest(theirs) = wanted.verdict {
             self.scratch.resize(HASH_READ_BYTES, 0);
             let ours = hash_range(&file, 0, stat.st_size as u64, &mut self.scratch)?;
-            if let Some(change) = change(&stat, &fstat(&file)?) {
+            if let Some(change) = change(&stat, &described(&file)?) {
                 return Err(Fault::Detail(change));
             }
             if ours == theirs {

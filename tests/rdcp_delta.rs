@@ -1,0 +1,257 @@
+//! `rdcp --sync` of a large file on file systems that share blocks between files, and of and to block devices. Images and
+//! loop devices take root: `tests/run` runs them then.
+
+mod rig;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use rig::lab::Lab;
+use rig::*;
+
+const MIB: u64 = 1 << 20;
+
+fn main() -> ExitCode {
+    let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let has = |kind: &str| {
+        let is_loaded = |list: &str| list.lines().any(|line| line.split_whitespace().next_back() == Some(kind));
+        let _ = Command::new("modprobe").args(["-q", kind]).status();
+        is_loaded(&filesystems) || is_loaded(&fs::read_to_string("/proc/filesystems").unwrap_or_default())
+    };
+    let mut cases: Vec<(&'static str, fn())> = vec![
+        ("ext4_copies_equal_blocks", || equal_blocks("ext4", false)),
+        ("a_device_gets_what_differs", a_device_gets_what_differs),
+        ("a_device_is_not_written_to_otherwise", a_device_is_not_written_to_otherwise),
+        ("what_is_in_a_device_is_copied", what_is_in_a_device_is_copied),
+    ];
+    let sharing: [(&str, &'static str, fn()); 2] = [
+        ("btrfs", "btrfs_shares_equal_blocks", || equal_blocks("btrfs", true)),
+        ("xfs", "xfs_shares_equal_blocks", || equal_blocks("xfs", true)),
+    ];
+    for (kind, name, case) in sharing {
+        if has(kind) {
+            cases.push((name, case));
+        } else {
+            // Counted as skipped.
+            println!("{name}: NOT RUN, this kernel has no {kind}\ntest result: ok. 0 passed; 0 failed; 1 ignored");
+        }
+    }
+    run_cases(&cases)
+}
+
+/// Runs a command to its end.
+#[track_caller]
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().expect(program);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {error}");
+    String::from_utf8(output.stdout).expect("text").trim().to_owned()
+}
+
+/// A file system in an image, mounted until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(lab: &Lab, kind: &str) -> Self {
+        let (image, at) = (lab.join("image"), lab.join("mounted"));
+        File::create(&image).expect("a file").set_len(512 * MIB).expect("a length");
+        run(&format!("mkfs.{kind}"), &["-q", image.to_str().expect("text")]);
+        fs::create_dir(&at).expect("a directory");
+        run("mount", &["-o", "loop", image.to_str().expect("text"), at.to_str().expect("text")]);
+        Self(at)
+    }
+
+    /// Bytes in use, when all is written.
+    fn used(&self) -> u64 {
+        run("sync", &["-f", self.0.to_str().expect("text")]);
+        let system = rustix::fs::statfs(&self.0).expect("mounted");
+        (system.f_blocks - system.f_bfree) * system.f_bsize as u64
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        run("umount", &[self.0.to_str().expect("text")]);
+    }
+}
+
+/// A block device that is a file.
+struct Loop(String);
+
+impl Loop {
+    fn new(lab: &Lab, name: &str, bytes: &[u8]) -> Self {
+        let path = lab.0.file(name, bytes);
+        Self(run("losetup", &["--find", "--show", path.to_str().expect("text")]))
+    }
+
+    fn contents(&self) -> Vec<u8> {
+        // The kernel writes the cache of a device that is closed.
+        fs::read(&self.0).expect("a device")
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) {
+        let device = File::options().write(true).open(&self.0).expect("a device");
+        device.write_all_at(bytes, at).expect("written");
+    }
+
+    /// Bytes that have been written to it.
+    fn written(&self) -> u64 {
+        let name = Path::new(&self.0).file_name().expect("a name").to_str().expect("text");
+        let text = fs::read_to_string(format!("/sys/block/{name}/stat")).expect("the kernel's account");
+        text.split_whitespace().nth(6).expect("sectors written").parse::<u64>().expect("a number") * 512
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0]);
+    }
+}
+
+/// rdcp with these options, from and to.
+fn rdcp(lab: &Lab, options: &[&str], from: &std::ffi::OsStr, to: &std::ffi::OsStr) -> Ended {
+    let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
+    command.arg("-q").args(options).arg(from).arg(to).stdin(Stdio::null()).stdout(Stdio::null());
+    Process::spawn(&mut command).wait()
+}
+
+/// The old file is still open when the new one is made, so both take room, unless they share blocks.
+fn equal_blocks(kind: &str, are_shared: bool) {
+    const SIZE: u64 = 96 * MIB;
+    let lab = Lab::new();
+    let mounted = Mounted::new(&lab, kind);
+    let mut bytes = noise(SIZE as usize);
+    let (from, to) = (lab.0.file("file", &bytes), mounted.0.join("file"));
+    fs::copy(&from, &to).expect("a copy");
+    let (before, old) = (mounted.used(), File::open(&to).expect("it"));
+    let old_bytes = bytes.clone();
+    for at in [0, SIZE / 2 + 70_000, SIZE - 1] {
+        bytes[at as usize] ^= 1;
+    }
+    lab.0.file("file", &bytes);
+    rdcp(&lab, &["--sync"], from.as_os_str(), &lab.there("h", "mounted/file")).expect(0);
+    same(&fs::read(&to).expect("it"), &bytes);
+    let mut found = vec![0; SIZE as usize];
+    old.read_exact_at(&mut found, 0).expect("read");
+    same(&found, &old_bytes);
+    assert_ne!(old.metadata().expect("it").ino(), fs::metadata(&to).expect("it").ino(), "a new file took its name");
+    let grown = mounted.used().saturating_sub(before);
+    assert_eq!(grown < SIZE / 4, are_shared, "{grown} bytes more are in use on {kind}");
+    assert_eq!(
+        fs::read_dir(&mounted.0).expect("it").flatten().filter(|one| one.file_name() != "lost+found").count(),
+        1
+    );
+}
+
+fn a_device_gets_what_differs() {
+    let lab = Lab::new();
+    let (mut image, old) = (noise(6 * MIB as usize + 4097), noise(9 * MIB as usize));
+    let device = Loop::new(&lab, "disk", &old);
+    // As those of logical volumes.
+    symlink(&device.0, lab.join("volume")).expect("a link");
+    let mut expected = old.clone();
+    let to = lab.there("h", "volume");
+    for turn in 0..3 {
+        let from = lab.0.file("vm.img", &image);
+        let before = device.written();
+        rdcp(&lab, &["--sync", "--inplace"], from.as_os_str(), &to).expect(0);
+        expected[..image.len()].copy_from_slice(&image);
+        same(&device.contents(), &expected);
+        let written = device.written() - before;
+        assert!(if turn == 0 { written > 6 * MIB } else { written <= 256 << 10 }, "{turn}: {written} bytes written");
+        // Also what another has changed there.
+        image[turn * 3_000_000 + 5] ^= 1;
+        device.write(b"other", 4 * MIB);
+    }
+    // Small enough for one record.
+    let from = lab.0.file("small.img", &image[..10_000]);
+    rdcp(&lab, &["--sync", "--in-place"], from.as_os_str(), &to).expect(0);
+    same(&device.contents()[..10_000], &image[..10_000]);
+    assert!(fs::symlink_metadata(lab.join("volume")).expect("it").is_symlink());
+    assert!(fs::metadata(&device.0).expect("it").file_type().is_block_device());
+}
+
+fn a_device_is_not_written_to_otherwise() {
+    let lab = Lab::new();
+    let old = noise(8 * MIB as usize);
+    let device = Loop::new(&lab, "disk", &old);
+    let (image, large) =
+        (lab.0.file("vm.img", &noise(2 * MIB as usize)), lab.0.file("large", &noise(9 * MIB as usize)));
+    let to = {
+        let mut to = std::ffi::OsString::from("h:");
+        to.push(&device.0);
+        to
+    };
+    let refused = |options: &[&str], from: &Path, to: &std::ffi::OsStr, part: &str| {
+        let ended = rdcp(&lab, options, from.as_os_str(), to);
+        assert!(ended.code != 0 && ended.stderr.contains(part), "{options:?}: {} {}", ended.code, ended.stderr);
+    };
+    refused(&["--sync"], &image, &to, "only with --in-place");
+    refused(&["--sync", "--in-place"], &large, &to, "smaller");
+    same(&device.contents(), &old);
+    let opened = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
+    let held = rustix::fs::open(&*device.0, opened, rustix::fs::Mode::empty()).expect("nobody else's");
+    refused(&["--sync", "--in-place"], &image, &to, "mounted or in use");
+    drop(held);
+    // In a tree that is copied it is no destination, whatever the file is called.
+    fs::create_dir(lab.join("tree")).expect("a directory");
+    fs::create_dir(lab.join("copy")).expect("a directory");
+    fs::copy(&image, lab.join("tree/node")).expect("a copy");
+    run("cp", &["-a", &device.0, lab.join("copy/node").to_str().expect("text")]);
+    let there = lab.there("h", "copy");
+    rdcp(&lab, &["--sync", "--in-place", "-r"], std::ffi::OsStr::new("tree/"), &there).expect(0);
+    same(&fs::read(lab.join("copy/node")).expect("a file"), &fs::read(&image).expect("it"));
+    same(&device.contents(), &old);
+    // Nor is a FIFO.
+    run("mkfifo", &[lab.join("fifo").to_str().expect("text")]);
+    refused(&["--sync", "--in-place"], &image, &lab.there("h", "fifo"), "as a stream");
+    assert!(fs::symlink_metadata(lab.join("fifo")).expect("it").file_type().is_fifo());
+    drop(device);
+    let formatted = Loop::new(&lab, "other", &vec![0; 16 * MIB as usize]);
+    run("mkfs.ext4", &["-q", &formatted.0]);
+    fs::create_dir(lab.join("mounted")).expect("a directory");
+    run("mount", &[&formatted.0, lab.join("mounted").to_str().expect("text")]);
+    let _mounted = Mounted(lab.join("mounted"));
+    let before = formatted.written();
+    let to = {
+        let mut to = std::ffi::OsString::from("h:");
+        to.push(&formatted.0);
+        to
+    };
+    refused(&["--sync", "--in-place"], &image, &to, "mounted or in use");
+    assert_eq!(formatted.written(), before);
+}
+
+fn what_is_in_a_device_is_copied() {
+    let lab = Lab::new();
+    let mut bytes = noise(5 * MIB as usize);
+    let device = Loop::new(&lab, "disk", &bytes);
+    let to = lab.join("copy.img");
+    let from = {
+        let mut from = std::ffi::OsString::from("h:");
+        from.push(&device.0);
+        from
+    };
+    for turn in 0..3_u8 {
+        rdcp(&lab, &["--sync"], &from, to.as_os_str()).expect(0);
+        same(&fs::read(&to).expect("a copy"), &bytes);
+        // What is mounted there changes it so: the time of its node stays.
+        bytes[2_000_000] = turn;
+        let mut disk = File::options().write(true).open(lab.join("disk")).expect("a file");
+        disk.write_all_at(&[turn], 2_000_000).expect("written");
+        disk.flush().expect("nothing is kept back");
+        run("blockdev", &["--flushbufs", &device.0]);
+    }
+    // And to another device.
+    let other = Loop::new(&lab, "other", &vec![0; 5 * MIB as usize]);
+    let to = {
+        let mut to = std::ffi::OsString::from("h:");
+        to.push(&other.0);
+        to
+    };
+    rdcp(&lab, &["--sync", "--in-place"], std::ffi::OsStr::new(&device.0), &to).expect(0);
+    same(&other.contents(), &bytes);
+}

@@ -144,7 +144,9 @@ fn killed_generations_go_on_and_older_ones_stay() {
                 if !is_killed || is_whole || after != before {
                     let source = snapshot(&lab.join("src"));
                     let found = differences(&source, &snapshot(&lab.join("dst").join(&name)), &[]);
-                    let found: Vec<String> = found.iter().map(Finding::shown).collect();
+                    // What an interrupted run has written may fill a hole.
+                    let found = found.iter().filter(|finding| finding.what != "bytes on disk");
+                    let found: Vec<String> = found.map(Finding::shown).collect();
                     assert!(found.is_empty(), "{number}, {way:?}, {name}:\n{}", found.join("\n"));
                     assert_eq!(after, Some(name.clone().into()));
                 }

@@ -306,7 +306,7 @@ fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool) -> Result<(
 /// # Errors
 ///
 /// It cannot be read, or is longer.
-fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
+pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     let read = match file.as_bytes() {
         b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
@@ -510,6 +510,10 @@ pub struct TreeOptions {
     #[arg(long, value_name = "DIR", value_parser = path_parser(), requires = "sync", conflicts_with = "in_place")]
     #[n(59)]
     pub backup_dir: Option<ByteVec>,
+    /// Only some entries of the root are copied, and not it itself: it keeps its metadata.
+    #[arg(skip)]
+    #[n(48)]
+    pub keeps_root: bool,
     /// The root of the copy is what is in SRC and not SRC itself: DST is as SRC is.
     #[arg(skip)]
     #[n(57)]
@@ -551,6 +555,7 @@ impl Default for TreeOptions {
             delete_after: false,
             backup_dir: None,
             contents: false,
+            keeps_root: false,
             symlinks: true,
             one_file_system: false,
             copy_links: false,

@@ -1,4 +1,5 @@
 complete -c rdcp -s t -l target-directory -d 'Copy into the directory DIR, which may be HOST:DIR; all other arguments are SRC' -r
+complete -c rdcp -l files-from -d 'Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories that lead to them; directories come whole with -r, and with a slash behind their path with the entries in them' -r
 complete -c rdcp -l check -d 'Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named on standard output' -r -f -a "disk\t'What the disk has stored'
 cached\t'What the page cache has, where it has it'"
 complete -c rdcp -l manifest -d 'Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied' -r
@@ -47,6 +48,7 @@ always\t'Always'
 never\t'Never'"
 complete -c rdcp -s T -l no-target-directory -d 'DST is the name of the copy, also where a directory of that name is'
 complete -c rdcp -s b -l backup -d 'Said by --backup-dir DIR already'
+complete -c rdcp -s 0 -l from0 -d 'A zero byte, not a line end, ends each path in FILE'
 complete -c rdcp -s n -l dry-run -d 'Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does'
 complete -c rdcp -l watch -d 'Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is waited for'
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'

@@ -94,7 +94,7 @@ const DELETES_LATER: &str = "--delete deletes in each directory after all that c
 /// Every letter of scp and of rsync.
 #[rustfmt::skip]
 pub const LETTERS: &[Letter] = &[
-    letter('0', "", "--from0", Here::Refused("rdcp has no --files-from; xargs -0 gives it names")),
+    letter('0', "", "--from0", Here::Own),
     letter('3', "through this host", "", Here::Means(&["--relay"])),
     letter('4', "IPv4", "IPv4", Here::Means(&["-o", "AddressFamily=inet"])),
     letter('6', "IPv6", "IPv6", Here::Means(&["-o", "AddressFamily=inet6"])),
@@ -193,12 +193,10 @@ const WORDS: &[(&str, Here)] = &[
     ("--log-file=", Here::Refused("--json=FILE tells programs what happens")),
     ("--max-size=", Here::Refused("find -size with xargs gives it names")),
     ("--min-size=", Here::Refused("find -size with xargs gives it names")),
-    ("--relative", Here::Refused("name the last directory in DST; rsync --relative makes those before it")),
     ("--del", Here::Means(&["--delete"])),
     ("--delete-before", Here::Refused(DELETES_LATER)),
     ("--delete-during", Here::Means(&["--delete"])),
     ("--delete-delay", Here::Means(&["--delete"])),
-    ("--files-from=", Here::Refused("xargs gives it names")),
     ("--filter=", Here::Refused("use --exclude and --include")),
     ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
@@ -240,6 +238,10 @@ pub fn translate(
             break;
         }
         let bytes = word.as_bytes();
+        if word == "--relative" {
+            done.is_relative = true;
+            continue;
+        }
         if bytes.starts_with(b"--") {
             match long(&word)? {
                 Some(instead) => done.words.extend(instead.iter().map(OsString::from)),
@@ -593,7 +595,7 @@ mod tests {
             ("-K a b", "!"),
             ("--delete-before a b", "!"),
             ("-rcu --sync --del a b", "-r --checksum -u --sync --delete a b"),
-            ("--files-from=x a b", "!"),
+            ("--files-from=x -0 --relative a b", "--files-from=x -0 a b (relative)"),
         ] {
             let done = words(line).map(|words| words.join(" "));
             match expected {

@@ -14,6 +14,7 @@ pub mod examples;
 pub mod habits;
 mod hosts;
 pub mod key;
+mod listed;
 pub mod options;
 pub mod perf;
 pub mod rdcp;

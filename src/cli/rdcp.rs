@@ -7,10 +7,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use minicbor::bytes::ByteVec;
 
 use super::check::{self, CheckMedium};
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
+use super::listed;
 use super::options::ReportOptions;
 use super::report::{Console, reported};
 use super::watch;
@@ -22,6 +24,7 @@ use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::options::{Rule, TransferOptions, TreeOptions};
+use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
 
@@ -59,6 +62,13 @@ pub struct CopyArguments {
     /// Said by --backup-dir DIR already
     #[arg(short, long, requires = "backup_dir", overrides_with = "backup")]
     backup: bool,
+    /// Copy only what FILE, or standard input (-), lists: paths in SRC, one a line, with the directories that lead to them;
+    /// directories come whole with -r, and with a slash behind their path with the entries in them
+    #[arg(long, value_name = "FILE", requires = "sync", conflicts_with = "snapshot")]
+    files_from: Option<OsString>,
+    /// A zero byte, not a line end, ends each path in FILE
+    #[arg(short = '0', long, requires = "files_from", overrides_with = "from0")]
+    from0: bool,
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -275,6 +285,55 @@ fn manifests(arguments: &CopyArguments) -> Result<Vec<Target>, Failure> {
     Ok(targets)
 }
 
+/// The paths that are copied of the only source, with --files-from or -R.
+fn select(arguments: &mut CopyArguments, sources: &mut Vec<Spec>, is_relative: bool) -> Result<Option<Only>, Failure> {
+    let usage = |reason: String| Failure::new(Exit::Usage, reason);
+    let recursive = arguments.tree.recursive;
+    let only = match &arguments.files_from {
+        None if is_relative => {
+            let (base, only) = listed::relative(sources, recursive).map_err(usage)?;
+            *sources = vec![base];
+            only
+        }
+        None => return Ok(None),
+        Some(file) => {
+            let [source] = &mut sources[..] else {
+                return Err(usage("--files-from lists paths in one SRC".to_owned()));
+            };
+            // As with rsync: what is listed is in SRC, with and without a slash behind it.
+            *source = source.clone().below(OsStr::new(""));
+            listed::read(file, arguments.from0, recursive).map_err(usage)?
+        }
+    };
+    arguments.tree.recursive = true;
+    arguments.tree.keeps_root = !only.is_root();
+    Ok(Some(only))
+}
+
+/// Refuses a list that has a directory with DST in it, which would be copied into itself without end.
+fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Failure> {
+    let (Spec::Here(source), Spec::Here(destination), true) = (source, destination, only.recursive) else {
+        return Ok(());
+    };
+    let there = std::path::absolute(destination).unwrap_or_else(|_| destination.into());
+    let Some(real) = there.ancestors().find_map(|above| above.canonicalize().ok()) else { return Ok(()) };
+    let holds = |path: &&ByteVec| {
+        let below = path.iter().position(|&byte| byte != b'/').map_or(&b""[..], |at| &path[at..]);
+        let listed = std::path::Path::new(source).join(OsStr::from_bytes(below)).canonicalize();
+        listed.is_ok_and(|listed| real.starts_with(listed))
+    };
+    match only.paths.iter().find(holds) {
+        Some(path) => {
+            let path = escaped(OsStr::from_bytes(path));
+            Err(Failure::new(
+                Exit::Usage,
+                format!("{path}, which is listed, has DST in it, and would be copied into itself"),
+            ))
+        }
+        None => Ok(()),
+    }
+}
+
 /// `typed`: the command line, with what it has beside the arguments.
 fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
@@ -304,10 +363,17 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if sources.contains(&Spec::Standard) && sources.len() > 1 {
         return Err(usage("standard input (-) cannot be one of several SRC"));
     }
-    // scp's -R asks for what is done anyway between two other hosts; rsync's is something else.
+    // scp's -R asks for what is done anyway between two other hosts; rsync's makes the directories that lead to SRC.
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
-    if typed.is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
-        return Err(usage("-R: name the last directory in DST; rsync -R makes those before it"));
+    let is_relative = typed.is_relative && arguments.tree.sync;
+    let only = select(&mut arguments, &mut sources, is_relative)?;
+    if let Some(only) = &only {
+        check_lists(only, &sources[0], &destination)?;
+    }
+    if typed.is_relative && !is_relative && !(is_there(&destination) && sources.iter().all(is_there)) {
+        return Err(usage(
+            "-R: with --sync, the directories that lead to SRC are made in DST; else name the last of them in DST",
+        ));
     }
     arguments.tree.delete |= arguments.tree.delete_after;
     // Not before all that has moved is found.
@@ -332,6 +398,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let mut plan = Plan {
         manifests,
         sources,
+        only,
         destination,
         directory: arguments.target_directory.is_some(),
         exact: arguments.no_target_directory,

@@ -21,8 +21,8 @@ use crate::control::frames::{
 use crate::engine::{SessionEvent, Summary, View};
 use crate::fault::{Exit, Failure, escaped};
 use crate::options::{Session, TreeOptions};
-use crate::tree::Root;
 use crate::tree::progress::Amount;
+use crate::tree::{Only, Root};
 
 mod interrupt;
 mod manifest;
@@ -257,6 +257,8 @@ impl<'a> Copy<'a> {
     /// where directories are to be merged.
     fn copy_all(&mut self, found: &[(usize, Found)], to: usize, placed: Option<&Placed>) -> Result<(), Failure> {
         let mut rest = found;
+        // A long list takes several sessions.
+        let mut lists = self.plan.only.as_ref().map(|only| only.batches(BATCH_BYTES_MAX / 2)).unwrap_or_default();
         while let Some((from, first)) = rest.first() {
             if let Some(gone) = [*from, to].into_iter().find(|&host| self.job.hosts[host].gone) {
                 return Err(self.job.lost(gone));
@@ -270,10 +272,13 @@ impl<'a> Copy<'a> {
             // The contents of a directory are merged with what is there, as the only root of their session.
             let count = if is_stream { 1 } else { some.count().max(1) };
             let (some, others) = rest.split_at(count);
-            rest = others;
+            let only = lists.pop_front();
+            if lists.is_empty() {
+                rest = others;
+            }
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             let ended = match placed {
-                Some(placed) if !is_stream => self.copy_tree(*from, some, to, placed, rest.is_empty()),
+                Some(placed) if !is_stream => self.copy_tree((*from, some, only), to, placed, rest.is_empty()),
                 placed => self.copy_stream(*from, first, to, placed),
             };
             if !matches!(ended, Ok((_, None))) {
@@ -327,8 +332,7 @@ impl<'a> Copy<'a> {
     /// Copies files and trees of one host.
     fn copy_tree(
         &mut self,
-        from: usize,
-        found: &[(usize, Found)],
+        (from, found, only): (usize, &[(usize, Found)], Option<Only>),
         to: usize,
         placed: &Placed,
         is_last: bool,
@@ -337,7 +341,11 @@ impl<'a> Copy<'a> {
         let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
         let roots: Vec<Root> = found
             .iter()
-            .map(|(_, found)| Root { path: found.path.clone().into(), name: own_name(found).into() })
+            .map(|(_, found)| Root {
+                path: found.path.clone().into(),
+                name: own_name(found).into(),
+                only: only.clone(),
+            })
             .collect();
         let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
         self.root = match found {

@@ -10,6 +10,7 @@ use crate::control::frames::{Found, Kind};
 use crate::fault::escaped;
 use crate::job::Setup;
 use crate::options::{TransferOptions, TreeOptions};
+use crate::tree::Only;
 use crate::tree::manifest::write::Target;
 
 /// Bytes of a host's name with a user's.
@@ -133,6 +134,8 @@ pub(crate) struct Plan<'a> {
     /// Files in which the copy is listed.
     pub manifests: Vec<Target>,
     pub(crate) sources: Vec<Spec>,
+    /// Only these paths of the only source.
+    pub(crate) only: Option<Only>,
     pub(crate) destination: Spec,
     /// The destination must be a directory.
     pub(crate) directory: bool,

@@ -25,7 +25,7 @@ pub mod source;
 mod sync_tests;
 pub mod walk;
 
-pub use root::Root;
+pub use root::{Only, Root};
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;

@@ -31,6 +31,7 @@ use self::links::Links;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
 use self::place::{Entry, Level, Place};
+use self::selected::{Scope, Selected};
 use super::first::First;
 use super::metadata::Reader;
 use super::names::Names;
@@ -51,6 +52,7 @@ mod follow;
 mod links;
 mod listed;
 pub(super) mod place;
+mod selected;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
@@ -217,7 +219,12 @@ impl Walk {
         if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
             return Err(plain_fact(pair[1].path().as_os_str(), "has the same name as another source"));
         }
+        let selected = match &roots[..] {
+            [Root { only: Some(only), .. }] => Some(Selected::new(only)?),
+            _ => None,
+        };
         let place = Place {
+            selected,
             follow_roots: !options.recursive,
             roots: paths,
             levels: vec![Level { is_fresh: !options.sync, ..Level::new(None, names) }],
@@ -366,7 +373,7 @@ impl Walk {
             let is_fresh = self.place.levels.last().is_some_and(|level| level.is_fresh);
             let level = match is_left {
                 true => Level { is_incomplete: true, ..Level::new(Some(directory), Names::default()) },
-                false => self.recorder.list(&self.place, directory),
+                false => self.recorder.scoped(&self.place, directory),
             };
             self.place.levels.push(Level { is_fresh, number: Some(self.recorder.directories), ..level });
             self.recorder.directories += 1;
@@ -518,7 +525,12 @@ impl Recorder {
             }
         }
         let kind = seen.as_ref().map_or(entry.kind, |(_, stat)| FileType::from_raw_mode(stat.st_mode));
-        if self.is_left_out(place, entry.name, kind) {
+        let (is_on_the_way, is_itself) = place.lists(entry.name);
+        if is_on_the_way && kind != FileType::Directory {
+            return Err(Fault::Explained(Errno::NOTDIR, "paths below it are listed"));
+        }
+        // A directory on the way is not what patterns are about.
+        if is_itself && self.is_left_out(place, entry.name, kind) {
             return Ok(None);
         }
         if is_temporary_name(entry.name) {
@@ -636,6 +648,21 @@ impl Recorder {
         let stat = described(&file)?;
         let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
+    }
+
+    /// The level of the directory that was entered last, with those of its entries that are copied.
+    fn scoped(&mut self, place: &Place, directory: OwnedFd) -> Level {
+        let scope = place.scope();
+        let selected = place.selected.as_ref();
+        let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
+            return Level { scope, ..self.list(place, directory) };
+        };
+        let names = selected.names(range, *start).unwrap_or_else(|error| {
+            self.fail(io_fact(&place.entered_path(b""), error));
+            Names::default()
+        });
+        // What else is there is not known to be gone.
+        Level { is_incomplete: true, scope, ..Level::new(Some(directory), names) }
     }
 
     /// Reads the names of a directory that has been recorded, the last that was entered.

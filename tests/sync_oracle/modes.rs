@@ -15,6 +15,16 @@ pub enum Patterns {
     Mixed,
 }
 
+/// What of the source is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Selects {
+    All,
+    /// What `--files-from` lists, in the file `list`.
+    Listed,
+    /// One path behind `/./`, with `--relative`.
+    Relative,
+}
+
 /// Options of both.
 pub struct Mode {
     pub name: &'static str,
@@ -22,6 +32,8 @@ pub struct Mode {
     pub rsync: &'static [&'static str],
     /// With patterns of the seed's.
     pub patterns: Patterns,
+    /// Only some paths of the source.
+    pub selects: Selects,
     /// Files have several names. In place, rsync writes through each of them, and rdcp refuses to.
     pub has_links: bool,
     /// A destination without anything in it becomes equal to its source.
@@ -29,7 +41,15 @@ pub struct Mode {
 }
 
 pub const fn same(name: &'static str, options: &'static [&'static str]) -> Mode {
-    Mode { name, rdcp: options, rsync: options, patterns: Patterns::None, has_links: true, is_whole: true }
+    Mode {
+        name,
+        rdcp: options,
+        rsync: options,
+        patterns: Patterns::None,
+        selects: Selects::All,
+        has_links: true,
+        is_whole: true,
+    }
 }
 
 pub const MODES: &[Mode] = &[
@@ -49,6 +69,18 @@ pub const MODES: &[Mode] = &[
     same("window", &["--modify-window=2"]),
     Mode { patterns: Patterns::Mixed, has_links: false, is_whole: false, ..same("patterns", &["--delete"]) },
     same("delete-after", &["--delete-after"]),
+    Mode {
+        selects: Selects::Listed,
+        rsync: &["-r", "--delete", "--from0", "--files-from=list"],
+        is_whole: false,
+        ..same("files-from", &["--delete", "--from0", "--files-from=list"])
+    },
+    Mode {
+        selects: Selects::Relative,
+        has_links: false,
+        is_whole: false,
+        ..same("relative", &["--relative", "--delete"])
+    },
     // Beside `into/copy`, or `into`.
     same("backup-dir", &["--delete", "--backup-dir=../kept"]),
 ];

@@ -11,12 +11,12 @@ use std::time::SystemTime;
 
 use crate::changes::{changed, edged, unlinked, without_temporaries};
 use crate::copies::{Way, limited};
-use crate::modes::{BASE, MODES, Mode, patterns};
+use crate::modes::{BASE, MODES, Mode, Selects, patterns};
 use crate::rig::lab::Lab;
 use crate::rig::seeds::{each, seeds};
 use crate::rig::{AGENT, Ended, Random, rdcp};
 use crate::snapshot::{Entry, Finding, Snapshot, differences, snapshot};
-use crate::tree::{self, Gardener, Node};
+use crate::tree::{self, Gardener, Kind, Node};
 
 /// Seeds of `make test`.
 pub const SEEDS: std::ops::Range<u64> = 1..31;
@@ -49,6 +49,10 @@ pub struct Grown {
     /// `SRC DST`, which makes DST/src; else `SRC/ DST`.
     pub is_nested: bool,
     pub patterns: Vec<String>,
+    /// Paths in the source, and one that is not there.
+    pub list: Vec<Vec<u8>>,
+    /// One of them is SRC, with `--relative`.
+    pub is_relative: bool,
     pub way: Way,
 }
 
@@ -69,9 +73,31 @@ pub fn grow(seed: u64, is_new: bool, mode: &Mode) -> Grown {
         1 | 2 => History::Old(fit(gardener.aged(&source, 2))),
         _ => History::Copied(before),
     };
-    let is_nested = !is_new && gardener.random.below(4) == 0;
+    let is_nested = !is_new && (gardener.random.below(4) == 0 || mode.selects == Selects::Relative);
+    let mut list = if mode.selects == Selects::All { Vec::new() } else { some_paths(gardener.random, &source) };
+    if mode.selects == Selects::Relative && list.len() == 1 {
+        list = vec![b".".to_vec()];
+    }
     let way = [Way::Within, Way::Push, Way::Pull, Way::Between][seed as usize % 4];
-    Grown { source, history, is_nested, patterns, way }
+    Grown { source, history, is_nested, patterns, list, is_relative: mode.selects == Selects::Relative, way }
+}
+
+/// A few of the paths in a tree, some with a slash behind them, and one of nothing.
+fn some_paths(random: &mut Random, node: &Node) -> Vec<Vec<u8>> {
+    fn collect(node: &Node, path: &[u8], all: &mut Vec<Vec<u8>>) {
+        let Kind::Directory(entries) = &node.kind else { return };
+        for (name, below) in entries {
+            let path = if path.is_empty() { name.clone() } else { [path, b"/", name].concat() };
+            collect(below, &path, all);
+            all.push(path);
+        }
+    }
+    let mut all = Vec::new();
+    collect(node, b"", &mut all);
+    let mut some: Vec<Vec<u8>> =
+        (0..random.below(6)).filter_map(|_| all.get(random.below(all.len().max(1) as u64) as usize).cloned()).collect();
+    some.push(b"nothing/there".to_vec());
+    some
 }
 
 /// A laboratory with both states of the source: `before/src`, where an earlier run had one, and `now/src`.
@@ -84,6 +110,7 @@ pub fn plant(grown: &Grown) -> Lab {
         tree::make(&lab.join("before/src"), before);
     }
     tree::make(&lab.join("now/src"), &grown.source);
+    fs::write(lab.join("list"), grown.list.join(&0)).expect("a file");
     lab
 }
 
@@ -112,6 +139,10 @@ pub fn copy_name(grown: &Grown) -> &'static str {
 /// Source and destination as the command line has them.
 pub fn operands(lab: &Lab, scene: &Path, state: &str, grown: &Grown) -> [OsString; 2] {
     let source = lab.join(state).join("src").into_os_string();
+    if grown.is_relative && state == "now" {
+        let path = [lab.join(state).as_os_str().as_bytes(), b"/./src/", &grown.list[0][..]].concat();
+        return [OsStr::from_bytes(&path).to_owned(), scene.join("into").into_os_string()];
+    }
     if grown.is_nested {
         return [source, scene.join("into").into_os_string()];
     }
@@ -289,6 +320,8 @@ fn is_known(mode: &Mode, line: &str) -> bool {
         // What is excluded as a whole may also be a source that is not mounted.
         "patterns" => line == "rsync ends with 0, rdcp with 8, which asks for --force-empty",
         // rsync makes DST itself where it is missing.
+        // Neither is given the metadata of the source, whose time a run changes.
+        "files-from" => line.starts_with("into/copy: modified"),
         "existing" => line == "into/copy: kind: expected directory, rdcp has nothing",
         _ => false,
     }

@@ -70,7 +70,8 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         verify: Some(Verify::Disk),
         ..TreeOptions::default()
     };
-    let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into() };
+    let only = crate::tree::Only { paths: vec![b"a/b".to_vec().into()], recursive: true };
+    let root = Root { path: b"/from/d".to_vec().into(), name: b"d".to_vec().into(), only: Some(only) };
     let names = vec![b"d".to_vec().into()];
     let endpoint =
         Endpoint { address: vec![10, 0, 0, 1], port: 7000, prefix_bits: 24, rate_mbps: 100_000, is_via: true };

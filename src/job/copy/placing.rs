@@ -243,7 +243,9 @@ impl Copy<'_> {
             directory: self.plan.directory && !is_contents || several || is_into && !exact,
             exact,
             sources: some.iter().map(becomes).collect(),
-            same_kernel: !standard && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
+            // A list of paths may well be copied into the directory that they begin with.
+            same_kernel: !(standard || self.plan.only.is_some() && side == HERE)
+                && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
         };
         // Only then can it be known.
         let may_be_itself = asked.same_kernel;

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rd_proto::tree::{Metadata, RESUME_BYTES_MIN, Record};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, chmodat, fstat, fsync, mkdirat, openat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, mkdirat, openat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
@@ -67,6 +69,8 @@ pub(super) struct OpenDirectory {
     pub moves: Option<Arc<Moves>>,
     /// With `--delete`: what is in it and has not come.
     extraneous: Option<Mutex<Extraneous>>,
+    /// It gets none but the mode that it had.
+    keeps_metadata: bool,
     /// Not all that the source has in it will come.
     is_incomplete: AtomicBool,
 }
@@ -138,7 +142,12 @@ impl OpenDirectory {
         let is_resumed = was_left && options.sync;
         let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
-        let mode = if options.mode {
+        let keeps_metadata = options.keeps_root && parent.last.is_none();
+        let mode = if keeps_metadata {
+            let made = Mode::RWXU | Mode::RWXG | Mode::RWXO;
+            let new = is_new.then(|| made.as_raw_mode() & !crate::fs::umask());
+            new.or(was_closed.then_some(stat.st_mode & 0o7777))
+        } else if options.mode {
             Some(metadata::mode(options, described, 0o777))
         } else if is_new {
             // A group that is handed down is so by a bit that mkdir has set.
@@ -149,7 +158,7 @@ impl OpenDirectory {
         };
         let current = Current::new(&stat, parent.gives_acl, !is_new || was_left);
         let last = Last { mode, current, metadata: OwnedMetadata::new(described) };
-        let differs = (!is_new && shared.entries.is_some())
+        let differs = (!is_new && !keeps_metadata && shared.entries.is_some())
             .then(|| differing(shared, Object::Open(fd.as_fd()), &stat, described, mode));
         let place = match name {
             // Merged into it.
@@ -168,6 +177,7 @@ impl OpenDirectory {
             false => elsewhere::below(&parent.alternates, name),
         };
         entered.moves = parent.moves.clone();
+        entered.keeps_metadata = keeps_metadata;
         let is_asked = options.sync && !options.dry_run;
         if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
@@ -176,7 +186,7 @@ impl OpenDirectory {
         if options.delete && !is_new || is_resumed {
             entered.extraneous = Some(Mutex::new(Extraneous::of(&entered.fd)?));
         }
-        if differs != Some(0) {
+        if differs != Some(0) && !keeps_metadata {
             let effect = if is_new { Effect::Made } else { Effect::Kept };
             shared.tell(&entered, b"", (effect, FileKind::Directory), differs, || None);
         }
@@ -273,6 +283,7 @@ impl OpenDirectory {
             moves,
             extraneous,
             is_incomplete,
+            keeps_metadata: false,
         }
     }
 
@@ -485,6 +496,10 @@ impl OpenDirectory {
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
             let opened = Object::Open(self.fd.as_fd());
+            if self.keeps_metadata {
+                let error = last.mode.and_then(|mode| fchmod(&self.fd, Mode::from_raw_mode(mode)).err());
+                return Applied { error, ..Applied::default() };
+            }
             let has_all = |stat: Stat| differing(&self.shared, opened, &stat, &last.metadata.borrow(), last.mode) == 0;
             if options.sync && fstat(&self.fd).is_ok_and(has_all) {
                 return Applied::default();

@@ -10,6 +10,7 @@ use rustix::fs::{CWD, FileType};
 use rustix::io::Errno;
 
 use super::listed::Home;
+use super::selected::{Scope, Selected};
 use crate::tree::names::Names;
 
 /// Where a walk is.
@@ -20,6 +21,8 @@ pub struct Place {
     pub roots: Vec<CString>,
     /// The top, which holds the roots, and the directories that are open within each other.
     pub levels: Vec<Level>,
+    /// What is copied of the only root, if that is not all.
+    pub selected: Option<Selected>,
 }
 
 /// One directory on the way, or the top.
@@ -35,6 +38,8 @@ pub struct Level {
     pub is_fresh: bool,
     /// Not all of its entries have been sent.
     pub is_incomplete: bool,
+    /// Which of its entries are copied.
+    pub scope: Scope,
     /// Where files that are listed are found again.
     pub home: RefCell<Weak<Home>>,
 }
@@ -62,6 +67,20 @@ impl Place {
             None => (CWD, self.roots[level.passed].as_c_str(), self.follow_roots),
         };
         Some(Entry { at, path, name: name.to_bytes(), kind, follow })
+    }
+
+    /// What is copied of the directory that has been entered last.
+    pub fn scope(&self) -> Scope {
+        let (Some(selected), Some(level)) = (&self.selected, self.levels.last()) else { return Scope::All };
+        if self.levels.len() == 1 { selected.root() } else { selected.below(&level.scope, level.entered()) }
+    }
+
+    /// Whether paths below an entry of the last level are listed, and whether the entry itself is copied for its own sake.
+    pub fn lists(&self, name: &[u8]) -> (bool, bool) {
+        match (&self.selected, self.levels.last()) {
+            (Some(selected), Some(level)) if self.levels.len() > 1 => selected.lists(&level.scope, name),
+            _ => (false, true),
+        }
     }
 
     /// Where an entry of the last level will be at the destination, from the top.
@@ -115,7 +134,16 @@ impl Level {
     /// A directory of which nothing has been sent; the top has none.
     pub fn new(directory: Option<OwnedFd>, names: Names) -> Self {
         let (directory, home) = (directory.map(Arc::new), RefCell::default());
-        Self { directory, names, passed: 0, number: None, is_fresh: false, is_incomplete: false, home }
+        Self {
+            directory,
+            names,
+            passed: 0,
+            number: None,
+            is_fresh: false,
+            is_incomplete: false,
+            scope: Scope::All,
+            home,
+        }
     }
 
     /// Comes to the next entry.

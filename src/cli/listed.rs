@@ -1,0 +1,89 @@
+//! Lists of what is copied: `--files-from`, and the arguments of `-R`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use minicbor::bytes::ByteVec;
+
+use crate::fault::escaped;
+use crate::job::plan::Spec;
+use crate::options::read_bounded;
+use crate::tree::Only;
+
+/// Bytes of a list.
+const LIST_BYTES_MAX: u64 = 64 << 20;
+
+/// The paths in a file, as rsync reads one: a line each, or behind each a zero.
+///
+/// # Errors
+///
+/// It cannot be read, or names something outside SRC.
+pub fn read(file: &OsStr, ends_in_zeros: bool, recursive: bool) -> Result<Only, String> {
+    let named = |reason: String| format!("--files-from {}: {reason}", escaped(file));
+    let text = read_bounded(file, LIST_BYTES_MAX).map_err(named)?;
+    let is_end = |&byte: &u8| if ends_in_zeros { byte == 0 } else { byte == b'\n' || byte == b'\r' };
+    let lines = text.split(is_end).filter(|line| !line.is_empty() && !b"#;".contains(&line[0]));
+    let paths: Vec<ByteVec> = lines.map(|line| checked(line).map_err(named)).collect::<Result<_, _>>()?;
+    if paths.is_empty() { Err(named("it lists nothing".to_owned())) } else { Ok(Only { paths, recursive }) }
+}
+
+fn checked(path: &[u8]) -> Result<ByteVec, String> {
+    if path.split(|&byte| byte == b'/').any(|name| name == b"..") {
+        return Err(format!("{} has .. in it, which may lead out of SRC", escaped(OsStr::from_bytes(path))));
+    }
+    Ok(path.to_vec().into())
+}
+
+/// The directory with which all sources begin, and their paths from there on: behind `/./`, or all that is given.
+///
+/// # Errors
+///
+/// They do not begin with the same directory, or have `..` behind it.
+pub fn relative(sources: &[Spec], recursive: bool) -> Result<(Spec, Only), String> {
+    let mut base: Option<Spec> = None;
+    let mut paths = Vec::new();
+    for source in sources {
+        let path = source.path().as_bytes();
+        let mark = path.windows(3).position(|three| three == b"/./");
+        let (above, below) = match mark {
+            Some(at) => (&path[..=at], &path[at + 3..]),
+            None if path.starts_with(b"/") => (&b"/"[..], path),
+            None => (&b"./"[..], path),
+        };
+        let above = OsString::from_vec(above.to_vec());
+        let above = match source {
+            Spec::There(host, _) => Spec::There(host.clone(), above),
+            _ => Spec::Here(above),
+        };
+        if base.get_or_insert_with(|| above.clone()) != &above {
+            return Err("-R: all SRC have to begin with the same directory, which /./ ends".to_owned());
+        }
+        paths.push(checked(below).map_err(|reason| format!("-R: {reason}"))?);
+    }
+    base.map(|base| (base, Only { paths, recursive })).ok_or_else(|| "-R: SRC is needed".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_of_one_directory_are_paths_in_it() {
+        let here = |path: &str| Spec::Here(path.into());
+        let there = |path: &str| Spec::There("h".into(), path.into());
+        for (sources, expected) in [
+            (vec![here("a/b"), here("c/")], Some((here("./"), vec!["a/b", "c/"]))),
+            (vec![here("/a/b")], Some((here("/"), vec!["/a/b"]))),
+            (vec![there("/x/./a/b"), there("/x/./c")], Some((there("/x/"), vec!["a/b", "c"]))),
+            (vec![here("/a"), here("b")], None),
+            (vec![here("a"), there("a")], None),
+            (vec![here("x/./../a")], None),
+        ] {
+            let found = relative(&sources, true).ok();
+            let expected = expected.map(|(base, paths)| {
+                (base, paths.into_iter().map(|path| ByteVec::from(path.as_bytes().to_vec())).collect::<Vec<_>>())
+            });
+            assert_eq!(found.map(|(base, only)| (base, only.paths)), expected, "{sources:?}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Paths below the only root that are copied, and nothing else of it: `--files-from`, `--relative`.
+//!
+//! Directories on the way to a path are sent as well. A directory that is listed itself is walked where the copy is
+//! recursive; where it is not, the entries in it come if its path ends in a slash.
+
+use std::cmp::Ordering;
+use std::ffi::{CString, OsStr};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+
+use rd_proto::control::IoFact;
+use rd_proto::tree::NAME_BYTES_MAX;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+
+use crate::fs::plain_fact;
+use crate::tree::names::Names;
+use crate::tree::root::Only;
+
+/// Paths in the order of a walk.
+pub struct Selected {
+    paths: Vec<Selection>,
+    is_recursive: bool,
+}
+
+struct Selection {
+    path: Vec<u8>,
+    /// It ends in a slash.
+    wants_contents: bool,
+}
+
+/// Which entries of a directory are copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    #[default]
+    All,
+    /// Those with these paths, whose names begin at this byte.
+    Listed(Range<usize>, usize),
+    /// All, but of what is in directories only what is listed.
+    Flat(Range<usize>, usize),
+}
+
+fn compare(one: &[u8], other: &[u8]) -> Ordering {
+    let names = |path| <[u8]>::split(path, |&byte| byte == b'/');
+    names(one).cmp(names(other))
+}
+
+impl Selected {
+    /// # Errors
+    ///
+    /// A path that leads out of the root, or cannot be one.
+    pub fn new(only: &Only) -> Result<Self, IoFact> {
+        let mut paths = Vec::with_capacity(only.paths.len());
+        for path in &only.paths {
+            let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+            let names: Vec<_> = names.collect();
+            let is_bad = |name: &&[u8]| *name == b".." || name.len() > NAME_BYTES_MAX || name.contains(&0);
+            if names.iter().any(is_bad) {
+                return Err(plain_fact(OsStr::from_bytes(path), "leads out of SRC, or has a name that none can have"));
+            }
+            let wants_contents = names.is_empty() || path.ends_with(b"/") || path.ends_with(b"/.");
+            paths.push(Selection { path: names.join(&b'/'), wants_contents });
+        }
+        paths.sort_by(|one, other| compare(&one.path, &other.path).then(other.wants_contents.cmp(&one.wants_contents)));
+        paths.dedup_by(|one, other| one.path == other.path);
+        Ok(Self { paths, is_recursive: only.recursive })
+    }
+
+    /// What of the root is copied.
+    pub fn root(&self) -> Scope {
+        match self.paths.first() {
+            Some(first) if first.path.is_empty() && self.is_recursive => Scope::All,
+            Some(first) if first.path.is_empty() => Scope::Flat(1..self.paths.len(), 0),
+            _ => Scope::Listed(0..self.paths.len(), 0),
+        }
+    }
+
+    /// The part of these paths that is an entry of this name, or below it.
+    fn part(&self, range: &Range<usize>, start: usize, name: &[u8]) -> Range<usize> {
+        let first = |selection: &Selection| -> Ordering {
+            let rest = &selection.path[start..];
+            rest.split(|&byte| byte == b'/').next().unwrap_or_default().cmp(name)
+        };
+        let paths = &self.paths[range.clone()];
+        let begin = paths.partition_point(|selection| first(selection) == Ordering::Less);
+        let end = paths.partition_point(|selection| first(selection) != Ordering::Greater);
+        range.start + begin..range.start + end
+    }
+
+    /// Whether paths below an entry of this name are listed, and whether it is itself.
+    pub fn lists(&self, scope: &Scope, name: &[u8]) -> (bool, bool) {
+        let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return (false, true) };
+        let part = self.part(range, *start, name);
+        let is_itself = self.paths[part.clone()].first().is_some_and(|first| first.path.len() == start + name.len());
+        (part.len() > usize::from(is_itself), is_itself || matches!(scope, Scope::Flat(..)))
+    }
+
+    /// What is copied of a directory of this name.
+    pub fn below(&self, scope: &Scope, name: &[u8]) -> Scope {
+        let (Scope::Listed(range, start) | Scope::Flat(range, start)) = scope else { return Scope::All };
+        let mut part = self.part(range, *start, name);
+        let below = start + name.len() + 1;
+        let itself = self.paths[part.clone()].first().filter(|first| first.path.len() < below);
+        part.start += usize::from(itself.is_some());
+        match itself {
+            Some(_) if self.is_recursive => Scope::All,
+            Some(itself) if itself.wants_contents => Scope::Flat(part, below),
+            _ => Scope::Listed(part, below),
+        }
+    }
+
+    /// The names of a directory of which only those are copied.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for them.
+    pub fn names(&self, range: &Range<usize>, start: usize) -> Result<Names, Errno> {
+        let mut names = Names::default();
+        let mut last: &[u8] = b"";
+        for selection in &self.paths[range.clone()] {
+            let name = selection.path[start..].split(|&byte| byte == b'/').next().unwrap_or_default();
+            if name != last {
+                names.push(FileType::Unknown, &CString::new(name).map_err(|_| Errno::INVAL)?)?;
+                last = name;
+            }
+        }
+        names.sort()?;
+        Ok(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selected(paths: &[&str], recursive: bool) -> Selected {
+        let paths = paths.iter().map(|path| path.as_bytes().to_vec().into()).collect();
+        Selected::new(&Only { paths, recursive }).expect("paths")
+    }
+
+    fn names(selected: &Selected, scope: &Scope) -> Vec<String> {
+        let Scope::Listed(range, start) = scope else { panic!("{scope:?}") };
+        let mut names = selected.names(range, *start).expect("room");
+        let mut all = Vec::new();
+        while let Some((_, name)) = names.current() {
+            all.push(name.to_str().expect("UTF-8").to_owned());
+            names.advance().expect("in memory");
+        }
+        all
+    }
+
+    #[test]
+    fn directories_on_the_way_come_with_what_is_listed_in_them() {
+        let list = ["b/c/d", "./a", "b/c", "b-c", "b//e/", "a", "/z"];
+        let selected = selected(&list, false);
+        let root = selected.root();
+        assert_eq!(names(&selected, &root), ["a", "b", "b-c", "z"]);
+        assert_eq!(selected.lists(&root, b"b"), (true, false));
+        assert_eq!(selected.lists(&root, b"a"), (false, true));
+        let below = selected.below(&root, b"b");
+        assert_eq!(names(&selected, &below), ["c", "e"]);
+        assert_eq!(names(&selected, &selected.below(&below, b"c")), ["d"]);
+        assert!(matches!(selected.below(&below, b"e"), Scope::Flat(..)), "its path ends in a slash");
+        assert_eq!(names(&selected, &selected.below(&root, b"z")), [""; 0], "no recursion");
+    }
+
+    #[test]
+    fn a_listed_directory_is_whole_where_the_copy_is_recursive() {
+        let selected = selected(&["b/c/d", "b/c", "x/y"], true);
+        let root = selected.root();
+        let below = selected.below(&root, b"b");
+        assert_eq!(selected.below(&below, b"c"), Scope::All);
+        assert_eq!(names(&selected, &selected.below(&root, b"x")), ["y"]);
+        assert_eq!(self::selected(&["a", "."], true).root(), Scope::All);
+        assert!(matches!(self::selected(&["a", "."], false).root(), Scope::Flat(..)));
+    }
+
+    #[test]
+    fn paths_that_lead_out_are_refused() {
+        let long = "x".repeat(256);
+        for path in ["..", "a/../b", "../a", "a/..", "a\0b", &long] {
+            let only = Only { paths: vec![path.as_bytes().to_vec().into()], recursive: true };
+            assert!(Selected::new(&only).is_err(), "{path:?}");
+        }
+    }
+}

@@ -31,7 +31,7 @@ use self::links::Links;
 pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
 use self::place::{Entry, Level, Place};
-use self::selected::{Scope, Selected};
+use self::selected::Selected;
 use super::first::First;
 use super::metadata::Reader;
 use super::names::Names;
@@ -648,21 +648,6 @@ impl Recorder {
         let stat = described(&file)?;
         let is_same = seen.is_none_or(|(_, seen)| identity(&seen) == identity(&stat));
         if is_same && FileType::from_raw_mode(stat.st_mode) == kind { Ok((file, stat)) } else { Err(REPLACED) }
-    }
-
-    /// The level of the directory that was entered last, with those of its entries that are copied.
-    fn scoped(&mut self, place: &Place, directory: OwnedFd) -> Level {
-        let scope = place.scope();
-        let selected = place.selected.as_ref();
-        let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
-            return Level { scope, ..self.list(place, directory) };
-        };
-        let names = selected.names(range, *start).unwrap_or_else(|error| {
-            self.fail(io_fact(&place.entered_path(b""), error));
-            Names::default()
-        });
-        // What else is there is not known to be gone.
-        Level { is_incomplete: true, scope, ..Level::new(Some(directory), names) }
     }
 
     /// Reads the names of a directory that has been recorded, the last that was entered.

@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::ffi::{CString, OsStr};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rd_proto::control::IoFact;
@@ -13,7 +14,9 @@ use rd_proto::tree::NAME_BYTES_MAX;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::fs::plain_fact;
+use super::Recorder;
+use super::place::{Level, Place};
+use crate::fs::{io_fact, plain_fact};
 use crate::tree::names::Names;
 use crate::tree::root::Only;
 
@@ -126,6 +129,23 @@ impl Selected {
         }
         names.sort()?;
         Ok(names)
+    }
+}
+
+impl Recorder {
+    /// The level of the directory that was entered last, with those of its entries that are copied.
+    pub(super) fn scoped(&mut self, place: &Place, directory: OwnedFd) -> Level {
+        let scope = place.scope();
+        let selected = place.selected.as_ref();
+        let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
+            return Level { scope, ..self.list(place, directory) };
+        };
+        let names = selected.names(range, *start).unwrap_or_else(|error| {
+            self.fail(io_fact(&place.entered_path(b""), error));
+            Names::default()
+        });
+        // What else is there is not known to be gone.
+        Level { is_incomplete: true, scope, ..Level::new(Some(directory), names) }
     }
 }
 

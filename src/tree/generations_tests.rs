@@ -164,6 +164,53 @@ fn no_link_within_a_generation_is_followed() {
     assert_eq!(picture(&tree.path("from")), picture(&tree.path("2")));
 }
 
+/// An earlier copy may have put a link into DST, and who made it would have what it leads to changed by a later one.
+#[test]
+fn no_link_in_dst_is_followed_to_an_older_generation() {
+    for is_local in [false, true] {
+        let tree = Generation::new();
+        fs::create_dir(tree.path("outside")).expect("a directory");
+        tree.write("outside/shadow", b"secret");
+        symlink("../outside", tree.path("from/old")).expect("a link");
+        tree.copy("to", &sync(), is_local);
+        tree.write("from/shadow", b"public");
+        let time = fs::metadata(tree.path("from/shadow")).expect("it").modified().expect("a time");
+        fs::File::options().write(true).open(tree.path("outside/shadow")).expect("it").set_modified(time).expect("it");
+        let absolute = tree.path("to/old").into_os_string().into_string().expect("UTF-8");
+        for path in ["old", "./old/", "d/../old", "../to/old", "../outside/../to/old", &absolute] {
+            let (_, report) = tree.copy("to", &linking(&[path]), is_local);
+            assert_eq!(report.without.len(), 1, "{path}: {report:?}");
+            assert_eq!(fs::read(tree.path("to/shadow")).expect("it"), b"public", "{path}");
+            assert_ne!(inode(tree.path("to/shadow")), inode(tree.path("outside/shadow")), "{path}");
+            fs::remove_file(tree.path("to/shadow")).expect("it");
+        }
+        // What is beside DST is the user's.
+        symlink("outside", tree.path("latest")).expect("a link");
+        for path in ["../latest", "d/../../latest"] {
+            tree.copy("to", &linking(&[path]), is_local);
+            assert_eq!(inode(tree.path("to/shadow")), inode(tree.path("outside/shadow")), "{path}");
+            fs::remove_file(tree.path("to/shadow")).expect("it");
+        }
+    }
+}
+
+#[test]
+fn a_relative_path_stays_relative_where_dst_is_missing() {
+    let tree = Generation::new();
+    tree.write("from/file", b"file");
+    tree.copy("1", &sync(), false);
+    let absolute = tree.path("1").into_os_string().into_string().expect("UTF-8");
+    for (number, (path, is_found)) in
+        [("..//1", true), (".././/1/", true), ("./../1", true), (&*format!("../{absolute}"), false), ("1", false)]
+            .into_iter()
+            .enumerate()
+    {
+        let to = format!("new{number}");
+        let (sent, report) = tree.copy(&to, &linking(&[path]), false);
+        assert_eq!((sent.bytes, report.without.len()), if is_found { (0, 0) } else { (4, 1) }, "{path}: {report:?}");
+    }
+}
+
 /// Random trees change; each generation stays as it was made.
 #[test]
 fn no_generation_is_changed_by_later_ones() {

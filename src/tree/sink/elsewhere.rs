@@ -4,7 +4,8 @@
 //! # Invariants
 //!
 //! * A file is linked only if it has all the metadata that the new entry is to have, and is never changed.
-//! * It is reached by descriptors, from a directory that the user has named or that is written to; no link is followed.
+//! * It is reached by descriptors, from a directory that the user has named or that is written to; no link is followed,
+//!   nor one in DST on the way to that directory.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +15,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::{Metadata, Verdict};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, ioctl_ficlone, openat, seek, statat,
+    AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Stat, fstat, ftruncate, ioctl_ficlone, openat, seek, statat,
 };
 use rustix::io::Errno;
 
@@ -29,7 +30,7 @@ use super::moves::Moved;
 use super::snapshot::Snapshot;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::metadata::Object;
-use crate::fs::{HASH_READ_BYTES, close, hash_range, identity, io_fact};
+use crate::fs::{HASH_READ_BYTES, Identity, close, hash_range, identity, io_fact};
 use crate::options::LATEST;
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
@@ -56,14 +57,24 @@ pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = shared.root_name().filter(|_| generations.session.is_dst);
     let root = root.map(|name| openat(top, name, flags | OFlags::NOFOLLOW, Mode::empty()));
-    let open = |path: &[u8]| match &root {
-        Some(Ok(root)) => openat(root, path, flags, Mode::empty()),
-        // DST will be made in the directory that is open.
-        Some(Err(_)) if !path.starts_with(b"/") => {
-            let beside = path.strip_prefix(b"../").or((path == b"..").then_some(b".")).ok_or(Errno::NOENT)?;
-            openat(top, if beside.is_empty() { b"." } else { beside }, flags, Mode::empty())
-        }
-        _ => openat(top, path, flags, Mode::empty()),
+    let dst = match &root {
+        Some(root) => root.as_ref().ok().and_then(|root| fstat(root).ok()),
+        None => fstat(top).ok(),
+    };
+    let dst = dst.as_ref().map(identity);
+    let open = |path: &[u8]| {
+        let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
+        let from = match &root {
+            _ if path.starts_with(b"/") => return open_way(openat(CWD, "/", flags, Mode::empty())?, false, names, dst),
+            Some(Ok(root)) => root.as_fd(),
+            // DST will be made in the directory that is open.
+            Some(Err(_)) => {
+                names.next_if_eq(&&b".."[..]).ok_or(Errno::NOENT)?;
+                return open_way(openat(top, ".", flags, Mode::empty())?, false, names, dst);
+            }
+            None => top.as_fd(),
+        };
+        open_way(openat(from, ".", flags, Mode::empty())?, true, names, dst)
     };
     let mut opened = Vec::new();
     match snapshot.map(Snapshot::latest) {
@@ -78,6 +89,29 @@ pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<
         }
     }
     opened
+}
+
+/// Opens the directory to which names lead from another one. A link is followed where the user has put it, beside DST or
+/// above, but none in DST: an earlier copy may have made that. `is_within`: the first directory is DST.
+fn open_way<'a>(
+    from: OwnedFd,
+    is_within: bool,
+    names: impl Iterator<Item = &'a [u8]>,
+    dst: Option<Identity>,
+) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // How far below DST it is.
+    let (mut here, mut depth) = (from, is_within.then_some(0_usize));
+    for name in names {
+        let follow = if depth.is_some() { OFlags::NOFOLLOW } else { OFlags::empty() };
+        here = openat(&here, name, flags | follow, Mode::empty())?;
+        depth = match depth {
+            Some(depth) if name == b".." => depth.checked_sub(1),
+            Some(depth) => Some(depth + 1),
+            None => (Some(identity(&fstat(&here)?)) == dst).then_some(0),
+        };
+    }
+    Ok(here)
 }
 
 /// The directories of this name in those that are like a parent.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -74,7 +75,7 @@ pub struct CopyArguments {
     dry_run: bool,
     /// Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is
     /// waited for
-    #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot"])]
+    #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from"])]
     watch: bool,
     /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named
     /// on standard output
@@ -411,8 +412,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     let sources = plan.sources.clone();
-    let mut copy = |only| {
-        plan.tree.only = only;
+    let mut copy = |only: Option<Vec<ByteVec>>| {
+        // A manifest is of all.
+        plan.tree.only = only.filter(|_| plan.manifests.is_empty());
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
@@ -427,5 +429,11 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
             super::say(&format!("rdcp: {line}"));
         }
     };
-    watch::run(&sources, say, copy)
+    let written: Vec<PathBuf> = [&arguments.manifest, &arguments.manifest_b3sum]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::from)
+        .chain(arguments.report.json.clone())
+        .collect();
+    watch::run(&sources, &written, say, copy)
 }

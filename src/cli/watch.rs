@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -56,16 +57,12 @@ struct Shared {
 struct Touched(Option<BTreeSet<Vec<u8>>>);
 
 impl Touched {
-    /// Something in the directory that `path` lies in has changed. `is_new`: it may be a directory that nobody has looked
-    /// into.
-    fn add(&mut self, path: &Path, is_new: bool) {
+    /// Something in the directory that `path` lies in has changed.
+    fn add(&mut self, path: &Path) {
         let Some(touched) = &mut self.0 else { return };
         // Those above as well: they are walked through.
         for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
             touched.insert(above.as_os_str().as_bytes().to_vec());
-        }
-        if is_new {
-            touched.insert([path.as_os_str().as_bytes(), b"/"].concat());
         }
         if touched.len() > TOUCHED_MAX || touched.iter().map(Vec::len).sum::<usize>() > TOUCHED_BYTES_MAX {
             self.0 = None;
@@ -74,7 +71,8 @@ impl Touched {
 }
 
 /// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of these directories ([`TreeOptions::only`]), and takes signals while it does; `say` has lines for a person.
+/// or of these directories ([`TreeOptions::only`]), and takes signals while it does; `say` has lines for a person;
+/// the files that are `written` with each copy must not be in what is watched.
 ///
 /// [`TreeOptions::only`]: crate::options::TreeOptions::only
 ///
@@ -83,6 +81,7 @@ impl Touched {
 /// Exit 1 where a source is not on this host; exit 5 where it cannot be watched; how the last copy failed; the signal.
 pub(super) fn run(
     sources: &[Spec],
+    written: &[PathBuf],
     say: impl Fn(&str),
     mut copy: impl FnMut(Option<Vec<ByteVec>>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
@@ -93,6 +92,14 @@ pub(super) fn run(
     let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched, is_waiting: no() });
     take_signals(&shared)?;
     let mut watcher = watch(&paths, &shared)?;
+    for file in written {
+        let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = directory.canonicalize().unwrap_or_default();
+        if paths.iter().any(|path| path.canonicalize().is_ok_and(|path| path.is_dir() && directory.starts_with(path))) {
+            let line = format!("--watch: {} is in SRC; each copy would begin the next", escaped(file.as_os_str()));
+            return Err(Failure::new(Exit::Usage, line));
+        }
+    }
     let (mut has_copied, mut lost) = (false, 0);
     loop {
         shared.is_told.store(false, SeqCst);
@@ -129,10 +136,11 @@ pub(super) fn run(
             say("waiting for changes; ^C ends it");
         }
         shared.is_waiting.store(true, SeqCst);
-        let waited = wait(&queue, pause);
+        let waited = wait(&queue, &shared, pause);
         shared.is_waiting.store(false, SeqCst);
         if !waited? {
             shared.touched().0 = None;
+            shared.is_stale.store(true, SeqCst);
         }
     }
 }
@@ -150,11 +158,12 @@ fn local(source: &Spec) -> Result<PathBuf, Failure> {
 }
 
 /// Waits until what has changed is at rest, or, for a host that was lost, for `pause`. Whether anything has changed.
-fn wait(queue: &Receiver<Woken>, pause: Option<Duration>) -> Result<bool, Failure> {
+fn wait(queue: &Receiver<Woken>, shared: &Shared, pause: Option<Duration>) -> Result<bool, Failure> {
     let signalled = |number: i32| Err(Failure::silent(Exit::Signal(number as u8)));
     let mut until = Instant::now() + pause.unwrap_or(SCAN_EVERY);
     let mut first = None;
     while let Ok(woken) = queue.recv_deadline(until) {
+        shared.is_told.store(false, SeqCst);
         match woken {
             Woken::Signal(number) => return signalled(number),
             Woken::Changed if pause.is_some() => {}
@@ -204,6 +213,11 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, 
     let config = Config::default().with_follow_symlinks(false);
     let handle = move |event: notify::Result<Event>| tell(&told, &watched, event);
     let mut watcher = RecommendedWatcher::new(handle, config).map_err(|error| failed(Path::new("SRC"), &error))?;
+    // Whatever else their names come to lead to.
+    for link in paths.iter().filter(|path| path.is_symlink()) {
+        let parent = link.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        watcher.watch(parent, RecursiveMode::NonRecursive).map_err(|error| failed(link, &error))?;
+    }
     for root in &roots {
         let (path, mode) = match root.parent() {
             Some(parent) if !root.is_dir() => (parent, RecursiveMode::NonRecursive),
@@ -214,6 +228,12 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, 
     Ok(watcher)
 }
 
+/// Whether what has changed may have further names elsewhere in the tree, which only a look at all of it brings together:
+/// a file with several, and a directory that is new or has moved, with whatever is in it.
+fn joins_others(path: &Path, is_new: bool) -> bool {
+    path.symlink_metadata().is_ok_and(|stat| if stat.is_dir() { is_new } else { stat.nlink() > 1 })
+}
+
 /// Has the loop come to know of an event that may be a change.
 fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
     let (is_change, is_stale) = match &event {
@@ -222,12 +242,17 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>
                 EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
                 _ => true,
             };
+            let is_change = is_change && event.paths.iter().any(|path| roots.iter().any(|root| path.starts_with(root)));
+            let is_change = is_change || event.need_rescan();
             let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
             let is_root = event.paths.iter().any(|path| roots.contains(path));
             let is_new = moves || matches!(event.kind, EventKind::Create(_) | EventKind::Any | EventKind::Other);
             for path in event.paths.iter().filter(|_| is_change) {
+                if joins_others(path, is_new) {
+                    shared.touched().0 = None;
+                }
                 for below in roots.iter().filter_map(|root| path.strip_prefix(root).ok()) {
-                    shared.touched().add(below, is_new);
+                    shared.touched().add(below);
                 }
             }
             (is_change, event.need_rescan() || moves && is_root)

@@ -521,16 +521,20 @@ impl TreeSink {
         self.shared.check()?;
         top.iter().for_each(|top| self.shared.delete_deferred(top, self.unsent));
         self.shared.separate_moved();
+        let top_path = top.as_ref().map_or_else(Vec::new, |top| top.top_path());
+        // The destination itself is flushed here, and may fail as all of this may.
+        drop(top);
         self.shared.entries.iter().for_each(|entries| entries.flush());
+        self.shared.check()?;
         let shared = &self.shared;
         self.switch();
+        shared.check()?;
         let mut failures = shared.failures();
         let spared = shared.spared.load(Relaxed);
         if spared > 0 {
             failures.count += spared;
             let detail = format!("--max-delete keeps {spared} of what is to be deleted");
-            let top = top.map_or_else(Vec::new, |top| top.top_path());
-            failures.first.keep(plain_fact(OsStr::from_bytes(&top), &detail));
+            failures.first.keep(plain_fact(OsStr::from_bytes(&top_path), &detail));
         }
         Ok(Report {
             files: shared.files.load(Relaxed),

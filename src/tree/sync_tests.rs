@@ -23,6 +23,7 @@ use super::sink::{Destination, Names, Refused, Report, TreeSink};
 use super::source::{Next, TreeSource};
 use super::walk::Sent;
 use super::{Root, local};
+use crate::fs::close::tests::where_calls_fail;
 use crate::fs::direct::Tally;
 use crate::options::{Rule, Rules, Session, TreeOptions};
 
@@ -36,6 +37,11 @@ pub(super) fn sync() -> TreeOptions {
 
 /// Copies what is in `from` to `to`, as between two hosts or within one.
 pub(super) fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Report) {
+    let (sent, report) = try_copy(from, to, options, is_local);
+    (sent, report.expect("a copy"))
+}
+
+fn try_copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (Sent, Result<Report, Refused>) {
     let roots = vec![Root::new(from, "root")];
     let part_bytes = if is_local { local::CHUNK_BYTES } else { PART_BYTES };
     let source = TreeSource::new(roots, part_bytes, options.clone(), Arc::default()).expect("a source");
@@ -79,13 +85,12 @@ pub(super) fn copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool
         }
         sink.finish()
     };
-    let report = report.expect("a copy");
     let listed = std::mem::take(&mut *listed.lock().expect("no panic"));
     let listed = listed.into_iter().filter_map(|entry| match entry {
         entries::Entry::Listed(entry) => Some(entry),
         _ => None,
     });
-    if report.failed == 0 {
+    if report.as_ref().is_ok_and(|report| report.failed == 0) {
         holds(listed.collect(), to);
     }
     (source.sent(), report)
@@ -324,6 +329,32 @@ fn a_tree_that_changes_is_followed() {
             assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}, once more");
             maker.change(&from);
         }
+    }
+}
+
+/// What a full disk or a quota keeps from being done at the end is the copy's failure, as it is before.
+#[test]
+fn a_disk_that_takes_nothing_at_the_end_is_a_failure() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        fs::create_dir(&from).expect("a directory");
+        fs::write(from.join("file"), "contents").expect("a file");
+        copy(&from, &to, &sync(), is_local);
+        fs::write(to.join("extraneous"), "").expect("a file");
+        let options = TreeOptions { delete: true, delete_after: true, ..sync() };
+        let fails = |options: &TreeOptions, to: &Path, call| {
+            let (_, report) = where_calls_fail(&[call], libc::EDQUOT, || try_copy(&from, to, options, is_local));
+            assert!(matches!(&report, Err(Refused::Io(fact)) if fact.errno == libc::EDQUOT), "{report:?}");
+        };
+        fails(&options, &to, libc::SYS_unlinkat);
+        assert!(to.join("extraneous").exists());
+        let mut options = sync();
+        options.generations.snapshot = Some(b"one".to_vec().into());
+        options.generations.session = Session { is_dst: true, is_last: true };
+        fs::create_dir(scratch.path().join("generations")).expect("a directory");
+        fails(&options, &scratch.path().join("generations/one"), libc::SYS_symlinkat);
+        assert!(!scratch.path().join("generations/latest").is_symlink());
     }
 }
 

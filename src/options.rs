@@ -448,7 +448,7 @@ pub struct TreeOptions {
     /// a slash. `--watch` sets it.
     #[arg(skip)]
     #[n(70)]
-    pub only: Option<Vec<ByteVec>>,
+    pub touched: Option<Vec<ByteVec>>,
     /// With --sync, compare files by contents, not by size and time
     // `-c` is scp's cipher where one follows it.
     #[arg(long)]
@@ -524,7 +524,7 @@ impl Default for TreeOptions {
     /// All of a tree, with all its metadata.
     fn default() -> Self {
         Self {
-            only: None,
+            touched: None,
             recursive: true,
             mode: true,
             owner: true,

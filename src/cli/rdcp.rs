@@ -412,9 +412,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     let sources = plan.sources.clone();
-    let mut copy = |only: Option<Vec<ByteVec>>| {
+    let mut copy = |touched: Option<Vec<ByteVec>>| {
         // A manifest is of all.
-        plan.tree.only = only.filter(|_| plan.manifests.is_empty());
+        plan.tree.touched = touched.filter(|_| plan.manifests.is_empty());
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);

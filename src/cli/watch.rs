@@ -71,10 +71,10 @@ impl Touched {
 }
 
 /// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of these directories ([`TreeOptions::only`]), and takes signals while it does; `say` has lines for a person;
+/// or of these directories ([`TreeOptions::touched`]), and takes signals while it does; `say` has lines for a person;
 /// the files that are `written` with each copy must not be in what is watched.
 ///
-/// [`TreeOptions::only`]: crate::options::TreeOptions::only
+/// [`TreeOptions::touched`]: crate::options::TreeOptions::touched
 ///
 /// # Errors
 ///

@@ -706,9 +706,9 @@ impl Recorder {
 
     /// Whether what is in the directory that was passed last is to be walked.
     fn is_entered(&self, place: &Place) -> bool {
-        let Some(only) = &self.options.only else { return true };
+        let Some(touched) = &self.options.touched else { return true };
         let path = place.entered_path_below_root();
-        let is_named = |path: &[u8]| only.binary_search_by(|one| one[..].cmp(path)).is_ok();
+        let is_named = |path: &[u8]| touched.binary_search_by(|one| one[..].cmp(path)).is_ok();
         // The root itself has no path below it.
         path.is_empty()
             || is_named(&path)

@@ -189,6 +189,8 @@ struct Shared {
     options: TreeOptions,
     names: Names,
     block_bytes: u64,
+    /// Blocks of all large files that are compared.
+    open_blocks: Arc<AtomicU64>,
     progress: Arc<Progress>,
     entries: Option<Arc<EntryStream>>,
     is_local: bool,
@@ -407,6 +409,7 @@ impl TreeSink {
             options,
             names,
             block_bytes: if block_bytes == 0 { BLOCK_BYTES } else { block_bytes },
+            open_blocks: Arc::default(),
             progress,
             entries,
             is_local,

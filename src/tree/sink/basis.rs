@@ -8,11 +8,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use rd_proto::tree::answer::Digest;
+use rd_proto::tree::blocks::block_bytes;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, fstat, ioctl_ficlone, statat};
 use rustix::io::Errno;
 
@@ -23,6 +24,11 @@ use crate::fs::{HASH_READ_BYTES, described, identity, read_up_to, write_at};
 
 /// Bytes that a thread takes at once to copy, and that are worth one more thread.
 const FILL_BYTES: u64 = 16 << 20;
+
+/// Blocks of all files that are open, each of which takes 17 bytes, and 16 more while the file is filled; and as many as a file may have beyond that. The sender
+/// says how long a file will be, before any of it has come.
+const OPEN_BLOCKS_MAX: u64 = 4 << 20;
+const FEW_BLOCKS: u64 = 1 << 10;
 
 /// Opens what stands under a name to be read, if it is a regular file that we may read.
 pub(super) fn open_regular(directory: BorrowedFd<'_>, name: &[u8]) -> Option<(OwnedFd, Stat)> {
@@ -57,6 +63,8 @@ pub(super) struct Basis {
     /// The new file is known to be another one.
     is_changed: AtomicBool,
     blocks: Mutex<Vec<Block>>,
+    /// Those of all files, these among them.
+    open_blocks: Arc<AtomicU64>,
 }
 
 /// What is known of a block of the new file.
@@ -74,17 +82,24 @@ enum Block {
 }
 
 impl Basis {
-    /// Takes an open file, before the one that is written has its length. `size`: of the new file, in bytes.
+    /// Takes an open file, before the one that is written has its length. `size`: of the new file, in bytes. Its blocks have
+    /// `wanted` bytes at least, and more where many files have many: `open_blocks` of them.
     pub fn new(
         (file, stat): (OwnedFd, Stat),
         elsewhere: Option<Box<Elsewhere>>,
         size: u64,
-        block_bytes: u64,
+        wanted: u64,
         keeps_holes: bool,
+        open_blocks: &Arc<AtomicU64>,
     ) -> Self {
         let is_changed = AtomicBool::new(stat.st_size as u64 != size);
-        let blocks = Mutex::new(vec![Block::Unknown; size.div_ceil(block_bytes) as usize]);
-        Self { file, stat, elsewhere, size, block_bytes, is_in_target: false, keeps_holes, is_changed, blocks }
+        let room = OPEN_BLOCKS_MAX.saturating_sub(open_blocks.load(Relaxed));
+        let block_bytes = block_bytes(size, wanted.max(size.div_ceil((room / 4).max(FEW_BLOCKS))));
+        let count = size.div_ceil(block_bytes);
+        open_blocks.fetch_add(count, Relaxed);
+        let blocks = Mutex::new(vec![Block::Unknown; count as usize]);
+        let (is_in_target, open_blocks) = (false, Arc::clone(open_blocks));
+        Self { file, stat, elsewhere, size, block_bytes, is_in_target, keeps_holes, is_changed, blocks, open_blocks }
     }
 
     /// Where it is, if not under the name of the new file.
@@ -268,5 +283,43 @@ impl Basis {
             let own = work();
             others.into_iter().fold(own, |outcome, other| outcome.and(other.join().expect("it does not panic")))
         })
+    }
+}
+
+impl Drop for Basis {
+    fn drop(&mut self) {
+        self.open_blocks.fetch_sub(self.size.div_ceil(self.block_bytes), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hostile sender says of each that it will be huge.
+    #[test]
+    fn blocks_of_all_open_files_are_bounded() {
+        const BLOCK_BYTES: usize = size_of::<Block>();
+        const { assert!(BLOCK_BYTES == 17) };
+        let open_blocks = Arc::default();
+        for _ in 0..2 {
+            let huge = |size: u64| {
+                let file = OwnedFd::from(tempfile::tempfile().expect("a file"));
+                let stat = fstat(&file).expect("it");
+                Basis::new((file, stat), None, size, 1 << 16, false, &open_blocks)
+            };
+            let first = huge(1 << 40);
+            assert_eq!((first.block_bytes, first.blocks().len()), (1 << 20, 1 << 20), "one alone is not bounded");
+            let mut all = vec![first];
+            all.extend((1..super::super::SLOTS_MAX as u32).map(|number| huge(1 << (40 + number % 20))));
+            let count: usize = all.iter().map(|basis| basis.blocks().len()).sum();
+            assert_eq!(count as u64, open_blocks.load(Relaxed));
+            assert!(count * BLOCK_BYTES <= 76 << 20, "{count}");
+            assert!(all.iter().all(|basis| !basis.blocks().is_empty() && basis.block_bytes.is_power_of_two()));
+            let small = huge(8 << 20);
+            assert_eq!(small.block_bytes, 1 << 16, "few blocks are as short as ever");
+            drop((all, small));
+            assert_eq!(open_blocks.load(Relaxed), 0);
+        }
     }
 }

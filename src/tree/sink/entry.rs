@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::answer::BLOCK_BYTES_MIN;
-use rd_proto::tree::blocks::block_bytes;
 use rd_proto::tree::{Metadata, Record, Special};
 use rustix::fs::{
     Advice, AtFlags, FileType, Mode, OFlags, Stat, fadvise, fdatasync, fstat, fstatfs, fsync, ftruncate, ioctl_ficlone,
@@ -440,8 +439,8 @@ impl Large {
             true => Some((fcntl_dupfd_cloexec(&partial.file, 0)?, described(&partial.file)?)),
             false => old,
         };
-        let block_bytes = block_bytes(size, if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes });
-        let mut basis = old.map(|old| Basis::new(old, elsewhere, size, block_bytes, is_sparse));
+        let wanted = if is_compared { BLOCK_BYTES_MIN } else { shared.block_bytes };
+        let mut basis = old.map(|old| Basis::new(old, elsewhere, size, wanted, is_sparse, &shared.open_blocks));
         let prepared = match &mut basis {
             Some(basis) if !is_adopted => basis.begin(&partial.file, in_place),
             _ => Ok(()),

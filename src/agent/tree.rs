@@ -128,6 +128,7 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
         report.directories = sent.directories;
         report.data_bytes = sent.bytes;
         report.kept_bytes = sent.kept_bytes;
+        report.size_bytes = sent.size_bytes;
         report.failed = sent.failed;
         report.failed_there = summary.counters.unmade;
     }

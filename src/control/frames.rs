@@ -447,6 +447,10 @@ pub struct Report {
     #[n(26)]
     #[cbor(default)]
     pub moved: u64,
+    /// The size of all files that the sender met, also of those of which nothing was sent.
+    #[n(27)]
+    #[cbor(default)]
+    pub size_bytes: u64,
 }
 
 /// One message. The numbers are part of the format.

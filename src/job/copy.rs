@@ -443,6 +443,7 @@ impl<'a> Copy<'a> {
             same: received.same,
             deleted: received.deleted,
             moved: received.moved,
+            size_bytes: sent.size_bytes,
             failed: if is_one { sent.failed } else { sent.failed.saturating_add(received.failed) },
             level,
             dry_run: self.plan.tree.dry_run,
@@ -502,6 +503,9 @@ impl<'a> Copy<'a> {
                     same: received.same,
                     deleted: received.deleted,
                     moved: received.moved,
+                    compared: summed
+                        .filter(|_| self.plan.tree.sync && !self.plan.tree.dry_run && !is_within)
+                        .map(|sent| (sent.size_bytes, sent.bytes)),
                     is_verified: from != to && !self.plan.tree.dry_run,
                     is_dry: self.plan.tree.dry_run,
                     is_synced: received.is_synced && !self.plan.tree.dry_run,
@@ -540,6 +544,8 @@ impl<'a> Copy<'a> {
         all.same = all.same.saturating_add(some.same);
         all.deleted = all.deleted.saturating_add(some.deleted);
         all.moved = all.moved.saturating_add(some.moved);
+        let both = all.compared.zip(some.compared);
+        all.compared = both.map(|((size, sent), more)| (size.saturating_add(more.0), sent.saturating_add(more.1)));
         all.is_verified &= some.is_verified;
         all.is_synced &= some.is_synced;
         all.is_read_back &= some.is_read_back;

@@ -309,6 +309,8 @@ pub struct Copied {
     pub deleted: u64,
     /// Files that were not sent, since they were there under other names: `--find-moves`.
     pub moved: u64,
+    /// The size of all files at the source, also of those of which nothing was sent.
+    pub size_bytes: u64,
     /// Entries that are not there, or not in full.
     pub failed: u64,
     /// How far the data has come.
@@ -674,6 +676,7 @@ mod tests {
                 same: 0,
                 deleted: 0,
                 moved: 0,
+                size_bytes: 3,
                 failed: 0,
                 level,
                 dry_run: false,

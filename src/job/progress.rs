@@ -87,6 +87,8 @@ pub(crate) struct Copied {
     pub(crate) deleted: u64,
     /// Files that were there under other names.
     pub(crate) moved: u64,
+    /// The size of all files at the source, and what was sent for them, in bytes; of copies that compare, between hosts.
+    pub(crate) compared: Option<(u64, u64)>,
     pub(crate) seconds: f64,
     /// The receiver has compared digests of all of it.
     pub(crate) is_verified: bool,

@@ -116,6 +116,8 @@ pub struct Sent {
     pub bytes: u64,
     /// Data that was not sent since the receiver had it, in bytes.
     pub kept_bytes: u64,
+    /// The size of all files, also of those of which nothing was sent.
+    pub size_bytes: u64,
     /// Entries that were not sent, or not intact.
     pub failed: u64,
     /// The first of those.
@@ -131,6 +133,7 @@ impl Sent {
         self.directories += later.directories;
         self.bytes += later.bytes;
         self.kept_bytes += later.kept_bytes;
+        self.size_bytes += later.size_bytes;
         self.failed += later.failed;
         self.failures.extend(later.failures);
         self.leftovers.extend(later.leftovers);
@@ -698,6 +701,9 @@ impl Recorder {
             return Ok(step);
         }
         let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
+        if matches!(step, Step::Wrote(_)) {
+            self.sent.size_bytes += stat.st_size as u64;
+        }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
         }

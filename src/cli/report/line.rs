@@ -254,6 +254,11 @@ impl Copied {
         if self.failed > 0 {
             line += &format!(", {} failed", thousands(self.failed));
         }
+        if let Some((size, sent)) = self.compared.filter(|(size, _)| *size > 0) {
+            // As rsync gives it.
+            let speedup = size as f64 / sent.max(1) as f64;
+            line += &format!("; {} sent for {}, speedup is {speedup:.2}", size_words(sent), size_words(size));
+        }
         line
     }
 }
@@ -410,6 +415,9 @@ mod tests {
         let dry = Copied { is_dry: true, is_verified: false, same: 1000, deleted: 7, ..copied };
         let line = "dry run: 3,004 files compared in 0.45 s, 407 MiB would be copied, 1,000 of them unchanged, 7 would be deleted";
         assert_eq!(dry.line(), line);
+        let again = Copied { same: 3000, amount: amount(3007, 3, 0), compared: Some((407 << 20, 100 << 10)), ..copied };
+        let line = "3,004 files, 0 B in 0.45 s, verified, 3,000 of them unchanged; 100 KiB sent for 407 MiB, speedup is 4167.68";
+        assert_eq!(again.line(), line);
         assert!(Copied { is_synced: true, ..one }.line().ends_with(", on stable storage"));
     }
 }

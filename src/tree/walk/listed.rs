@@ -251,6 +251,7 @@ impl Recorder {
         if let Step::Wrote(_) = step {
             self.listed.push(listed);
             self.room -= 1;
+            self.sent.size_bytes += size;
             if let Some(inode) = inode {
                 self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, 0);
                 self.unsettled.insert(inode);

@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use tempfile::TempDir;
 
-use rd_proto::tree::{Answer, Metadata, Record, Verdict};
+use rd_proto::tree::{Answer, LISTED_MAX, Metadata, Record, Verdict};
 
 use super::check::{Aspect, Finding, Medium, check};
 use super::entries::{self, EntryStream};
@@ -566,4 +566,37 @@ fn a_dry_run_brings_no_contents() {
     source.handle_answer(Answer::Verdicts { first: 0, verdicts }).expect("they were listed");
     (0..3).for_each(|_| next());
     assert!(sent.ends_with(b"!") && !sent.windows(8).any(|bytes| bytes == b"contents"), "{}", sent.escape_ascii());
+}
+
+/// A walk that has listed as many files as may wait goes on although none of them is wanted.
+#[test]
+fn a_walk_at_its_limit_goes_on_when_all_is_there() {
+    const FILES: usize = LISTED_MAX + 500;
+    let scratch = scratch();
+    for number in 0..FILES {
+        fs::write(scratch.path().join(number.to_string()), "").expect("a file");
+    }
+    let roots = vec![Root::new(scratch.path(), "root")];
+    let source = TreeSource::new(roots, PART_BYTES, sync(), Arc::default()).expect("a source").local();
+    let (mut target, mut listed, mut judged) = (vec![0; PART_BYTES], 0, 0);
+    loop {
+        match source.next(&mut target, PART_BYTES, &Tally::default()) {
+            Next::Part(part) => {
+                let mut records = &target[..part.length];
+                while let Some(record) = Record::decode(&mut records).expect("records") {
+                    listed += usize::from(matches!(record, Record::Listed { .. }));
+                }
+            }
+            Next::Later => {
+                assert!(judged < listed, "it waits for nothing");
+                let verdicts = vec![Verdict::Same; 1000.min(listed - judged)];
+                let first = judged as u64;
+                judged += verdicts.len();
+                source.handle_answer(Answer::Verdicts { first, verdicts }).expect("taken");
+            }
+            Next::Ended => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((listed, judged), (FILES, FILES));
 }

@@ -120,6 +120,8 @@ pub struct Answered {
     pub wanted: VecDeque<WantedFile>,
     /// Files with further names that are there already.
     pub settled: Vec<Identity>,
+    /// How many files are there already: a walk at its limit may list as many more.
+    pub same: usize,
 }
 
 /// The files that have been listed and are not settled.
@@ -161,8 +163,8 @@ impl Listed {
 
     /// Whether the walk has something to hear.
     pub fn has_news(&self) -> bool {
-        let Answered { fresh, wanted, settled } = &self.answered;
-        !fresh.is_empty() || !wanted.is_empty() || !settled.is_empty()
+        let Answered { fresh, wanted, settled, same } = &self.answered;
+        !fresh.is_empty() || !wanted.is_empty() || !settled.is_empty() || *same > 0
     }
 
     /// Takes verdicts on files from the number `first` on.
@@ -175,6 +177,7 @@ impl Listed {
             let number = first.saturating_add(offset as u64);
             let file = self.unjudged.remove(&number).ok_or("a verdict on a file that was not listed")?;
             if verdict == Verdict::Same {
+                self.answered.same += 1;
                 self.answered.settled.extend(file.inode);
             } else {
                 self.wanted += 1;

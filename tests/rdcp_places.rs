@@ -60,6 +60,43 @@ fn no_temporaries(top: &Path) {
     assert!(!names.iter().any(|name| name.contains(".rd-part") || name.contains(".rd-link")), "{names:?}");
 }
 
+/// The first generation makes DST, and nothing above it; one that `latest` leads to is not changed by another run.
+#[test]
+fn generations_begin_without_dst_and_do_not_change_once_they_are_whole() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("src/sub")).expect("a directory");
+        fs::write(lab.join("src/sub/file"), b"1").expect("a file");
+        fs::write(lab.join("single"), b"1").expect("a file");
+        for (source, dst) in [("src/", "contents"), ("src", "nested"), ("single", "file")] {
+            let copy = |name: &str, dst: &str| {
+                let option = OsString::from(format!("--snapshot={name}"));
+                lab.rdcp(&["--sync".into(), "-r".into(), option, lab.at(from, source), lab.at(to, dst)])
+            };
+            let ended = copy("one", &format!("none/{dst}"));
+            ended.expect(6);
+            assert!(ended.stderr.contains("mkdir -p"), "{}", ended.stderr);
+            assert!(!lab.join("none").exists());
+            copy("one", dst).expect(0);
+            assert_eq!(fs::read_link(lab.join(dst).join("latest")).expect("a link"), Path::new("one"));
+            let before = listed(&lab.join(dst));
+            assert!(before.iter().any(|line| line.starts_with("one/") && line.contains("|f|")), "{before:?}");
+            fs::write(lab.join("src/sub/other"), b"2").expect("a file");
+            fs::write(lab.join("single"), b"22").expect("a file");
+            let ended = copy("one", dst);
+            ended.expect(1);
+            assert!(ended.stderr.contains("choose another NAME"), "{}", ended.stderr);
+            assert_eq!(listed(&lab.join(dst)), before, "{from} {to}");
+            copy("two", dst).expect(0);
+            assert_eq!(fs::read_link(lab.join(dst).join("latest")).expect("a link"), Path::new("two"));
+            let is_of_first = |line: &&String| line.starts_with("one");
+            let first = |lines: &[String]| lines.iter().filter(is_of_first).cloned().collect::<Vec<_>>();
+            assert_eq!(first(&listed(&lab.join(dst))), first(&before));
+            fs::remove_file(lab.join("src/sub/other")).expect("it");
+        }
+    }
+}
+
 /// What is asked about in several messages is placed by one rule: only a single source is what DST names.
 #[test]
 fn several_sources_keep_their_names_wherever_they_are_from() {

@@ -14,7 +14,7 @@ complete -c rdcp -l verify -d 'Read all data back from the disk and compare it b
 complete -c rdcp -l modify-window -d 'Take times that differ by at most so many seconds for the same, as on FAT and some servers' -r
 complete -c rdcp -l max-delete -d 'Delete at most N entries' -r
 complete -c rdcp -l link-dest -d 'Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated' -r
-complete -c rdcp -l snapshot -d 'Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that leads to NAME once all has succeeded' -r
+complete -c rdcp -l snapshot -d 'Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that leads to NAME once all has succeeded, and then NAME cannot be copied into again; DST is made if it is missing' -r
 complete -c rdcp -l backup-dir -d 'Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself' -r
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r

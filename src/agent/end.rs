@@ -512,7 +512,7 @@ impl Run {
             Prepared::Stage(_) => unreachable!("has been started"),
             Prepared::ReceiveTree(directory, names, settings) => {
                 if !settings.dry_run {
-                    self.make(&directory)?;
+                    self.make(&directory, &settings)?;
                 }
                 let Shared { post, progress, entries, .. } = &*self.shared;
                 let destination = tree::destination(&names, &settings, progress, entries);
@@ -523,8 +523,8 @@ impl Run {
     }
 
     /// Makes the directory to copy into where it is missing.
-    fn make(&self, directory: &[u8]) -> Result<(), IoFact> {
-        let made = place::make(directory)?;
+    fn make(&self, directory: &[u8], settings: &TreeOptions) -> Result<(), IoFact> {
+        let made = place::make(directory, settings)?;
         *self.made.lock().expect("no panic with it locked") = made;
         Ok(())
     }
@@ -543,7 +543,8 @@ impl Run {
             Job::ReceiveFile { path } => {
                 let path = path_of(path.clone());
                 if let Some(directory) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
-                    self.make(directory.as_os_str().as_bytes()).map_err(|fact| Fault::unwritable(&fact))?;
+                    self.make(directory.as_os_str().as_bytes(), &TreeOptions::default())
+                        .map_err(|fact| Fault::unwritable(&fact))?;
                 }
                 let target = Target::prepare(&path).map_err(|fact| Fault::unwritable(&fact))?;
                 Ok(Prepared::Receive(Some(target)))

@@ -13,6 +13,7 @@ use crate::control::frames::{Fault, Found, Kind, Place, Placed};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
 use crate::fs::{io_fact, plain_fact, std_fact};
+use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
 const ITSELF: &[u8] = b".";
@@ -78,6 +79,9 @@ fn kind(metadata: &Metadata) -> Kind {
 pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     let path = if expand { names::home_expanded(&asked.path) } else { PathBuf::from(OsStr::from_bytes(&asked.path)) };
     let path = if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+    if asked.is_generation {
+        check_generation(&path)?;
+    }
     let are_files = asked.sources.iter().all(|source| source.kind == Kind::File);
     let is_link = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink());
     let placed = match std::fs::metadata(&path) {
@@ -106,9 +110,15 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
             }
             let placed = named(&path);
             let parent = Path::new(OsStr::from_bytes(&placed.directory));
-            match std::fs::metadata(parent) {
-                Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, parent)),
-                Err(error) => return Err(unwritable(bare(parent), &error)),
+            let is_missing = || {
+                let found = std::fs::symlink_metadata(bare(parent));
+                found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+            };
+            // The first generation: the directory of them is made as well.
+            let looked_at = if asked.is_generation && is_missing() { above(parent) } else { parent };
+            match std::fs::metadata(looked_at) {
+                Ok(metadata) if !metadata.is_dir() => return Err(no_directory(&path, looked_at)),
+                Err(error) => return Err(unwritable(bare(looked_at), &error)),
                 Ok(_) if asked.directory => merged(&path, asked),
                 Ok(_) => placed,
             }
@@ -122,6 +132,29 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     };
     check_targets(asked, &placed)?;
     Ok(placed)
+}
+
+/// # Errors
+///
+/// Exit 1 if the generation is whole, so that later ones are linked to it: that does not change any more.
+fn check_generation(path: &Path) -> Result<(), Fault> {
+    let identity = |found: Metadata| (found.dev(), found.ino());
+    let latest = std::fs::metadata(above(path).join(OsStr::from_bytes(LATEST))).map(identity);
+    let itself = std::fs::symlink_metadata(bare(path)).map(identity);
+    match latest.ok().zip(itself.ok()) {
+        Some((latest, itself)) if latest == itself => {
+            let name = escaped(bare(path).as_os_str());
+            let detail = format!("{name} is whole, since latest leads to it, and is not changed: choose another NAME");
+            Err(Fault::plain(Exit::Usage.code(), detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The directory that a path names an entry of.
+fn above(path: &Path) -> &Path {
+    let parent = bare(path).parent().unwrap_or(path);
+    if parent.as_os_str().is_empty() { Path::new(".") } else { parent }
 }
 
 /// Why a name with a slash behind it is none for a file.
@@ -147,8 +180,9 @@ fn bare(path: &Path) -> &Path {
     Path::new(OsStr::from_bytes(&text[..end]))
 }
 
-/// A directory that was made to copy into. Dropping it removes the directory if nothing has come into it.
-pub(crate) struct Made(PathBuf);
+/// A directory that was made to copy into, and the one above if that was made for it. Dropping it removes those into which
+/// nothing has come.
+pub(crate) struct Made(PathBuf, #[expect(dead_code, reason = "it is dropped behind")] Option<Box<Self>>);
 
 impl Drop for Made {
     fn drop(&mut self) {
@@ -158,15 +192,22 @@ impl Drop for Made {
 }
 
 /// Makes the last directory of a destination that [`place`] has found missing; `None` if it is there. Nothing is made above
-/// it.
+/// it, but the directory of generations above the first of them.
 ///
 /// # Errors
 ///
 /// It is not there, and cannot be made.
-pub(crate) fn make(directory: &[u8]) -> Result<Option<Made>, IoFact> {
+pub(crate) fn make(directory: &[u8], options: &TreeOptions) -> Result<Option<Made>, IoFact> {
     let path = Path::new(OsStr::from_bytes(directory));
+    let generations = &options.generations;
+    let is_generation = generations.snapshot.is_some() && !generations.session.is_dst;
+    let first = if is_generation { make_one(above(path), None)?.map(Box::new) } else { None };
+    make_one(path, first)
+}
+
+fn make_one(path: &Path, first: Option<Box<Made>>) -> Result<Option<Made>, IoFact> {
     match std::fs::create_dir(path) {
-        Ok(()) => Ok(Some(Made(path.to_owned()))),
+        Ok(()) => Ok(Some(Made(path.to_owned(), first))),
         Err(_) if path.is_dir() => Ok(None),
         Err(error) => Err(std_fact(path.as_os_str(), &error)),
     }
@@ -241,10 +282,10 @@ fn check_targets(asked: &Place, placed: &Placed) -> Result<(), Fault> {
 
 /// Whether the directory that a target will be made in is the source or below it.
 fn lies_within(target: &Path, source: &Found) -> bool {
-    // The root lies in itself.
-    let parent = target.parent().unwrap_or(target);
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let Ok(real) = std::fs::canonicalize(parent) else { return false };
+    // The root lies in itself. What is missing of the way will be made.
+    let or_here =
+        |above: &'_ Path| std::fs::canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let Some(real) = above(target).ancestors().find_map(|above| or_here(above).ok()) else { return false };
     real.ancestors().any(|above| {
         std::fs::metadata(above).is_ok_and(|found| (found.dev(), found.ino()) == (source.device, source.inode))
     })
@@ -279,6 +320,7 @@ mod tests {
                 exact,
                 sources: sources.iter().map(|name| self.find(name)).collect(),
                 same_kernel: true,
+                is_generation: false,
             };
             let placed = place(&asked, false).map_err(|fault| (fault.exit, fault.errno))?;
             let target = target(&placed, &asked.sources[0]);
@@ -342,6 +384,7 @@ mod tests {
             exact,
             sources: sources.iter().map(|name| scratch.find(name)).collect(),
             same_kernel: true,
+            is_generation: false,
         };
         let real = std::fs::canonicalize(&scratch.0).expect("a directory");
         std::fs::create_dir(real.join("to")).expect("a directory");
@@ -420,6 +463,7 @@ mod tests {
             exact: true,
             sources: vec![Found { device: 0, inode: 0, ..scratch.find("dir/below") }],
             same_kernel: false,
+            is_generation: false,
         };
         assert_eq!(target(&place(&asked, false).expect("a directory"), &asked.sources[0]), real);
     }
@@ -428,8 +472,9 @@ mod tests {
     fn one_directory_is_made_and_removed_again() {
         let scratch = Scratch::new("make");
         let at = |name: &str| bytes(&scratch.0.join(name));
-        let made = |path: &[u8]| make(path).map(|made| made.is_some()).map_err(|fact| fact.errno);
-        let new = make(&at("new/")).expect("can be made").expect("was not there");
+        let made =
+            |path: &[u8]| make(path, &TreeOptions::default()).map(|made| made.is_some()).map_err(|fact| fact.errno);
+        let new = make(&at("new/"), &TreeOptions::default()).expect("can be made").expect("was not there");
         assert_eq!(made(&at("new")), Ok(false), "it is there");
         assert_eq!(made(b"."), Ok(false));
         assert_eq!(made(&at("none/new")), Err(2));
@@ -439,6 +484,48 @@ mod tests {
         assert!(scratch.0.join("new/arrived").exists(), "what has arrived stays");
         assert_eq!(made(&at("other-new")), Ok(true));
         assert!(!scratch.0.join("other-new").exists(), "nothing has come into it");
+    }
+
+    #[test]
+    fn a_generation_that_is_whole_is_refused_and_the_first_makes_the_directory_of_them() {
+        let scratch = Scratch::new("generations");
+        let placed = |sources: &[&str], to: &str, exact: bool| {
+            let asked = Place {
+                path: format!("{}/{to}", scratch.0.display()).into_bytes(),
+                directory: !exact,
+                exact,
+                sources: sources.iter().map(|name| scratch.find(name)).collect(),
+                same_kernel: true,
+                is_generation: true,
+            };
+            place(&asked, false).map(|placed| placed.directory).map_err(|fault| (fault.exit, fault.errno))
+        };
+        let at = |name: &str| bytes(&scratch.0.join(name));
+        assert_eq!(placed(&["dir/."], "new/one", true), Ok([at("new"), b"/".to_vec()].concat()));
+        assert_eq!(placed(&["file"], "new/one", false), Ok(at("new/one")));
+        assert_eq!(placed(&["file"], "none/new/one", false), Err((6, 2)));
+        assert_eq!(placed(&["file"], "file/one", false), Err((6, 20)));
+        assert_eq!(placed(&["dir"], "dir/new/one", false), Err((1, 0)), "into itself");
+        let snapshot = Some(b"one".to_vec().into());
+        let generations = crate::options::Generations { snapshot, ..Default::default() };
+        let options = TreeOptions { generations, ..TreeOptions::default() };
+        drop(make(&at("new/one"), &options).expect("can be made").expect("was not there"));
+        assert!(!scratch.0.join("new").exists(), "nothing has come into it");
+        assert!(make(&at("none/new/one"), &options).is_err());
+        let made = make(&at("new/one"), &options).expect("can be made");
+        std::fs::write(scratch.0.join("new/one/file"), b"").expect("a file");
+        drop(made);
+        assert!(scratch.0.join("new/one/file").exists());
+        std::fs::create_dir(scratch.0.join("new/two")).expect("a directory");
+        assert!(placed(&["file"], "new/one", false).is_ok(), "it is not whole yet");
+        for target in ["one", "./one/", "../new/one"] {
+            std::os::unix::fs::symlink(target, scratch.0.join("new/latest")).expect("a link");
+            for (sources, exact) in [(["file"], false), (["dir/."], true)] {
+                assert_eq!(placed(&sources, "new/one", exact), Err((1, 0)));
+                assert!(placed(&sources, "new/two", exact).is_ok());
+            }
+            std::fs::remove_file(scratch.0.join("new/latest")).expect("it");
+        }
     }
 
     #[test]

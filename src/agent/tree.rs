@@ -213,7 +213,7 @@ impl LocalCopy {
         let source = TreeSource::new(roots.clone(), local::CHUNK_BYTES, settings.clone(), Arc::clone(progress));
         let source = Arc::new(source.map_err(|fact| Fault::unreadable(&fact))?.local());
         // Before the sink, which must have removed what it has not published when this is dropped.
-        let _made = if settings.dry_run { None } else { place::make(directory).map_err(unwritable)? };
+        let _made = if settings.dry_run { None } else { place::make(directory, settings).map_err(unwritable)? };
         let is_stopped = Arc::clone(stop);
         entries.end_when(move || is_stopped.load(Ordering::Relaxed));
         let options = Destination { is_local: true, ..destination(names, settings, progress, entries) };

@@ -82,8 +82,14 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         waits: vec![1, 2, 3, 4, 5, 6],
         ..Report::default()
     };
-    let place =
-        Place { path: Vec::new(), directory: true, exact: false, sources: vec![found.clone()], same_kernel: true };
+    let place = Place {
+        path: Vec::new(),
+        directory: true,
+        exact: false,
+        sources: vec![found.clone()],
+        same_kernel: true,
+        is_generation: false,
+    };
     let stage = Stage {
         number: 2,
         action: Action::Tee { path: b"~/\xfe".to_vec(), append: true },

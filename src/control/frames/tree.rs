@@ -77,6 +77,9 @@ pub struct Place {
     /// Source and destination are on one kernel, so that device and inode numbers can be compared.
     #[n(4)]
     pub same_kernel: bool,
+    /// It is a generation (`--snapshot`) in a directory of them, which is made where that is missing.
+    #[n(5)]
+    pub is_generation: bool,
 }
 
 /// The answer to [`Place`].

@@ -237,7 +237,8 @@ impl Copy<'_> {
         let path = self.plan.destination.path().as_bytes();
         // A single directory becomes `new/`, as with cp; anything else comes into it.
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
-        let is_into = names_directory || is_synced || self.plan.tree.generations.snapshot.is_some();
+        let is_generation = self.plan.tree.generations.snapshot.is_some();
+        let is_into = names_directory || is_synced || is_generation;
         let asked = Place {
             path: path.to_vec(),
             directory: self.plan.directory && !is_contents || several || is_into && !exact,
@@ -246,6 +247,7 @@ impl Copy<'_> {
             // A list of paths may well be copied into the directory that they begin with.
             same_kernel: !(standard || self.plan.only.is_some() && side == HERE)
                 && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
+            is_generation,
         };
         // Only then can it be known.
         let may_be_itself = asked.same_kernel;

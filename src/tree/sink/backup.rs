@@ -1,8 +1,10 @@
 //! `--backup-dir`: what is replaced or deleted goes on under the same path in another directory.
 //!
 //! A file that is replaced gets a second name there before the new one takes the first, so at each moment it has one of
-//! them. What is deleted is renamed. No link is followed but those in an absolute DIR, which is the user's as DST is.
+//! them. What is deleted is renamed. No link is followed but those on the way to an absolute DIR, outside DST, that are
+//! there when the copy begins: they are the user's, as DST is.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -29,20 +31,54 @@ const NO_BACKUP: &str = "its backup cannot be made";
 
 /// Where DIR is, and what is kept there.
 pub(super) struct Backup {
-    /// As it was given.
-    path: Vec<u8>,
     /// The directory that DST is, or lies in under this name.
     top: OwnedFd,
     name: Option<Vec<u8>>,
-    opened: Mutex<Option<Arc<Opened>>>,
+    reached: Mutex<Reached>,
+}
+
+/// How far DIR has been opened. What was there at the start is opened then, before the sender can put links in its place.
+struct Reached {
+    /// `None` where a relative DIR begins at a DST that is not there yet.
+    here: Option<OwnedFd>,
+    /// The names that are left.
+    rest: VecDeque<Vec<u8>>,
+    /// Links are followed: in an absolute DIR, at the start, and outside DST.
+    follows: bool,
+    is_new: bool,
+    /// The directories on the way, and DIR itself.
+    way: Vec<Identity>,
+    opened: Option<Arc<Opened>>,
 }
 
 /// DIR, once it is there.
 struct Opened {
     directory: OwnedFd,
     destination: OwnedFd,
-    /// The directories on the way to it, and it itself.
-    way: Vec<Identity>,
+}
+
+impl Reached {
+    /// Opens what is left of DIR, below the start of a relative one. `make`: what is missing is made; else `None` is that.
+    fn walk(&mut self, destination: Option<&Stat>, make: bool) -> Result<Option<OwnedFd>, Fault> {
+        while let (Some(here), Some(name)) = (&self.here, self.rest.front()) {
+            let flags = if self.follows { OPEN.difference(OFlags::NOFOLLOW) } else { OPEN };
+            let next = match openat(here, &name[..], flags, Mode::empty()) {
+                Err(Errno::NOENT) if !make => return Ok(None),
+                Err(Errno::NOENT) => {
+                    mkdirat(here, &name[..], Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
+                    self.is_new = true;
+                    openat(here, &name[..], OPEN, Mode::empty())?
+                }
+                next => next?,
+            };
+            let reached = identity(&fstat(&next)?);
+            self.follows &= destination.is_none_or(|stat| identity(stat) != reached);
+            self.way.push(reached);
+            self.here = Some(next);
+            self.rest.pop_front();
+        }
+        Ok(self.here.as_ref().map(again).transpose()?)
+    }
 }
 
 impl Backup {
@@ -50,7 +86,7 @@ impl Backup {
     ///
     /// # Errors
     ///
-    /// DIR cannot be what is asked for. One that is missing is made when it is needed.
+    /// DIR cannot be what is asked for. What is missing of it is made when it is needed.
     pub fn new(directory: BorrowedFd<'_>, names: &Names, options: &TreeOptions) -> Result<Option<Self>, IoFact> {
         let Some(path) = options.backup_dir.as_ref().map(|path| path.to_vec()) else { return Ok(None) };
         let fact = |fault: Fault| fault.into_fact(OsStr::from_bytes(&path));
@@ -59,60 +95,60 @@ impl Backup {
             Names::Only(name) if options.contents && name != b"." => Some(name.clone()),
             _ => None,
         };
-        let backup = Self { path: path.clone(), top, name, opened: Mutex::default() };
+        let is_absolute = path.starts_with(b"/");
+        let root = is_absolute.then(|| openat(CWD, "/", OPEN, Mode::empty())).transpose();
+        let rest = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
+        let reached = Reached {
+            here: root.map_err(|error| fact(error.into()))?,
+            rest: rest.map(<[u8]>::to_vec).collect(),
+            follows: is_absolute,
+            is_new: false,
+            way: Vec::new(),
+            opened: None,
+        };
+        let backup = Self { top, name, reached: Mutex::new(reached) };
         backup.open(false).map_err(fact)?;
         Ok(Some(backup))
     }
 
     /// Opens DIR. `make`: it is made where it is missing; else, and where DST is, `None` is that.
     fn open(&self, make: bool) -> Result<Option<Arc<Opened>>, Fault> {
-        let mut known = self.opened.lock().expect("no panics under it");
-        if known.is_some() {
-            return Ok(known.clone());
+        let mut reached = self.reached.lock().expect("no panics under it");
+        if reached.opened.is_some() {
+            return Ok(reached.opened.clone());
         }
         let name = self.name.as_deref().unwrap_or(b".");
         let destination = match openat(&self.top, name, OPEN, Mode::empty()) {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !make => return Ok(None),
-            found => found?,
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) if !make => None,
+            found => Some(found?),
         };
-        let stat = fstat(&destination)?;
-        let is_absolute = self.path.starts_with(b"/");
-        let flags = if is_absolute { OPEN.difference(OFlags::NOFOLLOW) } else { OPEN };
-        let from = if is_absolute { openat(CWD, "/", OPEN, Mode::empty())? } else { again(&destination)? };
-        let (mut here, mut way, mut is_new) = (from, Vec::new(), false);
-        for name in self.path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
-            let next = match openat(&here, name, flags, Mode::empty()) {
-                Err(Errno::NOENT) if !make => {
-                    let is_other = fstat(&here)?.st_dev != stat.st_dev;
-                    return if is_other { Err(Fault::Explained(Errno::XDEV, IS_OTHER_SYSTEM)) } else { Ok(None) };
-                }
-                Err(Errno::NOENT) => {
-                    mkdirat(&here, name, Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
-                    is_new = true;
-                    openat(&here, name, flags, Mode::empty())?
-                }
-                next => next?,
-            };
-            way.push(identity(&fstat(&next)?));
-            here = next;
+        let stat = destination.as_ref().map(fstat).transpose()?;
+        if reached.here.is_none() {
+            reached.here = destination.as_ref().map(again).transpose()?;
         }
-        let found = fstat(&here)?;
-        if found.st_dev != stat.st_dev {
+        let found = reached.walk(stat.as_ref(), make);
+        reached.follows = false;
+        let found = found?;
+        let (Some(destination), Some(stat), Some(here)) = (destination, stat, &reached.here) else { return Ok(None) };
+        let here = fstat(here)?;
+        if here.st_dev != stat.st_dev {
             return Err(Fault::Explained(Errno::XDEV, IS_OTHER_SYSTEM));
         }
-        if identity(&found) == identity(&stat) {
+        let Some(directory) = found else { return Ok(None) };
+        if identity(&here) == identity(&stat) {
             return Err(Fault::Detail("--backup-dir is DST itself: name another directory"));
         }
-        if is_new {
-            resemble(&here, &stat);
+        if reached.is_new {
+            resemble(&directory, &stat);
         }
-        *known = Some(Arc::new(Opened { directory: here, destination, way }));
-        Ok(known.clone())
+        reached.opened = Some(Arc::new(Opened { directory, destination }));
+        Ok(reached.opened.clone())
     }
 
     /// Whether a directory that is to be deleted is DIR, or leads to it.
     pub fn is_in(&self, stat: &Stat) -> Result<bool, Fault> {
-        Ok(self.open(false)?.is_some_and(|opened| opened.way.contains(&identity(stat))))
+        self.open(false)?;
+        Ok(self.reached.lock().expect("no panics under it").way.contains(&identity(stat)))
     }
 
     /// Keeps an entry, which is no directory, before another takes its name. `path`: from DST on.

@@ -107,6 +107,32 @@ fn what_cannot_be_kept_stays() {
     assert_eq!(texts(&to.join("bak/d")), owned(&[("a", "old"), ("gone", "gone")]));
 }
 
+/// A sender's link where DIR was missing at the start leads nowhere, and directories that lead to DIR are not deleted.
+#[test]
+fn a_link_that_has_come_does_not_lead_to_the_backup_directory() {
+    for (is_local, is_absolute) in [(true, true), (false, true), (true, false), (false, false)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        plant(&from, &[("zz/f", "new")]);
+        plant(&to, &[("zz/f", "theirs"), ("kept/other", "o")]);
+        fs::create_dir(scratch.path().join("outside")).expect("a directory");
+        symlink(scratch.path().join("outside"), from.join("bak")).expect("a link");
+        let options = |path: &str| match is_absolute {
+            true => backing_up(to.join(path).to_str().expect("UTF-8")),
+            false => backing_up(path),
+        };
+        let (_, report) = copy(&from, &to, &options("bak"), is_local);
+        assert!(report.failed > 0, "{report:?}");
+        assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
+        fs::remove_file(from.join("bak")).expect("ours");
+        plant(&to, &[("zz/f", "theirs"), ("kept/other", "o"), ("gone", "g")]);
+        let (_, report) = copy(&from, &to, &options("kept/bak"), is_local);
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        let kept = texts(&to.join("kept"));
+        assert!(["other", "bak/gone", "bak/zz/f"].map(|path| kept.iter().any(|(name, _)| name == path)) == [true; 3]);
+    }
+}
+
 #[test]
 fn a_backup_directory_that_cannot_be_is_refused_at_once() {
     let scratch = scratch();
@@ -119,6 +145,8 @@ fn a_backup_directory_that_cannot_be_is_refused_at_once() {
     };
     assert!(String::from_utf8_lossy(&refused(".").detail).contains("DST itself"));
     assert!(refused("link/bak").errno != 0, "no link is followed");
+    let absolute = scratch.path().join("to/link/bak");
+    assert!(refused(absolute.to_str().expect("UTF-8")).errno != 0, "no link in DST is followed");
     let other = TempDir::new_in("/dev/shm").expect("a directory");
     let is_other = fs::metadata(other.path()).expect("it").dev() != fs::metadata(scratch.path()).expect("it").dev();
     let elsewhere = if is_other { other.path() } else { Path::new("/proc") };

@@ -222,6 +222,36 @@ fn links_at_the_destination_are_treated_as_by_cp() {
     told.expect(6).one_line("rdcp", &["h:", "x/dangling", "leads nowhere"]);
 }
 
+/// With `--delete-after` nothing goes unless each source was there; what takes several sessions is refused before it begins.
+#[test]
+fn deletion_at_the_end_needs_all_sources() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        for name in ["a", "b", "dst/a", "dst/b"] {
+            fs::create_dir_all(lab.join(name)).expect("a directory");
+        }
+        lab.0.file("a/new", b"1");
+        lab.0.file("b/new", b"2");
+        lab.0.file("dst/a/extra", b"3");
+        let copy = |sources: &[OsString]| {
+            let options = ["-r", "--sync", "--delete-after"].map(OsString::from);
+            lab.rdcp(&[&options, sources, &[lab.at(to, "dst/")]].concat())
+        };
+        let ended = copy(&[lab.at(from, "a"), lab.at(from, "nope")]);
+        let lines = &ended.expect(8).stderr;
+        assert!(lines.contains("nope") && lines.contains("--delete-after has deleted nothing"), "{lines}");
+        holds(&lab.join("dst/a/new"), b"1");
+        holds(&lab.join("dst/a/extra"), b"3");
+        copy(&[lab.at(from, "a"), lab.at("other", "b")])
+            .expect(1)
+            .one_line("rdcp", &["--delete-after", "several hosts"]);
+        assert!(lab.join("dst/a/extra").exists() && !lab.join("dst/b/new").exists());
+        copy(&[lab.at(from, "a"), lab.at(from, "b")]).expect(0);
+        assert!(!lab.join("dst/a/extra").exists());
+        holds(&lab.join("dst/b/new"), b"2");
+    }
+}
+
 #[test]
 fn one_bad_source_does_not_keep_the_others() {
     for (from, to) in WAYS {

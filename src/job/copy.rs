@@ -31,6 +31,9 @@ mod progress;
 
 use progress::Progress;
 
+const NO_DELETE_AFTER: &str = "--delete-after (also --find-moves with --delete) does not wait for several hosts or so \
+     long a list: copy one after the other, or use --delete";
+
 /// How long an end may take to answer a question about its files: some file systems are slow to wake.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -275,6 +278,9 @@ impl<'a> Copy<'a> {
             let only = lists.pop_front();
             if lists.is_empty() {
                 rest = others;
+            }
+            if self.plan.tree.delete_after && !rest.is_empty() {
+                return Err(Failure::new(Exit::Usage, NO_DELETE_AFTER));
             }
             self.progress.begin(!is_stream && placed.is_some(), !rest.is_empty(), self.total.waits);
             let ended = match placed {

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use super::sink::Report;
 use super::sync_tests::{Maker, copy, picture, scratch, sync};
 use super::walk::Sent;
-use crate::options::{Generations, TreeOptions};
+use crate::options::{Generations, Session, TreeOptions};
 
 fn moving() -> TreeOptions {
-    let generations = Generations { find_moves: true, ..Generations::default() };
+    let session = Session { is_last: true, ..Session::default() };
+    let generations = Generations { find_moves: true, session, ..Generations::default() };
     TreeOptions { delete: true, delete_after: true, generations, ..sync() }
 }
 

@@ -342,7 +342,8 @@ fn a_disk_that_takes_nothing_at_the_end_is_a_failure() {
         fs::write(from.join("file"), "contents").expect("a file");
         copy(&from, &to, &sync(), is_local);
         fs::write(to.join("extraneous"), "").expect("a file");
-        let options = TreeOptions { delete: true, delete_after: true, ..sync() };
+        let mut options = TreeOptions { delete: true, delete_after: true, ..sync() };
+        options.generations.session.is_last = true;
         let fails = |options: &TreeOptions, to: &Path, call| {
             let (_, report) = where_calls_fail(&[call], libc::EDQUOT, || try_copy(&from, to, options, is_local));
             assert!(matches!(&report, Err(Refused::Io(fact)) if fact.errno == libc::EDQUOT), "{report:?}");

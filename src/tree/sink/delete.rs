@@ -220,7 +220,7 @@ impl Shared {
         deferred.push(directory, path, names).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Deletes it, unless an entry has failed here, or `unsent` ones have at the sender.
+    /// Deletes it, unless an entry has failed here, or `unsent` ones have at the sender, or a source before any was sent.
     pub fn delete_deferred(&self, top: &OpenDirectory, unsent: u64) {
         let deferred = self.deferred.lock().expect("no panics under it").0.take();
         let Some(file) = deferred else { return };
@@ -230,7 +230,8 @@ impl Shared {
             while delete_next(&mut file, self, top)? {}
             Ok(())
         };
-        let deleted = match unsent > 0 || self.failures().count > 0 {
+        let has_all = self.options.generations.session.is_last && unsent == 0 && self.failures().count == 0;
+        let deleted = match !has_all {
             true => Err(Fault::Detail("--delete-after has deleted nothing, since not all was copied")),
             false => delete().map_err(|error: std::io::Error| fault_of(&error)),
         };

@@ -154,6 +154,12 @@ fn a_backup_directory_that_cannot_be_is_refused_at_once() {
     assert!(String::from_utf8_lossy(&fact.detail).contains("file system"), "{fact:?}");
 }
 
+fn deleting_after() -> TreeOptions {
+    let mut options = TreeOptions { delete: true, delete_after: true, ..sync() };
+    options.generations.session.is_last = true;
+    options
+}
+
 #[test]
 fn deletion_at_the_end_leaves_what_deletion_at_once_leaves() {
     for is_local in [true, false] {
@@ -164,7 +170,7 @@ fn deletion_at_the_end_leaves_what_deletion_at_once_leaves() {
         for name in 0..12 {
             maker.make(&from.join(format!("n{name}")), 3);
         }
-        let options = TreeOptions { delete: true, delete_after: true, ..sync() };
+        let options = deleting_after();
         for round in 0..6 {
             let (sent, report) = copy(&from, &to, &options, is_local);
             assert_eq!((report.failed, sent.failed), (0, 0), "{:?} {:?}", report.failures, sent.failures);
@@ -183,11 +189,16 @@ fn deletion_at_the_end_needs_all_to_be_copied() {
     plant(&to, &[("a/gone", "1"), ("a/gone.o", "1"), ("z/linked", "1"), ("gone/deep/file", "1")]);
     fs::hard_link(to.join("z/linked"), scratch.path().join("other")).expect("a link");
     let exclude = Rules(vec![Rule { pattern: b"*.o".to_vec().into(), is_include: false }]);
-    let options = TreeOptions { delete: true, delete_after: true, in_place: true, rules: exclude, ..sync() };
+    let options = TreeOptions { in_place: true, rules: exclude, ..deleting_after() };
     let (_, report) = copy(&from, &to, &options, false);
     assert_eq!((report.deleted, report.failed), (0, 2), "{:?}", report.failures);
     assert!(to.join("a/gone").exists() && to.join("gone/deep/file").exists() && to.join("a/kept").exists());
     fs::remove_file(scratch.path().join("other")).expect("ours");
+    // Another source was not found.
+    let mut not_all = options.clone();
+    not_all.generations.session.is_last = false;
+    let (_, report) = copy(&from, &to, &not_all, false);
+    assert_eq!((report.deleted, report.failed), (0, 1), "{:?}", report.failures);
     let few = TreeOptions { max_delete: Some(1), ..options.clone() };
     let (_, report) = copy(&from, &to, &few, false);
     assert_eq!(report.deleted, 1, "{:?}", report.failures);

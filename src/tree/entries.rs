@@ -19,7 +19,7 @@ pub const MESSAGE_BYTES: usize = 64 << 10;
 /// Messages that may be on their way to the caller, or wait there to be taken.
 pub const WINDOW: u32 = 4;
 
-/// Entries of one message, since each counts for [`OVERHEAD_BYTES`] at least.
+/// Entries of one message, since each counts for a few bytes at least.
 pub const ENTRIES_MAX: usize = MESSAGE_BYTES / OVERHEAD_BYTES + 1;
 
 /// Bytes of an entry's path and of what it leads to, together. A path is not bounded by what a system call takes: each

@@ -394,3 +394,76 @@ fn attributes_of_what_was_there_before_go() {
         assert_eq!(rights(&from), rights(&target));
     }
 }
+
+/// As [`rdcp`], with temporary files in a directory of the laboratory, which may be missing.
+fn rdcp_with_temporary(lab: &Lab, temporary: &str, arguments: &[OsString]) -> Ended {
+    let mut command = lab.command(rig::rdcp(), "rsh", AGENT);
+    command.env("TMPDIR", lab.join(temporary)).args(arguments);
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
+}
+
+/// More hard links than memory holds go to a temporary file. Without one some become files of their own: never silently.
+#[test]
+fn hard_links_that_are_lost_are_a_failure() {
+    let lab = Lab::new();
+    // Long paths: few files are enough.
+    let mut deep = PathBuf::from("tree");
+    (0..12).for_each(|_| deep.push("d".repeat(250)));
+    for directory in [Path::new("tmp"), Path::new("tree/later"), &deep] {
+        fs::create_dir_all(lab.join(directory.to_str().expect("UTF-8"))).expect("a directory");
+    }
+    const FILES: usize = 3500;
+    for number in 0..FILES {
+        let first = lab.join(deep.to_str().expect("UTF-8")).join(format!("{number}"));
+        fs::write(&first, b"").expect("a file");
+        fs::hard_link(&first, lab.join("tree/later").join(format!("{number}"))).expect("a link");
+    }
+    for (number, (from, to)) in WAYS.into_iter().enumerate() {
+        for (temporary, code) in [("tmp", 0), ("none", 8)] {
+            let name = format!("{temporary}{number}");
+            let ended =
+                rdcp_with_temporary(&lab, temporary, &["-r".into(), side(&lab, from, "tree"), side(&lab, to, &name)]);
+            ended.expect(code);
+            let later = fs::read_dir(lab.join(&name).join("later")).expect("it").map(|entry| entry.expect("it"));
+            let linked = later.filter(|entry| entry.metadata().expect("it").nlink() == 2).count();
+            assert_eq!(linked == FILES, code == 0, "{linked}");
+            let lines = ended.stderr.lines().filter(|line| line.contains("hard links are copied as files")).count();
+            assert_eq!(lines, usize::from(code != 0), "{}", ended.stderr);
+            let is_named = ended.stderr.contains("/none: No such file or directory") && ended.stderr.contains("TMPDIR");
+            assert_eq!(is_named, code != 0, "{}", ended.stderr);
+            run(Command::new("rm").arg("-r").arg(lab.join(&name)));
+        }
+    }
+}
+
+/// More names of one directory than memory holds are sorted in a temporary file; that there is none is not taken for
+/// something about the directory.
+#[test]
+fn names_that_cannot_be_sorted_are_said_to_be_so() {
+    let lab = Lab::new();
+    for directory in ["tmp", "tree/huge", "small/huge"] {
+        fs::create_dir_all(lab.join(directory)).expect("a directory");
+    }
+    for number in 0..16_500 {
+        fs::write(lab.join("tree/huge").join(format!("{number:0250}")), b"").expect("a file");
+    }
+    fs::write(lab.join("small/huge/other"), b"").expect("a file");
+    for (number, (from, to)) in WAYS.into_iter().enumerate() {
+        let name = format!("to{number}");
+        let copy = |temporary, source: &str| {
+            let mut arguments: Vec<OsString> = ["-r", "--sync", "--delete"].map(Into::into).into();
+            arguments.extend([side(&lab, from, source), side(&lab, to, &name)]);
+            rdcp_with_temporary(&lab, temporary, &arguments)
+        };
+        let expect = |ended: Ended, what: &str| {
+            ended.expect(8);
+            let is_said = |line: &str| line.contains(what) && line.contains("temporary directory");
+            assert!(ended.stderr.lines().any(is_said), "{from} {to}: {}", ended.stderr);
+        };
+        expect(copy("none", "tree/"), "cannot read");
+        copy("tmp", "tree/").expect(0);
+        expect(copy("none", "small/"), "cannot write");
+        copy("tmp", "small/").expect(0);
+        assert_eq!(fs::read_dir(lab.join(&name).join("huge")).expect("it").count(), 1);
+    }
+}

@@ -294,7 +294,10 @@ fn remove_files(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
 }
 
 /// Calls `look` with each name in a directory.
-pub(crate) fn for_each(directory: impl AsFd, mut look: impl FnMut(&CStr) -> Result<(), Errno>) -> Result<(), Errno> {
+pub(crate) fn for_each<E: From<Errno>>(
+    directory: impl AsFd,
+    mut look: impl FnMut(&CStr) -> Result<(), E>,
+) -> Result<(), E> {
     let mut space = Vec::with_capacity(LISTING_BYTES);
     let mut entries = RawDir::new(directory, space.spare_capacity_mut());
     while let Some(entry) = entries.next() {

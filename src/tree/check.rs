@@ -20,6 +20,7 @@ use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat};
 use rustix::io::Errno;
 
+use super::Fault;
 pub use super::contents::Medium;
 use super::contents::{self, Job};
 use super::manifest::{Entry, Kind, ManifestError, Reader, order};
@@ -243,7 +244,7 @@ impl<'a> Checker<'a> {
         };
         let mut expected = next(&mut manifest)?;
         if let Some(entry) = expected.take_if(|entry| entry.path.is_empty()) {
-            let stat = fstat(&top).map_err(|error| self.unlisted(b"", error))?;
+            let stat = fstat(&top).map_err(|error| self.unlisted(b"", error.into()))?;
             self.differs(b"", aspects(&entry, &stat));
             expected = next(&mut manifest)?;
         }
@@ -280,7 +281,7 @@ impl<'a> Checker<'a> {
                 }
                 Ok(Some(entered)) => match self.list(entered, &path) {
                     Ok(level) => levels.push(level),
-                    Err(error) => self.fail(&path, error),
+                    Err(fault) => self.fail(&path, fault.errno().unwrap_or(Errno::IO)),
                 },
                 Ok(None) => {}
                 // It was there a moment ago.
@@ -295,15 +296,15 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn unlisted(&self, path: &[u8], error: Errno) -> CheckError {
-        CheckError::Directory(io_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str(), error))
+    fn unlisted(&self, path: &[u8], fault: Fault) -> CheckError {
+        CheckError::Directory(fault.into_fact(self.directory.join(OsStr::from_bytes(path)).as_os_str()))
     }
 
-    fn list(&self, directory: OwnedFd, path: &[u8]) -> Result<Level, Errno> {
+    fn list(&self, directory: OwnedFd, path: &[u8]) -> Result<Level, Fault> {
         let mut names = Names::default();
         for_each(&directory, |name| {
             if name.count_bytes() > NAME_BYTES_MAX {
-                return Err(Errno::NAMETOOLONG);
+                return Err(Errno::NAMETOOLONG.into());
             }
             names.push(FileType::Unknown, name)
         })?;

@@ -6,10 +6,15 @@ use std::io;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::Fault;
 use crate::fs::sort::{Sorted, Sorter};
 
 /// Names that are held in memory, in bytes; of a directory with more of them all are sorted in a temporary file.
 const MEMORY_BYTES_MAX: usize = 1 << 20;
+
+/// What the error number is about.
+const NO_ROOM: &str =
+    "its names do not fit in memory, and cannot be sorted in the temporary directory: let TMPDIR name one with room";
 
 /// The names of one directory, each with what the directory says of its kind; sorted, and without an allocation for each.
 /// Memory is bounded, however many there are.
@@ -36,9 +41,9 @@ impl Names {
     /// # Errors
     ///
     /// There is no room for so many, neither in memory nor in a temporary file.
-    pub fn push(&mut self, kind: FileType, name: &CStr) -> Result<(), Errno> {
+    pub fn push(&mut self, kind: FileType, name: &CStr) -> Result<(), Fault> {
         if let Some(Many::Sorting(sorter)) = self.many.as_deref_mut() {
-            return sorter.push(name.to_bytes(), &[bits(kind)]).map_err(errno);
+            return sorter.push(name.to_bytes(), &[bits(kind)]).map_err(no_room);
         }
         let name = name.to_bytes_with_nul();
         let (start, length) = (self.bytes.len(), u8::try_from(name.len() - 1).map_err(|_| Errno::NAMETOOLONG)?);
@@ -48,7 +53,7 @@ impl Names {
         if self.bytes.len() > MEMORY_BYTES_MAX {
             let mut sorter = Sorter::default();
             for &start in &self.order {
-                sorter.push(self.name_at(start), &[self.bytes[start as usize]]).map_err(errno)?;
+                sorter.push(self.name_at(start), &[self.bytes[start as usize]]).map_err(no_room)?;
             }
             *self = Self { many: Some(Box::new(Many::Sorting(sorter))), ..Self::default() };
         }
@@ -61,13 +66,13 @@ impl Names {
     /// # Errors
     ///
     /// The temporary file cannot be written or read; there are no names then.
-    pub fn sort(&mut self) -> Result<(), Errno> {
+    pub fn sort(&mut self) -> Result<(), Fault> {
         if let Some(many) = self.many.take() {
             let Many::Sorting(sorter) = *many else {
                 self.many = Some(many);
                 return Ok(());
             };
-            let names = sorter.finish().map_err(errno)?;
+            let names = sorter.finish().map_err(no_room)?;
             self.many = Some(Box::new(Many::Sorted { names, current: None, passed: CString::default() }));
             return self.advance();
         }
@@ -97,13 +102,13 @@ impl Names {
     /// # Errors
     ///
     /// The temporary file cannot be read: no more names come.
-    pub fn advance(&mut self) -> Result<(), Errno> {
+    pub fn advance(&mut self) -> Result<(), Fault> {
         match self.many.as_deref_mut() {
             Some(Many::Sorted { names, current, passed }) => {
                 if let Some((_, name)) = current.take() {
                     *passed = name;
                 }
-                if let Some((name, kind)) = names.next().map_err(errno)? {
+                if let Some((name, kind)) = names.next().map_err(no_room)? {
                     let kind = FileType::from_raw_mode(u32::from(kind[0]) << 12);
                     *current = Some((kind, CString::new(name).expect("it was one")));
                 }
@@ -134,8 +139,13 @@ fn bits(kind: FileType) -> u8 {
     (kind.as_raw_mode() >> 12) as u8
 }
 
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+/// The error number of an error, which is not that of an entry.
+pub fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn no_room(error: io::Error) -> Fault {
+    Fault::Explained(errno_of(&error), NO_ROOM)
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ impl Walk {
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory && !options.recursive {
                 return Err(io_fact(path, Errno::ISDIR));
             }
-            names.push(FileType::Unknown, &name).map_err(|error| io_fact(path, error))?;
+            names.push(FileType::Unknown, &name).map_err(|fault| fault.into_fact(path))?;
             paths.push(open);
         }
         if let Some(pair) = roots.windows(2).find(|pair| pair[0].name == pair[1].name) {
@@ -314,6 +314,7 @@ impl Walk {
             let step =
                 if self.wanted.is_empty() { self.step(rest, is_whole) } else { self.send_wanted(rest, is_whole) };
             let is_settled = unjudged == 0 && self.recorder.listed.is_empty();
+            self.recorder.tell_lost_links();
             match step {
                 Step::Wrote(count) => *length += count,
                 Step::Passed => {}
@@ -366,9 +367,9 @@ impl Walk {
     /// The entry is done with; if it is a directory that was `entered`, what is in it comes next.
     fn advance(&mut self, entered: Option<OwnedFd>) {
         let level = self.place.levels.last_mut().expect("the top is never left");
-        if let Err(error) = level.advance() {
+        if let Err(fault) = level.advance() {
             level.is_incomplete = true;
-            self.recorder.fail(io_fact(&self.place.path(), error));
+            self.recorder.fail(fault.into_fact(&self.place.path()));
         }
         if let Some(directory) = entered {
             let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory)
@@ -667,26 +668,26 @@ impl Recorder {
                         continue;
                     }
                     if name.count_bytes() > NAME_BYTES_MAX {
-                        failures.push((name.to_bytes().to_vec(), Errno::NAMETOOLONG));
-                    } else if let Err(error) = names.push(entry.file_type(), name) {
-                        failures.push((Vec::new(), error));
+                        failures.push((name.to_bytes().to_vec(), Fault::System(Errno::NAMETOOLONG)));
+                    } else if let Err(fault) = names.push(entry.file_type(), name) {
+                        failures.push((Vec::new(), fault));
                         break;
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    failures.push((Vec::new(), error));
+                    failures.push((Vec::new(), error.into()));
                     break;
                 }
             }
         }
-        if let Err(error) = names.sort() {
-            failures.push((Vec::new(), error));
+        if let Err(fault) = names.sort() {
+            failures.push((Vec::new(), fault));
         }
         let is_incomplete = !failures.is_empty();
-        for (name, error) in failures {
+        for (name, fault) in failures {
             let path = place.entered_path(&name);
-            self.fail(io_fact(&path, error));
+            self.fail(fault.into_fact(&path));
         }
         Level { is_incomplete, ..Level::new(Some(directory), names) }
     }

@@ -23,7 +23,7 @@ use crate::fs::metadata::open_up;
 use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
-use crate::tree::names::Names;
+use crate::tree::names::{Names, errno_of};
 
 /// The names of a directory that have not been met in the walk.
 pub(super) struct Extraneous {
@@ -33,19 +33,19 @@ pub(super) struct Extraneous {
     /// Whether the walk has met any entry.
     pub has_met: bool,
     /// Why not all of them are known.
-    failure: Option<Errno>,
+    failure: Option<Fault>,
 }
 
 impl Extraneous {
     /// All that is in the directory.
-    pub fn of(directory: impl AsFd) -> Result<Self, Errno> {
+    pub fn of(directory: impl AsFd) -> Result<Self, Fault> {
         let mut left = Names::default();
         partial::for_each(directory, |name| {
             // Ours: of another transfer, or removed by the one that comes to it.
             if !is_temporary_name(name.to_bytes()) {
                 left.push(FileType::Unknown, name)?;
             }
-            Ok(())
+            Ok::<_, Fault>(())
         })?;
         left.sort()?;
         Ok(Self { left, found: Names::default(), has_met: false, failure: None })
@@ -55,11 +55,11 @@ impl Extraneous {
     pub fn meet(&mut self, name: &[u8]) {
         self.has_met = true;
         let met = self.pass(|left| left <= name, name);
-        self.failure = self.failure.or(met.err());
+        self.failure = self.failure.take().or(met.err());
     }
 
     /// Notes those that come first for as long as they are `wanted`, all but one.
-    fn pass(&mut self, wanted: impl Fn(&[u8]) -> bool, but: &[u8]) -> Result<(), Errno> {
+    fn pass(&mut self, wanted: impl Fn(&[u8]) -> bool, but: &[u8]) -> Result<(), Fault> {
         while let Some((kind, name)) = self.left.current().filter(|(_, name)| wanted(name.to_bytes())) {
             if name.to_bytes() != but {
                 self.found.push(kind, name)?;
@@ -74,8 +74,8 @@ impl Extraneous {
     /// # Errors
     ///
     /// What kept from knowing them.
-    pub fn take(&mut self) -> Result<Names, Errno> {
-        self.failure.map_or(Ok(()), Err)?;
+    pub fn take(&mut self) -> Result<Names, Fault> {
+        self.failure.clone().map_or(Ok(()), Err)?;
         self.pass(|_| true, b"")?;
         let mut found = std::mem::take(&mut self.found);
         found.sort()?;
@@ -215,9 +215,9 @@ impl Shared {
     }
 
     /// Remembers what is to be deleted at the end.
-    pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Errno> {
+    pub fn defer(&self, directory: &OwnedFd, path: &[u8], names: &mut Names) -> Result<(), Fault> {
         let mut deferred = self.deferred.lock().expect("no panics under it");
-        deferred.push(directory, path, names).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        deferred.push(directory, path, names).map_err(|error| fault_of(&error))
     }
 
     /// Deletes it, unless an entry has failed here, or `unsent` ones have at the sender, or a source before any was sent.
@@ -262,7 +262,7 @@ impl Deferred {
         file.write_all(path)?;
         while let Some((_, name)) = names.current() {
             file.write_all(name.to_bytes_with_nul())?;
-            names.advance()?;
+            names.advance().map_err(|fault| fault.errno().unwrap_or(Errno::IO))?;
         }
         // No name is empty.
         file.write_all(&[0])
@@ -270,7 +270,7 @@ impl Deferred {
 }
 
 fn fault_of(error: &std::io::Error) -> Fault {
-    Fault::Explained(Errno::from_io_error(error).unwrap_or(Errno::IO), "what is to be deleted cannot be remembered")
+    Fault::Explained(errno_of(error), "what is to be deleted cannot be remembered in the temporary directory (TMPDIR)")
 }
 
 /// Deletes what is in the next directory of the file; whether there was one.

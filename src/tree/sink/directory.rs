@@ -384,8 +384,13 @@ impl OpenDirectory {
             return;
         }
         let has_met = extraneous.has_met;
-        let unlisted =
-            |error| self.shared.report(&self.own_path(), Fault::Explained(error, "what is in it is to be deleted"));
+        let unlisted = |fault| {
+            let fault = match fault {
+                Fault::System(error) => Fault::Explained(error, "what is in it is to be deleted"),
+                fault => fault,
+            };
+            self.shared.report(&self.own_path(), fault);
+        };
         let mut names = match extraneous.take() {
             Ok(names) => names,
             Err(error) => return unlisted(error),
@@ -413,7 +418,7 @@ impl OpenDirectory {
     }
 
     /// Removes what an earlier transfer has left, and this one has not come to.
-    fn clear(&self) -> Result<(), Errno> {
+    fn clear(&self) -> Result<(), Fault> {
         let Some(extraneous) = self.extraneous.as_ref().filter(|_| self.is_resumed) else { return Ok(()) };
         let mut names = extraneous.lock().expect("no panics under it").take()?;
         while let Some((_, name)) = names.current() {
@@ -422,7 +427,8 @@ impl OpenDirectory {
         }
         // Nobody else writes into it, and nothing in it is unfinished any more.
         let is_leftover = |name: &CStr| is_temporary_name(name.to_bytes());
-        partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })
+        partial::for_each(&self.fd, |name| if is_leftover(name) { partial::remove(&self.fd, name) } else { Ok(()) })?;
+        Ok(())
     }
 
     /// The path of an entry in it, for reports.
@@ -478,7 +484,7 @@ impl OpenDirectory {
         }
     }
 
-    fn finish(&self) -> Result<(), Errno> {
+    fn finish(&self) -> Result<(), Fault> {
         let options = &self.shared.options;
         if self.is_resumed {
             self.clear()?
@@ -491,7 +497,7 @@ impl OpenDirectory {
         for name in self.left.iter().flat_map(|left| std::mem::take(&mut *left.lock().expect("no panics under it"))) {
             match remove(&self.fd, &name.0) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         let applied = self.last.as_ref().map_or_else(Applied::default, |last| {
@@ -511,7 +517,7 @@ impl OpenDirectory {
             fsync(&self.fd)?;
         }
         applied.error.map_or(Ok(()), Err)?;
-        if self.last.is_some() { self.list_itself() } else { Ok(()) }
+        if self.last.is_some() { Ok(self.list_itself()?) } else { Ok(()) }
     }
 }
 

@@ -2,16 +2,23 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
-use super::LINKS_BYTES_MAX;
+use super::{LINKS_BYTES_MAX, Recorder};
 use crate::fs::Identity;
 use crate::fs::table::Table;
+use crate::tree::Fault;
+use crate::tree::names::errno_of;
 
 /// What an entry takes beside its path, in bytes: key and value in a table that is half empty after it has grown, and
 /// the allocator's share.
 const ENTRY_BYTES: usize = 128;
+
+/// Why further names become files of their own.
+const LINKS_ARE_LOST: &str = "hard links are copied as files of their own, since all of them do not fit in memory, and the \
+     temporary directory takes no more: let TMPDIR name one with room";
 
 /// The files of which further names are to come: in memory, and from a bound on in a temporary file.
 #[derive(Default)]
@@ -20,6 +27,9 @@ pub struct Links {
     bytes: usize,
     /// A file that it does not take, or does not give again, is sent in full for each of its names.
     more: Option<Table>,
+    /// Why that has happened, or will.
+    failure: Option<io::Error>,
+    is_told: bool,
 }
 
 struct First {
@@ -43,7 +53,7 @@ impl First {
 
 impl Links {
     /// Under which path a file was sent, and its number if it is a large one, otherwise 0.
-    pub fn first(&self, inode: Identity) -> Option<(Vec<u8>, u32)> {
+    pub fn first(&mut self, inode: Identity) -> Option<(Vec<u8>, u32)> {
         if let Some(first) = self.first.get(&inode) {
             return Some((first.path.to_vec(), first.item));
         }
@@ -51,8 +61,20 @@ impl Links {
         Some((first.path.into(), first.item))
     }
 
-    fn far(&self, inode: Identity) -> Option<First> {
-        First::parse(&self.more.as_ref()?.get(inode).ok()??)
+    fn far(&mut self, inode: Identity) -> Option<First> {
+        let found = self.more.as_ref()?.get(inode);
+        First::parse(&self.note(found)??)
+    }
+
+    fn note<T>(&mut self, done: io::Result<T>) -> Option<T> {
+        done.map_err(|error| self.failure.get_or_insert(error).kind()).ok()
+    }
+
+    /// Why some names are sent as files of their own, once.
+    pub fn take_failure(&mut self) -> Option<io::Error> {
+        let failure = self.failure.take().filter(|_| !self.is_told);
+        self.is_told |= failure.is_some();
+        failure
     }
 
     /// Remembers a file of which `left` names are to come, if there is room for it.
@@ -69,10 +91,12 @@ impl Links {
             return;
         }
         if self.more.is_none() {
-            self.more = Table::new().ok();
+            let table = Table::new();
+            self.more = self.note(table);
         }
         if let Some(more) = &mut self.more {
-            let _ = more.set(inode, &first.bytes());
+            let done = more.set(inode, &first.bytes());
+            self.note(done);
         }
     }
 
@@ -85,7 +109,8 @@ impl Links {
         } else if let Some(mut first) = self.far(inode)
             && let Some(more) = &mut self.more
         {
-            let _ = if change(&mut first) { more.remove(inode) } else { more.set(inode, &first.bytes()) };
+            let done = if change(&mut first) { more.remove(inode) } else { more.set(inode, &first.bytes()) };
+            self.note(done);
         }
     }
 
@@ -108,6 +133,16 @@ impl Links {
     /// The file was not sent after all: its next name is to be sent in full.
     pub fn forget(&mut self, inode: Identity) {
         self.change(inode, |_| true);
+    }
+}
+
+impl Recorder {
+    /// What a file is not remembered for is a failure of the copy, which makes several files of one.
+    pub(super) fn tell_lost_links(&mut self) {
+        if let Some(error) = self.links.take_failure() {
+            let path = std::env::var_os("TMPDIR").unwrap_or_else(|| "/var/tmp".into());
+            self.fail(Fault::Explained(errno_of(&error), LINKS_ARE_LOST).into_fact(&path));
+        }
     }
 }
 

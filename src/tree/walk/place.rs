@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{CWD, FileType};
-use rustix::io::Errno;
 
 use super::listed::Home;
 use super::selected::{Scope, Selected};
+use crate::tree::Fault;
 use crate::tree::names::Names;
 
 /// Where a walk is.
@@ -151,7 +151,7 @@ impl Level {
     /// # Errors
     ///
     /// The names that are left cannot be read.
-    pub fn advance(&mut self) -> Result<(), Errno> {
+    pub fn advance(&mut self) -> Result<(), Fault> {
         self.passed += 1;
         self.names.advance()
     }

@@ -16,7 +16,8 @@ use rustix::io::Errno;
 
 use super::Recorder;
 use super::place::{Level, Place};
-use crate::fs::{io_fact, plain_fact};
+use crate::fs::plain_fact;
+use crate::tree::Fault;
 use crate::tree::names::Names;
 use crate::tree::root::Only;
 
@@ -117,7 +118,7 @@ impl Selected {
     /// # Errors
     ///
     /// There is no room for them.
-    pub fn names(&self, range: &Range<usize>, start: usize) -> Result<Names, Errno> {
+    pub fn names(&self, range: &Range<usize>, start: usize) -> Result<Names, Fault> {
         let mut names = Names::default();
         let mut last: &[u8] = b"";
         for selection in &self.paths[range.clone()] {
@@ -140,8 +141,8 @@ impl Recorder {
         let (Scope::Listed(range, start), Some(selected)) = (&scope, selected) else {
             return Level { scope, ..self.list(place, directory) };
         };
-        let names = selected.names(range, *start).unwrap_or_else(|error| {
-            self.fail(io_fact(&place.entered_path(b""), error));
+        let names = selected.names(range, *start).unwrap_or_else(|fault| {
+            self.fail(fault.into_fact(&place.entered_path(b"")));
             Names::default()
         });
         // What else is there is not known to be gone.

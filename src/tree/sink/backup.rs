@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use rd_proto::control::IoFact;
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, linkat, mkdirat, openat, renameat, statat,
-    unlinkat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, fsync, linkat, mkdirat, openat, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -34,6 +34,7 @@ pub(super) struct Backup {
     /// The directory that DST is, or lies in under this name.
     top: OwnedFd,
     name: Option<Vec<u8>>,
+    syncs: bool,
     reached: Mutex<Reached>,
 }
 
@@ -59,7 +60,7 @@ struct Opened {
 
 impl Reached {
     /// Opens what is left of DIR, below the start of a relative one. `make`: what is missing is made; else `None` is that.
-    fn walk(&mut self, destination: Option<&Stat>, make: bool) -> Result<Option<OwnedFd>, Fault> {
+    fn walk(&mut self, destination: Option<&Stat>, make: bool, syncs: bool) -> Result<Option<OwnedFd>, Fault> {
         while let (Some(here), Some(name)) = (&self.here, self.rest.front()) {
             let flags = if self.follows { OPEN.difference(OFlags::NOFOLLOW) } else { OPEN };
             let next = match openat(here, &name[..], flags, Mode::empty()) {
@@ -67,6 +68,9 @@ impl Reached {
                 Err(Errno::NOENT) => {
                     mkdirat(here, &name[..], Mode::RWXU | Mode::RWXG | Mode::RWXO)?;
                     self.is_new = true;
+                    if syncs {
+                        fsync(here)?;
+                    }
                     openat(here, &name[..], OPEN, Mode::empty())?
                 }
                 next => next?,
@@ -106,7 +110,7 @@ impl Backup {
             way: Vec::new(),
             opened: None,
         };
-        let backup = Self { top, name, reached: Mutex::new(reached) };
+        let backup = Self { top, name, syncs: options.syncs(), reached: Mutex::new(reached) };
         backup.open(false).map_err(fact)?;
         Ok(Some(backup))
     }
@@ -126,7 +130,7 @@ impl Backup {
         if reached.here.is_none() {
             reached.here = destination.as_ref().map(again).transpose()?;
         }
-        let found = reached.walk(stat.as_ref(), make);
+        let found = reached.walk(stat.as_ref(), make, self.syncs);
         reached.follows = false;
         let found = found?;
         let (Some(destination), Some(stat), Some(here)) = (destination, stat, &reached.here) else { return Ok(None) };
@@ -183,6 +187,22 @@ impl Backup {
         Ok(())
     }
 
+    /// Makes durable what is kept of a directory of this path from DST on, before what is in DST.
+    pub fn sync(&self, path: &[u8]) -> Result<(), Errno> {
+        let Some(opened) = self.reached.lock().expect("no panics under it").opened.clone().filter(|_| self.syncs)
+        else {
+            return Ok(());
+        };
+        let mut here = again(&opened.directory)?;
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            here = match openat(&here, name, OPEN, Mode::empty()) {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+                next => next?,
+            };
+        }
+        fsync(&here)
+    }
+
     /// The directory in DIR for an entry of this path, and the entry's name. Those that are missing get the owners and
     /// modes that they have in DST.
     fn directory<'a>(&self, path: &'a [u8]) -> Result<(OwnedFd, &'a [u8]), Fault> {
@@ -200,6 +220,9 @@ impl Backup {
             let made = mkdirat(&here, name, Mode::RWXU);
             if !matches!(made, Ok(()) | Err(Errno::EXIST)) {
                 made.map_err(no_backup)?;
+            }
+            if made.is_ok() && self.syncs {
+                fsync(&here).map_err(no_backup)?;
             }
             here = openat(&here, name, OPEN, Mode::empty()).map_err(no_backup)?;
             if made.is_ok()

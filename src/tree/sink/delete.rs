@@ -155,6 +155,7 @@ impl Remover<'_> {
             names.advance()?;
         }
         outcome?;
+        shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(path))?;
         let is_gone = is_empty && self.unlink(at, name, path, AtFlags::REMOVEDIR)?;
         Ok(is_gone && self.tell(path, FileKind::Directory, depth))
     }
@@ -308,6 +309,7 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
             let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
             futimens(&directory, &Timestamps { last_access, last_modification })?;
             if shared.options.syncs() {
+                shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(shared.below_destination(&path)))?;
                 fsync(&directory)?;
             }
         }

@@ -514,6 +514,10 @@ impl OpenDirectory {
         });
         self.shared.note_unsupported(applied);
         if options.syncs() {
+            if let Some(backup) = &self.shared.backup {
+                let path = self.names()[1..].join(&b'/');
+                backup.sync(self.shared.below_destination(&path))?;
+            }
             fsync(&self.fd)?;
         }
         applied.error.map_or(Ok(()), Err)?;

@@ -85,6 +85,26 @@ fn what_is_replaced_or_deleted_is_kept_in_the_backup_directory() {
     }
 }
 
+/// With `--fsync` a name does not go for good before the one in DIR is durable.
+#[test]
+fn what_is_kept_is_synced() {
+    for is_local in [true, false] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        fs::create_dir_all(from.join("d")).expect("a directory");
+        fs::create_dir_all(scratch.path().join("bak/gone/deep")).expect("a directory");
+        plant(&to, &[("d/gone", "g"), ("gone/deep/f", "f")]);
+        let options = TreeOptions { fsync: true, ..backing_up("../bak") };
+        let (_, report) = where_calls_fail(&[libc::SYS_fsync], libc::EINVAL, || copy(&from, &to, &options, is_local));
+        assert!(report.failed > 0, "{report:?}");
+        assert!(to.join("d/gone").exists() && to.join("gone/deep").exists());
+        let (_, report) = copy(&from, &to, &options, is_local);
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert_eq!(texts(&scratch.path().join("bak")), owned(&[("d/gone", "g"), ("gone/deep/f", "f")]));
+        assert!(!to.join("d/gone").exists() && !to.join("gone").exists());
+    }
+}
+
 #[test]
 fn what_cannot_be_kept_stays() {
     let scratch = scratch();

@@ -111,19 +111,20 @@ fn what_cannot_be_kept_stays() {
     let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
     plant(&from, &[("d/a", "new"), ("other", "new other")]);
     plant(&to, &[("d/a", "old"), ("d/gone", "gone"), ("other", "o")]);
-    // A link in the way leads out.
-    for path in ["outside", "to/bak"] {
-        fs::create_dir(scratch.path().join(path)).expect("a directory");
-    }
-    symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
-    let (_, report) = copy(&from, &to, &backing_up("bak"), false);
+    let fails = || copy(&from, &to, &backing_up("bak"), false);
+    fs::create_dir(to.join("bak")).expect("a directory");
+    let (_, report) = where_calls_fail(&[libc::SYS_mkdirat], libc::EINVAL, fails);
     assert!(report.failed > 0, "{report:?}");
     assert_eq!(fs::read_to_string(to.join("d/a")).expect("it"), "old");
     assert!(to.join("d/gone").exists());
-    assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
-    fs::remove_file(to.join("bak/d")).expect("ours");
+    // What an earlier copy has kept is in the way, a link that leads out or a file: it is replaced, and not followed.
+    fs::create_dir(scratch.path().join("outside")).expect("a directory");
+    symlink(scratch.path().join("outside"), to.join("bak/d")).expect("a link");
+    plant(&to, &[("was-file/x", "x"), ("bak/was-file", "older")]);
     let (_, report) = copy(&from, &to, &backing_up("bak"), false);
     assert_eq!(report.failed, 0, "{:?}", report.failures);
+    assert_eq!(fs::read_dir(scratch.path().join("outside")).expect("it").count(), 0, "no link is followed");
+    assert_eq!(texts(&to.join("bak/was-file")), owned(&[("x", "x")]));
     assert_eq!(texts(&to.join("bak/d")), owned(&[("a", "old"), ("gone", "gone")]));
 }
 

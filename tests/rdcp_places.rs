@@ -253,6 +253,15 @@ fn deletion_at_the_end_needs_all_sources() {
 }
 
 #[test]
+fn a_generation_has_no_backups() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("a")).expect("a directory");
+    let ended = lab.rdcp(&["-r", "--sync", "--backup-dir", "bak", "--snapshot", "one", "a", "dst"]);
+    ended.expect(1).one_line("rdcp", &["--backup-dir", "--snapshot"]);
+    assert!(!lab.join("dst").exists());
+}
+
+#[test]
 fn one_bad_source_does_not_keep_the_others() {
     for (from, to) in WAYS {
         let lab = Lab::new();

@@ -380,6 +380,11 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     // Not before all that has moved is found.
     arguments.tree.delete_after |= arguments.tree.delete && arguments.tree.generations.find_moves;
     check_rules(&arguments.tree.rules.0)?;
+    if arguments.tree.backup_dir.is_some() && arguments.tree.generations.snapshot.is_some() {
+        return Err(usage(
+            "--backup-dir has nothing to keep with --snapshot, which leaves what was there: leave one out",
+        ));
+    }
     arguments.tree.generations.check().map_err(|reason| usage(&reason))?;
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);

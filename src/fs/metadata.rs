@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod, fgetxattr,
     fgetxattr_query, flistxattr, fremovexattr, fsetxattr, futimens, getxattr, listxattr, openat, removexattr, setxattr,
     utimensat,
 };
@@ -223,6 +223,14 @@ pub(crate) fn remove_user_xattrs(entry: Object<'_>, kept: impl Fn(&[u8]) -> bool
         }
     }
     done
+}
+
+/// Gives an entry the times again that `stat` has.
+pub(crate) fn restore_times(entry: impl AsFd, stat: &Stat) -> Result<(), Errno> {
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let last_access = time(stat.st_atime, stat.st_atime_nsec as _);
+    let last_modification = time(stat.st_mtime, stat.st_mtime_nsec as _);
+    futimens(entry, &Timestamps { last_access, last_modification })
 }
 
 /// The name that leads to what a descriptor is open on, and nowhere else: for calls that take no descriptor.

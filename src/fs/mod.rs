@@ -91,6 +91,11 @@ pub(crate) fn is_temporary_name(name: &[u8]) -> bool {
     })
 }
 
+/// The directory that a file is in.
+pub(crate) fn directory_of(file: &Path) -> &Path {
+    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// A file without a name in this directory, for what memory should not hold.
 ///
 /// # Errors

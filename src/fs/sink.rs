@@ -20,8 +20,8 @@ use super::direct::write::{WriteBypass, Writes, Written};
 use super::metadata::succeed;
 use super::text::Text;
 use super::{
-    IS_TEMPORARY, PARTIAL, close, io_fact, is_serial, is_temporary_name, name_beside, partial, plain_fact, standard,
-    std_fact, umask,
+    IS_TEMPORARY, PARTIAL, close, directory_of, io_fact, is_serial, is_temporary_name, name_beside, partial,
+    plain_fact, standard, std_fact, umask,
 };
 
 /// Capacity asked for a pipe that is written: one copy of a chunk fits.
@@ -78,15 +78,11 @@ impl Target {
             }
             Err(error) => return Err(fact(error)),
         };
-        let directory = parent(&resolved);
+        let directory = directory_of(&resolved);
         accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
             .map_err(|error| io_fact(directory.as_os_str(), error))?;
         Ok(Self::File(resolved))
     }
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A file that is being written beside its final name.
@@ -124,7 +120,7 @@ impl FileSink {
     pub fn create(path: &Path) -> Result<Self, IoFact> {
         let fact = |error| io_fact(path.as_os_str(), error);
         let last = path.file_name().ok_or_else(|| fact(Errno::ISDIR))?.to_owned();
-        let directory = parent(path);
+        let directory = directory_of(path);
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             openat(CWD, directory, flags, Mode::empty()).map_err(|error| io_fact(directory.as_os_str(), error))?;

@@ -13,9 +13,10 @@ use super::{Copy, HERE};
 use crate::agent::place::target;
 use crate::control::frames::{Found, Kind, Placed};
 use crate::fault::{Exit, Failure, escaped, os_number, printable};
+use crate::fs::directory_of;
 use crate::tree::entries;
 use crate::tree::manifest::Entry;
-use crate::tree::manifest::write::{Target, Writer, directory_of};
+use crate::tree::manifest::write::{Target, Writer};
 
 /// What its entries are given to, while the copy is made.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use rd_proto::control::IoFact;
 use super::{Entry, FIRST_LINE, Kind, key};
 use crate::fs::partial::{self, remove_named};
 use crate::fs::sort::Sorter;
-use crate::fs::{PARTIAL, name_beside, plain_fact, std_fact, umask};
+use crate::fs::{PARTIAL, directory_of, name_beside, plain_fact, std_fact, umask};
 
 /// Bytes written at once.
 const WRITE_BYTES: usize = 256 << 10;
@@ -48,11 +48,6 @@ impl Target {
         };
         Ok((directory_of(&self.path), name.as_bytes()))
     }
-}
-
-/// The directory that a file is in.
-pub fn directory_of(file: &Path) -> &Path {
-    file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// What has been written.

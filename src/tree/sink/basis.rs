@@ -25,8 +25,8 @@ use crate::fs::{HASH_READ_BYTES, described, identity, read_up_to, write_at};
 /// Bytes that a thread takes at once to copy, and that are worth one more thread.
 const FILL_BYTES: u64 = 16 << 20;
 
-/// Blocks of all files that are open, each of which takes 17 bytes, and 16 more while the file is filled; and as many as a file may have beyond that. The sender
-/// says how long a file will be, before any of it has come.
+/// Blocks of all files that are open, each of which takes 17 bytes, and 16 more while the file is filled; and as many as a
+/// file may have beyond that. The sender says how long a file will be, before any of it has come.
 const OPEN_BLOCKS_MAX: u64 = 4 << 20;
 const FEW_BLOCKS: u64 = 1 << 10;
 

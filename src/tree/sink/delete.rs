@@ -10,16 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, fstat, fsync, futimens, openat, statat,
-    unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::rehearse::open_quietly;
 use super::{Shared, itemize};
-use crate::fs::metadata::open_up;
+use crate::fs::metadata::{open_up, restore_times};
 use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -304,10 +301,7 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
             fchmod(&directory, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         }
         if has_changed && !is_dry {
-            let time = |seconds, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as _ };
-            let last_access = time(stat.st_atime, stat.st_atime_nsec);
-            let last_modification = time(stat.st_mtime, stat.st_mtime_nsec);
-            futimens(&directory, &Timestamps { last_access, last_modification })?;
+            restore_times(&directory, &stat)?;
             if shared.options.syncs() {
                 shared.backup.as_ref().map_or(Ok(()), |backup| backup.sync(shared.below_destination(&path)))?;
                 fsync(&directory)?;

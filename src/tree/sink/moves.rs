@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use rd_proto::tree::{DEPTH_MAX, Metadata};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fstat, futimens, openat, statat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -27,7 +27,7 @@ use super::Shared;
 use super::basis::open_regular;
 use super::directory::OpenDirectory;
 use super::elsewhere::{Elsewhere, copy_contents, open_below};
-use crate::fs::metadata::Object;
+use crate::fs::metadata::{Object, restore_times};
 use crate::fs::{PARTIAL, is_temporary_name, name_beside, partial, plain_fact};
 use crate::tree::metadata::{Current, Reader};
 
@@ -332,12 +332,7 @@ impl Moves {
         let applied = shared.setter.apply(&shared.options, Object::Open(copy.as_fd()), &metadata, mode, current);
         shared.note_unsupported(applied);
         partial::publish(&directory, &*beside, &copy, &*name)?;
-        let time = |seconds, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as i64 };
-        let times = Timestamps {
-            last_access: time(before.st_atime, before.st_atime_nsec as u64),
-            last_modification: time(before.st_mtime, before.st_mtime_nsec as u64),
-        };
-        futimens(&directory, &times)
+        restore_times(&directory, &before)
     }
 }
 

@@ -444,11 +444,6 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(20)]
     pub sync: bool,
-    /// Of the directories below SRC, only these are entered: paths from SRC on, sorted; with all below where one ends in
-    /// a slash. `--watch` sets it.
-    #[arg(skip)]
-    #[n(70)]
-    pub touched: Option<Vec<ByteVec>>,
     /// With --sync, compare files by contents, not by size and time
     // `-c` is scp's cipher where one follows it.
     #[arg(long)]
@@ -524,7 +519,6 @@ impl Default for TreeOptions {
     /// All of a tree, with all its metadata.
     fn default() -> Self {
         Self {
-            touched: None,
             recursive: true,
             mode: true,
             owner: true,

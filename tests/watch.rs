@@ -116,6 +116,25 @@ fn a_host_that_is_lost_is_waited_for() {
 }
 
 #[test]
+fn a_link_that_comes_to_lead_elsewhere_is_followed() {
+    let lab = lab();
+    let (to, other) = (lab.join("to"), lab.join("other"));
+    fs::rename(lab.join("from"), lab.join("real")).expect("renamed");
+    std::os::unix::fs::symlink("real", lab.join("from")).expect("a link");
+    let mut process = start(&lab, &to, false);
+    until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+    process.line_with("waiting for changes");
+    fs::create_dir(&other).expect("a directory");
+    fs::write(other.join("second"), "two").expect("a file");
+    std::os::unix::fs::symlink("other", lab.join("new")).expect("a link");
+    fs::rename(lab.join("new"), lab.join("from")).expect("renamed");
+    until("what it leads to now", &mut process, || holds(&to.join("second"), "two") && !to.join("first").exists());
+    std::thread::sleep(Duration::from_millis(500));
+    fs::write(other.join("second"), "changed there").expect("a file");
+    until("a change there", &mut process, || holds(&to.join("second"), "changed there"));
+}
+
+#[test]
 fn what_cannot_be_watched_is_said_at_once() {
     let lab = lab();
     let run = |words: &[&str]| {

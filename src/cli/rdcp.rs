@@ -416,10 +416,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         verbose: arguments.report.verbose,
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
-    let sources = plan.sources.clone();
-    let mut copy = |touched: Option<Vec<ByteVec>>| {
-        // A manifest is of all.
-        plan.tree.touched = touched.filter(|_| plan.manifests.is_empty());
+    let (sources, selected) = (plan.sources.clone(), plan.only.clone());
+    let mut copy = |touched: Option<Only>| {
+        // A manifest is of all, and what -R names is all that is copied.
+        plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);

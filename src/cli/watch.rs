@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, Sender};
-use minicbor::bytes::ByteVec;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 
 use crate::fault::{Exit, Failure, escaped, printable};
+use crate::fs::directory_of;
 use crate::job::plan::Spec;
+use crate::tree::Only;
 
 /// A copy begins when nothing has changed for so long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
@@ -71,10 +72,8 @@ impl Touched {
 }
 
 /// Copies, and goes on copying until a signal or a failure that no later copy would mend. `copy` makes one copy, of all
-/// or of these directories ([`TreeOptions::touched`]), and takes signals while it does; `say` has lines for a person;
-/// the files that are `written` with each copy must not be in what is watched.
-///
-/// [`TreeOptions::touched`]: crate::options::TreeOptions::touched
+/// or of the entries of some directories, and takes signals while it does; `say` has lines for a person; the files that are
+/// `written` with each copy must not be in what is watched.
 ///
 /// # Errors
 ///
@@ -83,7 +82,7 @@ pub(super) fn run(
     sources: &[Spec],
     written: &[PathBuf],
     say: impl Fn(&str),
-    mut copy: impl FnMut(Option<Vec<ByteVec>>) -> Result<(), Failure>,
+    mut copy: impl FnMut(Option<Only>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let paths = sources.iter().map(local).collect::<Result<Vec<_>, _>>()?;
     let (woken, queue) = flume::unbounded();
@@ -93,8 +92,7 @@ pub(super) fn run(
     take_signals(&shared)?;
     let mut watcher = watch(&paths, &shared)?;
     for file in written {
-        let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory = directory.canonicalize().unwrap_or_default();
+        let directory = directory_of(file).canonicalize().unwrap_or_default();
         if paths.iter().any(|path| path.canonicalize().is_ok_and(|path| path.is_dir() && directory.starts_with(path))) {
             let line = format!("--watch: {} is in SRC; each copy would begin the next", escaped(file.as_os_str()));
             return Err(Failure::new(Exit::Usage, line));
@@ -102,7 +100,6 @@ pub(super) fn run(
     }
     let (mut has_copied, mut lost) = (false, 0);
     loop {
-        shared.is_told.store(false, SeqCst);
         let mut touched = shared.touched().0.replace(BTreeSet::new());
         if shared.is_stale.swap(false, SeqCst) {
             touched = None;
@@ -110,8 +107,8 @@ pub(super) fn run(
             drop(std::mem::replace(&mut watcher, watch(&paths, &shared)?));
         }
         // Several sources have paths of their own.
-        let touched = touched.filter(|_| paths.len() == 1);
-        let pause = match copy(touched.map(|touched| touched.into_iter().map(ByteVec::from).collect())) {
+        let touched = touched.filter(|_| paths.len() == 1 && paths[0].is_dir());
+        let pause = match copy(touched.map(entries_of)) {
             Err(failure) if matches!(failure.exit, Exit::Connect | Exit::LinkLost) && has_copied => {
                 shared.touched().0 = None;
                 let pause = Duration::from_secs(PAUSES[lost.min(PAUSES.len() - 1)]);
@@ -143,6 +140,12 @@ pub(super) fn run(
             shared.is_stale.store(true, SeqCst);
         }
     }
+}
+
+/// The entries of these directories, and of the source itself.
+fn entries_of(directories: BTreeSet<Vec<u8>>) -> Only {
+    let paths = [Vec::new()].into_iter().chain(directories);
+    Only { paths: paths.map(|path| [&path[..], b"/"].concat().into()).collect(), recursive: false }
 }
 
 /// The path of a source on this host.
@@ -209,14 +212,14 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, 
     };
     let found = |path: &PathBuf| path.canonicalize().map_err(|error| failed(path, &notify::Error::io(error)));
     let roots = paths.iter().map(found).collect::<Result<BTreeSet<_>, _>>()?;
-    let (told, watched) = (Arc::clone(shared), roots.clone());
+    let links: BTreeSet<PathBuf> = paths.iter().map(|path| named(path)).filter(|path| path.is_symlink()).collect();
+    let (told, watched, named_links) = (Arc::clone(shared), roots.clone(), links.clone());
     let config = Config::default().with_follow_symlinks(false);
-    let handle = move |event: notify::Result<Event>| tell(&told, &watched, event);
+    let handle = move |event: notify::Result<Event>| tell(&told, &watched, &named_links, event);
     let mut watcher = RecommendedWatcher::new(handle, config).map_err(|error| failed(Path::new("SRC"), &error))?;
     // Whatever else their names come to lead to.
-    for link in paths.iter().filter(|path| path.is_symlink()) {
-        let parent = link.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        watcher.watch(parent, RecursiveMode::NonRecursive).map_err(|error| failed(link, &error))?;
+    for link in &links {
+        watcher.watch(directory_of(link), RecursiveMode::NonRecursive).map_err(|error| failed(link, &error))?;
     }
     for root in &roots {
         let (path, mode) = match root.parent() {
@@ -234,16 +237,23 @@ fn joins_others(path: &Path, is_new: bool) -> bool {
     path.symlink_metadata().is_ok_and(|stat| if stat.is_dir() { is_new } else { stat.nlink() > 1 })
 }
 
-/// Has the loop come to know of an event that may be a change.
-fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
+/// The path of a source itself, which may be a link, as events have it.
+fn named(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default();
+    directory_of(path).canonicalize().unwrap_or_default().join(name)
+}
+
+/// Has the loop come to know of an event that may be a change below `roots`, or of the `links` that lead to some of them.
+fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
     let (is_change, is_stale) = match &event {
         Ok(event) => {
             let is_change = match event.kind {
                 EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
                 _ => true,
             };
-            let is_change = is_change && event.paths.iter().any(|path| roots.iter().any(|root| path.starts_with(root)));
-            let is_change = is_change || event.need_rescan();
+            let is_link = event.paths.iter().any(|path| links.contains(path));
+            let is_below = event.paths.iter().any(|path| roots.iter().any(|root| path.starts_with(root)));
+            let is_change = is_change && (is_below || is_link) || event.need_rescan();
             let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
             let is_root = event.paths.iter().any(|path| roots.contains(path));
             let is_new = moves || matches!(event.kind, EventKind::Create(_) | EventKind::Any | EventKind::Other);
@@ -255,7 +265,7 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, event: notify::Result<Event>
                     shared.touched().add(below);
                 }
             }
-            (is_change, event.need_rescan() || moves && is_root)
+            (is_change, event.need_rescan() || moves && is_root || is_change && is_link)
         }
         // A directory that could not be watched.
         Err(_) => (true, true),

@@ -372,8 +372,7 @@ impl Walk {
             self.recorder.fail(fault.into_fact(&self.place.path()));
         }
         if let Some(directory) = entered {
-            let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory)
-                || !self.recorder.is_entered(&self.place);
+            let is_left = self.recorder.options.one_file_system && follow::is_mounted(&self.place, &directory);
             let is_fresh = self.place.levels.last().is_some_and(|level| level.is_fresh);
             let level = match is_left {
                 true => Level { is_incomplete: true, ..Level::new(Some(directory), Names::default()) },
@@ -709,20 +708,6 @@ impl Recorder {
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
         }
         Ok(step)
-    }
-
-    /// Whether what is in the directory that was passed last is to be walked.
-    fn is_entered(&self, place: &Place) -> bool {
-        let Some(touched) = &self.options.touched else { return true };
-        let path = place.entered_path_below_root();
-        let is_named = |path: &[u8]| touched.binary_search_by(|one| one[..].cmp(path)).is_ok();
-        // The root itself has no path below it.
-        path.is_empty()
-            || is_named(&path)
-            || (1..=path.len()).any(|end| {
-                let is_component = path.get(end).is_none_or(|&byte| byte == b'/');
-                is_component && is_named(&[&path[..end], b"/"].concat())
-            })
     }
 
     /// What an entry that may have further names is known by.

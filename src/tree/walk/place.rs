@@ -95,11 +95,6 @@ impl Place {
         above.map(Level::entered).chain([name]).collect::<Vec<_>>().join(&b'/')
     }
 
-    /// Where the directory is that has been entered last, from below its root; empty for the root itself.
-    pub fn entered_path_below_root(&self) -> Vec<u8> {
-        self.levels.iter().skip(1).map(Level::entered).collect::<Vec<_>>().join(&b'/')
-    }
-
     /// Where an entry of the last level is, for messages.
     pub fn source_path(&self, entry: &Entry<'_>) -> OsString {
         let (_, above) = self.levels.split_last().expect("the top is never left");

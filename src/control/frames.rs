@@ -13,11 +13,15 @@
 use std::fmt;
 
 mod bounds;
+mod broadcast;
 mod measure;
+mod report;
 mod stage;
 mod tree;
 
+pub use broadcast::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, SPOOL_BYTES_MAX};
 pub use measure::Storage;
+pub use report::{FAULTS_MAX, Fault, Report};
 pub use stage::{
     Action, COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX, STDERR_BYTES_MAX, Stage, StageReport,
 };
@@ -27,10 +31,8 @@ pub use tree::{
 };
 
 use minicbor::{Decode, Decoder, Encode};
-use rd_proto::control::IoFact;
 use zeroize::Zeroize;
 
-use crate::fault::Exit;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Root;
 use crate::tree::entries::Entry;
@@ -207,14 +209,13 @@ pub enum Job {
         #[n(0)]
         stage: u32,
     },
+    /// Sends the stream of this host's node of a broadcast, from where the other end says.
+    #[n(10)]
+    SendBroadcast,
+    /// Receives the stream for this host's node of a broadcast, from where that has come to.
+    #[n(11)]
+    ReceiveBroadcast,
 }
-
-/// Failures in one [`Message::EntriesFailed`], and the most bytes of a path and of the words about it: all of them together
-/// fit a message.
-pub const FAULTS_MAX: usize = 40;
-const FAULT_PATH_BYTES_MAX: usize = 4096;
-const FAULT_DETAIL_BYTES_MAX: usize = 1024;
-const _: () = assert!(FAULTS_MAX * (FAULT_PATH_BYTES_MAX + FAULT_DETAIL_BYTES_MAX + 256) < MESSAGE_BYTES_MAX);
 
 /// The key of one session: 256 random bits, wiped when dropped, never shown.
 #[derive(Clone, PartialEq, Eq, Encode, Decode)]
@@ -304,153 +305,6 @@ pub struct Endpoint {
     /// It is what `--via` names.
     #[n(4)]
     pub is_via: bool,
-}
-
-/// Something that went wrong, as facts for a sentence.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Fault {
-    /// The exit code that it leads to.
-    #[n(0)]
-    pub exit: u8,
-    /// What was tried with a file, such as "cannot read". Empty where the failure is about no file.
-    #[n(1)]
-    pub what: String,
-    /// The file, on the host of the end that tells.
-    #[cbor(n(2), with = "minicbor::bytes")]
-    pub path: Vec<u8>,
-    /// The error's number, 0 if it has none.
-    #[n(3)]
-    pub errno: i32,
-    /// More, for a person; all there is to say where the failure is about no file.
-    #[n(4)]
-    pub detail: String,
-    /// It happened at this end; else this end was told by the other.
-    #[n(5)]
-    pub own: bool,
-}
-
-impl Fault {
-    /// A failure about a file of this host. Of a path that is longer than any system call takes, its end is told.
-    pub fn io(exit: u8, what: &str, fact: &IoFact) -> Self {
-        let detail =
-            String::from_utf8_lossy(&fact.detail[..fact.detail.len().min(FAULT_DETAIL_BYTES_MAX / 3)]).into_owned();
-        let path = match fact.path.len().checked_sub(FAULT_PATH_BYTES_MAX) {
-            None | Some(0) => fact.path.clone(),
-            Some(over) => [b"...", &fact.path[over + 3..]].concat(),
-        };
-        Self { exit, what: what.to_owned(), path, errno: fact.errno, detail, own: true }
-    }
-
-    /// A file of this host that cannot be read.
-    pub fn unreadable(fact: &IoFact) -> Self {
-        Self::io(Exit::Source.code(), "cannot read", fact)
-    }
-
-    /// A file of this host that cannot be written.
-    pub fn unwritable(fact: &IoFact) -> Self {
-        Self::io(Exit::Destination.code(), "cannot write", fact)
-    }
-
-    /// A failure about no file, as a sentence.
-    pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
-        Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
-    }
-}
-
-/// How an end's session ended.
-#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
-pub struct Report {
-    /// What went wrong, if anything.
-    #[n(0)]
-    pub fault: Option<Fault>,
-    /// Payload bytes that the receiver has answered for.
-    #[n(1)]
-    pub bytes: u64,
-    /// From the first lane to the end, in microseconds.
-    #[n(2)]
-    pub micros: u64,
-    /// The media that payload went by, as the reports name them.
-    #[n(3)]
-    pub media: Vec<String>,
-    /// The lane that payload began on, for a person.
-    #[n(4)]
-    pub route: String,
-    /// The most lanes that carried payload at once.
-    #[n(5)]
-    pub lanes: u32,
-    /// All payload was encrypted.
-    #[n(6)]
-    pub encrypted: bool,
-    /// Lost lanes.
-    #[n(7)]
-    pub retries: u64,
-    /// Chunks sent again.
-    #[n(8)]
-    pub replayed: u64,
-    /// Chunks that arrived damaged.
-    #[n(9)]
-    pub corrupt: u64,
-    /// Where the time went, in microseconds: source, CPU, credits, wire, sink, rate limit.
-    #[n(10)]
-    pub waits: Vec<u64>,
-    /// Entries of trees: files, directories, links and others.
-    #[n(11)]
-    pub entries: u64,
-    /// Data of files, as it was read or written.
-    #[n(12)]
-    pub data_bytes: u64,
-    /// Data that was not sent, since an earlier copy had left it at the destination.
-    #[n(13)]
-    pub kept_bytes: u64,
-    /// Entries that this end could not read or write; [`Message::EntriesFailed`] has named the first of them.
-    #[n(14)]
-    pub failed: u64,
-    /// All that was published is on stable storage.
-    #[n(16)]
-    pub is_synced: bool,
-    /// And has been read back from there.
-    #[n(17)]
-    pub is_read_back: bool,
-    /// Bytes of files that were read past the page cache.
-    #[n(18)]
-    #[cbor(default)]
-    pub read_direct_bytes: u64,
-    /// Bytes of files that were read from or through it.
-    #[n(19)]
-    #[cbor(default)]
-    pub read_cached_bytes: u64,
-    /// Bytes of files that were written past the page cache.
-    #[n(20)]
-    #[cbor(default)]
-    pub written_direct_bytes: u64,
-    /// Bytes of files that were written through it.
-    #[n(21)]
-    #[cbor(default)]
-    pub written_buffered_bytes: u64,
-    /// Entries that the other end has failed with, as it has told this one.
-    #[n(22)]
-    #[cbor(default)]
-    pub failed_there: u64,
-    /// Those of the entries that are directories.
-    #[n(23)]
-    #[cbor(default)]
-    pub directories: u64,
-    /// Entries that were there already, of `entries`: `--sync`.
-    #[n(24)]
-    #[cbor(default)]
-    pub same: u64,
-    /// Entries deleted: `--delete`.
-    #[n(25)]
-    #[cbor(default)]
-    pub deleted: u64,
-    /// Files that were there under other names, of `entries`: `--find-moves`.
-    #[n(26)]
-    #[cbor(default)]
-    pub moved: u64,
-    /// The size of all files that the sender met, also of those of which nothing was sent.
-    #[n(27)]
-    #[cbor(default)]
-    pub size_bytes: u64,
 }
 
 /// One message. The numbers are part of the format.
@@ -702,6 +556,22 @@ pub enum Message {
     /// What came of it.
     #[n(52)]
     Storage(#[n(0)] Storage),
+    /// Begins this host's node of a broadcast. BROADCAST_ENDED answers in the end.
+    #[n(53)]
+    BeginBroadcast(#[n(0)] Box<Broadcast>),
+    /// How far the node has come.
+    #[n(54)]
+    BroadcastState(#[n(0)] BroadcastState),
+    /// From the source's node: what the stream was. To a copy's node: what it must have been. Until it has heard that, it
+    /// finishes nothing.
+    #[n(55)]
+    BroadcastProof(#[n(0)] BroadcastProof),
+    /// Whether another host is behind this one from now on.
+    #[n(56)]
+    BroadcastNext(#[n(0)] bool),
+    /// The node's own tree has been read or made, or never will be. It goes on giving the stream to the host behind it.
+    #[n(57)]
+    BroadcastEnded(#[n(0)] Box<Report>),
     /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives. An older
     /// end, which does not know this, has its reconnect window.
     #[n(1000)]

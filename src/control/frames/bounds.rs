@@ -3,7 +3,9 @@
 
 use crate::tree::entries::{ENTRIES_MAX, Entry};
 
-use super::{FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX};
+use super::{
+    FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
+};
 
 /// Endpoints of one end.
 const ENDPOINTS_MAX: usize = 64;
@@ -26,7 +28,13 @@ impl Message {
                     && tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
             }
             Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,
-            Self::Ended(report) => report.waits.len() <= REPORTED_MAX && report.media.len() <= REPORTED_MAX,
+            Self::BeginBroadcast(broadcast) => broadcast.spool_bytes <= SPOOL_BYTES_MAX,
+            Self::BroadcastState(state) => {
+                state.tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
+            }
+            Self::Ended(report) | Self::BroadcastEnded(report) => {
+                report.waits.len() <= REPORTED_MAX && report.media.len() <= REPORTED_MAX
+            }
             _ => true,
         }
     }

@@ -123,7 +123,12 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     let placed =
         |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false, is_block: false });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
-    let copy = Job::Copy { roots: vec![root], directory: b"/to".to_vec(), names, settings: tree };
+    let copy = Job::Copy {
+        roots: vec![root.clone()],
+        directory: b"/to".to_vec(),
+        names: names.clone(),
+        settings: tree.clone(),
+    };
     vec![
         ("hello", Message::Hello(hello)),
         ("find", Message::Find { patterns: vec![b"*.\xfe".to_vec().into()], links: true }),
@@ -136,6 +141,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("begin-file", Message::Begin(Box::new(begin(Job::ReceiveFile { path: b"/to".to_vec() })))),
         ("begin-tree", Message::Begin(Box::new(begin(receive)))),
         ("begin-copy", Message::Begin(Box::new(begin(copy)))),
+        ("begin-send-broadcast", Message::Begin(Box::new(begin(Job::SendBroadcast)))),
         ("begin-check", Message::Begin(Box::new(begin(check)))),
         ("listen", Message::Listen { via: b"ib0".to_vec() }),
         ("listening", Message::Listening(vec![endpoint.clone()])),
@@ -147,7 +153,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("progress", Message::Progress { bytes: 1 << 40, waits: vec![1, 2, 3, 4, 5, 6], tree: None }),
         ("progress-tree", Message::Progress { bytes: 1 << 40, waits: Vec::new(), tree: Some(progress) }),
         ("notice", Message::Notice { code: 1, index: 16, generation: 3, reason: None }),
-        ("ended", Message::Ended(Box::new(report))),
+        ("ended", Message::Ended(Box::new(report.clone()))),
         ("signal", Message::Signal(2)),
         ("tunnel-open", Message::TunnelOpen(1)),
         ("tunnel-data", Message::TunnelData { id: 1, bytes: vec![0; 100] }),
@@ -181,6 +187,36 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("measure", Message::Measure { key: SessionKey([9; 32]), ports: Some((7000, 7009)), via: b"ib0".to_vec() }),
         ("measure-storage", Message::MeasureStorage { path: b"/srv".to_vec(), writes: true, micros: 1_000_000 }),
         ("storage", Message::Storage(Storage { micro_iops: 1_234_500_000, bytes: 1 << 20, depth: 8, direct: true })),
+        (
+            "begin-broadcast-source",
+            Message::BeginBroadcast(Box::new(Broadcast {
+                role: BroadcastRole::Source { roots: vec![root], settings: tree.clone() },
+                spool_bytes: 32 << 20,
+                has_next: true,
+            })),
+        ),
+        (
+            "begin-broadcast-copy",
+            Message::BeginBroadcast(Box::new(Broadcast {
+                role: BroadcastRole::Copy { directory: b"/to".to_vec(), names, settings: tree },
+                spool_bytes: 1 << 20,
+                has_next: false,
+            })),
+        ),
+        (
+            "broadcast-state",
+            Message::BroadcastState(BroadcastState {
+                received: 1 << 40,
+                written: 7,
+                passed: 5,
+                has_all: true,
+                is_behind: true,
+                tree: Some(TreeProgress { entries: 3, name: b"d/f".to_vec(), ..TreeProgress::default() }),
+            }),
+        ),
+        ("broadcast-proof", Message::BroadcastProof(BroadcastProof { bytes: 1 << 33, digest: [9; 32] })),
+        ("broadcast-next", Message::BroadcastNext(true)),
+        ("broadcast-ended", Message::BroadcastEnded(Box::new(report))),
         ("other-lost", Message::OtherLost),
         ("count", Message::Count),
         ("kept", Message::Kept(Kept { path: b"/srv/.x.rd-part".to_vec(), others: 2, bytes: 50 << 20 })),

@@ -34,6 +34,7 @@ use crate::fs::source::Source;
 use crate::fs::{standard, std_fact};
 use crate::options::TreeOptions;
 use crate::transport::relay::{RelayInput, RelayOutput};
+use crate::transport::spool::Spool;
 use crate::tree::Root;
 use crate::tree::check::Medium;
 use crate::tree::entries::EntryStream;
@@ -80,6 +81,7 @@ pub(crate) struct End {
     shared: Arc<Shared>,
     peer: Peer,
     is_of_pipeline: bool,
+    is_of_broadcast: bool,
     /// Both ends of a pipeline's session are ready.
     go: Sender<()>,
     /// What can be counted, until it is.
@@ -136,6 +138,7 @@ impl End {
                 _ => Peer::Another,
             },
             is_of_pipeline: begin.waits,
+            is_of_broadcast: matches!(begin.job, Job::SendBroadcast | Job::ReceiveBroadcast),
             go,
             countable,
             manifest: None,
@@ -270,6 +273,10 @@ impl End {
         self.is_of_pipeline
     }
 
+    pub(crate) fn is_of_broadcast(&self) -> bool {
+        self.is_of_broadcast
+    }
+
     fn say(&self, message: Message) {
         (self.emit)(message);
     }
@@ -387,6 +394,8 @@ pub(crate) enum Moves {
     Input(Attachment<Inlet>),
     /// The output of one.
     Output(Attachment<Outlet>),
+    /// The stream of this host's node of a broadcast, either way.
+    Stream(Arc<Spool>),
     /// What the job names.
     Named,
 }
@@ -401,6 +410,8 @@ enum Prepared {
     /// Of a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),
+    SendSpool(Arc<Spool>),
+    ReceiveSpool(Arc<Spool>),
     ReceiveOpen(File, PathBuf),
     /// Of a stage that is `tee`: its file, or why that cannot be opened, and where it passes on.
     ReceiveTee(Result<File, IoFact>, PathBuf, RelayInput),
@@ -449,16 +460,24 @@ impl Run {
             } else {
                 matches!(
                     self.begin.job,
-                    Job::SendFile { .. } | Job::SendTree { .. } | Job::SendStage { .. } | Job::SendMemory { .. }
+                    Job::SendFile { .. }
+                        | Job::SendTree { .. }
+                        | Job::SendStage { .. }
+                        | Job::SendMemory { .. }
+                        | Job::SendBroadcast
                 )
             },
         };
         let (role, size_bytes) = match &prepared {
             Prepared::Send(_, _, size_bytes) => (Role::Sender, *size_bytes),
-            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) => (Role::Sender, None),
-            Prepared::Receive(_) | Prepared::ReceiveTree(..) | Prepared::ReceiveOpen(..) | Prepared::ReceiveTee(..) => {
-                (Role::Receiver, None)
+            Prepared::SendTree(..) | Prepared::SendRelay(_) | Prepared::SendMemory(_) | Prepared::SendSpool(_) => {
+                (Role::Sender, None)
             }
+            Prepared::Receive(_)
+            | Prepared::ReceiveTree(..)
+            | Prepared::ReceiveOpen(..)
+            | Prepared::ReceiveTee(..)
+            | Prepared::ReceiveSpool(_) => (Role::Receiver, None),
             Prepared::Stage(role) => (*role, None),
         };
         let mut stage_fault = None;
@@ -501,6 +520,8 @@ impl Run {
                 Ok(Work::SendTree(Box::new(source)))
             }
             Prepared::SendRelay(relay) => Ok(Work::SendRelay(relay)),
+            Prepared::SendSpool(spool) => Ok(Work::SendSpool(spool.output())),
+            Prepared::ReceiveSpool(spool) => Ok(Work::ReceiveSpool(spool.input())),
             Prepared::ReceiveOpen(file, path) => Ok(receive_open(file, &path)),
             Prepared::ReceiveTee(file, path, relay) => {
                 let sink = match file {
@@ -556,6 +577,12 @@ impl Run {
                 Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
             }
             Job::Copy { .. } | Job::Check { .. } => unreachable!("has no other end"),
+            Job::SendBroadcast | Job::ReceiveBroadcast => {
+                let Moves::Stream(spool) = &self.moves else { unreachable!("an end without a node never begins") };
+                let spool = Arc::clone(spool);
+                let sends = matches!(self.begin.job, Job::SendBroadcast);
+                Ok(if sends { Prepared::SendSpool(spool) } else { Prepared::ReceiveSpool(spool) })
+            }
             Job::SendStage { .. } | Job::ReceiveStage { .. } => {
                 let sends = matches!(self.begin.job, Job::SendStage { .. });
                 Ok(Prepared::Stage(if sends { Role::Sender } else { Role::Receiver }))
@@ -571,7 +598,7 @@ impl Run {
         }
         (self.emit)(Message::Agreed);
         let prepared = match &self.moves {
-            Moves::Named => prepared,
+            Moves::Named | Moves::Stream(_) => prepared,
             Moves::Input(inlet) => match self.await_one(inlet)?? {
                 Inlet::File(file, path) => Prepared::ReceiveOpen(file, path),
                 Inlet::Tee(file, path, relay) => Prepared::ReceiveTee(file, path, relay),

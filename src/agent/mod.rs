@@ -14,6 +14,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::work;
 use crate::fault::Exit;
 
+mod broadcast;
 mod check;
 pub mod end;
 mod examiner;
@@ -23,6 +24,7 @@ pub mod serve;
 mod tree;
 pub mod words;
 
+use broadcast::Node;
 use end::{End, Moves, ended_with};
 use examiner::Examiner;
 
@@ -38,6 +40,7 @@ pub(crate) struct Agent {
     is_remote: bool,
     stages: Stages,
     ends: HashMap<u32, End>,
+    node: Option<Node>,
     examiner: Examiner,
     /// Why there is no room for the stages that are being begun; `None` until that has been asked.
     refusal: Option<Option<String>>,
@@ -49,7 +52,7 @@ impl Agent {
     /// as the caller's shell does for its own host, and has no standard input and output to move.
     pub(crate) fn new(emit: Emit, tell: Emit, is_remote: bool, tells_stderr: bool) -> Self {
         let (stages, examiner) = (Stages::new(tell, is_remote, tells_stderr), Examiner::new(Arc::clone(&emit)));
-        Self { emit, is_remote, stages, ends: HashMap::new(), examiner, refusal: None }
+        Self { emit, is_remote, stages, ends: HashMap::new(), node: None, examiner, refusal: None }
     }
 
     /// Does what a message asks for. Does not wait: what takes long is done by a thread, and its answer comes later.
@@ -90,8 +93,22 @@ impl Agent {
                 self.stages.start();
             }
             Message::EndStage { stage, signal } => self.stages.signal(stage, signal),
-            // Answers, which nobody asks for.
-            _ => {}
+            Message::BeginBroadcast(broadcast) => {
+                // Another one's threads and memory are not kept beside it.
+                self.node = None;
+                self.node = Some(Node::begin(Arc::clone(&self.emit), *broadcast));
+            }
+            Message::Signal(number) => self.stop_node(number),
+            message => self.node.iter_mut().for_each(|node| node.handle(&message)),
+        }
+    }
+
+    /// Ends the node, and its hops.
+    fn stop_node(&self, number: u8) {
+        if let Some(node) = &self.node {
+            // Hops first, which then say why they end.
+            self.ends.values().filter(|end| end.is_of_broadcast()).for_each(|end| end.stop(number));
+            node.stop(number);
         }
     }
 
@@ -120,6 +137,7 @@ impl Agent {
         let moves = match begin.job {
             Job::SendStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
             Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(Moves::Input),
+            Job::SendBroadcast | Job::ReceiveBroadcast => self.node.as_ref().map(|node| Moves::Stream(node.spool())),
             _ => Some(Moves::Named),
         };
         self.ends.insert(number, End::begin(Arc::new(say), self.is_remote, begin, moves));
@@ -136,11 +154,15 @@ impl Agent {
     /// A session lost its other end, and nothing else goes on: where that was not the caller, the caller may be out of
     /// reach as well.
     pub(crate) fn has_lost_its_link(&self) -> bool {
-        self.ends.values().any(End::has_lost_its_link)
+        let has_lost = self.ends.values().any(End::has_lost_its_link);
+        // Hops of a broadcast come and go.
+        let is_alone = |node: &Node| node.is_alone(self.ends.values().any(End::is_busy));
+        has_lost && self.node.as_ref().is_none_or(is_alone)
     }
 
     /// Ends everything, sessions as by this signal, then the stages, and waits a while until all have ended.
     pub(crate) fn stop(&mut self, number: u8) {
+        self.stop_node(number);
         self.stop_some(number, |_| true);
         self.stages.end();
     }
@@ -149,17 +171,23 @@ impl Agent {
         let ends = || self.ends.values().filter(|end| which(end));
         ends().for_each(|end| end.stop(number));
         let deadline = Instant::now() + STOP_MAX;
-        while ends().any(End::is_busy) && Instant::now() < deadline {
+        let is_node_busy = || self.node.as_ref().is_some_and(|node| node.is_stopping());
+        while (ends().any(End::is_busy) || is_node_busy()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// The caller is not heard any more. A pipeline ends; copies see for themselves whether they are still wanted. Returns
+    /// The caller is not heard any more. A pipeline ends, and a broadcast of which this host has not all; copies see for themselves whether they are still wanted. Returns
     /// the threads to wait for, and for how long.
     pub(crate) fn abandon(&mut self) -> Vec<(JoinHandle<()>, Option<Duration>)> {
-        self.stop_some(libc::SIGHUP as u8, End::is_of_pipeline);
+        let is_node_wanted = self.node.as_ref().is_none_or(Node::is_wanted);
+        if !is_node_wanted {
+            self.stop_node(libc::SIGHUP as u8);
+        }
+        self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline() || end.is_of_broadcast() && !is_node_wanted);
         self.stages.end();
-        self.ends.drain().filter(|(_, end)| !end.is_of_pipeline()).filter_map(|(_, end)| end.abandon()).collect()
+        let ends = self.ends.drain().filter(|(_, end)| !end.is_of_pipeline()).filter_map(|(_, end)| end.abandon());
+        ends.chain(self.node.as_mut().and_then(Node::abandon)).collect()
     }
 
     /// All is done. What stages have left running is given a little time.

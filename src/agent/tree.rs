@@ -31,7 +31,7 @@ use crate::tree::source::TreeSource;
 /// How often a copy on one host tells how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-fn path_of(bytes: &[u8]) -> PathBuf {
+pub(super) fn path_of(bytes: &[u8]) -> PathBuf {
     OsString::from_vec(bytes.to_vec()).into()
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn sink(
     Ok(sink)
 }
 
-fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
+pub(super) fn tell_kept(sink: &mut TreeSink, emit: &Emit) {
     let emit = Emit::clone(emit);
     sink.on_kept(Box::new(move |paths, bytes| {
         if let [path, others @ ..] = paths {

@@ -572,6 +572,9 @@ pub enum Message {
     /// The node's own tree has been read or made, or never will be. It goes on giving the stream to the host behind it.
     #[n(57)]
     BroadcastEnded(#[n(0)] Box<Report>),
+    /// The node's own tree holds the others up: it is to take no more of the stream.
+    #[n(58)]
+    BroadcastLeave,
     /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives. An older
     /// end, which does not know this, has its reconnect window.
     #[n(1000)]

@@ -34,6 +34,7 @@ pub mod perf;
 pub mod rdma;
 pub mod reach;
 pub mod session;
+mod spool;
 mod summary;
 mod transfer;
 pub mod tree;
@@ -44,6 +45,7 @@ pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
+use spool::SpoolEnd;
 pub use summary::{Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
@@ -130,6 +132,8 @@ struct Engine {
     sealed: Vec<u8>,
     /// Answers of the sink of a tree; gone when no more are sent.
     answers: Option<Queue<Vec<u8>>>,
+    /// The end of a hop of a broadcast that this is.
+    spool: Option<SpoolEnd>,
     /// Parts of the source are planned for lanes that read them.
     may_plan: bool,
     /// By buffer: whether the chunk in it is genuine, where its lane has opened it.
@@ -157,7 +161,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
     let connector = dialer.is_some();
     let mut stream = None;
     let mut open_sink = None;
-    let mut tree = None;
+    let (mut tree, mut spool) = (None, None);
     let receive = |layout| Half::Receive {
         machine: Box::new(Receiver::new(agreed, connector, count, layout, 1)),
         writer: Writer::Workers,
@@ -177,6 +181,16 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         Work::SendRelay(relay) => {
             stream = Some(Feed::Relay(relay));
             Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
+        }
+        Work::SendSpool(output) => {
+            let output = Arc::new(output);
+            stream = Some(Feed::Spool(Arc::clone(&output)));
+            spool = Some(SpoolEnd::Output(output));
+            Half::Send { machine: Box::new(Sender::new(agreed, connector, count).with_answers()), reader: None }
+        }
+        Work::ReceiveSpool(input) => {
+            spool = Some(SpoolEnd::Input(Arc::new(input)));
+            receive(Layout::Stream)
         }
         Work::ReceiveFile(sink) => {
             shared.sink = Some(sink);
@@ -217,6 +231,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         frame: Vec::new(),
         sealed: Vec::new(),
         answers: None,
+        spool,
         may_plan: inline::may_plan(&shared),
         opened: vec![None; count as usize],
         shared,
@@ -237,6 +252,8 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             } else if let Some(sink) = tree {
                 let (jobs, thread) = tree::start(*sink, engine.post.clone())?;
                 *writer = Writer::Tree(jobs, thread);
+            } else if let Some(SpoolEnd::Input(input)) = &engine.spool {
+                *writer = Writer::Stream(spool::start(Arc::clone(input), Arc::clone(&engine.shared), &engine.post)?);
             }
         }
     }
@@ -261,6 +278,7 @@ impl Engine {
             }
             self.tick();
             self.send_answers();
+            self.serve_spool();
             let now = self.now();
             self.half.machine().advance(now);
             if let Half::Send { machine, .. } = &self.half {
@@ -693,10 +711,11 @@ impl Engine {
         }
     }
 
-    /// Hands an answer of the peer to the source of a tree.
+    /// Hands an answer of the peer to what is sent.
     fn take_answer(&mut self, bytes: &[u8]) {
-        let taken = match (Answer::decode(bytes), &self.shared.source) {
-            (Ok(answer), Some(Parts::Tree(tree))) => tree.handle_answer(answer),
+        let taken = match (&self.spool, Answer::decode(bytes), &self.shared.source) {
+            (Some(SpoolEnd::Output(output)), ..) => output.take_mark(bytes).map_err(|_| "offset of a broadcast"),
+            (_, Ok(answer), Some(Parts::Tree(tree))) => tree.handle_answer(answer),
             _ => Err("answer"),
         };
         if let Err(what) = taken {

@@ -17,6 +17,7 @@ use crate::fs::source::{Part, Source};
 use crate::fs::standard;
 use crate::options::Compress;
 use crate::transport::relay::RelayOutput;
+use crate::transport::spool::{SpoolInput, SpoolOutput};
 use crate::transport::{Buffer, Lane, LaneEvent, Pool, Report};
 use crate::tree::sink::{Refused, Report as TreeReport, TreeSink};
 use crate::tree::source::TreeSource;
@@ -98,6 +99,10 @@ pub enum Work {
     SendTree(Box<TreeSource>),
     /// Send what another session of this process receives.
     SendRelay(RelayOutput),
+    /// Send what this host keeps of a broadcast, from where the other end says.
+    SendSpool(SpoolOutput),
+    /// Receive what this host has not got of a broadcast.
+    ReceiveSpool(SpoolInput),
     /// Receive into this file.
     ReceiveFile(FileSink),
     /// Receive a tree.

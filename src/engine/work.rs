@@ -17,12 +17,14 @@ use super::Event;
 use super::account::Clock;
 use super::io::{DirectReads, Means, Place, Request};
 use super::pace::Pace;
+use super::spool;
 use crate::fs::direct::{Cold, Tally};
 use crate::fs::sink::{FileSink, StreamSink};
 use crate::fs::source::{FileSource, Part, StreamSource};
 use crate::options::Compress;
 use crate::transport::Buffer;
 use crate::transport::relay::RelayOutput;
+use crate::transport::spool::SpoolOutput;
 use crate::tree::sink::Refused;
 use crate::tree::source::{Next, TreeSource};
 
@@ -441,6 +443,8 @@ pub enum Feed {
     Stream(StreamSource),
     /// Another session's receiver.
     Relay(RelayOutput),
+    /// What this host keeps of a broadcast.
+    Spool(Arc<SpoolOutput>),
 }
 
 /// Reads a stream, in a thread of its own since it may wait without end.
@@ -479,22 +483,39 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
             })
         }),
         Feed::Relay(relay) => {
-            let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
-            Box::new(move |buffer| {
-                let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-                let (buffer, length) =
-                    shared.reading.during(|| relay.fill(buffer, shared.part_bytes(), &shared.over))?;
-                let filled = Part { length, is_final: length == 0, ..*part };
-                part.sequence += 1;
-                part.position += length as u64;
-                if filled.is_final {
-                    next = None;
-                }
-                shared.pace.wait(length);
-                Some(Event::Filled(buffer, filled))
-            })
+            in_turn(shared, move |buffer, shared| relay.fill(buffer, shared.part_bytes(), &shared.over).ok_or(None))
         }
+        Feed::Spool(output) => in_turn(shared, move |mut buffer, shared| {
+            let length = shared.part_bytes().min(buffer.payload().len());
+            match spool::fill(&output, &mut buffer.payload_mut()[..length], &shared.over) {
+                Ok(length) => Ok((buffer, length)),
+                Err(fact) => Err(fact.map(|fact| (buffer, fact))),
+            }
+        }),
     }
+}
+
+/// Numbers what `fill` has put into each buffer, at most until that is nothing. It may fail, or be over.
+fn in_turn(
+    shared: Arc<Shared>,
+    fill: impl Fn(Buffer, &Shared) -> Result<(Buffer, usize), Option<(Buffer, IoFact)>> + Send + 'static,
+) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
+    let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
+    Box::new(move |buffer| {
+        let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
+        let (buffer, length) = match shared.reading.during(|| fill(buffer, &shared)) {
+            Ok(filled) => filled,
+            Err(failed) => return failed.map(|(buffer, fact)| Event::SourceFailed(buffer, fact)),
+        };
+        let filled = Part { length, is_final: length == 0, ..*part };
+        part.sequence += 1;
+        part.position += length as u64;
+        if filled.is_final {
+            next = None;
+        }
+        shared.pace.wait(length);
+        Some(Event::Filled(buffer, filled))
+    })
 }
 
 /// Opens a stream sink and writes to it, in a thread of its own since it may stand still without end.

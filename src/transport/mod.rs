@@ -14,6 +14,7 @@ pub mod bundle;
 pub mod pool;
 pub mod rdma;
 pub mod relay;
+pub mod spool;
 pub mod tcp;
 #[cfg(test)]
 pub(crate) mod tests;

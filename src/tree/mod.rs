@@ -16,13 +16,14 @@ mod metadata;
 mod moves_tests;
 mod names;
 mod owners;
+pub mod packed;
 pub mod patterns;
 pub mod progress;
 mod root;
 pub mod sink;
 pub mod source;
 #[cfg(test)]
-mod sync_tests;
+pub(crate) mod sync_tests;
 pub mod walk;
 
 pub use root::{Only, Root};

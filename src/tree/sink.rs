@@ -21,6 +21,7 @@ mod device;
 mod directory;
 mod elsewhere;
 mod entry;
+mod held;
 mod itemize;
 mod jobs;
 mod judge;
@@ -70,6 +71,7 @@ use basis::Compared;
 use delete::Deferred;
 use directory::OpenDirectory;
 use entry::Large;
+use held::Held;
 pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
@@ -129,6 +131,9 @@ pub struct Destination {
     /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
     /// comparing them takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
+    /// What comes is proven only at the end: before [`TreeSink::finish`] a directory at the top that was not there, a large
+    /// file at the top, and a file that is all of the tree, get no names.
+    pub awaits_proof: bool,
 }
 
 impl From<TreeOptions> for Destination {
@@ -182,6 +187,8 @@ pub struct TreeSink {
     threads: Vec<JoinHandle<()>>,
     tell_kept: Option<Kept>,
     snapshot: Option<Snapshot>,
+    /// What is held back until the end, if it is.
+    held: Option<Held>,
 }
 
 /// What the threads share.
@@ -382,7 +389,8 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, block_bytes, progress, entries, is_local } = destination.into();
+        let Destination { options, names, threads, block_bytes, progress, entries, is_local, awaits_proof } =
+            destination.into();
         if let Names::Only(name) = &names
             && !is_name(name)
             && name != b"."
@@ -459,6 +467,7 @@ impl TreeSink {
             threads: Vec::new(),
             tell_kept: None,
             snapshot,
+            held: awaits_proof.then(Held::default),
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
@@ -511,6 +520,12 @@ impl TreeSink {
             return Err(Refused::Data("data of a large file is missing"));
         }
         self.shared.wait_drained();
+        if let Some(mut held) = self.held.take()
+            && let Some(job) = held.take_job()
+        {
+            self.hand_on(job);
+            self.shared.wait_drained();
+        }
         if self.wanted.is_some() || !self.shared.wanted().is_empty() {
             return Err(Refused::Data("a listed file without its contents"));
         }
@@ -619,7 +634,13 @@ impl TreeSink {
                 },
             }
         }
-        self.hand_on(Job::Make(Arc::clone(chunk), batch));
+        let job = Job::Make(Arc::clone(chunk), batch);
+        let is_all = self.directory_records == 0 && matches!(self.shared.names, Names::Only(_));
+        let job = match &mut self.held {
+            Some(held) if is_all => held.hold_job(job),
+            _ => Some(job),
+        };
+        job.into_iter().for_each(|job| self.hand_on(job));
         Ok(())
     }
 
@@ -648,11 +669,15 @@ impl TreeSink {
                 if entered.as_ref().is_some_and(|entered| entered.is_fresh) && !directory.is_fresh {
                     (shared.answer)(Answer::Fresh { directory: number });
                 }
-                if entered.is_some() {
+                let entered = entered.map(Arc::new);
+                if let Some(entered) = &entered {
                     self.directories += 1;
                     shared.progress.made(true);
+                    if let (1, Some(held)) = (self.levels.len(), &mut self.held) {
+                        held.hold_directory(entered);
+                    }
                 }
-                self.levels.push(entered.map(Arc::new));
+                self.levels.push(entered);
             }
             Record::Large { name, metadata, item, size, is_sparse } => {
                 let name = directory.final_name(name);
@@ -662,6 +687,9 @@ impl TreeSink {
                 let length = (size, is_sparse);
                 let large = Large::create(shared, directory, name, &metadata, length, may_resume, compared);
                 let large = large.map_err(|fault| failed(&path, fault)).ok().map(Arc::new);
+                if let (1, Some(held), Some(large)) = (self.levels.len(), &mut self.held, &large) {
+                    held.hold_file(large);
+                }
                 match &large {
                     Some(large) if may_resume => self.have_looked(large, item),
                     _ if awaits_have => (shared.answer)(Answer::nothing(item)),
@@ -711,6 +739,7 @@ impl TreeSink {
         self.shared.is_stopped.store(true, Release);
         self.stop_threads();
         self.slots.clear();
+        self.held = None;
         self.wanted = None;
         self.shared.wanted().clear();
         self.levels.clear();
@@ -721,6 +750,12 @@ impl TreeSink {
         {
             tell(&kept, self.shared.resumable_bytes.load(Relaxed));
         }
+    }
+
+    /// Gives up, as what has come is not what was to come: nothing of it is of use.
+    pub fn discard_forged(&mut self) {
+        self.shared.is_trusted.store(false, Relaxed);
+        self.discard();
     }
 
     /// Has somebody told what stays when it is given up.

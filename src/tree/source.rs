@@ -57,6 +57,8 @@ pub struct TreeSource {
     progress: Arc<Progress>,
     /// Large files are not read, but copied by the caller.
     is_local: bool,
+    /// Nobody answers: everything is sent.
+    is_unanswered: bool,
 }
 
 struct Shared {
@@ -173,13 +175,27 @@ impl TreeSource {
             arrived: 0,
         };
         let (changed, cancelled) = (Condvar::new(), AtomicBool::new(false));
-        Ok(Self { shared: Mutex::new(shared), changed, cancelled, part_bytes, progress, is_local: false })
+        Ok(Self {
+            shared: Mutex::new(shared),
+            changed,
+            cancelled,
+            part_bytes,
+            progress,
+            is_local: false,
+            is_unanswered: false,
+        })
     }
 
     /// For a copy within this host, by one thread: large files are not read, but given out in ranges to be copied.
     #[must_use]
     pub fn local(self) -> Self {
         Self { is_local: true, ..self }
+    }
+
+    /// For receivers that do not answer: everything is sent, whatever they have. The options must not be those of `--sync`.
+    #[must_use]
+    pub fn unanswered(self) -> Self {
+        Self { is_unanswered: true, ..self }
     }
 
     /// Fills `target`, which has the length of a part, with the next one: records (item 0) or data of a large file; or
@@ -355,7 +371,7 @@ impl TreeSource {
         shared.listed.add(filled.listed, filled.settled);
         for file in filled.opened {
             let item = file.item;
-            let blocks = file.awaits_blocks.then(Blocks::default);
+            let blocks = (file.awaits_blocks && !self.is_unanswered).then(Blocks::default);
             if blocks.is_none() {
                 shared.ready.push_back(item);
             }

@@ -136,7 +136,7 @@ pub(super) fn copy_as_dst(from: &Path, to: &Path, options: &TreeOptions, is_loca
 }
 
 /// All that a tree is: kind, mode, time, attributes, contents; files of several names by the first of them.
-pub(super) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
+pub(crate) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
     let (mut all, mut inodes, mut todo) = (BTreeMap::new(), BTreeMap::new(), vec![top.to_owned()]);
     while let Some(directory) = todo.pop() {
         for entry in fs::read_dir(&directory).expect("a directory") {
@@ -181,7 +181,7 @@ pub(super) fn picture(top: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 /// Makes and changes trees; the number is the state of its random numbers (SplitMix64).
-pub(super) struct Maker(pub u64);
+pub(crate) struct Maker(pub u64);
 
 impl Maker {
     pub fn below(&mut self, limit: u64) -> u64 {
@@ -304,7 +304,7 @@ fn remove(path: &Path) {
     }
 }
 
-pub(super) fn scratch() -> TempDir {
+pub(crate) fn scratch() -> TempDir {
     TempDir::new_in("/dev/shm").expect("a directory")
 }
 

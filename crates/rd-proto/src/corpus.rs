@@ -9,6 +9,8 @@ use runner::Body;
 
 /// Every target of `fuzz/` but those of the root package, and its body.
 const TARGETS: &[(&str, Body)] = &[
+    ("broadcast_heads", crate::broadcast::fuzz::broadcast_heads),
+    ("broadcast_marks", crate::broadcast::fuzz::broadcast_marks),
     ("chunk_header", crate::record::fuzz::chunk_header),
     ("control_channel", crate::handshake::fuzz::control_channel),
     ("control_frame", crate::control::fuzz::control_frame),
@@ -33,6 +35,7 @@ fn every_target_has_a_body_and_a_corpus() {
 #[test]
 fn corpus_holds_what_this_version_makes() {
     let seeds = [
+        crate::broadcast::fuzz::seeds(),
         crate::record::fuzz::seeds(),
         crate::tree::fuzz::seeds(),
         crate::tree::answer::fuzz::seeds(),

@@ -4,7 +4,7 @@
 //! * [`handshake`]: authentication of a lane, and its control channel.
 //! * [`record`], [`compress`]: protection and compression of a chunk's payload.
 //! * [`session`]: the state machines of a sender and a receiver.
-//! * [`tree`]: the records of a tree.
+//! * [`tree`]: the records of a tree; [`broadcast`]: a tree as one stream for many hosts.
 //!
 //! Time is an argument ([`std::time::Duration`] since the session began), randomness is passed in, and every length
 //! that a peer sends is checked against a named limit before anything is allocated for it.
@@ -20,6 +20,7 @@
     )
 )]
 
+pub mod broadcast;
 pub mod compress;
 pub mod control;
 #[cfg(test)]

@@ -78,6 +78,11 @@ pub struct BroadcastState {
     /// Of its own tree, or of the source's.
     #[n(5)]
     pub tree: Option<TreeProgress>,
+    /// For how much of the time since the last of these its own tree had something to do, in thousandths. A tree that has
+    /// always much more to do than others holds them up.
+    #[n(6)]
+    #[cbor(default)]
+    pub busy_permille: u16,
 }
 
 /// What the whole stream is: its length in bytes, and its BLAKE3 digest.

@@ -1,5 +1,7 @@
 //! Body of the fuzz target, and the messages that it starts from.
 
+use rd_proto::control::IoFact;
+
 use super::*;
 use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
 use crate::tree::check::{Aspect, Finding};
@@ -212,11 +214,13 @@ pub fn samples() -> Vec<(&'static str, Message)> {
                 has_all: true,
                 is_behind: true,
                 tree: Some(TreeProgress { entries: 3, name: b"d/f".to_vec(), ..TreeProgress::default() }),
+                busy_permille: 900,
             }),
         ),
         ("broadcast-proof", Message::BroadcastProof(BroadcastProof { bytes: 1 << 33, digest: [9; 32] })),
         ("broadcast-next", Message::BroadcastNext(true)),
         ("broadcast-ended", Message::BroadcastEnded(Box::new(report))),
+        ("broadcast-leave", Message::BroadcastLeave),
         ("other-lost", Message::OtherLost),
         ("count", Message::Count),
         ("kept", Message::Kept(Kept { path: b"/srv/.x.rd-part".to_vec(), others: 2, bytes: 50 << 20 })),

@@ -58,6 +58,11 @@ impl Fault {
         Self::io(Exit::Destination.code(), "cannot write", fact)
     }
 
+    /// The sending end of a broadcast's hop does not keep what the other has asked for.
+    pub fn is_not_kept(&self) -> bool {
+        self.own && self.path.is_empty() && self.errno == libc::ESTALE
+    }
+
     /// A failure about no file, as a sentence.
     pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
         Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }

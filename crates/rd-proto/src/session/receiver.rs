@@ -277,9 +277,10 @@ impl Receiver {
         self.answers.has_room()
     }
 
-    /// Answers the sender of a tree: at most [`crate::control::ANSWER_BYTES_MAX`] bytes.
+    /// Answers the sender of a tree, or of a stream that it may have to send from the middle: at most
+    /// [`crate::control::ANSWER_BYTES_MAX`] bytes.
     pub fn answer(&mut self, bytes: Vec<u8>) {
-        debug_assert_eq!(self.layout, Layout::Tree);
+        debug_assert_ne!(self.layout, Layout::File);
         self.answers.push(bytes);
     }
 

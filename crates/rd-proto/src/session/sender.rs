@@ -229,7 +229,7 @@ impl Sender {
         }
     }
 
-    /// The sender of a tree: its receiver may answer.
+    /// The sender of a tree or of a broadcast: its receiver may answer.
     #[must_use]
     pub fn with_answers(self) -> Self {
         Self { answers: Some(Incoming::default()), ..self }

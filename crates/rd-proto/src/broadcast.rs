@@ -1,0 +1,328 @@
+//! One stream for many hosts: what the receiving end of a hop says of the stream, and how a tree is packed into one.
+//!
+//! A hop of a broadcast is a session whose bytes are a part of the stream, from some offset to the end. [`Marks`] are its
+//! answers: the first says from which offset on, the others below which offset the sending end need not keep anything.
+//!
+//! The stream itself is the parts of a tree ([`crate::tree`]) as packets: a [`Head`], then data. All of it comes from a
+//! peer: decoding checks every value.
+
+use crate::reader::{ReadError, Reader};
+
+/// Data of one packet at most, in bytes.
+pub const PACKET_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of a packet's head.
+pub const HEAD_BYTES: usize = 16;
+
+/// Data of a large file begins at a multiple of this in the stream, so that it can be written from where it lies.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// The number that stands in place of an item at the end.
+const END_ITEM: u32 = u32::MAX;
+
+/// Why what a peer has sent is none of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BroadcastError {
+    /// It is longer or shorter than it may be.
+    #[error("a length out of bounds")]
+    Length,
+    /// An offset goes back, or lies beyond what was sent.
+    #[error("an impossible offset")]
+    Offset,
+    /// Records do not follow each other, or something follows the end.
+    #[error("packets out of order")]
+    Order,
+}
+
+impl From<ReadError> for BroadcastError {
+    fn from(_: ReadError) -> Self {
+        Self::Length
+    }
+}
+
+/// What one answer of a hop's receiving end says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// The stream is to be sent from this offset on. The first.
+    From(u64),
+    /// Nothing below this offset needs to be kept.
+    Keep(u64),
+}
+
+/// Encodes an offset as an answer.
+pub fn encode_mark(offset: u64) -> Vec<u8> {
+    offset.to_le_bytes().to_vec()
+}
+
+/// What the sending end of a hop has been told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Marks {
+    has_begun: bool,
+    keep: u64,
+}
+
+impl Marks {
+    /// Takes the next answer. `sent`: the stream has been sent up to there.
+    ///
+    /// # Errors
+    ///
+    /// [`BroadcastError`] if it is no offset, goes back, or lies beyond what was sent. Whether the first can be sent from
+    /// is for the caller to see.
+    pub fn take(&mut self, bytes: &[u8], sent: u64) -> Result<Mark, BroadcastError> {
+        let mut reader = Reader { rest: bytes };
+        let offset = reader.u64()?;
+        if !reader.rest.is_empty() {
+            return Err(BroadcastError::Length);
+        }
+        if !std::mem::replace(&mut self.has_begun, true) {
+            return Ok(Mark::From(offset));
+        }
+        if offset < self.keep || offset > sent {
+            return Err(BroadcastError::Offset);
+        }
+        self.keep = offset;
+        Ok(Mark::Keep(offset))
+    }
+}
+
+/// The head of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// What follows is records (item 0), or data of a large file for this position.
+    Data {
+        /// The file's number; 0 for records.
+        item: u32,
+        /// Bytes that follow, at least one.
+        length: u32,
+        /// Where they belong.
+        position: u64,
+    },
+    /// The stream ends here.
+    End,
+}
+
+impl Head {
+    /// The encoded head.
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let (item, length, position) = match *self {
+            Self::Data { item, length, position } => (item, length, position),
+            Self::End => (END_ITEM, 0, 0),
+        };
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..4].copy_from_slice(&item.to_le_bytes());
+        bytes[4..8].copy_from_slice(&length.to_le_bytes());
+        bytes[8..].copy_from_slice(&position.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the head of a packet.
+    ///
+    /// # Errors
+    ///
+    /// [`BroadcastError::Length`] if there are fewer bytes, or those that follow are none or too many.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BroadcastError> {
+        let mut reader = Reader { rest: bytes };
+        let (item, length, position) = (reader.u32()?, reader.u32()?, reader.u64()?);
+        if !reader.rest.is_empty() {
+            return Err(BroadcastError::Length);
+        }
+        match (item, length, position) {
+            (END_ITEM, 0, 0) => Ok(Self::End),
+            (END_ITEM, ..) | (_, 0, _) => Err(BroadcastError::Length),
+            (item, length, position) if length as usize <= PACKET_BYTES_MAX => {
+                position.checked_add(length.into()).ok_or(BroadcastError::Offset)?;
+                Ok(Self::Data { item, length, position })
+            }
+            _ => Err(BroadcastError::Length),
+        }
+    }
+
+    /// Bytes between this head, whose end is at this offset of the stream, and its data.
+    pub fn padding(&self, end: u64) -> u64 {
+        match self {
+            Self::Data { item: 1.., .. } => end.next_multiple_of(PAGE_BYTES) - end,
+            _ => 0,
+        }
+    }
+}
+
+/// Holds packets to their order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Order {
+    records_bytes: u64,
+    has_ended: bool,
+}
+
+impl Order {
+    /// Takes the next head.
+    ///
+    /// # Errors
+    ///
+    /// [`BroadcastError::Order`] if records do not begin where the last ones have ended, or nothing should follow.
+    pub fn check(&mut self, head: &Head) -> Result<(), BroadcastError> {
+        match *head {
+            _ if self.has_ended => return Err(BroadcastError::Order),
+            Head::End => self.has_ended = true,
+            Head::Data { item: 0, position, .. } if position != self.records_bytes => {
+                return Err(BroadcastError::Order);
+            }
+            Head::Data { item: 0, length, .. } => self.records_bytes += u64::from(length),
+            Head::Data { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Whether the end has come.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// Fuzz bodies: no input may panic, and what decodes says what was encoded.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::*;
+
+    /// Answers of a hop's receiving end, as many as there are; the stream has been sent up to the second.
+    pub fn broadcast_marks(bytes: &[u8]) {
+        let (mut marks, mut last, mut sent) = (Marks::default(), 0, u64::MAX);
+        for answer in bytes.chunks(8) {
+            match marks.take(answer, sent) {
+                Ok(Mark::From(offset)) => {
+                    assert_eq!(encode_mark(offset), answer);
+                    sent = offset.saturating_add(1 << 20);
+                }
+                Ok(Mark::Keep(offset)) => {
+                    assert_eq!(encode_mark(offset), answer);
+                    assert!(last <= offset && offset <= sent);
+                    last = offset;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Heads of packets, as many as there are.
+    pub fn broadcast_heads(bytes: &[u8]) {
+        let mut order = Order::default();
+        for bytes in bytes.chunks(HEAD_BYTES) {
+            let Ok(head) = Head::decode(bytes) else { return };
+            assert_eq!(head.encode(), bytes);
+            if order.check(&head).is_err() {
+                return;
+            }
+            assert_eq!(order.has_ended(), head == Head::End);
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let marks = [1 << 20, 0, 4096, (2 << 20) - 1].map(encode_mark).concat();
+        let heads = samples().map(|(head, _)| head.encode()).concat();
+        vec![("broadcast_marks", "healed", marks), ("broadcast_heads", "every-kind", heads)]
+    }
+
+    /// A packet of each kind, and how `docs/PROTOCOL.md` shows its head.
+    pub fn samples() -> [(Head, &'static str); 3] {
+        [
+            (Head::Data { item: 0, length: 300, position: 0 }, "00000000 2c010000 0000000000000000"),
+            (Head::Data { item: 7, length: 1 << 20, position: 1 << 32 }, "07000000 00001000 0000000001000000"),
+            (Head::End, "ffffffff 00000000 0000000000000000"),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hexadecimal(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn heads_and_marks_have_these_bytes_and_come_back() {
+        let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
+        let document = std::fs::read_to_string(document).expect("the document");
+        for (head, golden) in fuzz::samples() {
+            assert_eq!(hexadecimal(&head.encode()), golden.replace(' ', ""));
+            assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
+            assert_eq!(Head::decode(&head.encode()), Ok(head));
+        }
+        let golden = "0000a00000000000";
+        assert_eq!(hexadecimal(&encode_mark(10 << 20)), golden);
+        assert!(document.contains(golden), "docs/PROTOCOL.md lacks {golden}");
+    }
+
+    #[test]
+    fn marks_that_no_receiver_says_are_refused() {
+        let begun = |from: u64| {
+            let mut marks = Marks::default();
+            assert_eq!(marks.take(&encode_mark(from), 0), Ok(Mark::From(from)));
+            marks
+        };
+        for length in [0, 1, 7, 9, 16] {
+            assert_eq!(Marks::default().take(&vec![0; length], 10), Err(BroadcastError::Length), "{length}");
+            assert_eq!(begun(0).take(&vec![0; length], 10), Err(BroadcastError::Length), "{length}");
+        }
+        let mut marks = begun(100);
+        // The host behind it may have less than the one that asks.
+        assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));
+        assert_eq!(marks.take(&encode_mark(59), 150), Err(BroadcastError::Offset));
+        assert_eq!(marks.take(&encode_mark(60), 150), Ok(Mark::Keep(60)));
+        assert_eq!(marks.take(&encode_mark(151), 150), Err(BroadcastError::Offset));
+        assert_eq!(marks.take(&encode_mark(150), 150), Ok(Mark::Keep(150)));
+    }
+
+    #[test]
+    fn packets_out_of_bounds_or_order_are_refused() {
+        let head = |item: u32, length: u32, position: u64| {
+            [&item.to_le_bytes()[..], &length.to_le_bytes(), &position.to_le_bytes()].concat()
+        };
+        let most = PACKET_BYTES_MAX as u32;
+        for (bytes, error) in [
+            (vec![], BroadcastError::Length),
+            (vec![0; 15], BroadcastError::Length),
+            (vec![0; 17], BroadcastError::Length),
+            (head(0, 0, 0), BroadcastError::Length),
+            (head(1, most + 1, 0), BroadcastError::Length),
+            (head(1, u32::MAX, 0), BroadcastError::Length),
+            (head(1, 1, u64::MAX), BroadcastError::Offset),
+            (head(END_ITEM, 1, 0), BroadcastError::Length),
+            (head(END_ITEM, 0, 1), BroadcastError::Length),
+        ] {
+            assert_eq!(Head::decode(&bytes), Err(error), "{bytes:?}");
+        }
+        let records = |position| Head::Data { item: 0, length: 10, position };
+        let mut order = Order::default();
+        for (head, outcome) in [
+            (records(1), Err(BroadcastError::Order)),
+            (records(0), Ok(())),
+            (records(0), Err(BroadcastError::Order)),
+            (Head::Data { item: 3, length: 1, position: 0 }, Ok(())),
+            (records(10), Ok(())),
+            (Head::End, Ok(())),
+            (Head::End, Err(BroadcastError::Order)),
+            (records(20), Err(BroadcastError::Order)),
+        ] {
+            assert_eq!(order.check(&head), outcome, "{head:?}");
+        }
+    }
+
+    #[test]
+    fn data_of_files_begins_with_a_page() {
+        let data = |item| Head::Data { item, length: 1, position: 0 };
+        assert_eq!((data(0).padding(16), Head::End.padding(16)), (0, 0));
+        assert_eq!([0, 1, 4095, 4096, 4097].map(|end| data(1).padding(end)), [0, 4095, 1, 0, 4095]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes in prop::collection::vec(prop_oneof![Just(0_u8), any::<u8>()], 0..100)) {
+            fuzz::broadcast_marks(&bytes);
+            fuzz::broadcast_heads(&bytes);
+        }
+    }
+}

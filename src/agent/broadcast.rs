@@ -1,0 +1,413 @@
+//! A host's node of a broadcast: the stream between the host before and the host behind, and the own tree.
+//!
+//! The node of the source reads a tree once and makes the stream of it. Any other takes the stream from a session, keeps a
+//! bounded part of it in its spool, and makes its own tree of it in a thread that takes it from there. The session to the
+//! host behind takes it from there as well. Sessions come and go with the hosts beside this one; the node stays.
+//!
+//! # What holds
+//!
+//! * What a host has passed on is believed only once it is proven: the source has told the caller what its stream was, the
+//!   caller tells each node, and before that none finishes its tree. A directory at the top has no name until then.
+//! * A node whose own tree has failed, or is too slow, goes on passing the stream.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use minicbor::bytes::ByteVec;
+
+use super::place;
+use super::tree::{Countable, add_to, destination, path_of, progress, tell_failed, tell_kept};
+use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
+use crate::control::tunnel::Emit;
+use crate::engine::Summary;
+use crate::fault::Exit;
+use crate::fs::direct::Tally;
+use crate::options::TreeOptions;
+use crate::transport::spool::{Spool, Taken};
+use crate::tree::Root;
+use crate::tree::entries::EntryStream;
+use crate::tree::packed::{self, Unpacker};
+use crate::tree::progress::Progress;
+use crate::tree::sink::{Bytes, Destination, Refused, TreeSink};
+use crate::tree::source::TreeSource;
+
+/// How often it is told how far the node is, and how often at least.
+const STATE_EVERY: Duration = Duration::from_millis(200);
+const STATE_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// How long a node whose caller is lost may take to give up its tree.
+const ABANDON_MAX: Duration = Duration::from_secs(2);
+
+/// How long an agent whose sessions have lost their links stays for the sake of its node.
+const ALONE_MAX: Duration = Duration::from_secs(60);
+
+/// A node. It has begun as soon as it is there, and ends at the latest when it is dropped.
+pub(super) struct Node {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// What can be counted, until it is.
+    countable: Option<Countable>,
+}
+
+/// What its threads share.
+struct Shared {
+    emit: Emit,
+    spool: Arc<Spool>,
+    /// It is to end; by this signal, if that was it.
+    stop: Arc<AtomicBool>,
+    signal: AtomicU8,
+    proof: Mutex<Option<BroadcastProof>>,
+    /// It has been proven, or is to end.
+    is_decided: Condvar,
+    /// Its own tree is done with.
+    has_ended: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+    entries: Arc<EntryStream>,
+    /// When a session ran last.
+    accompanied: Mutex<Instant>,
+    told: Mutex<Told>,
+}
+
+/// What was told of it last.
+struct Told {
+    state: BroadcastState,
+    at: Instant,
+    idle_micros: u64,
+}
+
+impl Node {
+    /// Begins. `emit` takes what the node says and must not wait.
+    pub(super) fn begin(emit: Emit, broadcast: Broadcast) -> Self {
+        let Broadcast { role, spool_bytes, has_next } = broadcast;
+        let told = Arc::clone(&emit);
+        let shared = Arc::new(Shared {
+            emit,
+            spool: Spool::new(spool_bytes, matches!(role, BroadcastRole::Copy { .. }), has_next),
+            stop: Arc::default(),
+            signal: AtomicU8::new(0),
+            proof: Mutex::default(),
+            is_decided: Condvar::new(),
+            has_ended: Arc::default(),
+            progress: Arc::default(),
+            entries: Arc::new(EntryStream::new(Box::new(move |entries| told(Message::Entries(entries))))),
+            accompanied: Mutex::new(Instant::now()),
+            told: Mutex::new(Told { state: BroadcastState::default(), at: Instant::now(), idle_micros: 0 }),
+        });
+        let countable = match &role {
+            BroadcastRole::Source { roots, settings } => {
+                Some(Countable { roots: roots.clone(), settings: settings.clone() })
+            }
+            BroadcastRole::Copy { .. } => None,
+        };
+        let mut node = Self { shared: Arc::clone(&shared), thread: None, countable };
+        let (telling, running) = (Arc::clone(&shared), Arc::clone(&shared));
+        let tell = std::thread::Builder::new().name("broadcast-state".to_owned()).stack_size(128 << 10);
+        let run = std::thread::Builder::new().name("broadcast".to_owned());
+        let begun = tell.spawn(move || telling.tell()).and_then(|_| run.spawn(move || running.run(role)));
+        match begun {
+            Ok(thread) => node.thread = Some(thread),
+            Err(error) => shared.end(failed(Exit::Connect, format!("cannot start a thread: {error}"))),
+        }
+        node
+    }
+
+    /// What its sessions put in and take out.
+    pub(super) fn spool(&self) -> Arc<Spool> {
+        Arc::clone(&self.shared.spool)
+    }
+
+    /// Does what a message asks for, if it is for a node.
+    pub(super) fn handle(&mut self, message: &Message) {
+        match message {
+            Message::BroadcastProof(proof) => {
+                *self.shared.proof() = Some(*proof);
+                self.shared.is_decided.notify_all();
+            }
+            Message::BroadcastNext(is_there) => self.shared.spool.set_next(*is_there),
+            Message::BroadcastLeave => self.shared.spool.leave(true),
+            Message::EntriesTaken(messages) => self.shared.entries.taken(*messages),
+            Message::Count => {
+                if let Some(countable) = self.countable.take() {
+                    countable.count(&self.shared.progress, Arc::clone(&self.shared.has_ended));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Does to it what a signal would.
+    pub(super) fn stop(&self, number: u8) {
+        if i32::from(number) != libc::SIGTSTP {
+            self.shared.signal.store(number, Ordering::Relaxed);
+            self.shared.stop();
+        }
+    }
+
+    /// It is to end, and its tree has not been given up.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed) && !self.shared.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// It has all of the stream, and what that must be: it needs nobody any more.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.shared.spool.status().has_all && self.shared.proof().is_some()
+    }
+
+    /// Nobody has been heard for long. `is_accompanied`: a session runs.
+    pub(super) fn is_alone(&self, is_accompanied: bool) -> bool {
+        let mut last = self.shared.accompanied.lock().expect("no panics under it");
+        if is_accompanied {
+            *last = Instant::now();
+        }
+        last.elapsed() > ALONE_MAX
+    }
+
+    /// The caller is not heard any more. Returns the thread to wait for, and for how long.
+    pub(super) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
+        let limit = (!self.is_wanted()).then_some(ABANDON_MAX);
+        if limit.is_some() {
+            self.stop(libc::SIGHUP as u8);
+        }
+        self.thread.take().map(|thread| (thread, limit))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+fn failed(exit: Exit, detail: impl Into<String>) -> Report {
+    Report { fault: Some(Fault::plain(exit.code(), detail)), ..Report::default() }
+}
+
+/// The settings of a node: everything is sent, and nothing is judged by what is there.
+fn plain(settings: TreeOptions) -> TreeOptions {
+    TreeOptions {
+        sync: false,
+        checksum: false,
+        delete: false,
+        delete_after: false,
+        existing: false,
+        ignore_existing: false,
+        update: false,
+        append_verify: false,
+        dry_run: false,
+        ..settings
+    }
+}
+
+impl Shared {
+    fn proof(&self) -> MutexGuard<'_, Option<BroadcastProof>> {
+        self.proof.lock().expect("no panics under it")
+    }
+
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.spool.stop();
+        // With the lock, or one who has just looked and is about to wait would not hear of it.
+        let _proof = self.proof();
+        self.is_decided.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Tells how far the node is, until it ends.
+    fn tell(&self) {
+        while !self.is_stopped() {
+            self.spool.wait_for_news(STATE_EVERY);
+            self.entries.send_waiting();
+            self.tell_state();
+        }
+    }
+
+    fn tell_state(&self) {
+        let status = self.spool.status();
+        let mut told = self.told.lock().expect("no panics under it");
+        let (micros, idle_micros) = (told.at.elapsed().as_micros() as u64, status.idle_micros - told.idle_micros);
+        let state = BroadcastState {
+            received: status.received,
+            written: status.written,
+            passed: status.passed,
+            has_all: status.has_all,
+            is_behind: status.is_behind,
+            tree: Some(progress(&self.progress)),
+            busy_permille: match status.has_tree && micros > 0 {
+                true => (micros.saturating_sub(idle_micros) * 1000 / micros) as u16,
+                false => 0,
+            },
+        };
+        if state != told.state || told.at.elapsed() >= STATE_AT_LEAST {
+            *told = Told { state: state.clone(), at: Instant::now(), idle_micros: status.idle_micros };
+            // With the lock: a state that is older must not come later.
+            (self.emit)(Message::BroadcastState(state));
+        }
+    }
+
+    fn run(&self, role: BroadcastRole) {
+        let start = Instant::now();
+        let mut summary = Summary::default();
+        let stopped = Arc::clone(&self.stop);
+        self.entries.end_when(move || stopped.load(Ordering::Relaxed));
+        let done = match role {
+            BroadcastRole::Source { settings, .. } | BroadcastRole::Copy { settings, .. } if settings.dry_run => {
+                Err(Fault::plain(Exit::Usage.code(), "a broadcast cannot be tried out"))
+            }
+            BroadcastRole::Source { roots, settings } => self.read(roots, plain(settings), &mut summary),
+            BroadcastRole::Copy { directory, names, settings } => {
+                let settings = plain(settings);
+                let make = || self.begin_tree(&directory, &names, &settings);
+                self.write(make, &mut summary)
+            }
+        };
+        tell_failed(&summary, &self.emit);
+        let mut report = Report { bytes: self.spool.status().received, ..Report::default() };
+        add_to(&mut report, &summary);
+        report.fault = done.err();
+        report.micros = start.elapsed().as_micros() as u64;
+        report.read_direct_bytes = summary.read.direct_bytes;
+        report.read_cached_bytes = summary.read.cached_bytes;
+        report.written_direct_bytes = summary.written.direct_bytes;
+        report.written_buffered_bytes = summary.written.buffered_bytes;
+        self.end(report);
+    }
+
+    fn end(&self, report: Report) {
+        self.spool.leave(false);
+        self.entries.send_waiting();
+        self.tell_state();
+        self.has_ended.store(true, Ordering::Relaxed);
+        (self.emit)(Message::BroadcastEnded(Box::new(report)));
+    }
+
+    /// Why this node ends before its tree is done.
+    fn given_up(&self) -> Fault {
+        match self.signal.load(Ordering::Relaxed) {
+            0 if self.spool.status().is_behind => {
+                Fault::plain(Exit::Partial.code(), "was too slow for the others: the rest is to be copied later")
+            }
+            0 => Fault::plain(Exit::Signal(libc::SIGTERM as u8).code(), ""),
+            number => Fault::plain(Exit::Signal(number).code(), ""),
+        }
+    }
+
+    /// Makes the stream of a tree.
+    fn read(&self, roots: Vec<Root>, settings: TreeOptions, summary: &mut Summary) -> Result<(), Fault> {
+        let source = TreeSource::new(roots, packed::PART_BYTES, settings, Arc::clone(&self.progress));
+        let source = source.map_err(|fact| Fault::unreadable(&fact))?.unanswered();
+        let (input, tally) = (self.spool.input(), Tally::default());
+        let (mut hasher, mut bytes, mut is_cut) = (blake3::Hasher::new(), 0, false);
+        let packed = packed::pack(&source, &tally, |piece| {
+            hasher.update(piece);
+            bytes += piece.len() as u64;
+            is_cut = input.append(piece, &self.stop).is_err();
+            !is_cut
+        });
+        let sent = source.sent();
+        summary.read.direct_bytes = tally.direct_bytes.load(Ordering::Relaxed);
+        summary.read.cached_bytes = sent.bytes.saturating_sub(summary.read.direct_bytes);
+        summary.sent_tree = Some(sent);
+        packed.map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")))?;
+        if is_cut {
+            return Err(self.given_up());
+        }
+        // Before anybody has the end.
+        let digest = *hasher.finalize().as_bytes();
+        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest }));
+        input.end().map_err(|_| self.given_up())
+    }
+
+    /// The sink of the own tree, and the directory that was made for it, which goes again if it stays empty.
+    fn begin_tree(
+        &self,
+        directory: &[u8],
+        names: &[ByteVec],
+        settings: &TreeOptions,
+    ) -> Result<(TreeSink, Option<place::Made>), Fault> {
+        let unwritable = |fact| Fault::unwritable(&fact);
+        let made = place::make(directory, settings).map_err(unwritable)?;
+        let options = Destination { awaits_proof: true, ..destination(names, settings, &self.progress, &self.entries) };
+        // Whatever is there, all of the tree is on its way: nobody is answered.
+        let mut sink = TreeSink::new(&path_of(directory), options, Box::new(|_| {})).map_err(unwritable)?;
+        sink.list_to(&self.entries);
+        tell_kept(&mut sink, &self.emit);
+        Ok((sink, made))
+    }
+
+    /// Makes a tree of the stream.
+    fn write(
+        &self,
+        make: impl FnOnce() -> Result<(TreeSink, Option<place::Made>), Fault>,
+        summary: &mut Summary,
+    ) -> Result<(), Fault> {
+        let (mut hasher, mut unpacker) = (blake3::Hasher::new(), Unpacker::default());
+        let mut make = Some(make);
+        // What was made is dropped behind the sink, which must have removed by then what it has not published.
+        let (mut _made, mut sink) = (None, None::<TreeSink>);
+        let mut broken = None;
+        loop {
+            let slice = match self.spool.take() {
+                Taken::Slice(slice) => slice,
+                Taken::Ended => break,
+                Taken::Gone => return Err(self.given_up()),
+            };
+            if let Some(make) = make.take() {
+                let (begun, made) = make()?;
+                (_made, sink) = (made, Some(begun));
+            }
+            let slice: Bytes = Arc::new(slice);
+            hasher.update((*slice).as_ref());
+            let Some(open) = &mut sink else { continue };
+            match unpacker.take(&slice, |item, position, bytes| open.push(item, position, bytes)) {
+                Ok(()) => {}
+                Err(Refused::Io(fact)) => {
+                    // The others do not wait until what was made is removed.
+                    self.spool.leave(false);
+                    return Err(Fault::unwritable(&fact));
+                }
+                // Not a tree, or not that of the source: which of both the proof will say.
+                Err(refused) => {
+                    open.discard();
+                    (sink, broken) = (None, Some(refused));
+                }
+            }
+        }
+        let proof = self.await_proof()?;
+        let received = self.spool.status().received;
+        if (BroadcastProof { bytes: received, digest: *hasher.finalize().as_bytes() }) != proof {
+            sink.iter_mut().for_each(TreeSink::discard_forged);
+            let detail = "what a host before this one has passed on is not what the source has sent: \
+                          what has no final name yet gets none";
+            return Err(Fault::plain(Exit::Integrity.code(), detail));
+        }
+        let sink = sink.as_mut().filter(|_| unpacker.has_ended());
+        let Some(sink) = sink else {
+            let refused = broken.map_or_else(|| "the stream has no end".to_owned(), |refused| refused.to_string());
+            return Err(Fault::plain(Exit::Protocol.code(), refused));
+        };
+        match sink.finish() {
+            Ok(received) => {
+                summary.written = received.written;
+                summary.received_tree = Some(received);
+                Ok(())
+            }
+            Err(Refused::Io(fact)) => Err(Fault::unwritable(&fact)),
+            Err(refused) => Err(Fault::plain(Exit::Protocol.code(), refused.to_string())),
+        }
+    }
+
+    /// Waits for what the stream must have been, as long as the node lives.
+    fn await_proof(&self) -> Result<BroadcastProof, Fault> {
+        let waiting = self.is_decided.wait_while(self.proof(), |proof| proof.is_none() && !self.is_stopped());
+        let proof = *waiting.expect("no panics under it");
+        proof.ok_or_else(|| self.given_up())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! Hops of a broadcast: the thread that puts into a spool what arrives, and what the two ends say to each other of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use flume::{Sender as Post, unbounded};
+use rd_proto::control::IoFact;
+use rd_proto::frame::ChunkHeader;
+use rd_proto::session::Machine;
+use rustix::io::Errno;
+
+use super::work::{Shared, SinkJob};
+use super::{Engine, Event, Half};
+use crate::transport::spool::{Filled, Gone, SpoolInput, SpoolOutput};
+use crate::tree::sink::Refused;
+
+/// The end of a hop that a session is.
+pub(super) enum SpoolEnd {
+    /// It sends.
+    Output(Arc<SpoolOutput>),
+    /// It receives.
+    Input(Arc<SpoolInput>),
+}
+
+/// What is said of an offset that the sending end does not keep, with ESTALE.
+pub const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
+
+/// The next of the stream, and nothing at its end. An error without a fact: the session is over.
+pub(super) fn fill(output: &SpoolOutput, target: &mut [u8], over: &AtomicBool) -> Result<usize, Option<IoFact>> {
+    let fact =
+        |errno: Errno, detail: &str| IoFact { path: Vec::new(), errno: errno.raw_os_error(), detail: detail.into() };
+    match output.fill(target, over) {
+        Filled::Bytes(length) => Ok(length),
+        Filled::Ended => Ok(0),
+        Filled::NotKept => Err(Some(fact(Errno::STALE, NOT_KEPT))),
+        Filled::Silent => {
+            Err(Some(fact(Errno::TIMEDOUT, "the host behind does not say from where it wants the stream")))
+        }
+        Filled::Gone => Err((!over.load(std::sync::atomic::Ordering::Relaxed)).then(gone)),
+    }
+}
+
+fn gone() -> IoFact {
+    IoFact {
+        path: Vec::new(),
+        errno: Errno::CANCELED.raw_os_error(),
+        detail: b"another hop has taken its place".to_vec(),
+    }
+}
+
+/// Starts the thread that puts in what arrives.
+///
+/// # Errors
+///
+/// What the system answered to making the thread.
+pub(super) fn start(input: Arc<SpoolInput>, shared: Arc<Shared>, post: &Post<Event>) -> std::io::Result<Post<SinkJob>> {
+    let wake = post.clone();
+    // A loop that has many events waiting looks by itself.
+    input.on_mark(Box::new(move || drop(wake.try_send(Event::Answer))));
+    let (jobs, queue) = unbounded();
+    let post = post.clone();
+    std::thread::Builder::new().name("spool".to_owned()).stack_size(128 << 10).spawn(move || {
+        while let Ok(job) = queue.recv() {
+            let event = match job {
+                SinkJob::Take(buffer) => {
+                    let header = ChunkHeader::decode(buffer.header()).expect("opened before");
+                    match input.append(&buffer.payload()[..header.plain_bytes as usize], &shared.over) {
+                        Ok(()) => Event::Written(buffer),
+                        Err(Gone) => Event::SinkFailed(buffer, gone()),
+                    }
+                }
+                SinkJob::Commit => Event::Committed(input.end().map(|()| None).map_err(|Gone| Refused::Io(gone()))),
+            };
+            if post.send(event).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(jobs)
+}
+
+impl Engine {
+    /// Tells the spool and the other end how far this one is.
+    pub(super) fn serve_spool(&mut self) {
+        match (&self.spool, &mut self.half) {
+            (Some(SpoolEnd::Output(output)), Half::Send { machine, .. }) => output.note_taken(machine.counters().bytes),
+            (Some(SpoolEnd::Input(input)), Half::Receive { machine, .. }) if !machine.core_ref().is_ending() => {
+                while machine.has_answer_room()
+                    && let Some(mark) = input.next_mark()
+                {
+                    machine.answer(mark);
+                }
+            }
+            _ => {}
+        }
+    }
+}

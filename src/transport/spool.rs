@@ -1,0 +1,630 @@
+//! The spool: the part of a broadcast's stream that a node keeps in memory.
+//!
+//! What one session of this process receives, or what is read of a tree, goes in at the end; the node's own tree and the
+//! session to the host behind take it out, each at its own place. What none of them needs is let go.
+//!
+//! # What holds
+//!
+//! * Kept is one range of the stream without gaps, in at most as many segments as there may be. Who puts more in waits.
+//! * Nothing is let go that the own tree has not written, that has not been sent, or below which the host behind has not
+//!   said that it needs nothing: that is what the host behind *it* has. So when the host behind dies, the one after it can
+//!   be sent all that it lacks.
+//! * At any time one session puts in and one takes out. Another that comes replaces it; what the one before does is void.
+//! * Who puts in or takes out waits no longer than its session lives.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
+
+/// Bytes of one segment at most.
+pub const SEGMENT_BYTES: usize = 256 << 10;
+
+/// Segments of the smallest spool.
+const SEGMENTS_MIN: usize = 4;
+
+/// How long a tree may stand still and fill the spool while the host behind waits for more.
+pub const LAG_MAX: Duration = Duration::from_secs(2);
+
+/// How long the host behind may take to say from where it wants the stream.
+const MARK_MAX: Duration = Duration::from_secs(30);
+
+/// How often those who wait check whether they still should.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The host before is told of what is no longer needed when it is so much more, or after so long.
+const MARK_BYTES: u64 = 1 << 20;
+const MARK_EVERY: Duration = Duration::from_millis(50);
+
+/// Some of the stream, which never changes.
+#[derive(Debug)]
+struct Segment {
+    start: u64,
+    /// Where its bytes begin in the memory: at a page, so that they can be written from where they are.
+    skip: usize,
+    bytes: Vec<u8>,
+}
+
+impl Segment {
+    fn new(mut memory: Vec<u8>, start: u64, bytes: &[u8]) -> Self {
+        memory.clear();
+        memory.reserve_exact(SEGMENT_BYTES + PAGE_BYTES as usize);
+        let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize);
+        memory.resize(skip, 0);
+        memory.extend_from_slice(bytes);
+        Self { start, skip, bytes: memory }
+    }
+
+    fn data(&self) -> &[u8] {
+        &self.bytes[self.skip..]
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.data().len() as u64
+    }
+}
+
+/// The host behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Next {
+    /// What is sent to it next, once it has said from where on.
+    reader: Option<u64>,
+    /// It has all below.
+    passed: u64,
+    /// It needs nothing kept below.
+    safe: u64,
+}
+
+/// Who is where. Offsets only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Places {
+    /// Kept is what lies between these two.
+    start: u64,
+    end: u64,
+    has_ended: bool,
+    /// What the own tree takes next; none if it takes nothing, or nothing more.
+    tree: Option<u64>,
+    next: Option<Next>,
+}
+
+impl Places {
+    /// Below this nothing needs to be kept.
+    fn floor(&self) -> u64 {
+        let next = self.next.map_or(self.end, |next| next.reader.unwrap_or(u64::MAX).min(next.safe));
+        next.min(self.tree.unwrap_or(self.end))
+    }
+
+    /// Below this the host before needs to keep nothing for the sake of this one.
+    fn safe(&self) -> u64 {
+        self.next.map_or(self.end, |next| next.passed)
+    }
+
+    fn set_next(&mut self, is_there: bool) {
+        self.next = match self.next {
+            next @ Some(_) if is_there => next,
+            None if is_there => Some(Next { reader: None, passed: self.start, safe: self.start }),
+            _ => None,
+        };
+    }
+
+    /// The host behind wants the stream from `from` on. False if that is not kept.
+    fn send_from(&mut self, from: u64) -> bool {
+        let is_kept = (self.start..=self.end).contains(&from);
+        if is_kept {
+            let safe = self.next.map_or(from, |next| next.safe.min(from));
+            self.next = Some(Next { reader: Some(from), passed: from, safe });
+        }
+        is_kept
+    }
+}
+
+struct State {
+    places: Places,
+    segments: VecDeque<Arc<Segment>>,
+    /// Memory of segments that were let go.
+    memory: Vec<Vec<u8>>,
+    /// The session that puts in, and the one that takes out.
+    input: u64,
+    output: u64,
+    marks: Marks,
+    /// What the host behind asked for is not kept.
+    is_refused: bool,
+    /// It waits for what comes.
+    next_waits: bool,
+    /// What the host before was told last, and when.
+    said: Option<(u64, Instant)>,
+    /// Wakes the session that puts in.
+    wake: Option<Box<dyn Fn() + Send>>,
+    is_behind: bool,
+    is_stopped: bool,
+    has_news: bool,
+    /// What the own tree has taken, also after it takes no more.
+    written: u64,
+    passed: u64,
+}
+
+/// A spool.
+pub struct Spool {
+    state: Mutex<State>,
+    segments_max: usize,
+    has_room: Condvar,
+    has_more_for_tree: Condvar,
+    has_more_for_next: Condvar,
+    news: Condvar,
+    /// How long the own tree has waited for the stream, in microseconds.
+    idle_micros: AtomicU64,
+}
+
+/// How far everybody is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpoolStatus {
+    /// The stream is here up to there.
+    pub received: u64,
+    /// The own tree has taken it up to there.
+    pub written: u64,
+    /// The host behind has it up to there.
+    pub passed: u64,
+    /// The end is here.
+    pub has_all: bool,
+    /// The own tree takes more.
+    pub has_tree: bool,
+    /// The own tree was too slow for the others and takes no more.
+    pub is_behind: bool,
+    /// How long the own tree has waited for the stream, in microseconds.
+    pub idle_micros: u64,
+}
+
+/// The other end of something is gone: the session has ended, another has taken its place, or all of it was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+/// What the own tree is given.
+pub enum Taken {
+    /// The next of the stream.
+    Slice(Slice),
+    /// It has had all.
+    Ended,
+    /// It is to take no more.
+    Gone,
+}
+
+/// What is given to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// The stream has ended.
+    Ended,
+    /// What the host behind asked for is not kept.
+    NotKept,
+    /// It has not said from where it wants the stream.
+    Silent,
+    /// As [`Gone`].
+    Gone,
+}
+
+impl Spool {
+    /// A spool of at most so many bytes. `has_tree`: this host makes a tree of the stream; `has_next`: a host is behind it.
+    pub fn new(bytes: u64, has_tree: bool, has_next: bool) -> Arc<Self> {
+        let mut places = Places { tree: has_tree.then_some(0), ..Places::default() };
+        places.set_next(has_next);
+        let state = State {
+            places,
+            segments: VecDeque::new(),
+            memory: Vec::new(),
+            input: 0,
+            output: 0,
+            marks: Marks::default(),
+            is_refused: false,
+            next_waits: false,
+            said: None,
+            wake: None,
+            is_behind: false,
+            is_stopped: false,
+            has_news: false,
+            written: 0,
+            passed: 0,
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            segments_max: usize::try_from(bytes / SEGMENT_BYTES as u64).unwrap_or(usize::MAX).max(SEGMENTS_MIN),
+            has_room: Condvar::new(),
+            has_more_for_tree: Condvar::new(),
+            has_more_for_next: Condvar::new(),
+            news: Condvar::new(),
+            idle_micros: AtomicU64::new(0),
+        })
+    }
+
+    /// Whoever puts in from now on, in place of whoever did.
+    pub fn input(self: &Arc<Self>) -> SpoolInput {
+        let mut state = self.state();
+        state.input += 1;
+        (state.said, state.wake) = (None, None);
+        self.has_room.notify_all();
+        SpoolInput { spool: Arc::clone(self), turn: state.input, from: state.places.end }
+    }
+
+    /// Whoever takes out for the host behind from now on, in place of whoever did.
+    pub fn output(self: &Arc<Self>) -> SpoolOutput {
+        let mut state = self.state();
+        state.output += 1;
+        (state.marks, state.is_refused, state.next_waits) = (Marks::default(), false, false);
+        if let Some(next) = &mut state.places.next {
+            next.reader = None;
+        }
+        self.has_more_for_next.notify_all();
+        SpoolOutput { spool: Arc::clone(self), turn: state.output, taken: AtomicU64::new(0) }
+    }
+
+    /// Whether a host is behind this one.
+    pub fn set_next(&self, is_there: bool) {
+        let mut state = self.state();
+        state.places.set_next(is_there);
+        self.let_go(&mut state);
+        state.wake_input();
+    }
+
+    /// The own tree takes no more. `is_behind`: it was too slow.
+    pub fn leave(&self, is_behind: bool) {
+        self.cut_off(&mut self.state(), is_behind);
+    }
+
+    /// Gives all of it up.
+    pub fn stop(&self) {
+        self.state().is_stopped = true;
+        for waiting in [&self.has_room, &self.has_more_for_tree, &self.has_more_for_next, &self.news] {
+            waiting.notify_all();
+        }
+    }
+
+    /// How far everybody is.
+    pub fn status(&self) -> SpoolStatus {
+        let state = self.state();
+        SpoolStatus {
+            received: state.places.end,
+            written: state.written,
+            passed: state.places.next.map_or(state.passed, |next| next.passed),
+            has_all: state.places.has_ended,
+            has_tree: state.places.tree.is_some(),
+            is_behind: state.is_behind,
+            idle_micros: self.idle_micros.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Waits until something has happened that others should know of, but no longer than this.
+    pub fn wait_for_news(&self, longest: Duration) {
+        let state = self.state();
+        let waited = self.news.wait_timeout_while(state, longest, |state| !state.has_news && !state.is_stopped);
+        waited.expect("no panics under it").0.has_news = false;
+    }
+
+    /// The next of the stream for the own tree; waits for it.
+    pub fn take(self: &Arc<Self>) -> Taken {
+        let mut state = self.state();
+        let at = loop {
+            match state.places.tree.filter(|_| !state.is_stopped) {
+                None => return Taken::Gone,
+                Some(at) if at < state.places.end => break at,
+                Some(_) if state.places.has_ended => return Taken::Ended,
+                Some(_) => {}
+            }
+            let since = Instant::now();
+            state = self.has_more_for_tree.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
+            self.idle_micros.fetch_add(since.elapsed().as_micros() as u64, Ordering::Relaxed);
+        };
+        let segment = Arc::clone(&state.segments[state.find(at)]);
+        state.places.tree = Some(segment.end());
+        state.written = segment.end();
+        let skip = (at - segment.start) as usize;
+        Taken::Slice(Slice { segment: Some(segment), skip, spool: Arc::clone(self) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panics under it")
+    }
+
+    /// Lets go what nobody needs.
+    fn let_go(&self, state: &mut State) {
+        let floor = state.places.floor();
+        let mut has_room = false;
+        while state.segments.front().is_some_and(|segment| segment.end() <= floor) {
+            match Arc::try_unwrap(state.segments.pop_front().expect("just seen")) {
+                Ok(segment) => {
+                    if state.memory.len() + state.segments.len() < self.segments_max {
+                        state.memory.push(segment.bytes);
+                    }
+                }
+                // The threads of a tree write it: memory is not free before that. They are not waited for once that
+                // tree is left behind.
+                Err(held) if state.places.tree.is_some() => {
+                    state.segments.push_front(held);
+                    break;
+                }
+                Err(_) => {}
+            }
+            has_room = true;
+        }
+        state.places.start = state.segments.front().map_or(state.places.end, |segment| segment.start);
+        if has_room {
+            self.has_room.notify_all();
+        }
+    }
+
+    fn cut_off(&self, state: &mut State, is_behind: bool) {
+        let has_had_all = state.places.has_ended && state.places.tree == Some(state.places.end);
+        if state.places.tree.is_none() || is_behind && has_had_all {
+            return;
+        }
+        state.places.tree = None;
+        state.is_behind |= is_behind;
+        self.tell(state);
+        self.let_go(state);
+        self.has_more_for_tree.notify_all();
+    }
+
+    fn tell(&self, state: &mut State) {
+        state.has_news = true;
+        self.news.notify_all();
+    }
+}
+
+impl State {
+    /// The segment that an offset lies in.
+    fn find(&self, offset: u64) -> usize {
+        self.segments.partition_point(|segment| segment.end() <= offset)
+    }
+
+    /// Has the session that puts in look whether the host before is to be told something.
+    fn wake_input(&self) {
+        if let (Some(wake), Some((said, _))) = (&self.wake, self.said)
+            && self.places.safe() > said
+        {
+            wake();
+        }
+    }
+
+    /// The tree is what keeps the first segment, and the host behind waits for what would come behind the last.
+    fn is_held_up_by_tree(&self) -> bool {
+        let Some(first) = self.segments.front() else { return false };
+        let without = Places { tree: None, ..self.places };
+        self.places.tree.is_some() && self.next_waits && without.floor() >= first.end()
+    }
+}
+
+/// The end of the stream, where more is put in.
+pub struct SpoolInput {
+    spool: Arc<Spool>,
+    turn: u64,
+    from: u64,
+}
+
+impl SpoolInput {
+    /// Puts in what comes next; waits for room until this session is `over`.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`]. Some of it may have been put in.
+    pub fn append(&self, bytes: &[u8], over: &AtomicBool) -> Result<(), Gone> {
+        let spool = &*self.spool;
+        for piece in bytes.chunks(SEGMENT_BYTES) {
+            let mut state = self.wait_for_room(over)?;
+            let (memory, start) = (state.memory.pop().unwrap_or_default(), state.places.end);
+            drop(state);
+            let segment = Segment::new(memory, start, piece);
+            state = spool.state();
+            // Only one whose turn it is moves the end.
+            if state.input != self.turn {
+                return Err(Gone);
+            }
+            state.places.end = segment.end();
+            state.segments.push_back(Arc::new(segment));
+            spool.let_go(&mut state);
+            drop(state);
+            spool.has_more_for_tree.notify_all();
+            spool.has_more_for_next.notify_all();
+        }
+        Ok(())
+    }
+
+    /// The stream ends here.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`].
+    pub fn end(&self) -> Result<(), Gone> {
+        let spool = &*self.spool;
+        let mut state = spool.state();
+        if state.input != self.turn || state.is_stopped {
+            return Err(Gone);
+        }
+        state.places.has_ended = true;
+        spool.tell(&mut state);
+        spool.has_more_for_tree.notify_all();
+        spool.has_more_for_next.notify_all();
+        Ok(())
+    }
+
+    /// What the host before is to be told now, if anything, as an answer.
+    pub fn next_mark(&self) -> Option<Vec<u8>> {
+        let mut state = self.spool.state();
+        if state.input != self.turn {
+            return None;
+        }
+        let mark = match state.said {
+            None => {
+                state.said = Some((0, Instant::now()));
+                return Some(encode_mark(self.from));
+            }
+            Some((said, at)) => {
+                let safe = state.places.safe();
+                let is_due = safe >= said + MARK_BYTES || safe > said && at.elapsed() >= MARK_EVERY;
+                is_due.then_some(safe)?
+            }
+        };
+        state.said = Some((mark, Instant::now()));
+        Some(encode_mark(mark))
+    }
+
+    /// Has `wake` called when there may be something to tell the host before. It must not wait.
+    pub fn on_mark(&self, wake: Box<dyn Fn() + Send>) {
+        let mut state = self.spool.state();
+        if state.input == self.turn {
+            state.wake = Some(wake);
+        }
+    }
+
+    fn wait_for_room(&self, over: &AtomicBool) -> Result<MutexGuard<'_, State>, Gone> {
+        let spool = &*self.spool;
+        let mut state = spool.state();
+        let mut stood_still = Duration::ZERO;
+        loop {
+            if state.input != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
+                return Err(Gone);
+            }
+            if state.segments.len() < spool.segments_max {
+                return Ok(state);
+            }
+            let before = Instant::now();
+            state = spool.has_room.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
+            // A process that was stopped meanwhile has not waited for that long.
+            let waited = before.elapsed().min(2 * LOOK_EVERY);
+            stood_still = if state.is_held_up_by_tree() { stood_still + waited } else { Duration::ZERO };
+            if stood_still >= LAG_MAX {
+                spool.cut_off(&mut state, true);
+            }
+        }
+    }
+}
+
+/// Where the stream is taken out for the host behind.
+pub struct SpoolOutput {
+    spool: Arc<Spool>,
+    turn: u64,
+    /// What the session says that the host behind has of what it was sent.
+    taken: AtomicU64,
+}
+
+impl SpoolOutput {
+    /// Copies the next of the stream; waits for it until this session is `over`. The first call waits for the host behind
+    /// to say from where on.
+    pub fn fill(&self, target: &mut [u8], over: &AtomicBool) -> Filled {
+        let spool = &*self.spool;
+        let asked = Instant::now();
+        let mut state = spool.state();
+        let at = loop {
+            if state.output != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
+                return Filled::Gone;
+            }
+            let reader = state.places.next.and_then(|next| next.reader);
+            match reader {
+                _ if state.is_refused => return Filled::NotKept,
+                Some(at) if at < state.places.end => break at,
+                Some(_) if state.places.has_ended => return Filled::Ended,
+                None if asked.elapsed() >= MARK_MAX => return Filled::Silent,
+                _ => {}
+            }
+            state.next_waits = reader.is_some();
+            state = spool.has_more_for_next.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
+        };
+        state.next_waits = false;
+        let mut end = state.places.end.min(at + target.len() as u64);
+        if end < state.places.end && end / PAGE_BYTES > at / PAGE_BYTES {
+            // Where pages begin for this host, they begin for the next.
+            end = end / PAGE_BYTES * PAGE_BYTES;
+        }
+        let first = state.find(at);
+        let segments: Vec<Arc<Segment>> =
+            state.segments.range(first..).take_while(|segment| segment.start < end).cloned().collect();
+        drop(state);
+        for segment in segments {
+            let (from, to) = (at.max(segment.start), end.min(segment.end()));
+            let data = &segment.data()[(from - segment.start) as usize..(to - segment.start) as usize];
+            target[(from - at) as usize..(to - at) as usize].copy_from_slice(data);
+        }
+        let mut state = spool.state();
+        if state.output != self.turn {
+            return Filled::Gone;
+        }
+        if let Some(next) = &mut state.places.next {
+            next.reader = Some(end);
+        }
+        spool.let_go(&mut state);
+        Filled::Bytes((end - at) as usize)
+    }
+
+    /// Takes an answer of the host behind, as the peer sent it.
+    ///
+    /// # Errors
+    ///
+    /// Why no receiver would have sent it.
+    pub fn take_mark(&self, bytes: &[u8]) -> Result<(), BroadcastError> {
+        let spool = &*self.spool;
+        let mut state = spool.state();
+        if state.output != self.turn {
+            return Ok(());
+        }
+        let sent = state.places.next.and_then(|next| next.reader).unwrap_or(0);
+        match state.marks.take(bytes, sent)? {
+            Mark::From(offset) => {
+                state.is_refused = !state.places.send_from(offset);
+                spool.has_more_for_next.notify_all();
+            }
+            Mark::Keep(offset) => {
+                if let Some(next) = &mut state.places.next {
+                    next.safe = offset;
+                }
+            }
+        }
+        spool.let_go(&mut state);
+        state.wake_input();
+        Ok(())
+    }
+
+    /// The host behind has so many bytes of what this session has sent.
+    pub fn note_taken(&self, bytes: u64) {
+        let before = self.taken.swap(bytes, Ordering::Relaxed);
+        if before == bytes {
+            return;
+        }
+        let spool = &*self.spool;
+        let mut state = spool.state();
+        if state.output != self.turn {
+            return;
+        }
+        if let Some(next) = &mut state.places.next {
+            next.passed += bytes - before;
+            let passed = next.passed;
+            state.passed = passed;
+            if state.places.has_ended && passed == state.places.end {
+                spool.tell(&mut state);
+            }
+        }
+        state.wake_input();
+    }
+}
+
+/// Some of the stream, with the own tree. It is let go when it is dropped.
+pub struct Slice {
+    segment: Option<Arc<Segment>>,
+    skip: usize,
+    spool: Arc<Spool>,
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        &self.segment.as_ref().expect("until it is dropped").data()[self.skip..]
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        self.segment = None;
+        self.spool.let_go(&mut self.spool.state());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! A tree as one stream of bytes, and such a stream as a tree again: `docs/PROTOCOL.md`, "The stream of a broadcast".
+//!
+//! Who packs reads all of a tree, whatever its receivers have: nobody answers. Who unpacks takes the stream in pieces of any
+//! lengths. Data of large files is handed on where it lies, and so are records that lie in one piece; others are gathered,
+//! one packet at a time.
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex};
+
+use rd_proto::broadcast::{HEAD_BYTES, Head, Order, PACKET_BYTES_MAX, PAGE_BYTES};
+use rustix::io::{Errno, pread};
+
+use super::sink::{Bytes, Refused};
+use super::source::{Next, TreeSource};
+use crate::fs::direct::{Cold, Tally};
+use crate::fs::source::Part;
+
+/// Bytes of a part, as the source is to be made for it.
+pub const PART_BYTES: usize = PACKET_BYTES_MAX;
+
+/// Data of a packet, so that with its head it fills whole segments where it begins with one.
+const DUE_BYTES: usize = PACKET_BYTES_MAX - PAGE_BYTES as usize;
+
+/// What stands before the data in a reader's buffer: room for a head, and what lies between.
+const ROOM_BYTES: usize = 2 * PAGE_BYTES as usize;
+
+/// Threads that read the source: while one waits for a disk, the other can read what is cached.
+const READERS: usize = 2;
+
+/// Who puts its part in next, and where.
+struct Line<P> {
+    sequence: u64,
+    offset: u64,
+    /// Takes the stream; false if there is nobody left to take it.
+    put: P,
+    is_over: bool,
+}
+
+/// Packs all of a source that has been made for [`PART_BYTES`] and [waits for no answers](TreeSource::unanswered). `put`
+/// takes the stream, piece by piece; false ends it. What was read is counted by `tally`.
+///
+/// # Errors
+///
+/// What the system answered to making a thread.
+pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(&[u8]) -> bool + Send) -> std::io::Result<()> {
+    let line = Mutex::new(Line { sequence: 0, offset: 0, put, is_over: false });
+    let moved = Condvar::new();
+    let read = || {
+        let mut target = AlignedBytes::new();
+        loop {
+            let part = match source.next(target.data(), DUE_BYTES, tally) {
+                Next::Part(part) => part,
+                Next::Cold(range, cold) => {
+                    let outcome = read_cold(&cold, target.data());
+                    source.note_arrival();
+                    match source.settle(&range, &cold, outcome, target.data(), tally) {
+                        Some(part) => part,
+                        None => continue,
+                    }
+                }
+                Next::Later => continue,
+                Next::Copy(_) => unreachable!("of a copy within a host"),
+                Next::Ended => return,
+            };
+            let line = line.lock().expect("no panics under it");
+            let waiting = moved.wait_while(line, |line| line.sequence != part.sequence && !line.is_over);
+            let mut line = waiting.expect("no panics under it");
+            if line.is_over || !line.take(&mut target, &part) {
+                line.is_over = true;
+                source.cancel();
+            }
+            moved.notify_all();
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..READERS {
+            std::thread::Builder::new().name("read".to_owned()).spawn_scoped(scope, read)?;
+        }
+        read();
+        Ok::<(), std::io::Error>(())
+    })?;
+    let mut line = line.into_inner().expect("no panics under it");
+    if !line.is_over {
+        (line.put)(&Head::End.encode());
+    }
+    Ok(())
+}
+
+impl<P: FnMut(&[u8]) -> bool> Line<P> {
+    fn take(&mut self, target: &mut AlignedBytes, part: &Part) -> bool {
+        let head = Head::Data { item: part.item, length: part.length as u32, position: part.position };
+        let padding = head.padding(self.offset + HEAD_BYTES as u64) as usize;
+        let bytes = target.with_head(&head, padding, part.length);
+        self.sequence += 1;
+        self.offset += bytes.len() as u64;
+        (self.put)(bytes)
+    }
+}
+
+/// A part, which begins with a page, so that it can be read past the page cache; and room for its head.
+struct AlignedBytes {
+    memory: Vec<u8>,
+    skip: usize,
+}
+
+impl AlignedBytes {
+    fn new() -> Self {
+        let memory = vec![0; PAGE_BYTES as usize + ROOM_BYTES + PART_BYTES];
+        let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize) + ROOM_BYTES;
+        Self { memory, skip }
+    }
+
+    fn data(&mut self) -> &mut [u8] {
+        &mut self.memory[self.skip..][..PART_BYTES]
+    }
+
+    /// The head, the padding, and the data behind it.
+    fn with_head(&mut self, head: &Head, padding: usize, length: usize) -> &[u8] {
+        let start = self.skip - padding - HEAD_BYTES;
+        self.memory[start..start + HEAD_BYTES].copy_from_slice(&head.encode());
+        self.memory[start + HEAD_BYTES..self.skip].fill(0);
+        &self.memory[start..self.skip + length]
+    }
+}
+
+/// Reads what is not in the page cache, as far as that goes in one read.
+fn read_cold(cold: &Cold, target: &mut [u8]) -> Result<usize, Errno> {
+    pread(&*cold.file, cold.hole(target), cold.hole_offset())
+}
+
+/// Takes a stream apart.
+#[derive(Default)]
+pub struct Unpacker {
+    order: Order,
+    offset: u64,
+    expects: Expects,
+}
+
+enum Expects {
+    Head {
+        bytes: [u8; HEAD_BYTES],
+        length: usize,
+    },
+    Padding {
+        left: u64,
+        item: u32,
+        position: u64,
+        length: usize,
+    },
+    /// So much of a large file.
+    Range {
+        item: u32,
+        position: u64,
+        left: usize,
+    },
+    /// Records of so many bytes in all.
+    Records {
+        position: u64,
+        length: usize,
+        gathered: Vec<u8>,
+    },
+}
+
+impl Default for Expects {
+    fn default() -> Self {
+        Self::Head { bytes: [0; HEAD_BYTES], length: 0 }
+    }
+}
+
+/// What is said of a stream that is none.
+const BROKEN: Refused = Refused::Data("the stream of the broadcast is no tree");
+
+/// A part of what is held.
+struct Piece {
+    whole: Bytes,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &(*self.whole).as_ref()[self.range.clone()]
+    }
+}
+
+impl Unpacker {
+    /// Takes the next of the stream, and hands on what is in it: item, position and data, as for
+    /// [`TreeSink::push`](super::sink::TreeSink::push).
+    ///
+    /// # Errors
+    ///
+    /// That it is no packed tree, or what `push` has answered. Nothing more is to be taken then.
+    pub fn take(
+        &mut self,
+        whole: &Bytes,
+        mut push: impl FnMut(u32, u64, Bytes) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        let all = (**whole).as_ref();
+        let mut at = 0;
+        while at < all.len() {
+            let rest = &all[at..];
+            let taken = match &mut self.expects {
+                Expects::Head { bytes, length } => {
+                    let taken = (HEAD_BYTES - *length).min(rest.len());
+                    bytes[*length..*length + taken].copy_from_slice(&rest[..taken]);
+                    *length += taken;
+                    if *length == HEAD_BYTES {
+                        let head = Head::decode(bytes).map_err(|_| BROKEN)?;
+                        self.order.check(&head).map_err(|_| BROKEN)?;
+                        self.expects = Expects::after(&head, self.offset + taken as u64);
+                    }
+                    taken
+                }
+                Expects::Padding { left, item, position, length } => {
+                    let taken = (*left).min(rest.len() as u64);
+                    *left -= taken;
+                    if *left == 0 {
+                        self.expects = Expects::Range { item: *item, position: *position, left: *length };
+                    }
+                    taken as usize
+                }
+                Expects::Range { item, position, left } => {
+                    let taken = (*left).min(rest.len());
+                    push(*item, *position, Arc::new(Piece { whole: Arc::clone(whole), range: at..at + taken }))?;
+                    *position += taken as u64;
+                    *left -= taken;
+                    if *left == 0 {
+                        self.expects = Expects::default();
+                    }
+                    taken
+                }
+                Expects::Records { position, length, gathered } => {
+                    let taken = (*length - gathered.len()).min(rest.len());
+                    if taken == *length {
+                        push(0, *position, Arc::new(Piece { whole: Arc::clone(whole), range: at..at + taken }))?;
+                        self.expects = Expects::default();
+                    } else {
+                        gathered.reserve_exact(*length - gathered.len());
+                        gathered.extend_from_slice(&rest[..taken]);
+                        if gathered.len() == *length {
+                            push(0, *position, Arc::new(std::mem::take(gathered)))?;
+                            self.expects = Expects::default();
+                        }
+                    }
+                    taken
+                }
+            };
+            at += taken;
+            self.offset += taken as u64;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the stream that have been taken.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Whether the end of the stream has come.
+    pub fn has_ended(&self) -> bool {
+        self.order.has_ended()
+    }
+}
+
+impl Expects {
+    /// What follows a head that ends at this offset of the stream.
+    fn after(head: &Head, end: u64) -> Self {
+        match (*head, head.padding(end)) {
+            (Head::End, _) => Self::default(),
+            (Head::Data { item: 0, length, position }, _) => {
+                Self::Records { position, length: length as usize, gathered: Vec::new() }
+            }
+            (Head::Data { item, length, position }, 0) => Self::Range { item, position, left: length as usize },
+            (Head::Data { item, length, position }, left) => {
+                Self::Padding { left, item, position, length: length as usize }
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Entries at the top that get their names only at the end, where what has come must be proven before.
+
+use std::sync::Arc;
+
+use super::directory::OpenDirectory;
+use super::entry::Large;
+use super::jobs::Job;
+
+/// Entries that are held back, each of which is open. What is more than these is not held.
+const HELD_MAX: usize = 64;
+
+/// Dropped, they are published, or discarded if the sink has been stopped.
+#[derive(Default)]
+pub(super) struct Held {
+    directories: Vec<Arc<OpenDirectory>>,
+    files: Vec<Arc<Large>>,
+    /// The only entry, if it is a small file.
+    job: Option<Job>,
+}
+
+impl Held {
+    pub(super) fn hold_directory(&mut self, directory: &Arc<OpenDirectory>) {
+        if self.directories.len() < HELD_MAX {
+            self.directories.push(Arc::clone(directory));
+        }
+    }
+
+    pub(super) fn hold_file(&mut self, file: &Arc<Large>) {
+        if self.files.len() < HELD_MAX {
+            self.files.push(Arc::clone(file));
+        }
+    }
+
+    /// Gives back a job that makes nothing, or is not the first.
+    pub(super) fn hold_job(&mut self, job: Job) -> Option<Job> {
+        if self.job.is_some() || matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty()) {
+            return Some(job);
+        }
+        self.job = Some(job);
+        None
+    }
+
+    pub(super) fn take_job(&mut self) -> Option<Job> {
+        self.job.take()
+    }
+}

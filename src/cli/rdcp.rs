@@ -110,8 +110,16 @@ pub struct CopyArguments {
 #[command(next_help_heading = "Hosts")]
 pub struct HostOptions {
     /// The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "launcher")]
     rsh: Option<OsString>,
+    /// What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by
+    /// themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such
+    /// as 'mpirun -q -n 1 --host %h sh -c %c'
+    #[arg(long, value_name = "ssh|slurm|COMMAND")]
+    launcher: Option<OsString>,
+    /// Log in to so many hosts at once
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    parallel: u16,
     /// ssh's port
     #[arg(short = 'P', long = "ssh-port", value_name = "PORT", overrides_with = "port")]
     port: Option<OsString>,
@@ -161,6 +169,7 @@ impl HostOptions {
         Ok(Setup {
             launcher: self.launcher()?,
             agent: self.agent(command, quiet, is_dry_run),
+            parallel: self.parallel.into(),
             relay: self.relay,
             via: self.via.clone().map(OsStringExt::into_vec).unwrap_or_default(),
             name: None,
@@ -170,10 +179,13 @@ impl HostOptions {
 
     /// The launcher that they ask for.
     fn launcher(&self) -> Result<Launcher, Failure> {
-        let (command, source) = match (&self.rsh, std::env::var_os(LAUNCHER_VARIABLE)) {
-            (Some(command), _) => (command.clone(), "--rsh"),
-            (None, Some(command)) if !command.is_empty() => (command, LAUNCHER_VARIABLE),
-            _ => (OsString::from("ssh"), "--rsh"),
+        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
+        let (command, source) = match (&self.launcher, &self.rsh, variable) {
+            (Some(launcher), ..) if launcher == "ssh" => (launcher.clone(), "--launcher"),
+            (Some(launcher), ..) => return self.other_launcher(launcher),
+            (None, Some(command), _) => (command.clone(), "--rsh"),
+            (None, None, Some(command)) => (command, LAUNCHER_VARIABLE),
+            (None, None, None) => (OsString::from("ssh"), "--rsh"),
         };
         let mut options = Vec::new();
         let mut add = |name: &str, values: &mut dyn Iterator<Item = &OsString>| {
@@ -189,6 +201,27 @@ impl HostOptions {
         add("-o", &mut self.option.iter());
         Launcher::new(&command, options)
             .map_err(|reason| Failure::new(Exit::Usage, format!("the command of {source} {reason}")))
+    }
+
+    /// One that is not called as ssh is.
+    fn other_launcher(&self, launcher: &OsStr) -> Result<Launcher, Failure> {
+        let usage = |reason: String| Failure::new(Exit::Usage, reason);
+        let options = [&self.port, &self.jump, &self.configuration].into_iter().flatten();
+        if options.chain(&self.identity).chain(&self.option).next().is_some() {
+            let line = "-P, -i, -J, -F and -o are for ssh, which --launcher replaces: leave them out, or write them into its \
+                command";
+            return Err(usage(line.to_owned()));
+        }
+        if launcher == "slurm" {
+            return Ok(Launcher::slurm());
+        }
+        Launcher::template(launcher).map_err(|reason| usage(format!("the command of --launcher {reason}")))
+    }
+
+    /// No launcher is named.
+    fn has_no_launcher(&self) -> bool {
+        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
+        self.launcher.is_none() && self.rsh.is_none() && variable.is_none()
     }
 
     /// The agent on other hosts, for `command`.

@@ -1,7 +1,7 @@
-//! The launcher: ssh, or another command, that runs the agent on a host.
+//! The launcher: ssh, srun, or another command, that runs the agent on a host.
 //!
 //! The command that it runs never has a path, a key or any other argument of the copy in it: those travel as messages on
-//! the agent's standard input. It stays in our process group, so that it can ask for a password on the terminal.
+//! the agent's standard input. What may ask for a password on the terminal stays in our process group.
 //!
 //! What it writes to standard error is held back until the agent answers, so that a failure to start can be told in one
 //! line with the launcher's own reason in it; from then on, or after [`HOLD_MAX`], it is passed on as it comes. Nobody
@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+mod kinds;
+
+use kinds::{Shell, Slurm, Template, words_of};
+
 /// The program that is run on the other host where nobody names another.
 pub const AGENT: &str = "rdma-pipe-agent";
-
-/// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
-const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
 
 /// How long the launcher's standard error is held back: a banner, or a reason to fail, which the failure's line has.
 pub const HOLD_MAX: Duration = Duration::from_millis(700);
@@ -34,14 +35,37 @@ const TERM_MAX: Duration = Duration::from_millis(200);
 /// Bytes of it that are held back at most.
 const HELD_BYTES_MAX: usize = 16 << 10;
 
-/// What a launcher is run with.
-#[derive(Clone, Debug)]
-pub struct Launcher {
-    /// The command and its first arguments.
-    words: Vec<OsString>,
-    /// ssh's options, as the user gave them.
-    options: Vec<OsString>,
+/// How a program is started on a host, so that its three standard streams are ours.
+///
+/// What one has to give, and `tests/launchers.rs` holds every one to: bytes of any value both ways as they are written, not
+/// when a line or a buffer is full; the end of its input to the program; standard error beside that; and the program's exit
+/// code, or 255 where it is the connection that failed. Killed, it leaves nothing on the host that does not read its input.
+pub trait Launch: std::fmt::Debug + Send + Sync {
+    /// The program that is run here, as it was given.
+    fn program(&self) -> &OsStr;
+    /// All of the command line here by which `command` runs on `host`.
+    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString>;
+    /// A shell on the host reads the command, whatever it is.
+    fn has_shell(&self) -> bool;
+    /// The option that chooses it.
+    fn option(&self) -> &'static str;
+    /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
+    fn unasking(&self) -> Option<Launcher> {
+        None
+    }
+    /// A line of the launcher's own about what it does anyway, which explains nothing.
+    fn is_noise(&self, _line: &str) -> bool {
+        false
+    }
+    /// It never asks on the terminal, so it needs not be in front there, and an interrupt from there is not for it.
+    fn is_apart(&self) -> bool {
+        false
+    }
 }
+
+/// A way to start programs on hosts.
+#[derive(Clone, Debug)]
+pub struct Launcher(Arc<dyn Launch>);
 
 impl Launcher {
     /// `command`: split into words as a shell would, with its quotes. `options`: what goes between it and the host.
@@ -50,35 +74,47 @@ impl Launcher {
     ///
     /// A sentence, if a quote is not closed or there is no word.
     pub fn new(command: &OsStr, options: Vec<OsString>) -> Result<Self, String> {
-        let text = command.to_str().ok_or("is not UTF-8")?;
-        let words = shell_words::split(text).map_err(|_| "has a quote that is not closed".to_owned())?;
-        if words.is_empty() {
-            return Err("is empty".to_owned());
-        }
-        Ok(Self { words: words.into_iter().map(OsString::from).collect(), options })
+        Ok(Self(Arc::new(Shell { words: words_of(command)?, options })))
+    }
+
+    /// `srun` within an allocation of Slurm's.
+    pub fn slurm() -> Self {
+        Self(Arc::new(Slurm))
+    }
+
+    /// A command in which `%h` stands for the host, and `%c`, or what is added behind it, for what is to be run there.
+    ///
+    /// # Errors
+    ///
+    /// A sentence, if it cannot be understood.
+    pub fn template(template: &OsStr) -> Result<Self, String> {
+        Ok(Self(Arc::new(Template::new(template)?)))
     }
 
     /// The launcher's program, as it was given.
     pub fn program(&self) -> &OsStr {
-        &self.words[0]
+        self.0.program()
     }
 
     /// The launcher's own name, for messages.
     pub fn name(&self) -> &OsStr {
-        std::path::Path::new(&self.words[0]).file_name().unwrap_or(&self.words[0])
+        let program = self.0.program();
+        std::path::Path::new(program).file_name().unwrap_or(program)
     }
 
-    /// Whether it is ssh, which hands what it is to run to a shell.
-    pub fn is_ssh(&self) -> bool {
-        self.name() == "ssh"
+    /// A shell on the host reads the command, whatever it is.
+    pub fn has_shell(&self) -> bool {
+        self.0.has_shell()
+    }
+
+    /// The option that chooses it, for messages.
+    pub fn option(&self) -> &'static str {
+        self.0.option()
     }
 
     /// The same, asking the user for nothing: where it would have to, it fails. `None` if it cannot be told so.
     pub fn unasking(&self) -> Option<Self> {
-        let is_ssh = self.words.len() == 1 && self.is_ssh();
-        // In front: of an option that is given twice, ssh takes the first.
-        let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
-        is_ssh.then(|| Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() })
+        self.0.unasking()
     }
 
     /// Starts `command` on `host`.
@@ -87,19 +123,12 @@ impl Launcher {
     ///
     /// What the system answered to starting the launcher.
     pub fn start(&self, host: &OsStr, command: &OsStr) -> std::io::Result<Launched> {
-        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
-        // Behind the user's own, which win.
-        let alive: &[&str] = if self.is_ssh() { &SSH_ALIVE } else { &[] };
-        let mut command_line = Command::new(&self.words[0]);
-        command_line
-            .args(&self.words[1..])
-            .args(&self.options)
-            .args(alive)
-            .arg(host)
-            .arg(command)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        let words = self.0.words(host, command);
+        let mut command_line = Command::new(&words[0]);
+        command_line.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if self.0.is_apart() {
+            command_line.process_group(0);
+        }
         // The interrupt key is for this process, which has the agents end what they do and tell what is left of it; ssh
         // would be gone by then.
         // SAFETY: signal(2) may be called between fork and exec (signal-safety(7)), and is all that is.
@@ -112,7 +141,11 @@ impl Launcher {
         let mut child = command_line.spawn()?;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else { unreachable!("all three are piped") };
-        Ok(Launched { stdin, stdout, process: Process { child, complaints: Complaints::collect(stderr)? } })
+        Ok(Launched {
+            stdin,
+            stdout,
+            process: Process { child, complaints: Complaints::collect(stderr, Arc::clone(&self.0))? },
+        })
     }
 }
 
@@ -206,11 +239,12 @@ struct Held {
     bytes: Vec<u8>,
     /// It is passed on.
     open: bool,
+    launcher: Arc<dyn Launch>,
 }
 
 impl Complaints {
-    fn collect(mut stream: ChildStderr) -> std::io::Result<Self> {
-        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), open: false }));
+    fn collect(mut stream: ChildStderr, launcher: Arc<dyn Launch>) -> std::io::Result<Self> {
+        let held = Arc::new(Mutex::new(Held { bytes: Vec::new(), open: false, launcher }));
         let into = Arc::clone(&held);
         std::thread::Builder::new().name("launcher".to_owned()).stack_size(64 << 10).spawn(move || {
             let mut piece = [0; 4096];
@@ -233,15 +267,19 @@ impl Complaints {
         let mut held = self.0.lock().expect("no panic with it locked");
         let bytes = std::mem::take(&mut held.bytes);
         let text = String::from_utf8_lossy(&bytes);
-        text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+        let is_word = |line: &&str| line.contains(char::is_alphanumeric) && !held.launcher.is_noise(line);
+        text.lines().rev().map(str::trim).find(is_word).map(str::to_owned)
     }
 }
 
 impl Held {
     fn pass_on(&mut self) {
         self.open = true;
+        let is_noise =
+            |line: &[u8]| std::str::from_utf8(line).is_ok_and(|line| self.launcher.is_noise(line.trim_end()));
+        let lines = self.bytes.split_inclusive(|&byte| byte == b'\n').filter(|line| !is_noise(line));
         // Where our own standard error is closed nobody is listening.
-        let _ = std::io::stderr().write_all(&self.bytes);
+        let _ = std::io::stderr().write_all(&lines.collect::<Vec<_>>().concat());
         self.bytes.clear();
     }
 }
@@ -249,23 +287,6 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_launcher_is_split_as_a_shell_would() {
-        let launcher = Launcher::new(OsStr::new("/opt/my\\ ssh -o 'A b' \"c d\""), Vec::new()).expect("words");
-        assert_eq!(launcher.words, ["/opt/my ssh", "-o", "A b", "c d"]);
-        assert_eq!(launcher.name(), "my ssh");
-        assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
-        assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
-    }
-
-    #[test]
-    fn only_ssh_can_be_told_to_ask_nothing() {
-        let launcher = |text: &str| Launcher::new(OsStr::new(text), vec!["-v".into()]).expect("words");
-        let quiet = launcher("/usr/bin/ssh").unasking().expect("ssh");
-        assert_eq!(quiet.options, ["-o", "BatchMode=yes", "-v"]);
-        assert!(launcher("ssh -x").unasking().is_none() && launcher("rsh").unasking().is_none());
-    }
 
     #[test]
     fn ssh_is_to_notice_a_host_that_is_cut_off() {

@@ -369,6 +369,7 @@ mod tests {
         Setup {
             launcher: Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command"),
             agent: AgentChoice { command: "rdcp", program: "agent".into(), otherwise: Otherwise::Fail, remark: None },
+            parallel: 32,
             relay,
             via: via.to_vec(),
             name: None,

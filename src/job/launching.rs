@@ -65,16 +65,15 @@ const HELLO_MAX: Duration = Duration::from_secs(120);
 /// How long a launcher that is done may take to end.
 const EXIT_MAX: Duration = Duration::from_secs(1);
 
-/// An agent, or a launcher that is on its way to one. Dropping it ends the agent.
+/// An agent, or a launcher that is on its way to one, or a host whose turn has not come. Dropping it ends the agent.
 pub(crate) struct Remote {
     host: OsString,
     choice: AgentChoice,
     /// The agent that is installed there is not wanted.
     past_installed: bool,
-    process: Process,
-    outbox: Outbox,
-    started: Instant,
-    beginning: Arc<Beginning>,
+    /// `None`: its launcher has not been started, or was ended.
+    running: Option<Running>,
+    is_given_up: bool,
     /// What the launcher writes to standard error is being passed on.
     released: bool,
     /// The launcher's exit code, if it ended before the agent answered.
@@ -87,6 +86,14 @@ pub(crate) struct Remote {
     is_unasking: bool,
     side: usize,
     post: Post,
+}
+
+/// A launcher that was started.
+struct Running {
+    process: Process,
+    outbox: Outbox,
+    started: Instant,
+    beginning: Arc<Beginning>,
 }
 
 /// What is known of an agent that has not said who it is.
@@ -103,22 +110,30 @@ pub(crate) fn may_ask(hosts: usize) -> bool {
     hosts < 2 || std::fs::File::open("/dev/tty").is_err()
 }
 
-/// Waits until every one of these agents has said who it is. Those whose launcher has to ask for something and was not
-/// allowed to are started again, one after the other.
+/// Takes why a host, by its number, has failed; an error ends the waiting for the others.
+pub(crate) type TakeFailure<'a> = dyn FnMut(usize, Failure) -> Result<(), Failure> + 'a;
+
+/// Starts those of these agents that have not been, `parallel` at a time, and waits until every one has said who it is.
+/// Those whose launcher has to ask for something and was not allowed to are started again, one after the other.
 ///
 /// # Errors
 ///
-/// Exit 3 for the first that cannot be started or reached, 9 for one of another protocol, 128+n for a signal meanwhile.
+/// 128+n for a signal meanwhile, and what `failed` makes of a host that fails: exit 3 where it cannot be started or
+/// reached, 9 for another protocol.
 pub(crate) fn greet<'a>(
     agents: impl Iterator<Item = &'a mut Remote>,
     heard: &Receiver<(usize, Heard)>,
     launcher: &Launcher,
+    parallel: usize,
+    failed: &mut TakeFailure<'_>,
 ) -> Result<(), Failure> {
-    let waiting = agents.filter(|remote| remote.hello.is_none()).collect();
-    for remote in greet_all(waiting, heard, launcher)? {
+    let waiting = agents.filter(|remote| remote.hello.is_none() && !remote.is_given_up).collect();
+    for remote in greet_all(waiting, heard, launcher, parallel, failed)? {
         remote.is_unasking = false;
-        remote.start_again(launcher)?;
-        greet_all(vec![remote], heard, launcher)?;
+        match remote.start(launcher) {
+            Ok(()) => drop(greet_all(vec![remote], heard, launcher, 1, failed)?),
+            Err(failure) => failed(remote.side, failure)?,
+        }
     }
     Ok(())
 }
@@ -128,35 +143,63 @@ fn greet_all<'a>(
     mut waiting: Vec<&'a mut Remote>,
     heard: &Receiver<(usize, Heard)>,
     launcher: &Launcher,
+    parallel: usize,
+    failed: &mut TakeFailure<'_>,
 ) -> Result<Vec<&'a mut Remote>, Failure> {
     let mut unasked = Vec::new();
-    while let Some(first) = waiting.iter().map(|remote| remote.hello_due()).min() {
-        let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
-        match heard.recv_deadline(first) {
-            Ok((side, Heard::Message(Message::Hello(hello)))) => {
-                let Some(at) = from(&waiting, side) else { continue };
-                waiting[at].greeted(hello);
-                waiting.swap_remove(at);
+    while !waiting.is_empty() {
+        // In the order in which they were named.
+        let mut starting = waiting.iter().filter(|remote| remote.running.is_some()).count();
+        let mut unreached = Vec::new();
+        for remote in waiting.iter_mut().filter(|remote| remote.running.is_none()) {
+            if starting >= parallel {
+                break;
             }
-            Ok((side, Heard::Gone)) => {
-                let Some(at) = from(&waiting, side) else { continue };
-                match waiting[at].not_begun(launcher) {
-                    NotBegun::MustAsk => unasked.push(waiting.swap_remove(at)),
-                    NotBegun::NoUse(failure) => waiting[at].pass_installed(launcher, failure)?,
-                    NotBegun::Failed(failure) => return Err(failure),
+            match remote.start(launcher) {
+                Ok(()) => starting += 1,
+                Err(failure) => unreached.push((remote.side, failure)),
+            }
+        }
+        let first = waiting.iter().filter_map(|remote| remote.hello_due()).min();
+        let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
+        match first.map(|first| heard.recv_deadline(first)) {
+            None => {}
+            Some(Ok((side, Heard::Message(Message::Hello(hello))))) => {
+                if let Some(at) = from(&waiting, side) {
+                    waiting.remove(at).greeted(hello);
                 }
             }
-            Ok((_, Heard::Broken(failure))) => return Err(failure),
-            Ok((_, Heard::Signal(number))) if number != libc::SIGTSTP => {
+            Some(Ok((side, Heard::Gone))) => {
+                if let Some(at) = from(&waiting, side) {
+                    match waiting[at].not_begun(launcher) {
+                        NotBegun::MustAsk => unasked.push(waiting.remove(at)),
+                        NotBegun::NoUse(failure) => {
+                            if let Err(failure) = waiting[at].pass_installed(launcher, failure) {
+                                unreached.push((side, failure));
+                            }
+                        }
+                        NotBegun::Failed(failure) => unreached.push((side, failure)),
+                    }
+                }
+            }
+            Some(Ok((side, Heard::Broken(failure)))) => unreached.push((side, failure)),
+            Some(Ok((_, Heard::Signal(number)))) if number != libc::SIGTSTP => {
                 return Err(Failure::silent(Exit::Signal(number as u8)));
             }
-            Ok(_) => {}
-            Err(_) => {
+            Some(Ok(_)) => {}
+            Some(Err(_)) => {
                 // The launcher asks for something, or is in trouble: the user is to see what it says.
-                for remote in waiting.iter_mut().filter(|remote| remote.hello_due() <= Instant::now()) {
-                    remote.late()?;
+                let now = Instant::now();
+                for remote in waiting.iter_mut().filter(|remote| remote.hello_due().is_some_and(|due| due <= now)) {
+                    unreached.extend(remote.late().err().map(|failure| (remote.side, failure)));
                 }
             }
+        }
+        for (side, failure) in unreached {
+            if let Some(at) = from(&waiting, side) {
+                waiting.remove(at).give_up();
+            }
+            failed(side, failure)?;
         }
     }
     Ok(unasked)
@@ -175,50 +218,65 @@ enum NotBegun {
 const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
 
 impl Remote {
-    /// Starts the agent on a host. Its messages are posted as those of `side`. See [`may_ask`].
-    ///
-    /// # Errors
-    ///
-    /// Exit 3 if the launcher cannot be started.
-    pub(crate) fn start(
+    /// An agent that is to run on a host, but is not started. Its messages will be posted as those of `side`. See [`may_ask`].
+    pub(crate) fn new(
         launcher: &Launcher,
         host: &OsStr,
         choice: &AgentChoice,
         side: usize,
         post: Post,
         may_ask: bool,
-    ) -> Result<Self, Failure> {
-        let unasking = if may_ask { None } else { launcher.unasking() };
-        let (process, outbox, beginning) =
-            begin(unasking.as_ref().unwrap_or(launcher), host, choice, false, side, post.clone())?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             host: host.to_owned(),
             choice: choice.clone(),
             past_installed: false,
-            process,
-            outbox,
-            started: Instant::now(),
-            beginning,
+            running: None,
+            is_given_up: false,
             released: false,
             exit: None,
             lacks_agent: false,
             answered_after: Duration::ZERO,
             hello: None,
-            is_unasking: unasking.is_some(),
+            is_unasking: !may_ask && launcher.unasking().is_some(),
             side,
             post,
-        })
+        }
     }
 
-    /// Starts the agent again: by a launcher that may ask the user for something now, or another agent.
-    fn start_again(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+    /// Starts the agent, or starts it again: by a launcher that may ask the user for something now, or another agent.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 if the launcher cannot be started.
+    pub(crate) fn start(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+        // What ran before ends first.
+        self.running = None;
         let unasking = if self.is_unasking { launcher.unasking() } else { None };
         let launcher = unasking.as_ref().unwrap_or(launcher);
         let post = self.post.clone();
-        (self.process, self.outbox, self.beginning) =
-            begin(launcher, &self.host, &self.choice, self.past_installed, self.side, post)?;
-        (self.started, self.released, self.exit) = (Instant::now(), false, None);
+        self.running = Some(begin(launcher, &self.host, &self.choice, self.past_installed, self.side, post)?);
+        (self.released, self.exit) = (false, None);
         Ok(())
+    }
+
+    /// Its launcher has been started, and the agent has not said who it is.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.running.is_some() && self.hello.is_none() && !self.is_given_up
+    }
+
+    /// It is not waited for any more. What runs there ends by itself, but for a launcher that waits for something.
+    fn give_up(&mut self) {
+        self.is_given_up = true;
+        self.close();
+        if self.may_be_asking() {
+            self.running = None;
+        }
+    }
+
+    /// Its launcher may be waiting for the user, and would go on to.
+    fn may_be_asking(&self) -> bool {
+        self.released && self.hello.is_none() && !self.lacks_agent
     }
 
     /// The installed agent is of no use: runs one that was sent to the host earlier, or sends the caller's own.
@@ -235,14 +293,16 @@ impl Remote {
             return Err(if has_another { failure } else { self.choice.missing(&self.label(), &format!(": {reason}")) });
         }
         self.past_installed = true;
-        self.start_again(launcher)
+        self.start(launcher)
     }
 
     /// Sends a message. One that cannot be sent is reported as heard of the host.
     pub(crate) fn send(&self, message: Message) {
-        let failure = if self.outbox.waiting_bytes() > WAITING_BYTES_MAX {
+        // Of one that was given up it is known already.
+        let Some(Running { outbox, .. }) = self.running.as_ref().filter(|_| !self.is_given_up) else { return };
+        let failure = if outbox.waiting_bytes() > WAITING_BYTES_MAX {
             Failure::new(Exit::LinkLost, format!("{} does not take what is sent to it", self.label()))
-        } else if !self.outbox.try_send(message) {
+        } else if !outbox.try_send(message) {
             let (label, most) = (self.label(), MESSAGE_BYTES_MAX >> 10);
             let line = format!("what {label} is asked to do takes more than {most} KiB to say; ask for less at a time");
             Failure::new(Exit::Usage, line)
@@ -252,14 +312,9 @@ impl Remote {
         let _ = self.post.send((self.side, Heard::Broken(failure)));
     }
 
-    /// When it was started, or had been sent so far.
-    fn begun(&self) -> Instant {
-        self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
-    }
-
-    /// When something must have been heard.
-    fn hello_due(&self) -> Instant {
-        self.begun() + if self.released { HELLO_MAX } else { HOLD_MAX }
+    /// When something must have been heard; `None` for one that has not been started.
+    fn hello_due(&self) -> Option<Instant> {
+        self.running.as_ref().map(|running| running.begun() + if self.released { HELLO_MAX } else { HOLD_MAX })
     }
 
     /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
@@ -273,15 +328,17 @@ impl Remote {
             return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
         }
         self.released = true;
-        self.process.release();
+        self.running.iter().for_each(|running| running.process.release());
         Ok(())
     }
 
     /// The agent has introduced itself; answers with our HELLO.
     fn greeted(&mut self, hello: Hello) {
-        self.process.release();
-        self.answered_after = self.begun().elapsed();
-        self.outbox.send(Message::Hello(Hello::ours()));
+        if let Some(running) = &self.running {
+            running.process.release();
+            self.answered_after = running.begun().elapsed();
+            running.outbox.send(Message::Hello(Hello::ours()));
+        }
         self.hello = Some(hello);
     }
 
@@ -297,22 +354,25 @@ impl Remote {
 
     /// Has the agent end as soon as it has done what it was told.
     pub(crate) fn close(&self) {
-        self.outbox.close();
+        self.running.iter().for_each(|running| running.outbox.close());
     }
 
     /// The launcher has ended, or what it runs is no agent that we understand.
     fn not_begun(&mut self, launcher: &Launcher) -> NotBegun {
-        if let Some(failed) = self.beginning.failed.lock().expect("no panic with it locked").take() {
-            self.lacks_agent = matches!(failed, NotBegun::Failed(_));
-            return failed;
-        }
-        self.exit = self.process.wait(EXIT_MAX);
-        // The last words may still be in the pipe.
-        let until = Instant::now() + Duration::from_millis(50);
-        let mut complaint = self.process.last_complaint();
-        while complaint.is_none() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-            complaint = self.process.last_complaint();
+        let mut complaint = None;
+        if let Some(Running { process, beginning, .. }) = &mut self.running {
+            if let Some(failed) = beginning.failed.lock().expect("no panic with it locked").take() {
+                self.lacks_agent = matches!(failed, NotBegun::Failed(_));
+                return failed;
+            }
+            self.exit = process.wait(EXIT_MAX);
+            // The last words may still be in the pipe.
+            let until = Instant::now() + Duration::from_millis(50);
+            complaint = process.last_complaint();
+            while complaint.is_none() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
+                complaint = process.last_complaint();
+            }
         }
         let would_ask = complaint.as_ref().is_some_and(|line| WOULD_ASK.iter().any(|words| line.contains(words)));
         if self.is_unasking && would_ask {
@@ -342,13 +402,20 @@ impl Remote {
     }
 }
 
+impl Running {
+    /// When it was started, or had been sent so far.
+    fn begun(&self) -> Instant {
+        self.started.max(*self.beginning.heard.lock().expect("no panic with it locked"))
+    }
+}
+
 impl Drop for Remote {
     fn drop(&mut self) {
         // The agent ends as its standard input does, and the launcher with it.
-        self.outbox.close();
-        // But one that asks the user for something would ask on.
-        if self.hello.is_some() || !self.released {
-            self.process.wait(EXIT_MAX);
+        self.close();
+        let may_be_asking = self.may_be_asking();
+        if let Some(running) = self.running.as_mut().filter(|_| !may_be_asking) {
+            running.process.wait(EXIT_MAX);
         }
     }
 }
@@ -359,7 +426,10 @@ static WARDEN: Mutex<Option<Warden>> = Mutex::new(None);
 fn launch(launcher: &Launcher, host: &OsStr, command: &OsStr) -> Result<Launched, Failure> {
     let launched = launcher.start(host, command).map_err(|error| {
         let errno = os(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO));
-        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(launcher.program())))
+        Failure::new(
+            Exit::Connect,
+            format!("cannot run {}: {errno}; see {}", escaped(launcher.program()), launcher.option()),
+        )
     })?;
     let mut warden = WARDEN.lock().expect("no panic with it locked");
     if warden.is_none() {
@@ -380,9 +450,9 @@ fn begin(
     past_installed: bool,
     side: usize,
     post: Post,
-) -> Result<(Process, Outbox, Arc<Beginning>), Failure> {
-    // Only ssh is known to hand what it is given to a shell. Any other launcher gets the agent's name at first.
-    let is_sought = past_installed || launcher.is_ssh() && choice.program == AGENT;
+) -> Result<Running, Failure> {
+    // One that is not known to hand what it is given to a shell gets the agent's name at first.
+    let is_sought = past_installed || launcher.has_shell() && choice.program == AGENT;
     let request = match choice.otherwise {
         Otherwise::Cached | Otherwise::Send if is_sought => Some(Request::new(choice, host)),
         _ => None,
@@ -441,7 +511,7 @@ fn begin(
         let _ = post.send((side, last));
     };
     std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
-    Ok((process, outbox, beginning))
+    Ok(Running { process, outbox, started: Instant::now(), beginning })
 }
 
 /// Exit 9 where the two do not understand each other.

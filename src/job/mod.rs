@@ -35,10 +35,13 @@ pub mod progress;
 use entries::EntrySink;
 use event::Event;
 use hop::{Hop, Next, Route, Side};
-use launching::{AgentChoice, Heard, Post, Remote, greet, post_in_turn};
+use launching::{AgentChoice, Heard, Post, Remote, TakeFailure, greet, post_in_turn};
 
 /// The host that this process itself is.
 const HERE: usize = 0;
+
+/// So many hosts need no more open files than any process may have.
+const HOSTS_FEW: usize = 64;
 
 /// How long the second end of a session may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
@@ -64,6 +67,8 @@ pub(crate) trait Observer {
 pub(crate) struct Setup {
     pub(crate) launcher: Launcher,
     pub(crate) agent: AgentChoice,
+    /// So many launchers at most are started before one of them has come to its host.
+    pub(crate) parallel: usize,
     /// Data goes through the channels.
     pub(crate) relay: bool,
     /// The interface or address that data goes by; empty for any.
@@ -181,7 +186,7 @@ impl Job {
         Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries: None }
     }
 
-    /// The number of a host, which is started if it is a new one. `name`: empty for this host.
+    /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.
     ///
     /// # Errors
     ///
@@ -190,9 +195,13 @@ impl Job {
         if let Some(known) = self.hosts.iter().position(|host| host.name == name) {
             return Ok(known);
         }
-        let Setup { launcher, agent, may_ask, .. } = &self.setup;
+        let Setup { launcher, agent, may_ask, parallel, .. } = &self.setup;
         let number = self.hosts.len();
-        let remote = Remote::start(launcher, name, agent, number, self.post.clone(), *may_ask)?;
+        let mut remote = Remote::new(launcher, name, agent, number, self.post.clone(), *may_ask);
+        let is_starting = |host: &&Host| matches!(&host.link, Link::There(remote) if remote.is_starting());
+        if self.hosts.iter().filter(is_starting).count() < *parallel {
+            remote.start(launcher)?;
+        }
         self.hosts.push(Host { name: name.to_owned(), link: Link::There(Box::new(remote)), gone: false });
         Ok(number)
     }
@@ -203,11 +212,19 @@ impl Job {
     ///
     /// As [`launching::greet`].
     fn greet(&mut self) -> Result<(), Failure> {
+        self.greet_all(&mut |_, failure| Err(failure))
+    }
+
+    fn greet_all(&mut self, failed: &mut TakeFailure<'_>) -> Result<(), Failure> {
+        if self.hosts.len() > HOSTS_FEW {
+            // Each takes its pipes.
+            crate::fs::raise_open_files();
+        }
         let agents = self.hosts.iter_mut().filter_map(|host| match &mut host.link {
             Link::Here(_) => None,
             Link::There(remote) => Some(&mut **remote),
         });
-        greet(agents, &self.heard, &self.setup.launcher)
+        greet(agents, &self.heard, &self.setup.launcher, self.setup.parallel, failed)
     }
 
     /// The agent on another host.

@@ -1,0 +1,277 @@
+//! The launchers that there are.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+
+use super::{Launch, Launcher};
+
+/// Has ssh end a connection on which nothing has come for 45 s, though it was asked for.
+const SSH_ALIVE: [&str; 4] = ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"];
+
+/// A task of Slurm's on one node. `--overlap`: beside other tasks of the allocation, which have all of its processors.
+/// `--unbuffered`: else what is no whole line waits in the daemon at the other end. `--mpi=none`, `--cpu-bind=none`: it is
+/// none of the job's own work, and may use what the job has on the node. `--chdir`: the agent goes to the home by itself; the
+/// directory that we are in may be missing there.
+const SRUN: [&str; 10] = [
+    "srun",
+    "--nodes=1",
+    "--ntasks=1",
+    "--overlap",
+    "--unbuffered",
+    "--quiet",
+    "--mpi=none",
+    "--cpu-bind=none",
+    "--chdir=/",
+    "--nodelist",
+];
+
+/// What srun says of a task that has ended, and where processors cannot be bound anyway.
+const SRUN_NOISE: [&str; 2] = ["Exited with exit code", "cluster configuration lacks support for cpu binding"];
+
+/// Programs that run commands on hosts, but cannot carry the agent's messages, and what they do to them.
+const UNFIT: [(&str, &str); 2] =
+    [("clush", "passes on whole lines only, without their carriage returns"), ("pdsh", "passes no input on")];
+
+/// Words as a shell would split them.
+pub(super) fn words_of(command: &OsStr) -> Result<Vec<OsString>, String> {
+    let text = command.to_str().ok_or("is not UTF-8")?;
+    let words = shell_words::split(text).map_err(|_| "has a quote that is not closed".to_owned())?;
+    let program = words.first().ok_or("is empty")?.rsplit('/').next().unwrap_or_default();
+    if let Some((name, flaw)) = UNFIT.iter().find(|(name, _)| *name == program) {
+        return Err(format!(
+            "is {name}, which {flaw}, and so cannot reach an agent; ssh can, and --hosts @GROUP takes a group's names"
+        ));
+    }
+    if program == "srun" && !words.iter().any(|word| word == "-u" || word == "--unbuffered") {
+        return Err("is srun without --unbuffered, which keeps what is no whole line; use --launcher slurm".to_owned());
+    }
+    Ok(words.into_iter().map(OsString::from).collect())
+}
+
+/// ssh, or what takes a host and a command as ssh does.
+#[derive(Clone, Debug)]
+pub(super) struct Shell {
+    /// The command and its first arguments.
+    pub words: Vec<OsString>,
+    /// ssh's options, as the user gave them.
+    pub options: Vec<OsString>,
+}
+
+impl Shell {
+    fn is_ssh(&self) -> bool {
+        std::path::Path::new(&self.words[0]).file_name() == Some(OsStr::new("ssh"))
+    }
+}
+
+impl Launch for Shell {
+    fn program(&self) -> &OsStr {
+        &self.words[0]
+    }
+
+    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
+        // Else a host that is cut off is noticed when the system gives its connection up, after some quarter of an hour.
+        // Behind the user's own, which win.
+        let alive: &[&str] = if self.is_ssh() { &SSH_ALIVE } else { &[] };
+        let alive: Vec<OsString> = alive.iter().map(OsString::from).collect();
+        [&self.words[..], &self.options, &alive, &[host.to_owned(), command.to_owned()]].concat()
+    }
+
+    /// Only ssh is known to hand what it is given to a shell.
+    fn has_shell(&self) -> bool {
+        self.is_ssh()
+    }
+
+    fn option(&self) -> &'static str {
+        "--rsh"
+    }
+
+    fn unasking(&self) -> Option<Launcher> {
+        let is_ssh = self.words.len() == 1 && self.is_ssh();
+        // In front: of an option that is given twice, ssh takes the first.
+        let quiet = ["-o", "BatchMode=yes"].map(OsString::from);
+        let same = || Self { words: self.words.clone(), options: [&quiet, &self.options[..]].concat() };
+        is_ssh.then(|| Launcher(Arc::new(same())))
+    }
+}
+
+/// `srun`, within an allocation.
+#[derive(Debug)]
+pub(super) struct Slurm;
+
+impl Launch for Slurm {
+    fn program(&self) -> &OsStr {
+        SRUN[0].as_ref()
+    }
+
+    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
+        let words = SRUN.iter().copied().map(OsStr::new).chain([host]);
+        words.chain(["sh".as_ref(), "-c".as_ref(), command]).map(OsStr::to_owned).collect()
+    }
+
+    fn has_shell(&self) -> bool {
+        true
+    }
+
+    fn option(&self) -> &'static str {
+        "--launcher"
+    }
+
+    fn is_noise(&self, line: &str) -> bool {
+        SRUN_NOISE.iter().any(|words| line.starts_with("srun: ") && line.contains(words))
+    }
+
+    fn is_apart(&self) -> bool {
+        true
+    }
+}
+
+/// Any other command.
+#[derive(Debug)]
+pub(super) struct Template {
+    words: Vec<OsString>,
+}
+
+impl Template {
+    pub(super) fn new(template: &OsStr) -> Result<Self, String> {
+        let mut words = words_of(template)?;
+        let mut has_host = false;
+        let mut has_command = false;
+        for word in &words {
+            let bytes = word.as_bytes();
+            let mut at = 0;
+            while let Some(next) = bytes[at..].iter().position(|&byte| byte == b'%') {
+                at += next + 2;
+                match bytes.get(at - 1) {
+                    Some(b'h') => has_host = true,
+                    Some(b'c') => has_command = true,
+                    Some(b'%') => {}
+                    _ => {
+                        return Err(
+                            "has a % that is neither %h, the host, nor %c, what is run there, nor %%".to_owned()
+                        );
+                    }
+                }
+            }
+        }
+        if !has_host {
+            return Err("names no host: it is ssh, slurm, or a command in which %h stands for the host".to_owned());
+        }
+        if !has_command {
+            words.push("%c".into());
+        }
+        Ok(Self { words })
+    }
+}
+
+impl Launch for Template {
+    fn program(&self) -> &OsStr {
+        &self.words[0]
+    }
+
+    fn words(&self, host: &OsStr, command: &OsStr) -> Vec<OsString> {
+        let filled = |word: &OsString| {
+            let (mut text, mut is_special) = (Vec::new(), false);
+            for &byte in word.as_bytes() {
+                match (is_special, byte) {
+                    (true, b'h') => text.extend(host.as_bytes()),
+                    (true, b'c') => text.extend(command.as_bytes()),
+                    (false, b'%') => {}
+                    _ => text.push(byte),
+                }
+                is_special = !is_special && byte == b'%';
+            }
+            OsString::from_vec(text)
+        };
+        self.words.iter().map(filled).collect()
+    }
+
+    fn has_shell(&self) -> bool {
+        self.words.windows(2).any(|two| two[0] == "-c" && two[1] == "%c")
+    }
+
+    fn option(&self) -> &'static str {
+        "--launcher"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_is_split_as_a_shell_would() {
+        let launcher = Launcher::new(OsStr::new("/opt/my\\ ssh -o 'A b' \"c d\""), Vec::new()).expect("words");
+        assert_eq!(launcher.0.words("h".as_ref(), "a".as_ref()), ["/opt/my ssh", "-o", "A b", "c d", "h", "a"]);
+        assert_eq!(launcher.name(), "my ssh");
+        assert!(Launcher::new(OsStr::new("ssh 'x"), Vec::new()).is_err());
+        assert!(Launcher::new(OsStr::new(" "), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn only_ssh_can_be_told_to_ask_nothing() {
+        let launcher = |text: &str| Launcher::new(OsStr::new(text), vec!["-v".into()]).expect("words");
+        let quiet = launcher("/usr/bin/ssh").unasking().expect("ssh");
+        let words = quiet.0.words("h".as_ref(), "a".as_ref());
+        assert_eq!(words[..4], ["/usr/bin/ssh", "-o", "BatchMode=yes", "-v"]);
+        assert!(launcher("ssh -x").unasking().is_none() && launcher("rsh").unasking().is_none());
+        assert!(launcher("ssh -x").has_shell() && !launcher("rsh").has_shell());
+    }
+
+    #[test]
+    fn a_template_has_the_host_and_what_is_run() {
+        let words = |template: &str| {
+            let launcher = Launcher::template(template.as_ref())?;
+            Ok::<_, String>((launcher.0.words("h1".as_ref(), "run %h".as_ref()), launcher.has_shell()))
+        };
+        let expect = |template: &str, expected: &[&str], has_shell: bool| {
+            let expected = expected.iter().map(OsString::from).collect::<Vec<_>>();
+            assert_eq!(words(template), Ok((expected, has_shell)), "{template}");
+        };
+        expect("mpirun --host %h", &["mpirun", "--host", "h1", "run %h"], false);
+        expect("on '%h-ib' sh -c %c", &["on", "h1-ib", "sh", "-c", "run %h"], true);
+        expect("on %h %%h%% 'x: %c'", &["on", "h1", "%h%", "x: run %h"], false);
+        for (template, word) in
+            [("mpirun", "%h"), ("on %h %x", "%c"), ("on %h %", "%c"), ("", "empty"), ("'%h", "quote")]
+        {
+            let reason = words(template).expect_err(template);
+            assert!(reason.contains(word), "{template}: {reason}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_carry_bytes_is_refused() {
+        for (command, word) in [
+            ("clush -w %h", "whole lines"),
+            ("/usr/bin/pdsh -w %h", "no input"),
+            ("srun -w %h sh -c %c", "--launcher slurm"),
+        ] {
+            for refused in [Launcher::template(command.as_ref()), Launcher::new(command.as_ref(), Vec::new())] {
+                let reason = refused.expect_err(command);
+                assert!(reason.contains(word), "{reason}");
+            }
+        }
+        assert!(Launcher::template("srun -u -w %h sh -c %c".as_ref()).is_ok());
+    }
+
+    #[test]
+    fn what_srun_says_of_each_task_explains_nothing() {
+        let noise = [
+            "srun: error: h2: task 0: Exited with exit code 7",
+            "srun: cluster configuration lacks support for cpu binding",
+        ];
+        assert!(noise.iter().all(|line| Slurm.is_noise(line)));
+        assert!(
+            !Slurm.is_noise(
+                "srun: error: Unable to create step for job 7: Requested node configuration is not available"
+            )
+        );
+        assert!(!Slurm.is_noise("sh: 1: Exited with exit code: not found"));
+    }
+
+    #[test]
+    fn a_task_of_slurm_gets_one_word_for_its_shell() {
+        let words = Launcher::slurm().0.words("n1".as_ref(), "a 'b c'".as_ref());
+        assert_eq!(words[words.len() - 5..], ["--nodelist", "n1", "sh", "-c", "a 'b c'"]);
+    }
+}

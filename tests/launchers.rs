@@ -1,0 +1,424 @@
+//! What every launcher has to do, over each that is installed: ssh, another command in its place, a template, `mpirun`, and
+//! `srun` within a real Slurm cluster. And what `clush` and `pdsh` cannot do, which is why they are no launchers.
+//!
+//! `tests/run` runs these as root within `tests/testbed/slurm`; elsewhere the cases of Slurm are not run, nor are those
+//! whose program is missing: they are listed as ignored, with the reason in their names.
+
+mod rig;
+
+use std::fs;
+use std::io::{BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use rdma_pipe::control::channel::{Outbox, receive, skip_to_magic};
+use rdma_pipe::control::frames::{Hello, Message};
+use rdma_pipe::control::launch::{Launched, Launcher, agent_command};
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long an answer may take that nothing but the launcher holds up.
+const ANSWER: Duration = Duration::from_secs(20);
+
+/// A launcher to be tried.
+struct Kind {
+    name: &'static str,
+    /// Programs without which it is not tried.
+    needs: &'static [&'static str],
+    /// In the environment where what it needs stands.
+    variable: Option<&'static str>,
+    launcher: fn() -> Launcher,
+    host: fn() -> String,
+}
+
+const KINDS: &[Kind] = &[
+    Kind { name: "ssh", needs: &["/usr/sbin/sshd", "ssh"], variable: None, launcher: ssh, host: local },
+    Kind { name: "rsh", needs: &[], variable: None, launcher: rsh, host: local },
+    Kind { name: "template", needs: &[], variable: None, launcher: template, host: local },
+    Kind { name: "mpirun", needs: &["mpirun"], variable: None, launcher: mpirun, host: local },
+    Kind { name: "slurm", needs: &["srun"], variable: Some("RD_SLURM_NODES"), launcher: slurm, host: node },
+];
+
+type Case = fn(&Kind) -> Result<(), Failed>;
+
+const CASES: &[(&str, Case)] = &[
+    ("an_agent_greets", an_agent_greets),
+    ("each_byte_comes_as_it_is_written", each_byte_comes_as_it_is_written),
+    ("much_of_any_bytes_both_ways", much_of_any_bytes_both_ways),
+    ("standard_error_is_apart", standard_error_is_apart),
+    ("the_exit_code_is_the_programs", the_exit_code_is_the_programs),
+    ("the_end_of_input_ends_it", the_end_of_input_ends_it),
+    ("killed_it_leaves_nothing", killed_it_leaves_nothing),
+    ("words_that_a_shell_would_change", words_that_a_shell_would_change),
+];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for kind in KINDS {
+        let missing = kind.missing();
+        for &(name, case) in CASES {
+            let name = match &missing {
+                None => format!("{}::{name}", kind.name),
+                Some(reason) => format!("{}::{name} ({reason})", kind.name),
+            };
+            trials.push(Trial::test(name, move || case(kind)).with_ignored_flag(missing.is_some()));
+        }
+    }
+    for (program, name, case) in [
+        ("clush", "clush::waits_for_whole_lines", clush_waits_for_whole_lines as fn() -> Result<(), Failed>),
+        ("pdsh", "pdsh::has_no_input", pdsh_has_no_input),
+    ] {
+        let is_missing = !is_installed(program);
+        let name = if is_missing { format!("{name} ({program} is not installed)") } else { name.to_owned() };
+        trials.push(Trial::test(name, case).with_ignored_flag(is_missing));
+    }
+    for (name, case) in [
+        ("slurm::copies_within_an_allocation", copies_within_an_allocation as fn() -> Result<(), Failed>),
+        ("slurm::a_cancelled_job_leaves_nothing", a_cancelled_job_leaves_nothing),
+    ] {
+        let is_missing = std::env::var_os("RD_SLURM_NODES").is_none();
+        let name = if is_missing { format!("{name} (needs tests/testbed/slurm)") } else { name.to_owned() };
+        trials.push(Trial::test(name, case).with_ignored_flag(is_missing));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    Path::new(program).is_absolute() && Path::new(program).exists()
+        || std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+impl Kind {
+    fn missing(&self) -> Option<String> {
+        if let Some(program) = self.needs.iter().find(|program| !is_installed(program)) {
+            return Some(format!("{program} is not installed"));
+        }
+        let is_there = self.variable.is_none_or(|variable| std::env::var_os(variable).is_some());
+        (!is_there).then(|| "needs tests/testbed/slurm".to_owned())
+    }
+
+    fn start(&self, command: &str) -> Launched {
+        let host = (self.host)();
+        (self.launcher)().start(host.as_ref(), command.as_ref()).expect("a launcher that is installed")
+    }
+
+    /// A program that does this, on a path that needs no shell.
+    fn script(&self, scratch: &Scratch, body: &str) -> Launched {
+        let path = scratch.file("script", format!("#!/bin/sh\n{body}\n").as_bytes());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+        self.start(path.to_str().expect("UTF-8"))
+    }
+}
+
+fn local() -> String {
+    "127.0.0.1".to_owned()
+}
+
+/// A node that is not the one that srun runs on.
+fn node() -> String {
+    "h2".to_owned()
+}
+
+/// An sshd on this host, for all cases.
+struct Sshd {
+    scratch: Scratch,
+    port: u16,
+    _server: Process,
+}
+
+fn sshd() -> &'static Sshd {
+    static SSHD: OnceLock<Sshd> = OnceLock::new();
+    SSHD.get_or_init(|| {
+        let scratch = Scratch::new();
+        if fs::create_dir_all("/run/sshd").is_err() {
+            assert_ne!(rustix::process::getuid().as_raw(), 0, "root can make it");
+        }
+        for name in ["host_key", "user_key"] {
+            let mut keygen = Command::new("ssh-keygen");
+            keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(scratch.join(name));
+            assert!(keygen.status().expect("ssh-keygen").success());
+        }
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        let path = |name: &str| scratch.join(name).display().to_string();
+        let server = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+             PermitRootLogin prohibit-password\nPidFile none\nPrintMotd no\n",
+            path("host_key"),
+            path("user_key.pub"),
+        );
+        scratch.file("sshd_config", server.as_bytes());
+        let client = format!(
+            "Host *\n  Port {port}\n  IdentityFile {}\n  IdentitiesOnly yes\n  UserKnownHostsFile /dev/null\n  \
+             StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes\n",
+            path("user_key")
+        );
+        scratch.file("ssh_config", client.as_bytes());
+        let mut command = Command::new("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f", &path("sshd_config")]).stdin(Stdio::null()).stdout(Stdio::null());
+        let server = Process::spawn(&mut command);
+        server.line_with("listening on");
+        Sshd { scratch, port, _server: server }
+    })
+}
+
+fn ssh() -> Launcher {
+    let options = ["-F".into(), sshd().scratch.join("ssh_config").into_os_string()];
+    Launcher::new("ssh".as_ref(), options.to_vec()).expect("words")
+}
+
+fn rsh() -> Launcher {
+    Launcher::new("sh -c 'exec sh -c \"$1\"'".as_ref(), Vec::new()).expect("words")
+}
+
+fn template() -> Launcher {
+    Launcher::template("env RD_HOST_IS=%h sh -c %c".as_ref()).expect("words")
+}
+
+fn mpirun() -> Launcher {
+    let root = if rustix::process::getuid().is_root() { "--allow-run-as-root " } else { "" };
+    Launcher::template(format!("mpirun -q {root}-n 1 --host %h sh -c %c").as_ref()).expect("words")
+}
+
+fn slurm() -> Launcher {
+    Launcher::slurm()
+}
+
+/// Reads so many bytes within the time that an answer may take.
+fn read_within(pipe: &mut (impl Read + Send), count: usize) -> Result<Vec<u8>, Failed> {
+    std::thread::scope(|scope| {
+        let (give, taken) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            let mut bytes = vec![0; count];
+            let read = pipe.read_exact(&mut bytes);
+            let _ = give.send(read.map(|()| bytes));
+        });
+        match taken.recv_timeout(ANSWER) {
+            Ok(read) => Ok(read?),
+            // The reader would hold the scope open.
+            Err(_) => {
+                eprintln!("{count} bytes have not come within {ANSWER:?}");
+                std::process::abort()
+            }
+        }
+    })
+}
+
+fn an_agent_greets(kind: &Kind) -> Result<(), Failed> {
+    let command = agent_command(AGENT.as_ref());
+    let Launched { stdin, stdout, mut process } = kind.start(command.to_str().expect("UTF-8"));
+    let outbox = Outbox::start(stdin, b"")?;
+    let mut stdout = BufReader::new(stdout);
+    skip_to_magic(&mut stdout)?;
+    let hello = receive(&mut stdout)?;
+    assert!(matches!(hello, Message::Hello(_)), "{hello:?}");
+    outbox.send(Message::Hello(Hello::ours()));
+    outbox.close();
+    assert_eq!(process.wait(ANSWER), Some(0));
+    Ok(())
+}
+
+fn each_byte_comes_as_it_is_written(kind: &Kind) -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let Launched { mut stdin, mut stdout, mut process } = kind.script(&scratch, "exec cat");
+    for byte in (0..=255_u8).rev() {
+        stdin.write_all(&[byte])?;
+        assert_eq!(read_within(&mut stdout, 1)?, [byte]);
+    }
+    drop(stdin);
+    assert_eq!(process.wait(ANSWER), Some(0));
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest)?;
+    assert_eq!(rest, b"");
+    Ok(())
+}
+
+fn much_of_any_bytes_both_ways(kind: &Kind) -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let Launched { mut stdin, mut stdout, mut process } = kind.script(&scratch, "exec cat");
+    let bytes = noise(4 << 20);
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent));
+    same(&read_within(&mut stdout, bytes.len())?, &bytes);
+    writer.join().expect("no panic")?;
+    assert_eq!(process.wait(ANSWER), Some(0));
+    Ok(())
+}
+
+fn standard_error_is_apart(kind: &Kind) -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let Launched { stdin, mut stdout, mut process } = kind.script(&scratch, "echo words >&2; echo out; cat");
+    assert_eq!(read_within(&mut stdout, 4)?, b"out\n");
+    let until = Instant::now() + ANSWER;
+    let mut said = None;
+    while said.is_none() && Instant::now() < until {
+        said = process.last_complaint();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(said.as_deref(), Some("words"));
+    drop(stdin);
+    assert_eq!(process.wait(ANSWER), Some(0));
+    Ok(())
+}
+
+fn the_exit_code_is_the_programs(kind: &Kind) -> Result<(), Failed> {
+    for code in [0, 7, 127] {
+        let scratch = Scratch::new();
+        let mut launched = kind.script(&scratch, &format!("exit {code}"));
+        assert_eq!(launched.process.wait(ANSWER), Some(code));
+    }
+    Ok(())
+}
+
+fn the_end_of_input_ends_it(kind: &Kind) -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let Launched { stdin, mut stdout, mut process } = kind.script(&scratch, "echo up; cat; exit 3");
+    assert_eq!(read_within(&mut stdout, 3)?, b"up\n");
+    drop(stdin);
+    assert_eq!(process.wait(ANSWER), Some(3));
+    Ok(())
+}
+
+/// What reads its input, as an agent does, is gone soon after its launcher was killed, with or without a chance to clean up.
+fn killed_it_leaves_nothing(kind: &Kind) -> Result<(), Failed> {
+    for how in [Signal::TERM, Signal::KILL] {
+        let scratch = Scratch::new();
+        let Launched { stdin, mut stdout, mut process } = kind.script(&scratch, "echo $$; exec cat");
+        let mut number = String::new();
+        loop {
+            match read_within(&mut stdout, 1)?[0] {
+                b'\n' => break,
+                digit => number.push(digit.into()),
+            }
+        }
+        let remote = PathBuf::from(format!("/proc/{number}"));
+        assert!(remote.exists(), "hosts share one kernel here");
+        kill_process(Pid::from_raw(process.id() as i32).expect("a process"), how)?;
+        drop(stdin);
+        let until = Instant::now() + ANSWER;
+        while remote.exists() {
+            // It may be the launcher itself.
+            process.wait(Duration::ZERO);
+            assert!(Instant::now() < until, "{how:?}: process {number} is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+fn words_that_a_shell_would_change(kind: &Kind) -> Result<(), Failed> {
+    if !(kind.launcher)().has_shell() {
+        return Ok(());
+    }
+    let mut launched = kind.start("printf '%s|' \"a  b\" 'c$d' \"$((1 + 2))\"; exit 4");
+    assert_eq!(read_within(&mut launched.stdout, 11)?, b"a  b|c$d|3|");
+    Ok(())
+}
+
+/// Runs a program with an input that stays open, and gives what it has printed after a while.
+fn printed_of(mut command: Command, input: &[u8], wait: Duration) -> Vec<u8> {
+    let mut child = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let output = drain(child.stdout());
+    let mut stdin = child.stdin();
+    let _ = stdin.write_all(input);
+    std::thread::sleep(wait);
+    child.signal(Signal::KILL);
+    child.wait();
+    drop(stdin);
+    output.join().expect("no panic")
+}
+
+/// Lines are its unit: a byte without one behind it stays where it is, and the agent's messages have none.
+fn clush_waits_for_whole_lines() -> Result<(), Failed> {
+    let configuration = sshd().scratch.join("ssh_config");
+    let clush = || {
+        let mut command = Command::new("clush");
+        command.args(["-N", "-w", "127.0.0.1", "-o"]).arg(format!("-F {}", configuration.display())).arg("cat");
+        command
+    };
+    assert_eq!(printed_of(clush(), b"line\n", Duration::from_secs(5)), b"line\n", "it can reach the host");
+    assert_eq!(printed_of(clush(), b"no line", Duration::from_secs(5)), b"");
+    Ok(())
+}
+
+fn pdsh_has_no_input() -> Result<(), Failed> {
+    let sshd = sshd();
+    let arguments = format!("-F {} -p {}", sshd.scratch.join("ssh_config").display(), sshd.port);
+    let pdsh = |program: &str| {
+        let mut command = Command::new("pdsh");
+        command.args(["-N", "-R", "ssh", "-w", "127.0.0.1", program]).env("PDSH_SSH_ARGS_APPEND", &arguments);
+        command
+    };
+    assert_eq!(printed_of(pdsh("echo up"), b"", Duration::from_secs(5)), b"up\n", "it can reach the host");
+    assert_eq!(printed_of(pdsh("head -n 1"), b"line\n", Duration::from_secs(5)), b"");
+    Ok(())
+}
+
+/// A command of Slurm's, or one that it runs.
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().expect("a program");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {stderr}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Reads a file that is on another node's own file system.
+fn on_node(node: u32, path: &Path) -> Option<Vec<u8>> {
+    let output = hosts::on(node, Command::new("cat").arg(path)).output().expect("the testbed");
+    output.status.success().then_some(output.stdout)
+}
+
+fn node_directory() -> PathBuf {
+    std::env::var_os("RD_NODE_DIR").expect("RD_NODE_DIR is not set: run tests/testbed/slurm with 4 ...").into()
+}
+
+/// The node's name is all that is needed: identity and clean-up are Slurm's.
+fn copies_within_an_allocation() -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let bytes = noise(3 << 20);
+    let source = scratch.file("source", &bytes);
+    let to = node_directory().join("copy");
+    let mut command = Command::new("salloc");
+    command.args(["-N2", "-w", "h1,h2", "-Q", PROGRAM, "rdcp", "--launcher", "slurm", "--agent", AGENT]);
+    command.arg(&source).arg(format!("h2:{}", to.display())).env_remove("RDCP_RSH");
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+    same(&on_node(2, &to).expect("a copy"), &bytes);
+    assert!(!to.exists(), "each node has its own");
+    network::all_gone(SOON);
+    Ok(())
+}
+
+fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", &noise(32 << 20));
+    let to = node_directory().join("cancelled");
+    let script = format!(
+        "#!/bin/sh\nexec {PROGRAM} rdcp --launcher slurm --agent {AGENT} --bwlimit 2M {} h2:{}\n",
+        source.display(),
+        to.display()
+    );
+    let script = scratch.file("job", script.as_bytes());
+    let log = scratch.join("log").display().to_string();
+    let script = script.to_str().expect("UTF-8");
+    let job = output("sbatch", &["--parsable", "-N2", "-w", "h1,h2", "-o", &log, script]);
+    let until = Instant::now() + PATIENCE;
+    // Something of it flows.
+    loop {
+        let names = hosts::on(2, Command::new("ls").arg("-A").arg(node_directory())).output()?.stdout;
+        if String::from_utf8_lossy(&names).contains(".rd-part") {
+            break;
+        }
+        assert!(Instant::now() < until, "nothing flows: {}", fs::read_to_string(&log).unwrap_or_default());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    output("scancel", &[job.trim()]);
+    network::all_gone(network::GONE);
+    assert_eq!(on_node(2, &to), None, "no half file under its name");
+    Ok(())
+}

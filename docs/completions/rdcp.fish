@@ -4,6 +4,10 @@ complete -c rdcp -l check -d 'Compare DIR, which may be HOST:DIR, with the manif
 cached\t'What the page cache has, where it has it'"
 complete -c rdcp -l manifest -d 'Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied' -r
 complete -c rdcp -l manifest-b3sum -d 'Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory' -r
+complete -c rdcp -l to -d 'Copy to HOST:PATH as well, or to each of a list such as \'gpu[01-08,12]:PATH\'; may be repeated' -r
+complete -c rdcp -l hosts -d 'Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell\'s nodeset, and slurm stands for the nodes of the allocation' -r
+complete -c rdcp -l hosts-failed -d 'Write the hosts that failed to FILE, for --hosts; if none did, FILE is removed' -r -F
+complete -c rdcp -l stall -d 'Pass over a host that has stood still for so many seconds' -r
 complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the first that matches decides' -r
 complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude behind it does' -r
 complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are skipped, those that begin with "+ " include, and a line with ! drops all patterns before it' -r
@@ -17,6 +21,8 @@ complete -c rdcp -l link-dest -d 'Hard-link files that are unchanged in DIR, an 
 complete -c rdcp -l snapshot -d 'Copy into DST/NAME, with hard links to what is unchanged in the generation that the link DST/latest leads to; that leads to NAME once all has succeeded, and then NAME cannot be copied into again; DST is made if it is missing' -r
 complete -c rdcp -l backup-dir -d 'Move what is replaced or deleted to DIR, which is relative to DST, on the same file system, and never deleted itself' -r
 complete -c rdcp -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdcp -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r
+complete -c rdcp -l parallel -d 'Log in to so many hosts at once' -r
 complete -c rdcp -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdcp -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdcp -s J -d 'The host that ssh goes through' -r

@@ -23,7 +23,7 @@ _rddoctor() {
 
     case "${cmd}" in
         rddoctor)
-            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --ssh-port --agent --no-bootstrap --via --relay --color --help --version"
+            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --color --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -42,6 +42,14 @@ _rddoctor() {
                     return 0
                     ;;
                 --rsh)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --launcher)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --parallel)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

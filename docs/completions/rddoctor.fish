@@ -5,6 +5,8 @@ prefer-rdma\t'RDMA, software devices (rxe, siw) included, else TCP'
 tcp\t'TCP only'"
 complete -c rddoctor -l port-range -d 'Ports that may be taken for what is tried' -r
 complete -c rddoctor -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rddoctor -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r
+complete -c rddoctor -l parallel -d 'Log in to so many hosts at once' -r
 complete -c rddoctor -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rddoctor -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rddoctor -s J -d 'The host that ssh goes through' -r

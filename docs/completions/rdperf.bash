@@ -23,7 +23,7 @@ _rdperf() {
 
     case "${cmd}" in
         rdperf)
-            opts="-v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --ssh-port --agent --no-bootstrap --via --relay --help --version"
+            opts="-v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -98,6 +98,14 @@ _rdperf() {
                     return 0
                     ;;
                 --rsh)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --launcher)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --parallel)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -21,6 +21,8 @@ complete -c rdperf -l left -d 'The share of the peak that is left at 3000 connec
 complete -c rdperf -l key-file -d 'Read KEY from the first line of FILE instead of taking it from the arguments' -r -F
 complete -c rdperf -l key-fd -d 'Read KEY from the first line of the open file descriptor FD instead of taking it from the arguments' -r
 complete -c rdperf -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdperf -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r
+complete -c rdperf -l parallel -d 'Log in to so many hosts at once' -r
 complete -c rdperf -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdperf -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdperf -s J -d 'The host that ssh goes through' -r

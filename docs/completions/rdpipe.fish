@@ -2,6 +2,8 @@ complete -c rdpipe -s p -d 'Listen on PORT, or one of the next that is free, ins
 complete -c rdpipe -s H -d 'What the hosts next to this one call it: they connect to it by NAME, instead of it to them' -r
 complete -c rdpipe -l shell -d 'The shell, which is given -c and COMMAND' -r
 complete -c rdpipe -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
+complete -c rdpipe -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r
+complete -c rdpipe -l parallel -d 'Log in to so many hosts at once' -r
 complete -c rdpipe -s P -l ssh-port -d 'ssh\'s port' -r
 complete -c rdpipe -s i -d 'ssh\'s key; may be repeated' -r
 complete -c rdpipe -s J -d 'The host that ssh goes through' -r

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use minicbor::bytes::ByteVec;
@@ -24,10 +25,15 @@ use crate::job::Setup;
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
+use crate::job::targets::failed::FailedHosts;
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
+
+mod targets;
+
+use targets::TargetOptions;
 
 /// The launcher where `--rsh` names none.
 const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
@@ -86,7 +92,7 @@ pub struct CopyArguments {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "disk",
-        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run"]
+        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run", "to", "hosts", "hosts_failed"]
     )]
     check: Option<CheckMedium>,
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
@@ -95,6 +101,8 @@ pub struct CopyArguments {
     /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
+    #[command(flatten)]
+    targets: TargetOptions,
     #[command(flatten)]
     tree: TreeOptions,
     #[command(flatten)]
@@ -381,15 +389,22 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     }
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;
-    let mut destination = match &arguments.target_directory {
+    let destination = match &arguments.target_directory {
         Some(directory) => parse(directory)?,
         None => sources.pop().ok_or_else(missing)?,
     };
-    if let Some(name) = &arguments.tree.generations.snapshot {
-        destination = destination.below(OsStr::from_bytes(name));
-    }
     if sources.is_empty() {
         return Err(missing());
+    }
+    targets::check_input(&arguments, &sources)?;
+    let (mut targets, named_again) = arguments.targets.resolve(destination)?;
+    targets::check(&arguments, &sources, &targets)?;
+    let mut destination = targets[0].clone();
+    if targets.len() == 1 {
+        targets.clear();
+    }
+    if let Some(name) = &arguments.tree.generations.snapshot {
+        destination = destination.below(OsStr::from_bytes(name));
     }
     if sources.len() > 1 && arguments.no_target_directory {
         return Err(usage("-T takes one SRC"));
@@ -422,7 +437,14 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     if !arguments.report.quiet && !sources.iter().chain([&destination]).any(is_there) {
         note_hosts(&sources, &destination);
     }
-    let hosts = sources.iter().chain([&destination]).map(Spec::host);
+    if !arguments.report.quiet && named_again > 0 {
+        super::say(&format!("rdcp: hosts that are named again, {named_again} times, get one copy each"));
+    }
+    let hosts = sources.iter().chain([&destination]).chain(&targets).map(Spec::host);
+    let is_for_slurm = !targets.is_empty() || arguments.targets.is_allocation();
+    if is_for_slurm && arguments.hosts.has_no_launcher() && targets::are_allocated(hosts.clone()) {
+        arguments.hosts.launcher = Some("slurm".into());
+    }
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;
@@ -434,11 +456,15 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
     let manifests = if arguments.dry_run { Vec::new() } else { manifests(&arguments)? };
     arguments.tree.manifest = !manifests.is_empty();
+    let hosts_failed = arguments.targets.hosts_failed.as_ref().filter(|_| !arguments.dry_run);
+    let hosts_failed = hosts_failed.map(|path| FailedHosts::open(path)).transpose()?;
     let mut plan = Plan {
         manifests,
         sources,
         only,
         destination,
+        targets,
+        stall: Duration::from_secs(arguments.targets.stall.into()),
         directory: arguments.target_directory.is_some(),
         exact: arguments.no_target_directory,
         recursive: arguments.tree.recursive,
@@ -453,6 +479,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let mut copy = |touched: Option<Only>| {
         // A manifest is of all, and what -R names is all that is copied.
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
+        if !plan.targets.is_empty() {
+            return Err(usage("several hosts: not yet"));
+        }
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
@@ -460,7 +489,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         })
     };
     if !arguments.watch {
-        return copy(None);
+        let outcome = copy(None);
+        // Of several targets it is written by what knows of each.
+        let Some(file) = hosts_failed.filter(|_| plan.targets.is_empty()) else { return outcome };
+        let cause = outcome.as_ref().err().map(|failure| failure.message.as_deref().unwrap_or_default());
+        let failed: Vec<_> = cause.map(|cause| (&plan.destination, cause)).into_iter().collect();
+        let written = file.finish(std::slice::from_ref(&plan.destination), &failed);
+        return outcome.and(written);
     }
     let say = |line: &str| {
         if !arguments.report.quiet {

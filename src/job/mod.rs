@@ -31,6 +31,7 @@ pub mod measure;
 pub mod pipeline;
 pub mod plan;
 pub mod progress;
+pub(crate) mod targets;
 
 use entries::EntrySink;
 use event::Event;

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::time::Duration;
 
 use rd_proto::tree::PATH_BYTES_MAX;
 
@@ -137,6 +138,11 @@ pub(crate) struct Plan<'a> {
     /// Only these paths of the only source.
     pub(crate) only: Option<Only>,
     pub(crate) destination: Spec,
+    /// Several hosts' places, which all get the same: each [`Spec::There`] on a host of its own, DST the first; else empty.
+    pub(crate) targets: Vec<Spec>,
+    /// How long one of several hosts may take nothing.
+    #[allow(dead_code, reason = "a copy to several hosts takes it, which is refused so far")]
+    pub(crate) stall: Duration,
     /// The destination must be a directory.
     pub(crate) directory: bool,
     /// The destination is never a directory to copy into.

@@ -1,0 +1,319 @@
+//! Where a copy goes: DST, `--to`, `--hosts`, and what does not go with several of them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::CopyArguments;
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::plan::Spec;
+use crate::job::targets::{HOSTS_MAX, each, expand_all, is_list, read, without_doubles};
+use crate::options::read_bounded;
+
+/// Bytes of a file of hosts.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// How long a program that knows hosts may take to name them.
+const PROGRAM_MAX: Duration = Duration::from_secs(20);
+
+/// What holds the nodes of an allocation, in the environment of what Slurm has started.
+const ALLOCATION_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+
+/// Options of copies to several hosts.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Several hosts")]
+pub struct TargetOptions {
+    /// Copy to HOST:PATH as well, or to each of a list such as 'gpu[01-08,12]:PATH'; may be repeated
+    #[arg(long, value_name = "HOST:PATH")]
+    to: Vec<OsString>,
+    /// Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell's
+    /// nodeset, and slurm stands for the nodes of the allocation
+    #[arg(long, value_name = "FILE|@GROUP|slurm")]
+    hosts: Option<OsString>,
+    /// Write the hosts that failed to FILE, for --hosts; if none did, FILE is removed
+    #[arg(long, value_name = "FILE", conflicts_with = "watch")]
+    pub(super) hosts_failed: Option<PathBuf>,
+    /// Pass over a host that has stood still for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) stall: u32,
+}
+
+impl TargetOptions {
+    /// `--hosts slurm`.
+    pub(super) fn is_allocation(&self) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts == "slurm")
+    }
+
+    /// DST and all others, each once, and how many were named again.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1.
+    pub(super) fn resolve(&self, destination: Spec) -> Result<(Vec<Spec>, usize), Failure> {
+        let usage = |reason: String| Failure::new(Exit::Usage, reason);
+        let mut targets = match &self.hosts {
+            None => each(destination).map_err(usage)?,
+            Some(hosts) => {
+                let Spec::Here(path) = &destination else {
+                    return Err(usage(
+                        "--hosts names the hosts, so DST is a path on each of them, without HOST:".to_owned(),
+                    ));
+                };
+                let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(hosts)));
+                hosts_named(hosts, path).map_err(named)?
+            }
+        };
+        for target in &self.to {
+            let named = |reason: String| usage(format!("--to {}: {reason}", escaped(target)));
+            match Spec::parse(target).map_err(named)? {
+                target @ Spec::There(..) => targets.extend(each(target).map_err(named)?),
+                _ => return Err(named("give HOST:PATH".to_owned())),
+            }
+            if targets.len() > HOSTS_MAX {
+                return Err(named(format!("a copy goes to {HOSTS_MAX} hosts at most")));
+            }
+        }
+        without_doubles(targets).map_err(usage)
+    }
+}
+
+/// Whether hosts are nodes of the allocation that this is run in, but for this one.
+pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool {
+    let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).unwrap_or_default();
+    let nodes =
+        if std::env::var_os("SLURM_JOB_ID").is_some() { expand_all(&list).unwrap_or_default() } else { Vec::new() };
+    let mut others = hosts.filter(|host| !host.is_empty()).peekable();
+    others.peek().is_some() && others.all(|host| nodes.iter().any(|node| node == host))
+}
+
+/// What `--hosts` names.
+fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spec>, String> {
+    let text = match hosts.as_bytes() {
+        b"slurm" => allocation()?,
+        [b'@', ..] => lines(&answer("nodeset", &["-e".as_ref(), hosts]).map_err(|none| match none {
+            None => {
+                "asking for a group takes nodeset, of ClusterShell, which is not installed here; name a FILE".to_owned()
+            }
+            Some(reason) => reason,
+        })?),
+        _ => read_bounded(hosts, FILE_BYTES_MAX)?,
+    };
+    read(&text, path)
+}
+
+/// The nodes of the allocation, one a line.
+fn allocation() -> Result<Vec<u8>, String> {
+    let list = ALLOCATION_VARIABLES.iter().find_map(std::env::var_os).filter(|list| !list.is_empty());
+    let list =
+        list.ok_or("this is no allocation of Slurm's (SLURM_JOB_NODELIST is not set); a file of that name is ./slurm")?;
+    match answer("scontrol", &["show".as_ref(), "hostnames".as_ref(), &list]) {
+        Ok(hosts) => Ok(lines(&hosts)),
+        // Its own lists are such as ours.
+        Err(None) => Ok(expand_all(&list)?.join(OsStr::new("\n")).as_bytes().to_vec()),
+        Err(Some(reason)) => Err(reason),
+    }
+}
+
+/// A word a line.
+fn lines(words: &[u8]) -> Vec<u8> {
+    words.iter().map(|byte| if byte.is_ascii_whitespace() { b'\n' } else { *byte }).collect()
+}
+
+/// What a program prints. An error of `None`: it is not installed.
+fn answer(program: &str, arguments: &[&OsStr]) -> Result<Vec<u8>, Option<String>> {
+    let failed = |reason: &str| Some(format!("{program}: {reason}"));
+    let started = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match started {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(None),
+        started => started.map_err(|error| failed(&error.to_string()))?,
+    };
+    let (output, errors) = (collected(child.stdout.take()), collected(child.stderr.take()));
+    let until = Instant::now() + PROGRAM_MAX;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            ended => {
+                let _ = child.kill();
+                let _ = child.wait();
+                let late = || format!("it has not answered within {} s", PROGRAM_MAX.as_secs());
+                return Err(failed(&ended.map_or_else(|error| error.to_string(), |_| late())));
+            }
+        }
+    };
+    // What it has started may hold its output open.
+    let rest = |until: Instant| until.saturating_duration_since(Instant::now());
+    let output = output.recv_timeout(rest(until)).unwrap_or_default();
+    if status.success() {
+        return Ok(output);
+    }
+    let errors = errors.recv_timeout(rest(until)).unwrap_or_default();
+    let text = String::from_utf8_lossy(&errors);
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(|line| escaped(line.as_ref()));
+    Err(failed(&line.unwrap_or_else(|| status.to_string())))
+}
+
+/// All of a pipe up to a bound, read in a thread.
+fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiver<Vec<u8>> {
+    let (give, taken) = flume::bounded(1);
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(pipe) = pipe {
+            let _ = std::io::Read::read_to_end(&mut std::io::Read::take(pipe, FILE_BYTES_MAX), &mut bytes);
+        }
+        let _ = give.send(bytes);
+    });
+    taken
+}
+
+/// What does not go with several targets: whether it is asked for, and what to do.
+type Refusal = (fn(&CopyArguments) -> bool, &'static str);
+
+const REFUSED: &[Refusal] = &[
+    (
+        |it| it.tree.sync,
+        "--sync compares with one host at a time: name one, or leave --sync out, and all is copied anew",
+    ),
+    (|it| it.tree.itemize_changes, "--itemize-changes tells of one host at a time: name one"),
+    (|it| it.tree.in_place, "--in-place writes at one host at a time: name one, or leave it out"),
+    (|it| it.tree.append_verify, "--append-verify goes on with files of one host: name one"),
+    (
+        |it| it.manifest.is_some() || it.manifest_b3sum.is_some(),
+        "a manifest is of one copy: name one host; --check compares others with it",
+    ),
+    (|it| it.hosts.relay, "--relay sends all data through this host, once for each: name one host, or leave it out"),
+];
+
+/// Refuses a second use of standard input, before it is read for `--hosts`.
+///
+/// # Errors
+///
+/// Exit 1.
+pub(super) fn check_input(arguments: &CopyArguments, sources: &[Spec]) -> Result<(), Failure> {
+    let is_standard = |name: &OsString| name == "-";
+    let reads_hosts = arguments.targets.hosts.as_ref().is_some_and(is_standard);
+    let reads_files = arguments.files_from.as_ref().is_some_and(is_standard);
+    if reads_hosts && (reads_files || sources.contains(&Spec::Standard)) {
+        let line = "standard input (-) is either the list of --hosts or something else";
+        return Err(Failure::new(Exit::Usage, line));
+    }
+    Ok(())
+}
+
+/// Refuses what does not go with so many targets, before any host is bothered.
+///
+/// # Errors
+///
+/// Exit 1.
+pub(super) fn check(arguments: &CopyArguments, sources: &[Spec], targets: &[Spec]) -> Result<(), Failure> {
+    let refuse = |line: String| Err(Failure::new(Exit::Usage, line));
+    if let Some(source) = sources.iter().find(|source| is_list(source.host())) {
+        return refuse(format!("{} is a list of hosts, which only DST and --to can be", escaped(source.host())));
+    }
+    if targets.len() < 2 {
+        return Ok(());
+    }
+    let to = format!("with {} hosts", targets.len());
+    if let Some(local) = targets.iter().find(|target| !matches!(target, Spec::There(..))) {
+        let local = escaped(local.path());
+        return refuse(format!("{to}, each is HOST:PATH, which {local} is not; the last argument is one of them"));
+    }
+    if sources.contains(&Spec::Standard) {
+        return refuse(format!("{to}: standard input (-) can be read once: copy a file, or name one host"));
+    }
+    match REFUSED.iter().find(|(is_asked, _)| is_asked(arguments)) {
+        Some((_, instead)) => refuse(format!("{to}: {instead}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn parsed(words: &[&str]) -> CopyArguments {
+        CopyArguments::try_parse_from([&["rdcp", "a", "h1:b"], words].concat()).expect("options")
+    }
+
+    fn resolved(destination: &str, words: &[&str]) -> Result<(Vec<String>, usize), String> {
+        let destination = Spec::parse(destination.as_ref()).expect("a destination");
+        let (targets, again) = parsed(words).targets.resolve(destination).map_err(|failure| {
+            assert_eq!(failure.exit, Exit::Usage);
+            failure.message.expect("a line")
+        })?;
+        let shown = |target: &Spec| format!("{}:{}", target.host().display(), target.path().display());
+        Ok((targets.iter().map(shown).collect(), again))
+    }
+
+    #[test]
+    fn dst_comes_first_and_each_host_once() {
+        let (targets, again) = resolved("g[1-2]:m", &["--to", "g2:m", "--to", "[fd00::1]:x"]).expect("targets");
+        assert_eq!((&targets[..], again), (&["g1:m", "g2:m", "fd00::1:x"].map(str::to_owned)[..], 1));
+        for (to, word) in [("x", "HOST:PATH"), ("-", "HOST:PATH"), ("g1:y", "two paths"), ("n[2-1]:x", "smaller")] {
+            let line = resolved("g1:m", &["--to", to]).expect_err(to);
+            assert!(line.contains(word), "{line}");
+        }
+    }
+
+    #[test]
+    fn hosts_of_a_file_have_dst_as_their_path() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = scratch.path().join("hosts");
+        std::fs::write(&file, "a # 1\nb\na\n").expect("written");
+        let file = file.to_str().expect("UTF-8");
+        let (targets, again) = resolved("/m", &["--hosts", file, "--to", "c:x"]).expect("targets");
+        assert_eq!((&targets[..], again), (&["a:/m", "b:/m", "c:x"].map(str::to_owned)[..], 1));
+        assert!(resolved("h:/m", &["--hosts", file]).is_err_and(|line| line.contains("without HOST:")));
+        assert!(resolved("-", &["--hosts", file]).is_err());
+        let none = resolved("/m", &["--hosts", "/no/such/file"]).expect_err("no file");
+        assert!(none.starts_with("--hosts /no/such/file: "), "{none}");
+    }
+
+    #[test]
+    fn each_refusal_is_one_line_and_only_for_several() {
+        let targets = ["h1:b", "h2:b"].map(|text| Spec::parse(text.as_ref()).expect(text));
+        let sources = [Spec::Here("a".into())];
+        for words in [
+            &["--sync"][..],
+            &["--itemize-changes"],
+            &["--in-place"],
+            &["--append-verify"],
+            &["-r", "--manifest", "m"],
+            &["-r", "--manifest-b3sum", "m"],
+            &["--relay"],
+        ] {
+            let arguments = parsed(words);
+            let line = check(&arguments, &sources, &targets).expect_err("refused").message.expect("a line");
+            assert!(line.starts_with("with 2 hosts: ") && !line.contains('\n'), "{line}");
+            assert!(check(&arguments, &sources, &targets[..1]).is_ok(), "{words:?}");
+        }
+        let plain = parsed(&[]);
+        assert!(check(&plain, &sources, &targets).is_ok());
+        assert!(check(&plain, &[Spec::Standard], &targets).is_err());
+        assert!(check(&plain, &sources, &[targets[0].clone(), sources[0].clone()]).is_err());
+        let listed = Spec::There("g[1-2]".into(), "a".into());
+        assert!(check(&plain, &[listed], &targets[..1]).is_err());
+        let listed = parsed(&["--hosts", "-"]);
+        assert!(check_input(&listed, &[Spec::Standard]).is_err() && check_input(&listed, &sources).is_ok());
+    }
+
+    #[test]
+    fn a_program_answers_or_says_why_not() {
+        let sh = |script: &str| answer("sh", &["-c".as_ref(), script.as_ref()]);
+        assert_eq!(sh("echo a b; echo c"), Ok(b"a b\nc\n".to_vec()));
+        assert_eq!(lines(b"a b\nc\n"), b"a\nb\nc\n");
+        assert_eq!(sh("echo one >&2; echo two >&2; exit 3"), Err(Some("sh: two".to_owned())));
+        assert_eq!(answer("no-such-program-here", &[]), Err(None));
+    }
+}

@@ -1,0 +1,162 @@
+//! `--hosts-failed FILE`: the hosts that a copy did not succeed on, for `--hosts` of the next one.
+//!
+//! The file is made without its name before anything is copied, so that it cannot be missing in the end, and gets the name
+//! when some host has failed. When none has, what is there of an earlier copy goes: it would be taken for this one's. A
+//! command that is killed leaves what was there.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::line_of;
+use crate::fault::{Exit, Failure, escaped, os};
+use crate::fs::partial::{self, remove_named};
+use crate::fs::{PARTIAL, directory_of, name_beside, umask};
+use crate::job::plan::Spec;
+
+/// How long to wait for another process that writes to the same file.
+const HELD_MAX: Duration = Duration::from_secs(6);
+
+/// The file, before it is known whether there will be one.
+pub(crate) struct FailedHosts {
+    path: PathBuf,
+    directory: File,
+    beside: String,
+    file: OwnedFd,
+}
+
+impl FailedHosts {
+    /// # Errors
+    ///
+    /// Exit 1 where no file can be made there.
+    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
+        // A link keeps leading to it.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let failed = |error: &io::Error| cannot_write(Exit::Usage, &path, error);
+        let name = path.file_name().filter(|_| !path.exists() || path.is_file());
+        let name = name.ok_or_else(|| failed(&io::Error::other("it is no regular file")))?;
+        let directory = File::open(directory_of(&path)).map_err(|error| failed(&error))?;
+        let beside = name_beside(name.as_bytes(), PARTIAL);
+        let (file, _) =
+            partial::patiently(Instant::now() + HELD_MAX, || false, || partial::open(&directory, &beside, false))
+                .map_err(|blocked| failed(&blocked.error.into()))?;
+        Ok(Self { path, directory, beside, file })
+    }
+
+    /// Writes down who has failed of all targets, and why; with none of them there is no file.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6.
+    pub(crate) fn finish(self, targets: &[Spec], failed: &[(&Spec, &str)]) -> Result<(), Failure> {
+        let written = match failed {
+            [] => match std::fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+            failed => self.publish(&text(targets, failed)),
+        };
+        written.map_err(|error| cannot_write(Exit::Destination, &self.path, &error))
+    }
+
+    fn publish(&self, text: &[u8]) -> io::Result<()> {
+        let mut file = File::from(self.file.try_clone()?);
+        file.write_all(text)?;
+        file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
+        file.sync_all()?;
+        partial::publish(&self.directory, &*self.beside, &self.file, self.path.file_name().unwrap_or_default())?;
+        Ok(())
+    }
+}
+
+impl Drop for FailedHosts {
+    fn drop(&mut self) {
+        // Published, it has another name.
+        remove_named(&self.directory, &*self.beside, &self.file);
+    }
+}
+
+fn cannot_write(exit: Exit, path: &Path, error: &io::Error) -> Failure {
+    let reason = rustix::io::Errno::from_io_error(error).map_or_else(|| error.to_string(), os);
+    Failure::new(exit, format!("--hosts-failed {}: {reason}", escaped(path.as_os_str())))
+}
+
+/// A comment with the cause, then the host; its path as well, where targets differ in that.
+fn text(targets: &[Spec], failed: &[(&Spec, &str)]) -> Vec<u8> {
+    let first = targets.first().map(Spec::path);
+    let path = first.filter(|path| targets.iter().all(|target| target.path() == *path));
+    let mut text = Vec::new();
+    for (target, cause) in failed {
+        let host = escaped(target.host());
+        let cause = escaped(cause.as_ref());
+        match line_of(target, path) {
+            Some(line) => {
+                text.extend(format!("# {cause}\n").into_bytes());
+                text.extend(line);
+            }
+            None => text.extend(format!("# {host}, whose path no line can name: {cause}").into_bytes()),
+        }
+        text.push(b'\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read;
+    use super::*;
+
+    fn there(host: &str, path: &str) -> Spec {
+        Spec::There(host.into(), path.into())
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_goes_when_nobody_failed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let path = scratch.path().join("failed");
+        let names = || scratch.path().read_dir().expect("its entries").count();
+        let targets = [there("u@a", "/x"), there("fd00::1", "/x"), there("b", "/x"), there("c", "/x")];
+        FailedHosts::open(&path).expect("made").finish(&targets, &[]).expect("nothing to write");
+        assert_eq!(names(), 0);
+        let failed = [(&targets[0], "no route\nto it"), (&targets[1], "the disk is full")];
+        FailedHosts::open(&path).expect("made").finish(&targets, &failed).expect("written");
+        let text = std::fs::read(&path).expect("the file");
+        assert_eq!(text.escape_ascii().to_string(), r"# no route\\nto it\nu@a\n# the disk is full\n[fd00::1]\n");
+        assert_eq!(read(&text, "/x".as_ref()), Ok(targets[..2].to_vec()));
+        // One that is dropped changes nothing.
+        drop(FailedHosts::open(&path).expect("made"));
+        assert_eq!((std::fs::read(&path).expect("still there"), names()), (text, 1));
+        FailedHosts::open(&path).expect("made").finish(&targets, &[]).expect("removed");
+        assert_eq!(names(), 0);
+    }
+
+    #[test]
+    fn paths_that_differ_are_written_down() {
+        let targets =
+            [there("a", "/x y"), there("fd00::1", "~/z"), there("c", "/a #b"), there("d", "7"), there("e", "")];
+        let failed: Vec<_> = targets.iter().map(|target| (target, "lost")).collect();
+        let text = text(&targets, &failed);
+        let shown = text.escape_ascii().to_string();
+        assert!(shown.contains("# c, whose path no line can name: lost") && shown.contains("# d, whose"), "{shown}");
+        assert_eq!(read(&text, "/other".as_ref()), Ok([&targets[..2], &targets[4..]].concat()));
+    }
+
+    #[test]
+    fn a_link_is_followed_and_what_is_no_file_refused() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (path, link) = (scratch.path().join("failed"), scratch.path().join("link"));
+        std::fs::write(&path, "old\n").expect("written");
+        std::os::unix::fs::symlink("failed", &link).expect("a link");
+        let targets = [there("a", "/x"), there("b", "/x")];
+        FailedHosts::open(&link).expect("made").finish(&targets, &[(&targets[1], "lost")]).expect("written");
+        assert!(link.is_symlink() && std::fs::read(&path).expect("the file") == b"# lost\nb\n");
+        for none in ["/dev/null", "/", "/no/such/directory/file"] {
+            let failure = FailedHosts::open(Path::new(none)).err().expect("refused");
+            assert_eq!(failure.exit, Exit::Usage, "{none}");
+        }
+    }
+}

@@ -1,12 +1,11 @@
 //! The options that concern both ends: parsed from the command line, sent whole to the ends, and asked where they matter.
 
-use std::ffi::{OsStr, OsString};
-use std::io::Read;
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Encode};
 use rd_proto::control::{Encrypt, Policy};
@@ -16,9 +15,12 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 mod chmod;
 mod generations;
+mod rules;
 
 pub use chmod::Chmod;
 pub use generations::{Generations, LATEST, Session};
+pub(crate) use rules::read_bounded;
+pub use rules::{Rule, Rules};
 
 /// The default size of the pool, in bytes.
 pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
@@ -189,151 +191,6 @@ impl TransferOptions {
     }
 }
 
-/// A pattern that excludes entries, or includes them again.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Rule {
-    /// As rsync has it.
-    #[n(0)]
-    pub pattern: ByteVec,
-    /// What matches is not excluded.
-    #[n(1)]
-    pub is_include: bool,
-}
-
-/// `--exclude` and `--include`, also from files, in the order of the command line: the first that matches decides.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[cbor(transparent)]
-pub struct Rules(#[n(0)] pub Vec<Rule>);
-
-/// An option that gives rules.
-struct RuleOption {
-    name: &'static str,
-    is_include: bool,
-    is_file: bool,
-    help: &'static str,
-}
-
-const RULE_OPTIONS: [RuleOption; 4] = [
-    RuleOption {
-        name: "exclude",
-        is_include: false,
-        is_file: false,
-        help: "Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the \
-            first that matches decides",
-    },
-    RuleOption {
-        name: "include",
-        is_include: true,
-        is_file: false,
-        help: "Include what matches PATTERN, although an --exclude behind it does",
-    },
-    RuleOption {
-        name: "exclude-from",
-        is_include: false,
-        is_file: true,
-        help: "Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are \
-            skipped, those that begin with \"+ \" include, and a line with ! drops all patterns before it",
-    },
-    RuleOption {
-        name: "include-from",
-        is_include: true,
-        is_file: true,
-        help: "Include what matches a line of FILE, or of standard input (-); those that begin with \"- \" exclude",
-    },
-];
-
-/// Bytes of a file of patterns. Fewer fit into what is sent.
-const RULES_FILE_BYTES_MAX: u64 = 1 << 20;
-
-impl Args for Rules {
-    fn augment_args(command: Command) -> Command {
-        RULE_OPTIONS.iter().fold(command, |command, option| {
-            let parser = clap::value_parser!(OsString);
-            command.arg(
-                Arg::new(option.name)
-                    .long(option.name)
-                    .value_name(if option.is_file { "FILE" } else { "PATTERN" })
-                    .action(ArgAction::Append)
-                    .value_parser(parser)
-                    .help(option.help),
-            )
-        })
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Rules {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut rules = Self::default();
-        rules.update_from_arg_matches(matches)?;
-        Ok(rules)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        let mut all = Vec::new();
-        for option in &RULE_OPTIONS {
-            let places = matches.indices_of(option.name).into_iter().flatten();
-            let values = matches.get_many::<OsString>(option.name).into_iter().flatten();
-            all.extend(places.zip(values).map(|(place, value)| (place, option, value.clone())));
-        }
-        all.sort_by_key(|(place, ..)| *place);
-        for (_, option, value) in all {
-            if option.is_file {
-                read_rules(&mut self.0, &value, option.is_include).map_err(|reason| {
-                    let line = format!("--{} {}: {reason}\n", option.name, value.as_bytes().escape_ascii());
-                    clap::Error::raw(clap::error::ErrorKind::ValueValidation, line)
-                })?;
-            } else {
-                add_rule(&mut self.0, value.as_bytes(), option.is_include);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Adds the rules in a file, as rsync reads one.
-fn read_rules(rules: &mut Vec<Rule>, file: &OsStr, is_include: bool) -> Result<(), String> {
-    let text = read_bounded(file, RULES_FILE_BYTES_MAX)?;
-    add_lines_of_rules(rules, &text, is_include);
-    Ok(())
-}
-
-/// A file of the command line, or standard input (`-`).
-///
-/// # Errors
-///
-/// It cannot be read, or is longer.
-pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, String> {
-    let mut text = Vec::new();
-    let read = match file.as_bytes() {
-        b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
-        _ => std::fs::File::open(file).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut text)),
-    };
-    read.map_err(|error| error.to_string())?;
-    let is_whole = text.len() as u64 <= bytes_max;
-    if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
-}
-
-fn add_lines_of_rules(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
-    let lines = text.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with(b"#") && !line.starts_with(b";"));
-    lines.for_each(|line| add_rule(rules, line, is_include));
-}
-
-/// Adds one, which may say itself what it does, as with rsync: `+ PATTERN`, `- PATTERN`, `!` for none so far.
-fn add_rule(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
-    let (pattern, is_include) = match text {
-        b"!" => return rules.clear(),
-        [b'+', b' ', rest @ ..] => (rest, true),
-        [b'-', b' ', rest @ ..] => (rest, false),
-        text => (text, is_include),
-    };
-    rules.push(Rule { pattern: pattern.to_vec().into(), is_include });
-}
-
 /// `--verify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Encode, Decode)]
 #[cbor(index_only)]
@@ -449,6 +306,20 @@ pub struct TreeOptions {
     #[arg(long)]
     #[n(21)]
     pub checksum: bool,
+    /// With --checksum, keep the digests of what was read in FILE, an absolute path at both ends, so that files that have not
+    /// changed since are not read again [default FILE: ~/.cache/rdma-pipe/digests]
+    // Empty: the default.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        value_parser = absolute_path(),
+        requires = "checksum"
+    )]
+    #[n(63)]
+    pub digest_cache: Option<ByteVec>,
     /// Take times that differ by at most so many seconds for the same, as on FAT and some servers
     #[arg(long, value_name = "SECONDS", default_value_t = 0, requires = "sync")]
     #[n(22)]
@@ -457,7 +328,8 @@ pub struct TreeOptions {
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(23)]
     pub delete: bool,
-    /// Delete at the end instead, and only if everything was copied
+    /// Delete at the end instead, and only if everything was copied; not where several hosts have SRC, nor with a list that is
+    /// too long for one session
     #[arg(long, requires = "sync", group = "deletes")]
     #[n(58)]
     pub delete_after: bool,
@@ -497,6 +369,14 @@ pub struct TreeOptions {
     #[arg(skip)]
     #[n(31)]
     pub dry_run: bool,
+    /// Without `--sync`, where something is at the destination: what digests prove to be there is not sent.
+    #[arg(skip)]
+    #[n(62)]
+    pub compares: bool,
+    /// The receiving end counts what `--stats` tells.
+    #[arg(skip)]
+    #[n(61)]
+    pub stats: bool,
     /// The receiving end tells of each entry with the digest of its contents: `--manifest`, `--manifest-b3sum`.
     #[arg(skip)]
     #[n(60)]
@@ -534,6 +414,7 @@ impl Default for TreeOptions {
             verify: None,
             sync: false,
             checksum: false,
+            digest_cache: None,
             modify_window: 0,
             delete: false,
             delete_excluded: false,
@@ -545,6 +426,8 @@ impl Default for TreeOptions {
             generations: Generations::default(),
             itemize_changes: false,
             dry_run: false,
+            stats: false,
+            compares: false,
             manifest: false,
             delete_after: false,
             backup_dir: None,
@@ -564,6 +447,18 @@ impl Default for TreeOptions {
 }
 
 impl TreeOptions {
+    /// Files may be listed before their contents are sent.
+    pub fn lists(&self) -> bool {
+        self.sync || self.compares
+    }
+
+    /// Whether a copy over an earlier one means the same where what is there already is left, but for its metadata: it has
+    /// the time of the source, is not said to be on the disk, and is made anew in any case.
+    pub fn may_compare(&self) -> bool {
+        let is_plain = !self.sync && self.recursive && !self.in_place && !self.append_verify;
+        is_plain && self.times && !self.syncs()
+    }
+
     /// ACLs are preserved: they are a part of the mode.
     pub fn acls(&self) -> bool {
         self.mode && self.xattrs
@@ -585,6 +480,15 @@ fn path_parser() -> impl TypedValueParser<Value = ByteVec> {
     OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
         b"" => Err("a path is needed"),
         path if path.len() > PATH_BYTES_MAX => Err("the path is too long"),
+        path => Ok(ByteVec::from(path.to_vec())),
+    })
+}
+
+/// A path that means the same at both ends, or none.
+fn absolute_path() -> impl TypedValueParser<Value = ByteVec> {
+    OsStringValueParser::new().try_map(|text: OsString| match text.as_bytes() {
+        path if path.len() > PATH_BYTES_MAX => Err("the path is too long"),
+        path if !path.is_empty() && !path.starts_with(b"/") => Err("give an absolute path: it is used at both ends"),
         path => Ok(ByteVec::from(path.to_vec())),
     })
 }
@@ -655,20 +559,6 @@ const _: () = assert!(BUFFER_BYTES_DEFAULT < 64 << 20, "the default pool stays u
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_of_files_are_rules() {
-        let text = b"dropped\n!\n# a comment\n; another\n\n*.o\n+ keep.o\n- /top\r\n#\n a\nlast";
-        let shown = |is_include| -> Vec<(String, bool)> {
-            let mut rules = Vec::new();
-            add_lines_of_rules(&mut rules, text, is_include);
-            rules.into_iter().map(|rule| (rule.pattern.escape_ascii().to_string(), rule.is_include)).collect()
-        };
-        for own in [false, true] {
-            let expected = [("*.o", own), ("keep.o", true), ("/top", false), (" a", own), ("last", own)];
-            assert_eq!(shown(own), expected.map(|(text, is_include)| (text.to_owned(), is_include)));
-        }
-    }
 
     #[test]
     fn sizes_have_units() {

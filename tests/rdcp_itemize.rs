@@ -106,6 +106,55 @@ fn names_of_one_file() {
     }
 }
 
+/// What `-n` says of a generation is what the run after it says and does.
+#[test]
+fn a_generation_is_foreseen() {
+    for (from, to) in WAYS {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("source/below")).expect("directories");
+        for name in ["same", "touched", "changed", "below/same", "gone"] {
+            fs::write(lab.join("source").join(name), vec![b'1'; 200_000]).expect("a file");
+        }
+        let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+        let run = |options: &[&str], destination: &str| {
+            let mut command = lab.command(rdcp(), "rsh", AGENT);
+            command.args(["-r", "--sync", "--itemize-changes"]).args(options);
+            command.args([path(from, "source/"), path(to, destination)]);
+            let mut process = Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+            let mut text = String::new();
+            process.stdout().read_to_string(&mut text).expect("text");
+            process.wait().expect(0);
+            let mut lines: Vec<String> = text.lines().map(|line| line.replacen('<', ">", 1)).collect();
+            lines.sort_unstable();
+            lines
+        };
+        let first = run(&["-n", "--snapshot=one"], "all");
+        assert!(!lab.join("all").exists());
+        assert_eq!(run(&["--snapshot=one"], "all"), first, "{from} {to}");
+        fs::write(lab.join("source/changed"), vec![b'2'; 200_000]).expect("a file");
+        fs::remove_file(lab.join("source/gone")).expect("it");
+        let set = |name: &str, mode| {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(lab.join("source").join(name), fs::Permissions::from_mode(mode)).expect("ours");
+        };
+        set("touched", 0o640);
+        for (number, checksum) in [&[][..], &["--checksum"]].into_iter().enumerate() {
+            let generation = format!("--snapshot=two{number}");
+            let foreseen = run(&[checksum, &["-n", &generation]].concat(), "all");
+            assert!(!lab.join(&format!("all/two{number}")).exists());
+            assert!(
+                foreseen.iter().any(|line| line.starts_with("cf") && line.ends_with("touched")) || number > 0,
+                "{foreseen:?}"
+            );
+            assert_eq!(run(&[checksum, &[&generation]].concat(), "all"), foreseen, "{from} {to} {checksum:?}");
+            let link = format!("--link-dest=../all/two{number}");
+            let foreseen = run(&[checksum, &["-n", &link]].concat(), &format!("linked{number}"));
+            assert!(!lab.join(&format!("linked{number}")).exists());
+            assert_eq!(run(&[checksum, &[&link]].concat(), &format!("linked{number}")), foreseen, "{from} {to}");
+        }
+    }
+}
+
 #[test]
 fn what_it_cannot_be_with() {
     let lab = Lab::new();

@@ -114,6 +114,39 @@ fn a_directory_that_cannot_be_read_is_no_part_of_a_copy() {
     }
 }
 
+/// Who may not read a directory of theirs any more may still delete in it, at the end as when it is left.
+#[test]
+fn what_may_not_be_read_is_deleted_in() {
+    let line = if rustix::process::geteuid().is_root() { AS_NOBODY } else { PLAIN };
+    for option in ["--delete", "--delete-after"] {
+        for (number, to) in ["", "h"].into_iter().enumerate() {
+            let lab = Lab::new();
+            fs::create_dir_all(lab.join("src/closed")).expect("directories");
+            lab.0.file("src/closed/kept", b"1");
+            fs::write(lab.join("src/closed/gone"), b"2").expect("a file");
+            for name in ["src", "src/closed"] {
+                fs::set_permissions(lab.join(name), fs::Permissions::from_mode(0o755)).expect("ours");
+            }
+            let copy = |options: &[&str]| {
+                let options = ["-r", "--sync"].iter().chain(options).map(OsString::from);
+                let paths = [OsString::from("src/"), side(&lab, to, &format!("dst{number}"))];
+                rdcp(&lab, line, &options.chain(paths).collect::<Vec<_>>())
+            };
+            copy(&[]).expect(0);
+            fs::remove_file(lab.join("src/closed/gone")).expect("ours");
+            copy(&[option, "--chmod=D300"]).expect(0);
+            let closed = lab.join(&format!("dst{number}/closed"));
+            let mode = fs::metadata(&closed).expect("it").permissions().mode() & 0o777;
+            assert_eq!((mode, closed.join("gone").exists()), (0o300, false), "{option} {to}");
+            holds(&closed.join("kept"), b"1");
+            // Or the laboratory could not be removed.
+            for path in [&closed, &lab.join(&format!("dst{number}"))] {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("root, or ours");
+            }
+        }
+    }
+}
+
 /// What stops a copy is the whole failure, and no entry's besides.
 #[test]
 fn a_full_disk_is_told_once() {

@@ -15,6 +15,7 @@ complete -c rdcp -l include-from -d 'Include what matches a line of FILE, or of 
 complete -c rdcp -l chmod -d 'Change the modes of copies, such as D755,F644 or u+rwX,go-w; may be repeated' -r
 complete -c rdcp -l chown -d 'Give all copies this owner, group, or both, which only root can' -r
 complete -c rdcp -l verify -d 'Read all data back from the disk and compare it before its file appears; not for copies within one host' -r -f -a "disk\t'What the disk has stored'"
+complete -c rdcp -l digest-cache -d 'With --checksum, keep the digests of what was read in FILE, an absolute path at both ends, so that files that have not changed since are not read again [default FILE: ~/.cache/rdma-pipe/digests]' -r
 complete -c rdcp -l modify-window -d 'Take times that differ by at most so many seconds for the same, as on FAT and some servers' -r
 complete -c rdcp -l max-delete -d 'Delete at most N entries' -r
 complete -c rdcp -l link-dest -d 'Hard-link files that are unchanged in DIR, an earlier copy; a relative DIR begins at DST; may be repeated' -r
@@ -57,6 +58,9 @@ complete -c rdcp -s b -l backup -d 'Said by --backup-dir DIR already'
 complete -c rdcp -s 0 -l from0 -d 'A zero byte, not a line end, ends each path in FILE'
 complete -c rdcp -s n -l dry-run -d 'Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does'
 complete -c rdcp -l watch -d 'Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is waited for'
+complete -c rdcp -l stats -d 'Print at the end what the copy came to, in the lines of rsync\'s --stats'
+complete -c rdcp -l human-readable -d 'Shorten the numbers of --stats: 1.23M, in powers of 1000; elsewhere they are anyway'
+complete -c rdcp -l no-human-readable -d 'Write the numbers of --stats without commas'
 complete -c rdcp -s r -l recursive -d 'Copy directories with everything in them'
 complete -c rdcp -l no-mode -d 'Give copies the mode and ACL of new files instead of their source\'s'
 complete -c rdcp -l no-owner -d 'Do not preserve owner and group, which only root can'
@@ -78,7 +82,7 @@ complete -c rdcp -l fsync -d 'Flush each file, then its directory, to stable sto
 complete -c rdcp -l sync -d 'Copy only what differs from what is there: files by size and time of last modification'
 complete -c rdcp -l checksum -d 'With --sync, compare files by contents, not by size and time'
 complete -c rdcp -l delete -d 'Delete what is not at the source, in each directory after all that comes into it has been copied'
-complete -c rdcp -l delete-after -d 'Delete at the end instead, and only if everything was copied'
+complete -c rdcp -l delete-after -d 'Delete at the end instead, and only if everything was copied; not where several hosts have SRC, nor with a list that is too long for one session'
 complete -c rdcp -l delete-excluded -d 'Delete excluded entries as well'
 complete -c rdcp -l force-empty -d 'Delete also where the source directory is empty, which may be a disk that is not mounted'
 complete -c rdcp -l existing -d 'Make nothing that is not there; only bring up to date what is'

@@ -195,6 +195,7 @@ fn plain(settings: TreeOptions) -> TreeOptions {
         ignore_existing: false,
         update: false,
         append_verify: false,
+        compares: false,
         dry_run: false,
         ..settings
     }

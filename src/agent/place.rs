@@ -7,12 +7,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rd_proto::control::IoFact;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
 use crate::control::frames::{Fault, Found, Kind, Place, Placed};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
-use crate::fs::{io_fact, plain_fact, std_fact};
+use crate::fs::{io_fact, partial, plain_fact, std_fact};
 use crate::options::{LATEST, TreeOptions};
 
 /// The name by which a directory is merged into the one that it comes to lie in.
@@ -131,7 +132,18 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
         Err(error) => return Err(unwritable(&path, &error)),
     };
     check_targets(asked, &placed)?;
-    Ok(placed)
+    let is_there =
+        asked.sources.iter().any(|source| source.kind == Kind::Directory && has_entries(&target(&placed, source)));
+    Ok(Placed { is_there, ..placed })
+}
+
+/// Whether something is in a directory. It is looked at without leaving a trace, or not at all: then there may be.
+fn has_entries(path: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
+    match openat(CWD, path, flags, Mode::empty()) {
+        Ok(directory) => partial::for_each(directory, |_| Err(Errno::EXIST)).is_err(),
+        Err(error) => error == Errno::PERM,
+    }
 }
 
 /// # Errors
@@ -219,7 +231,7 @@ fn merged(path: &Path, asked: &Place) -> Placed {
     // The way by which it was named would hide that a directory is to come into itself.
     let real = std::fs::canonicalize(path).ok().filter(|_| asked.sources.iter().any(is_contents));
     let as_name = matches!(&asked.sources[..], [source] if is_contents(source)).then(|| ITSELF.to_vec());
-    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, is_special: false, is_block: false }
+    Placed { directory: bytes(&real.unwrap_or_else(|| path.to_owned())), as_name, ..Placed::default() }
 }
 
 /// A path as a directory and a name in it.
@@ -228,10 +240,10 @@ fn named(path: &Path) -> Placed {
     let text = bytes(path);
     let cut = text.iter().rposition(|&byte| byte != b'/').map_or(0, |end| end + 1).saturating_sub(name.len());
     if name.is_empty() {
-        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), is_special: false, is_block: false };
+        return Placed { directory: text, as_name: Some(ITSELF.to_vec()), ..Placed::default() };
     }
     let directory = if cut == 0 { b".".to_vec() } else { text[..cut].to_vec() };
-    Placed { directory, as_name: Some(name), is_special: false, is_block: false }
+    Placed { directory, as_name: Some(name), ..Placed::default() }
 }
 
 fn bytes(path: &Path) -> Vec<u8> {

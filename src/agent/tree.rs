@@ -64,6 +64,7 @@ pub(crate) fn progress(progress: &Progress) -> TreeProgress {
         found_directories: found.directories,
         found_bytes: found.bytes,
         has_found_all,
+        may_send_more: progress.may_send_more(),
         name: end_of(progress.name(), PROGRESS_NAME_BYTES_MAX),
     }
 }
@@ -129,12 +130,14 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
         report.data_bytes = sent.bytes;
         report.kept_bytes = sent.kept_bytes;
         report.size_bytes = sent.size_bytes;
+        report.stats.found = sent.found;
         report.failed = sent.failed;
         report.failed_there = summary.counters.unmade;
     }
     if let Some(received) = &summary.received_tree {
         report.entries = received.files + received.directories + received.others + received.same;
         report.same = received.same;
+        report.stats = report.stats.plus(received.stats);
         report.deleted = received.deleted;
         report.moved = received.moved;
         report.directories = received.directories;
@@ -152,7 +155,8 @@ pub(crate) fn tell_failed(summary: &Summary, emit: &Emit) {
     let received = summary.received_tree.iter();
     let received = received.flat_map(|received| received.failures.iter().map(Fault::unwritable));
     tell(sent.chain(received), emit);
-    for fact in summary.received_tree.iter().flat_map(|received| &received.without) {
+    let sent = summary.sent_tree.iter().flat_map(|sent| sent.without.iter());
+    for fact in sent.chain(summary.received_tree.iter().flat_map(|received| &received.without)) {
         let path = Path::new(OsStr::from_bytes(&fact.path)).display();
         emit(Message::Say(match fact.errno {
             0 => format!("{path} {}", String::from_utf8_lossy(&fact.detail)),

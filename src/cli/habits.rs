@@ -166,14 +166,12 @@ const WORDS: &[(&str, Here)] = &[
     ("--whole-file", Here::Kept),
     ("--partial", Here::Kept),
     ("--ignore-times", Here::Kept),
-    ("--human-readable", Here::Kept),
     ("--secluded-args", Here::Kept),
     ("--protect-args", Here::Kept),
     ("--inplace", Here::Means(&["--in-place"])),
     ("--no-perms", Here::Means(&["--no-mode"])),
     ("--no-links", Here::Means(&["--no-symlinks"])),
     ("--no-D", Here::Means(&["--no-specials"])),
-    ("--stats", Here::Means(&["--verbose"])),
     ("--info=progress2", Here::Means(&["--progress"])),
     ("--no-whole-file", Here::Kept),
     ("--delay-updates", Here::Kept),
@@ -199,6 +197,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--delete-delay", Here::Means(&["--delete"])),
     ("--filter=", Here::Refused("use --exclude and --include")),
     ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
+    ("--no-implied-dirs", Here::Refused("the directories that lead to what is listed get their metadata as well")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
 ];
 
@@ -319,7 +318,7 @@ fn cluster(
             Some(Here::Own) if byte == b'R' => done.is_relative = true,
             Some(Here::Own) if byte == b'h' && letters.len() > 1 => {
                 let letters = String::from_utf8_lossy(letters);
-                let instead = "-h is help; rsync's is --human-readable, which rdcp does anyway: leave it out";
+                let instead = "-h is help; rsync's is --human-readable, as most sizes are anyway: leave it out";
                 return Err(format!("-{letters}: {instead}"));
             }
             Some(Here::Own) => done.words.push(short),

@@ -16,7 +16,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, reported};
+use super::report::{Console, Digits, reported, stats};
 use super::watch;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
@@ -101,6 +101,15 @@ pub struct CopyArguments {
     /// Write the BLAKE3 of each file of the copy to FILE, for b3sum --check in its directory
     #[arg(long, value_name = "FILE", requires = "recursive", conflicts_with_all = ["dry_run", "check"])]
     manifest_b3sum: Option<OsString>,
+    /// Print at the end what the copy came to, in the lines of rsync's --stats
+    #[arg(long, overrides_with = "stats", help_heading = "Output")]
+    stats: bool,
+    /// Shorten the numbers of --stats: 1.23M, in powers of 1000; elsewhere they are anyway
+    #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
+    human_readable: bool,
+    /// Write the numbers of --stats without commas
+    #[arg(long, overrides_with_all = ["human_readable", "no_human_readable"], help_heading = "Output")]
+    no_human_readable: bool,
     #[command(flatten)]
     targets: TargetOptions,
     #[command(flatten)]
@@ -448,9 +457,6 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;
-    if tree.dry_run && tree.generations.share_files() {
-        return Err(usage("-n does not foresee what --link-dest and --snapshot would do; leave it out, or them"));
-    }
     let is_json_there = report.json.as_deref() == Some(Path::new("-")) || report.json_fd == Some(1);
     // As with rsync, nothing with -q.
     tree.itemize_changes = !report.quiet && (tree.itemize_changes || tree.dry_run && !is_json_there);
@@ -458,6 +464,13 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     arguments.tree.manifest = !manifests.is_empty();
     let hosts_failed = arguments.targets.hosts_failed.as_ref().filter(|_| !arguments.dry_run);
     let hosts_failed = hosts_failed.map(|path| FailedHosts::open(path)).transpose()?;
+    let (report, is_short, is_plain) = (&arguments.report, arguments.human_readable, arguments.no_human_readable);
+    arguments.tree.stats = arguments.stats && !report.quiet;
+    let digits = match (is_short, is_plain) {
+        (true, _) => Digits::Short,
+        (_, true) => Digits::Plain,
+        _ => Digits::Separated,
+    };
     let mut plan = Plan {
         manifests,
         sources,
@@ -485,7 +498,19 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
-            Copy::new(&plan, &mut console)?.run()
+            let mut ended = Copy::new(&plan, &mut console)?.run()?;
+            if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {
+                // Where data or a report goes to standard output, it is read by a program.
+                let printed = match is_json_there || plan.destination == Spec::Standard {
+                    true => {
+                        super::say(text.trim_end());
+                        Ok(())
+                    }
+                    false => super::print(&text),
+                };
+                ended.failure = ended.failure.or(printed.err());
+            }
+            Ok(ended)
         })
     };
     if !arguments.watch {

@@ -5,6 +5,7 @@ mod itemize;
 pub(crate) mod line;
 mod nonblocking;
 mod screen;
+mod stats;
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -29,6 +30,7 @@ pub(crate) use hops::HopsConsole;
 use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
 use screen::Screen;
+pub(crate) use stats::{Digits, stats};
 
 use crate::agent::words;
 use crate::engine::session;

@@ -10,7 +10,7 @@ use super::entries::TakeEntries;
 use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
-use super::progress::{Copied, Ended, Shown};
+use super::progress::{Copied, Ended, Shown, Totals};
 use super::{EndOf, HERE, Job, Update, name_at, told};
 use crate::agent::end;
 use crate::agent::place::{final_name, target};
@@ -109,7 +109,7 @@ impl<'a> Copy<'a> {
             arrived: 0,
             copied: Copied::default(),
             told: Instant::now(),
-            progress: Progress::new(),
+            progress: Progress::new(plan.tree.sync),
             kept: None,
             root: None,
         })
@@ -304,7 +304,8 @@ impl<'a> Copy<'a> {
                 None if is_stream => {
                     self.arrived = self.arrived.saturating_add(1);
                     let amount = Amount { entries: 1, directories: 0, bytes: summary.counters.bytes };
-                    self.add_copied(Copied { amount, is_verified: true, ..Copied::default() });
+                    let totals = self.plan.tree.stats.then(|| Totals::of_stream(amount.bytes, to == HERE));
+                    self.add_copied(Copied { amount, totals, is_verified: true, ..Copied::default() });
                 }
                 None => {}
             }
@@ -364,6 +365,8 @@ impl<'a> Copy<'a> {
         let is_root = |found: &Found| found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact;
         let contents = matches!(found, [(_, found)] if found.kind == Kind::Directory && is_root(found));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
+        // Within a host, reading both takes as long as copying.
+        settings.compares = placed.is_there && from != to && settings.may_compare();
         let is_dst = placed.as_name.is_some() && found[0].1.kind == Kind::Directory;
         settings.generations.session = Session { is_dst, is_last: is_last && self.first_failed.is_none() };
         if from == to {
@@ -512,6 +515,7 @@ impl<'a> Copy<'a> {
                     compared: summed
                         .filter(|_| self.plan.tree.sync && !self.plan.tree.dry_run && !is_within)
                         .map(|sent| (sent.size_bytes, sent.bytes)),
+                    totals: self.totals(&reports, [from, to]),
                     is_verified: from != to && !self.plan.tree.dry_run,
                     is_dry: self.plan.tree.dry_run,
                     is_synced: received.is_synced && !self.plan.tree.dry_run,
@@ -539,6 +543,21 @@ impl<'a> Copy<'a> {
         Ok((summary, failure))
     }
 
+    /// What `--stats` tells of a session between these hosts.
+    fn totals(&self, [sent, received]: &[Option<Report>; 2], [from, to]: [usize; 2]) -> Option<Totals> {
+        let sent = sent.as_ref().filter(|_| self.plan.tree.stats)?;
+        let size_bytes = sent.size_bytes;
+        let Some(received) = received else {
+            return (from == to).then(|| Totals { stats: sent.stats, size_bytes, ..Totals::default() });
+        };
+        let stats = sent.stats.plus(received.stats);
+        let (sent_bytes, received_bytes) = match to == HERE {
+            true => (stats.answered_bytes, sent.bytes),
+            false => (sent.bytes, stats.answered_bytes),
+        };
+        Some(Totals { stats, size_bytes, sent_bytes, received_bytes })
+    }
+
     fn add_copied(&mut self, some: Copied) {
         let all = &mut self.copied;
         if all.amount.entries == 0 {
@@ -550,6 +569,7 @@ impl<'a> Copy<'a> {
         all.same = all.same.saturating_add(some.same);
         all.deleted = all.deleted.saturating_add(some.deleted);
         all.moved = all.moved.saturating_add(some.moved);
+        all.totals = all.totals.zip(some.totals).map(|(all, some)| all.plus(some));
         let both = all.compared.zip(some.compared);
         all.compared = both.map(|((size, sent), more)| (size.saturating_add(more.0), sent.saturating_add(more.1)));
         all.is_verified &= some.is_verified;

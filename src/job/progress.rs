@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{Summary, Waits};
 use crate::fault::Failure;
 use crate::tree::progress::Amount;
+use crate::tree::stats::{Kinds, Stats};
 
 /// The rate that is shown is that of the last seconds.
 const RATE_OVER: Duration = Duration::from_secs(3);
@@ -43,6 +44,16 @@ impl Rate {
     }
 }
 
+/// How far a comparison has come: `files` are those of which nothing is left to do, `bytes` what has been sent or found to be
+/// there in files that are sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Compared {
+    /// Bytes that were sent.
+    pub(crate) sent_bytes: u64,
+    /// Files a second, lately.
+    pub(crate) files_per_second: Option<f64>,
+}
+
 /// How far a transfer has come.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shown {
@@ -53,10 +64,14 @@ pub(crate) struct Shown {
     pub(crate) bytes: u64,
     /// As far as it is known.
     pub(crate) bytes_total: Option<u64>,
-    /// The totals will not grow.
+    /// There will be no more files.
+    pub(crate) files_final: bool,
+    /// There will be no more bytes.
     pub(crate) is_final: bool,
     /// In bytes a second, lately.
     pub(crate) rate: Option<f64>,
+    /// Of a tree that is compared.
+    pub(crate) compared: Option<Compared>,
     /// Where the time went lately.
     pub(crate) waits: Waits,
     /// How long it has taken so far, in seconds: shown where nobody knows how much is left.
@@ -68,9 +83,51 @@ pub(crate) struct Shown {
 impl Shown {
     /// Seconds until all is done, where they can be told.
     pub(crate) fn seconds_left(&self) -> Option<u64> {
-        let rate = self.rate.filter(|rate| *rate >= 1.0)?;
-        let total = self.bytes_total.filter(|_| self.is_final)?;
-        Some((total.saturating_sub(self.bytes) as f64 / rate).ceil() as u64)
+        let left = |done: u64, total: Option<u64>, rate: Option<f64>| match total?.saturating_sub(done) {
+            0 if self.compared.is_some() => Some(0),
+            left => rate.filter(|rate| *rate >= 1.0).map(|rate| (left as f64 / rate).ceil() as u64),
+        };
+        let bytes = || left(self.bytes, self.bytes_total, self.rate);
+        let Some(compared) = self.compared.filter(|_| self.files.is_some()) else {
+            return if self.is_final { bytes() } else { None };
+        };
+        // Both have to end; as long as nobody knows how much is to be sent, files say most.
+        let files_total = self.files_total.filter(|_| self.files_final);
+        let files = left(self.files?, files_total, compared.files_per_second)?;
+        if self.is_final { bytes().map(|bytes| bytes.max(files)) } else { Some(files) }
+    }
+}
+
+/// What a copy came to, as `rsync --stats` tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Totals {
+    pub(crate) stats: Stats,
+    /// The size of all files at the source, in bytes.
+    pub(crate) size_bytes: u64,
+    /// Bytes of records, contents and answers that this host has sent and received: the sender, where it is neither. Before
+    /// compression.
+    pub(crate) sent_bytes: u64,
+    pub(crate) received_bytes: u64,
+}
+
+impl Totals {
+    /// Those of a stream, or of what goes into one.
+    pub(crate) fn of_stream(bytes: u64, is_pull: bool) -> Self {
+        let mut stats = Stats { found: Kinds { regular: 1, ..Kinds::default() }, ..Stats::default() };
+        stats.note_transferred(bytes, bytes);
+        let (sent_bytes, received_bytes) = if is_pull { (0, bytes) } else { (bytes, 0) };
+        Self { stats, size_bytes: bytes, sent_bytes, received_bytes }
+    }
+
+    /// Those of one session after the other.
+    #[must_use]
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            stats: self.stats.plus(other.stats),
+            size_bytes: self.size_bytes.saturating_add(other.size_bytes),
+            sent_bytes: self.sent_bytes.saturating_add(other.sent_bytes),
+            received_bytes: self.received_bytes.saturating_add(other.received_bytes),
+        }
     }
 }
 
@@ -89,6 +146,8 @@ pub(crate) struct Copied {
     pub(crate) moved: u64,
     /// The size of all files at the source, and what was sent for them, in bytes; of copies that compare, between hosts.
     pub(crate) compared: Option<(u64, u64)>,
+    /// What `--stats` tells, if it is asked for.
+    pub(crate) totals: Option<Totals>,
     pub(crate) seconds: f64,
     /// The receiver has compared digests of all of it.
     pub(crate) is_verified: bool,

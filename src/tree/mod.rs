@@ -5,6 +5,7 @@ mod contents;
 pub mod count;
 #[cfg(test)]
 mod delta_tests;
+mod digest_cache;
 pub mod entries;
 pub mod first;
 #[cfg(test)]
@@ -18,10 +19,13 @@ mod names;
 mod owners;
 pub mod packed;
 pub mod patterns;
+#[cfg(test)]
+mod plain_tests;
 pub mod progress;
 mod root;
 pub mod sink;
 pub mod source;
+pub mod stats;
 #[cfg(test)]
 pub(crate) mod sync_tests;
 pub mod walk;

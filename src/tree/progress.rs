@@ -82,6 +82,9 @@ pub struct Progress {
     has_walked_all: AtomicBool,
     counted: Counters,
     has_counted_all: AtomicBool,
+    /// Something is there already: less is sent than there is.
+    has_same: AtomicBool,
+    has_settled_all: AtomicBool,
     wants_name: AtomicBool,
     name: Mutex<Vec<u8>>,
 }
@@ -110,6 +113,16 @@ impl Progress {
         }
     }
 
+    /// The receiver has an entry already.
+    pub fn note_same(&self) {
+        self.has_same.store(true, Relaxed);
+    }
+
+    /// It is known of all entries whether they are to be sent.
+    pub fn settled_all(&self) {
+        self.has_settled_all.store(true, Relaxed);
+    }
+
     /// What counts ahead of the copy has met these. `is_all`: there are no more.
     pub fn counted(&self, amount: Amount, is_all: bool) {
         self.counted.add(amount);
@@ -135,15 +148,21 @@ impl Progress {
         self.kept_bytes.load(Relaxed)
     }
 
-    /// What there is to copy as far as it is known, and whether that is all.
+    /// What there is to copy as far as it is known, and whether these are all entries. Where something is there already, the
+    /// bytes are those that are known to be sent.
     pub fn total(&self) -> (Amount, bool) {
         // Before the counters, which only grow.
         let (has_walked_all, has_counted_all) = (self.has_walked_all.load(Relaxed), self.has_counted_all.load(Relaxed));
         let (walked, counted) = (self.walked.get(), self.counted.get());
-        match has_walked_all {
-            true => (walked, true),
-            false => (walked.max(counted), has_counted_all),
-        }
+        let entries = if has_walked_all { walked } else { walked.max(counted) };
+        let is_sent_known = self.has_settled_all.load(Relaxed) || self.has_same.load(Relaxed);
+        let bytes = if is_sent_known { walked.bytes } else { walked.max(counted).bytes };
+        (Amount { bytes, ..entries }, has_walked_all || has_counted_all)
+    }
+
+    /// Whether more may turn out to be sent than [`Self::total`] has.
+    pub fn may_send_more(&self) -> bool {
+        !self.has_settled_all.load(Relaxed) && (self.has_same.load(Relaxed) || !self.has_counted_all.load(Relaxed))
     }
 
     /// The entry that a thread was at after the last call, which asks for the next one.
@@ -173,7 +192,24 @@ mod tests {
         assert_eq!(progress.total(), (amount(7, 2, 50), true));
         // What the copy itself has met is what it copies.
         progress.walked(amount(3, 0, 10), true);
+        progress.settled_all();
         assert_eq!(progress.total(), (amount(6, 1, 20), true));
+    }
+
+    /// Of a tree that is compared, little may be sent: nobody knows how much before the last verdict.
+    #[test]
+    fn what_is_there_already_is_not_to_be_sent() {
+        let progress = Progress::default();
+        progress.counted(amount(100, 2, 5000), true);
+        progress.walked(amount(10, 1, 0), false);
+        assert_eq!((progress.total(), progress.may_send_more()), ((amount(100, 2, 5000), true), false), "a first copy");
+        progress.note_same();
+        assert_eq!((progress.total(), progress.may_send_more()), ((amount(100, 2, 0), true), true));
+        progress.walked(amount(90, 1, 0), true);
+        assert!(progress.may_send_more(), "verdicts are missing");
+        progress.walked(amount(0, 0, 70), true);
+        progress.settled_all();
+        assert_eq!((progress.total(), progress.may_send_more()), ((amount(100, 2, 70), true), false));
     }
 
     #[test]

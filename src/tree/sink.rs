@@ -55,12 +55,14 @@ use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
 use super::contents::Medium;
+use super::digest_cache::DigestCache;
 use super::entries::EntryStream;
 use super::first::First;
 use super::metadata::{Applied, Setter};
 use super::owners::Owners;
 use super::patterns::Patterns;
 use super::progress::Progress;
+use super::stats::Stats;
 use super::{Fault, SOURCE_IS_EMPTY, stops_everything};
 use crate::fs::direct::write::Writes;
 use crate::fs::partial::{self, Blocked};
@@ -211,12 +213,14 @@ struct Shared {
     /// The sender has kept to the protocol: what it has sent may be resumed.
     is_trusted: AtomicBool,
     can_link_nameless: AtomicBool,
+    cache: Option<Arc<DigestCache>>,
     writes: Writes,
     files: AtomicU64,
     others: AtomicU64,
     bytes: AtomicU64,
     /// Entries that were there already.
     same: AtomicU64,
+    stats: Mutex<Stats>,
     /// Entries deleted, and those that `--max-delete` has kept.
     deleted: AtomicU64,
     /// Files that were found under other names.
@@ -400,13 +404,14 @@ impl TreeSink {
         let patterns = Patterns::new(&options.rules.0)
             .map_err(|(rule, reason)| plain_fact(OsStr::from_bytes(&rule.pattern), reason))?;
         crate::fs::raise_open_files();
-        // With --sync all processors hash, while one more thread writes.
-        let enough = crate::processors().max(2) + usize::from(options.sync);
+        // Where files are compared all processors hash, while one more thread writes.
+        let enough = crate::processors().max(2) + usize::from(options.lists());
         let threads = if threads == 0 { enough } else { threads }.min(THREADS_MAX);
         let owners = Owners::new(&options).map_err(|reason| plain_fact(directory.as_os_str(), reason))?;
         let opened = OpenDirectory::open_top(directory, options.dry_run);
         let (top, is_there) = opened.map_err(|error| io_fact(directory.as_os_str(), error))?;
         let backup = if is_there { Backup::new(top.as_fd(), &names, &options)? } else { None };
+        let (cache, without) = DigestCache::asked(&options);
         let shared = Arc::new(Shared {
             backup,
             deferred: Mutex::default(),
@@ -425,10 +430,12 @@ impl TreeSink {
             is_stopped: AtomicBool::new(false),
             is_trusted: AtomicBool::new(true),
             can_link_nameless: AtomicBool::new(true),
+            cache,
             files: AtomicU64::new(0),
             others: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             same: AtomicU64::new(0),
+            stats: Mutex::default(),
             deleted: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             moves: Mutex::default(),
@@ -439,7 +446,7 @@ impl TreeSink {
             manifest: OnceLock::new(),
             failures: Mutex::default(),
             planned: Mutex::default(),
-            without: Mutex::default(),
+            without: Mutex::new(without.into_iter().collect()),
             kept: Mutex::default(),
             resumable_bytes: AtomicU64::new(0),
             held_until: Instant::now() + HELD_MAX,
@@ -448,8 +455,14 @@ impl TreeSink {
         });
         let mut top = OpenDirectory::top(top, directory.as_os_str().as_bytes(), Arc::clone(&shared));
         top.is_phantom = !is_there;
-        let snapshot = Snapshot::open(&top.fd, shared.root_name(), &shared.options)?;
-        top.alternates = elsewhere::open_generations(&top.fd, &shared, snapshot.as_ref());
+        // In a dry run.
+        let above = if is_there { None } else { OpenDirectory::open_above(directory) };
+        let snapshot = match (is_there, &above) {
+            // The directory of generations is missing as well.
+            (false, None) => None,
+            _ => Snapshot::open(&top.fd, above.as_ref(), shared.root_name(), &shared.options)?,
+        };
+        top.alternates = elsewhere::open_generations(&top.fd, above.as_ref(), &shared, snapshot.as_ref());
         let (jobs, queue) = bounded(threads * JOBS_PER_THREAD);
         let mut sink = Self {
             shared,
@@ -566,6 +579,7 @@ impl TreeSink {
             failures: std::mem::take(&mut failures.first).into_iter().collect(),
             without: std::mem::take(&mut *shared.without.lock().expect("no panics under it")),
             same: shared.same.load(Relaxed),
+            stats: *shared.stats(),
             deleted: shared.deleted.load(Relaxed),
             moved: shared.moved.load(Relaxed),
             without_xattrs: shared.without_xattrs.load(Relaxed),
@@ -667,7 +681,7 @@ impl TreeSink {
                 let entered = entered.map_err(|fault| failed(&directory.path(name), fault)).ok();
                 // The sender knows of those below it.
                 if entered.as_ref().is_some_and(|entered| entered.is_fresh) && !directory.is_fresh {
-                    (shared.answer)(Answer::Fresh { directory: number });
+                    shared.answer(Answer::Fresh { directory: number });
                 }
                 let entered = entered.map(Arc::new);
                 if let Some(entered) = &entered {
@@ -692,7 +706,7 @@ impl TreeSink {
                 }
                 match &large {
                     Some(large) if may_resume => self.have_looked(large, item),
-                    _ if awaits_have => (shared.answer)(Answer::nothing(item)),
+                    _ if awaits_have => shared.answer(Answer::nothing(item)),
                     _ => {}
                 }
                 self.add_slot(item, size, large, path)?;
@@ -715,7 +729,7 @@ impl TreeSink {
             Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
             Record::Large { item, size, is_sparse, .. } => {
                 if Record::awaits_have(size, is_sparse) {
-                    (self.shared.answer)(Answer::nothing(item));
+                    self.shared.answer(Answer::nothing(item));
                 }
                 self.add_slot(item, size, None, Vec::new())?;
             }

@@ -19,14 +19,15 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::blocks::{Blocks, Step};
-use rd_proto::tree::{Answer, OPEN_MAX};
+use rd_proto::tree::{Answer, OPEN_MAX, Verdict};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::digest_cache::{DigestCache, OfBlocks};
 use super::progress::{Amount, Progress};
 use super::root::Root;
 use super::walk::{Come, Finished, LargeFile, Listed, Sent, Walk, WalkState};
@@ -59,6 +60,7 @@ pub struct TreeSource {
     is_local: bool,
     /// Nobody answers: everything is sent.
     is_unanswered: bool,
+    cache: Option<Arc<DigestCache>>,
 }
 
 struct Shared {
@@ -98,6 +100,11 @@ struct Reading {
     blocks: Option<Blocks>,
     /// Ranges that the receiver has, but not the same.
     again: Vec<Range<u64>>,
+    /// Bytes that it has, the same, and the digest of all its blocks.
+    same_bytes: u64,
+    of_blocks: OfBlocks,
+    /// It has not been read before then.
+    began: SystemTime,
 }
 
 /// A range of a large file.
@@ -160,8 +167,10 @@ impl TreeSource {
         progress: Arc<Progress>,
     ) -> Result<Self, IoFact> {
         crate::fs::raise_open_files();
+        let walk = Walk::new(roots, part_bytes, options)?;
+        let cache = walk.cache();
         let shared = Shared {
-            walk: Some(Box::new(Walk::new(roots, part_bytes, options)?)),
+            walk: Some(Box::new(walk)),
             state: WalkState::Going,
             files: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -183,6 +192,7 @@ impl TreeSource {
             progress,
             is_local: false,
             is_unanswered: false,
+            cache,
         })
     }
 
@@ -289,6 +299,9 @@ impl TreeSource {
             }
             Answer::Fresh { .. } => return Err("an answer about a directory that was not sent"),
             Answer::Verdicts { first, verdicts } => {
+                if verdicts.contains(&Verdict::Same) {
+                    self.progress.note_same();
+                }
                 shared.listed.judge(first, verdicts)?;
                 self.changed.notify_all();
                 return Ok(());
@@ -301,6 +314,9 @@ impl TreeSource {
         };
         let size = reading.file.stat.st_size as u64;
         let blocks = reading.blocks.as_mut().ok_or("digests of a file that waits for none")?;
+        if self.cache.is_some() {
+            reading.of_blocks.add(block_bytes, &digests);
+        }
         blocks.take(block_bytes, digests, is_last, size)?;
         if !shared.ready.contains(&item) {
             shared.ready.push_back(item);
@@ -359,6 +375,7 @@ impl TreeSource {
 
     /// Makes a chunk of records, unless there is nothing to record, and has the large files in it read.
     fn walk(&self, mut walk: Box<Walk>, come: Come, target: &mut [u8], bytes: usize) -> Option<Part> {
+        let began = SystemTime::now();
         let filled = walk.fill(target, bytes, come, &self.cancelled);
         let mut shared = self.shared();
         shared.walk = Some(walk);
@@ -369,6 +386,9 @@ impl TreeSource {
         self.progress.walked(Amount { entries, directories, bytes: bytes.saturating_add(large_bytes) }, is_all);
         shared.sent.add(filled.sent);
         shared.listed.add(filled.listed, filled.settled);
+        if is_all && shared.listed.is_settled() {
+            self.progress.settled_all();
+        }
         for file in filled.opened {
             let item = file.item;
             let blocks = (file.awaits_blocks && !self.is_unanswered).then(Blocks::default);
@@ -379,7 +399,19 @@ impl TreeSource {
             let file = Arc::new(file);
             let (data_bytes, failure, again) = (0, None, Vec::new());
             let data = if file.is_sparse { 0..0 } else { 0..file.stat.st_size as u64 };
-            let reading = Reading { file, next: 0, data, in_flight: 0, data_bytes, failure, blocks, again };
+            let reading = Reading {
+                file,
+                next: 0,
+                data,
+                in_flight: 0,
+                data_bytes,
+                failure,
+                blocks,
+                again,
+                same_bytes: 0,
+                of_blocks: OfBlocks::default(),
+                began,
+            };
             shared.files.insert(item, reading);
         }
         let is_final = filled.state == WalkState::Ended;
@@ -424,6 +456,7 @@ impl TreeSource {
         let reading = shared.files.get_mut(&file.item).expect("it is being read");
         reading.in_flight -= 1;
         if is_same {
+            reading.same_bytes += range.end - range.start;
             shared.sent.kept_bytes += range.end - range.start;
             self.progress.set_kept(shared.sent.kept_bytes);
         } else {
@@ -442,8 +475,14 @@ impl TreeSource {
 
     /// Looks at a file of which all has been read once more, and has its end recorded.
     fn finish(&self, reading: Reading) {
-        let Reading { file, data_bytes, failure, .. } = reading;
+        let Reading { file, data_bytes, failure, same_bytes, of_blocks, began, .. } = reading;
         let outcome = failure.map_or_else(|| check_unchanged(&file.file, &file.path, &file.stat), Err);
+        let size = file.stat.st_size as u64;
+        if let Some(cache) = self.cache.as_ref().filter(|_| outcome.is_ok() && data_bytes == 0 && same_bytes == size)
+            && let Some(digest) = of_blocks.finish(size)
+        {
+            cache.put(began, &file.file, &file.stat, digest);
+        }
         let item = file.item;
         drop(file);
         let mut shared = self.shared();

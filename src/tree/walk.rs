@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,12 +33,15 @@ pub use self::listed::{Answered, Listed, ListedFile};
 use self::listed::{Homes, WantedFile};
 use self::place::{Entry, Level, Place};
 use self::selected::Selected;
-use super::first::First;
+pub use self::sent::Sent;
+use self::sent::size_of;
+use super::digest_cache::DigestCache;
 use super::metadata::Reader;
 use super::names::Names;
 use super::patterns::Patterns;
 use super::progress::Amount;
 use super::root::Root;
+use super::stats;
 use super::{Fault, IS_LEFTOVER};
 use crate::fs::direct::Bypass;
 use crate::fs::metadata::Object;
@@ -53,6 +57,7 @@ mod links;
 mod listed;
 pub(super) mod place;
 mod selected;
+mod sent;
 
 /// The largest file whose data travels in its record, in bytes; less where the chunks are small.
 pub const INLINE_BYTES_MAX: usize = 128 << 10;
@@ -103,41 +108,6 @@ pub struct Finished {
     pub data_bytes: u64,
     /// It was read whole and has not changed, or what was wrong.
     pub outcome: Result<(), IoFact>,
-}
-
-/// What has been sent so far.
-#[derive(Clone, Debug, Default)]
-pub struct Sent {
-    /// Entries with a record: directories, files, links.
-    pub entries: u64,
-    /// Those of them that are directories.
-    pub directories: u64,
-    /// Data of files, in bytes.
-    pub bytes: u64,
-    /// Data that was not sent since the receiver had it, in bytes.
-    pub kept_bytes: u64,
-    /// The size of all files, also of those of which nothing was sent.
-    pub size_bytes: u64,
-    /// Entries that were not sent, or not intact.
-    pub failed: u64,
-    /// The first of those.
-    pub failures: First,
-    /// The first of what interrupted copies left, which is skipped.
-    pub leftovers: First,
-}
-
-impl Sent {
-    /// Adds what came later.
-    pub fn add(&mut self, later: Self) {
-        self.entries += later.entries;
-        self.directories += later.directories;
-        self.bytes += later.bytes;
-        self.kept_bytes += later.kept_bytes;
-        self.size_bytes += later.size_bytes;
-        self.failed += later.failed;
-        self.failures.extend(later.failures);
-        self.leftovers.extend(later.leftovers);
-    }
 }
 
 /// Why a chunk has ended.
@@ -230,8 +200,11 @@ impl Walk {
             selected,
             follow_roots: !options.recursive,
             roots: paths,
-            levels: vec![Level { is_fresh: !options.sync, ..Level::new(None, names) }],
+            levels: vec![Level { is_fresh: !options.lists(), ..Level::new(None, names) }],
         };
+        let (cache, without) = DigestCache::asked(&options);
+        let mut sent = Sent::default();
+        sent.without.extend(without);
         let reader = Reader::new(&options).map_err(|reason| plain_fact(OsStr::new("--chmod"), reason))?;
         let recorder = Recorder {
             options,
@@ -242,7 +215,7 @@ impl Walk {
             items: 0,
             open: BTreeMap::new(),
             opened: Vec::new(),
-            sent: Sent::default(),
+            sent,
             failures: 0,
             listing: Vec::new(),
             reader,
@@ -252,8 +225,14 @@ impl Walk {
             listed: Vec::new(),
             room: 0,
             unsettled: HashSet::new(),
+            cache,
         };
         Ok(Self { place, recorder, finished: VecDeque::new(), wanted: VecDeque::new(), settled: 0 })
+    }
+
+    /// `--digest-cache`.
+    pub(super) fn cache(&self) -> Option<Arc<DigestCache>> {
+        self.recorder.cache.clone()
     }
 
     /// Large files that have been announced and not closed.
@@ -453,6 +432,7 @@ struct Recorder {
     room: usize,
     /// Files with further names that are listed and not settled.
     unsettled: HashSet<Identity>,
+    cache: Option<Arc<DigestCache>>,
 }
 
 /// An entry that was opened as a place only, and what it was then.
@@ -586,6 +566,10 @@ impl Recorder {
         if let Step::Wrote(_) = step {
             self.sent.entries += 1;
             self.sent.directories += u64::from(kind == FileType::Directory);
+            // As with rsync, a root of which only some entries are copied is none.
+            if !self.options.keeps_root || place.levels.len() > 1 {
+                self.sent.found.add(stats::kind(kind));
+            }
         }
         Ok(step)
     }
@@ -692,17 +676,18 @@ impl Recorder {
     }
 
     fn file(&mut self, place: &Place, entry: &Entry<'_>, seen: Seen, target: &mut [u8]) -> Result<Step, Fault> {
-        if self.options.dry_run || place.levels.last().is_some_and(|level| !level.is_fresh) {
+        let is_listed = self.options.dry_run || place.levels.last().is_some_and(|level| !level.is_fresh);
+        if is_listed && self.is_compared(entry, seen.as_ref())? {
             return self.list_file(place, entry, target);
         }
         let (file, stat) = self.open(entry, FileType::RegularFile, seen, OFlags::empty())?;
         let inode = self.inode(&stat);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, &stat, target)) {
             return Ok(step);
         }
         let (step, item) = self.contents(entry, file, &stat, false, || place.source_path(entry), target)?;
         if matches!(step, Step::Wrote(_)) {
-            self.sent.size_bytes += stat.st_size as u64;
+            self.sent.size_bytes += size_of(&stat);
         }
         if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
             self.links.insert(inode, place.tree_path(entry.name), stat.st_nlink - 1, item);
@@ -716,7 +701,7 @@ impl Recorder {
     }
 
     /// Writes the record of a further name of what has been sent; `None` if this is its first.
-    fn further_name(&mut self, entry: &Entry<'_>, inode: Identity, target: &mut [u8]) -> Option<Step> {
+    fn further_name(&mut self, entry: &Entry<'_>, inode: Identity, stat: &Stat, target: &mut [u8]) -> Option<Step> {
         let (first, item) = self.links.first(inode)?;
         let waiting: u64 = self.open.values().map(|open| open.names).sum();
         // The receiver would link to what stands there now.
@@ -732,6 +717,7 @@ impl Recorder {
                 open.names += 1;
             }
             self.links.count(inode);
+            self.sent.size_bytes += size_of(stat);
         }
         Some(step)
     }
@@ -748,7 +734,7 @@ impl Recorder {
         let is_judged = self.options.safe_links && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
         // Where links are judged by where they are, each is sent itself.
         let inode = self.inode(stat).filter(|_| !is_judged);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, stat, target)) {
             return Ok(step);
         }
         let (name, metadata) = (entry.name, self.reader.read(&self.options, Object::Path(file.as_fd()), stat)?);
@@ -767,8 +753,11 @@ impl Recorder {
             _ => return Err(Fault::Detail("is of a kind that is not known")),
         };
         let step = wrote(record.encode(target));
-        if let (Step::Wrote(_), Some(inode)) = (&step, inode) {
-            self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
+        if let Step::Wrote(_) = step {
+            self.sent.size_bytes += size_of(stat);
+            if let Some(inode) = inode {
+                self.links.insert(inode, place.tree_path(name), stat.st_nlink - 1, 0);
+            }
         }
         Ok(step)
     }

@@ -114,8 +114,7 @@ pub fn be_receiver(name: &str) -> ExitCode {
             Message::Place(_) => to_caller.send(Message::Placed(Placed {
                 directory: b"nowhere".to_vec(),
                 as_name: Some(b"x".to_vec()),
-                is_special: false,
-                is_block: false,
+                ..Placed::default()
             })),
             Message::Begin(begin) => key = Some(Key::from_random(begin.key.0)),
             Message::Listen { .. } => {

@@ -36,7 +36,7 @@ fn printed(lab: &Lab, command: &Command) -> Printed {
 }
 
 /// `rsync -i`, where names are printed as UTF-8.
-fn by_rsync(lab: &Lab, operands: [OsString; 2], options: &[&str], patterns: &[String]) -> Printed {
+pub fn by_rsync(lab: &Lab, operands: [OsString; 2], options: &[&str], patterns: &[String]) -> Printed {
     let mut command = Command::new("rsync");
     command.env("LC_ALL", "C.UTF-8").arg("-i").args(BASE).args(options).args(patterns).args(operands);
     printed(lab, &command)
@@ -62,7 +62,7 @@ pub fn by_rdcp(
 }
 
 /// The first copy of a seed that has one.
-fn copy_before(lab: &Lab, scene: &Path, grown: &Grown) {
+pub fn copy_before(lab: &Lab, scene: &Path, grown: &Grown) {
     if let History::Copied(_) = grown.history {
         let first = by_rsync(lab, operands(lab, scene, "before", grown), &[], &[]);
         assert_eq!(first.ended.code, 0, "{}", first.ended.stderr);

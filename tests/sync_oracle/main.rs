@@ -18,6 +18,7 @@ mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]
 mod snapshot;
+mod stats;
 #[allow(dead_code, reason = "cp's oracle uses the rest")]
 #[path = "../oracle/tree.rs"]
 mod tree;

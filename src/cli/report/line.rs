@@ -7,7 +7,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::{limiter_now, rate_words};
 use crate::job::event::rate;
-use crate::job::progress::{Copied, Shown, number, size_words, unit};
+use crate::job::progress::{Compared, Copied, Shown, number, size_words, unit};
 use crate::tree::progress::Amount;
 
 /// The fewest columns that a name is worth showing in.
@@ -22,8 +22,14 @@ impl Shown {
     fn share(&self) -> Option<f64> {
         let of =
             |done: u64, total: Option<u64>| total.filter(|&total| total > 0).map(|total| done as f64 / total as f64);
-        let share = of(self.bytes, self.bytes_total).or_else(|| of(self.files?, self.files_total));
-        share.filter(|_| self.is_final).map(|share| share.min(1.0))
+        let bytes = of(self.bytes, self.bytes_total).filter(|_| self.is_final);
+        let files = || of(self.files?, self.files_total).filter(|_| self.files_final);
+        let share = match self.compared {
+            // What is behind is what is waited for.
+            Some(_) if self.files.is_some() => files().map(|files| bytes.map_or(files, |bytes| bytes.min(files))),
+            _ => bytes.or_else(files),
+        };
+        share.map(|share| share.min(1.0))
     }
 
     /// On one line of a terminal with so many columns, of which it leaves the last one free: some terminals would begin
@@ -31,8 +37,14 @@ impl Shown {
     pub(crate) fn line(&self, columns: usize) -> String {
         let room = columns.saturating_sub(1);
         let percent = self.share().map(|share| format!("{:.0} %", (share * 100.0).floor()));
-        let bytes = pair(self.bytes, self.bytes_total, self.is_final);
-        let speed = self.rate.map(rate_words);
+        let bytes = match self.compared {
+            // Nothing more is known to be sent.
+            Some(_) if !self.is_final && self.bytes_total.is_none_or(|total| total <= self.bytes) => {
+                size_words(self.bytes)
+            }
+            _ => pair(self.bytes, self.bytes_total, self.is_final),
+        };
+        let speed = self.speed();
         let left = self.seconds_left().map(seconds_left).or_else(|| {
             // A sign of life where nothing else may move.
             (self.bytes_total.is_none() && self.files.is_none()).then(|| format!("in {}", seconds_left(self.seconds)))
@@ -40,14 +52,31 @@ impl Shown {
         let Some(files) = self.files else {
             return self.single(room, [percent, Some(bytes), speed, left]);
         };
-        let files = count_pair(files, self.files_total, self.is_final);
-        let long = [Some(format!("{files} files")), Some(bytes.clone()), percent.clone(), speed.clone(), left.clone()];
+        let files = count_pair(files, self.files_total, self.files_final);
+        let (done, sent) = match self.compared {
+            None => ("files", String::new()),
+            Some(Compared { sent_bytes, .. }) if sent_bytes == self.bytes => ("compared", " sent".to_owned()),
+            Some(Compared { sent_bytes, .. }) => ("compared", format!(" ({} sent)", size_words(sent_bytes))),
+        };
+        let named = Some(format!("{files} {done}"));
+        let long = [named.clone(), Some(format!("{bytes}{sent}")), percent.clone(), speed.clone(), left.clone()];
         let line = join(&long, "  ");
         if line.width() <= room {
             return self.with_name(line, room);
         }
         // Those that matter least go first.
-        let mut short = [Some(files.replace(" of ", "/")), Some(bytes.replace(" of ", "/")), percent, speed, left];
+        let (files, bytes) = (files.replace(" of ", "/"), bytes.replace(" of ", "/"));
+        let short = [Some(files), Some(bytes), percent, speed, left];
+        if self.compared.is_some() {
+            let words = [Some(format!("{} {done}", short[0].as_deref().unwrap_or_default())), short[1].clone()];
+            for [percent, speed] in [[&short[2], &short[3]], [&short[2], &None], [&None, &None]] {
+                let line = join(&[&words[..], &[percent.clone(), speed.clone(), short[4].clone()]].concat(), " ");
+                if line.width() <= room {
+                    return line;
+                }
+            }
+        }
+        let mut short = short;
         let mut shortest = String::new();
         for drop in [None, Some(0), Some(3), Some(1), Some(4)] {
             if let Some(drop) = drop {
@@ -63,6 +92,15 @@ impl Shown {
             shortest = line;
         }
         cut_end(&shortest, room)
+    }
+
+    /// Bytes a second; where nothing is sent, files.
+    fn speed(&self) -> Option<String> {
+        let files = self.compared.and_then(|compared| compared.files_per_second);
+        match (self.rate, files) {
+            (Some(rate), Some(files)) if rate < 1.0 => Some(format!("{files:.0} files/s")),
+            (rate, _) => rate.map(rate_words),
+        }
     }
 
     fn with_name(&self, line: String, room: usize) -> String {
@@ -166,7 +204,7 @@ fn seconds_words(seconds: f64) -> String {
 }
 
 /// A number with its thousands apart.
-fn thousands(number: u64) -> String {
+pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -274,7 +312,9 @@ mod tests {
             files_total: Some(3003),
             bytes: 53 << 20,
             bytes_total: Some(107 << 20),
+            files_final: true,
             is_final: true,
+            compared: None,
             rate: Some(420e6),
             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
             seconds: 1,
@@ -303,7 +343,7 @@ mod tests {
 
     #[test]
     fn totals_that_grow_have_no_share() {
-        let growing = Shown { is_final: false, ..tree() };
+        let growing = Shown { files_final: false, is_final: false, ..tree() };
         assert_eq!(growing.line(70), "812 of 3003+ files  53 of 107+ MiB  420 MB/s  sub/file-812.dat");
         assert_eq!(growing.line(40), "812/3003+ 53/107+ MiB 420 MB/s");
         let unknown = Shown { files_total: None, bytes_total: None, ..growing };
@@ -311,6 +351,33 @@ mod tests {
         // Files without data have a share as well.
         let empty = Shown { bytes: 0, bytes_total: Some(0), rate: Some(0.0), ..tree() };
         assert_eq!(empty.line(60), "812/3003 files  0/0 B  27 %  0 B/s  sub/file-812.dat");
+    }
+
+    /// What is left to be compared, and what is left to be sent.
+    #[test]
+    fn a_comparison_has_two_kinds_of_progress() {
+        let compared = |sent_bytes, files_per_second| Some(Compared { sent_bytes, files_per_second });
+        let few = Shown {
+            bytes: 0,
+            bytes_total: Some(0),
+            is_final: false,
+            rate: Some(0.0),
+            compared: compared(0, Some(1000.4)),
+            ..tree()
+        };
+        assert_eq!(few.line(80), "812/3003 compared  0 B sent  27 %  1000 files/s  3 s  sub/file-812.dat");
+        assert_eq!(few.line(40), "812/3003 compared 0 B 27 % 3 s");
+        // Files still say how long it takes at least.
+        let some = Shown { bytes: 53 << 20, bytes_total: Some(60 << 20), rate: Some(420e6), ..few.clone() };
+        let some = Shown { compared: compared(53 << 20, Some(1000.0)), ..some };
+        assert_eq!(some.line(80), "812/3003 compared  53 of 60+ MiB sent  27 %  420 MB/s  3 s  sub/file-812.dat");
+        // All is known: what is behind counts.
+        let known = Shown { is_final: true, files: Some(3002), bytes_total: Some(10 << 30), ..some };
+        assert_eq!(known.line(60), "3002/3003 compared  0.1/10 GiB sent  0 %  420 MB/s  26 s");
+        // Most of a large file is there.
+        let large = Shown { compared: compared(1 << 20, Some(0.0)), ..known };
+        assert_eq!(large.line(80), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  420 MB/s  sub/file-812.dat");
+        assert_eq!(large.line(40), "3002/3003 compared 0.1/10 GiB 0 %");
     }
 
     #[test]
@@ -346,7 +413,10 @@ mod tests {
                             files_total: total,
                             bytes: number,
                             bytes_total: total.or(Some(number / 2).filter(|_| is_final)),
+                            files_final: is_final,
                             is_final,
+                            compared: (at % 3 == 0)
+                                .then_some(Compared { sent_bytes: number / 3, files_per_second: None }),
                             rate: Some(number as f64 / 7.0).filter(|_| at != 1),
                             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
                             seconds: number,

@@ -7,6 +7,7 @@ use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::{Change, Effect, FileKind, differs};
 use crate::tree::manifest;
+use crate::tree::stats::{Kinds, Stats};
 
 /// No input may panic, and what decodes says what was encoded.
 pub fn message(bytes: &[u8]) {
@@ -82,6 +83,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         bytes: 9,
         media: vec!["tcp".to_owned()],
         waits: vec![1, 2, 3, 4, 5, 6],
+        stats: Stats { found: Kinds { regular: 3, directories: 1, ..Kinds::default() }, ..Stats::default() },
         ..Report::default()
     };
     let place = Place {
@@ -109,6 +111,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         found_bytes: 107 << 20,
         has_found_all: true,
         name: b"sub/file-812.dat\xff".to_vec(),
+        may_send_more: true,
     };
     let link = Entry::Changed(Change {
         path: b"sub/link\xff".to_vec(),
@@ -123,7 +126,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     let differs = Finding::Differs { path: b"sub/f\xff".to_vec(), aspects: vec![Aspect::Mode, Aspect::Contents] };
     let unreadable = Finding::Unreadable { path: b"sub/d".to_vec(), errno: 13 };
     let placed =
-        |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_special: false, is_block: false });
+        |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_there: true, ..Placed::default() });
     let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
     let copy = Job::Copy {
         roots: vec![root.clone()],

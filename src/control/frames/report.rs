@@ -5,6 +5,7 @@ use rd_proto::control::IoFact;
 
 use super::MESSAGE_BYTES_MAX;
 use crate::fault::Exit;
+use crate::tree::stats::Stats;
 
 /// Failures in one [`super::Message::EntriesFailed`], and the most bytes of a path and of the words about it: all of them together
 /// fit a message.
@@ -163,4 +164,8 @@ pub struct Report {
     #[n(27)]
     #[cbor(default)]
     pub size_bytes: u64,
+    /// What `--stats` tells.
+    #[n(28)]
+    #[cbor(default)]
+    pub stats: Stats,
 }

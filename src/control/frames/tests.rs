@@ -193,7 +193,7 @@ fn golden_bytes() {
     bytes.clear();
     let tree = TreeProgress { entries: 2, bytes: 5, found_entries: 3, name: b"a".to_vec(), ..TreeProgress::default() };
     Message::Progress { bytes: 9, waits: Vec::new(), tree: Some(tree) }.encode(&mut bytes).expect("short");
-    assert_eq!(bytes, b"\x10\0\0\0\x82\x0f\x83\x09\x80\x89\x02\0\x05\0\x03\0\0\xf4\x41a");
+    assert_eq!(bytes, b"\x11\0\0\0\x82\x0f\x83\x09\x80\x8a\x02\0\x05\0\x03\0\0\xf4\x41a\xf4");
     bytes.clear();
     Message::Count.encode(&mut bytes).expect("short");
     Message::Kept(Kept { path: b"/p".to_vec(), others: 1, bytes: 7 }).encode(&mut bytes).expect("short");

@@ -83,7 +83,7 @@ pub struct Place {
 }
 
 /// The answer to [`Place`].
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Placed {
     /// The directory in which things will come to lie.
     #[cbor(n(0), with = "minicbor::bytes")]
@@ -97,6 +97,10 @@ pub struct Placed {
     /// It is a block device.
     #[n(3)]
     pub is_block: bool,
+    /// One of the directories that are copied is there, with something in it.
+    #[n(4)]
+    #[cbor(default)]
+    pub is_there: bool,
 }
 
 /// The most bytes of a name in [`TreeProgress`].
@@ -123,7 +127,7 @@ pub struct TreeProgress {
     /// Those of them that are directories.
     #[n(5)]
     pub found_directories: u64,
-    /// The data in them.
+    /// The data in them; of a tree of which something is there already, what is known to be sent.
     #[n(6)]
     pub found_bytes: u64,
     /// It has seen all of them.
@@ -132,6 +136,10 @@ pub struct TreeProgress {
     /// The end of the path of an entry that it is at; empty where it has none.
     #[cbor(n(8), with = "minicbor::bytes")]
     pub name: Vec<u8>,
+    /// More than `found_bytes` may turn out to be sent, although all entries have been seen.
+    #[n(9)]
+    #[cbor(default)]
+    pub may_send_more: bool,
 }
 
 /// Bytes of a manifest in one [`super::Message::Manifest`].

@@ -183,7 +183,8 @@ impl Copy<'_> {
         let failure = match self.ask_place(side, some, several)? {
             Ok(answer) => {
                 found.extend_from_slice(some);
-                *placed = Some(answer);
+                let is_there = placed.as_ref().is_some_and(|placed| placed.is_there) || answer.is_there;
+                *placed = Some(Placed { is_there, ..answer });
                 return Ok(());
             }
             Err(Objection { failure, is_itself: true }) if matches!(some, [(from, _)] if *from != side) => {

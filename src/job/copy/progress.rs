@@ -9,7 +9,7 @@ use crate::control::frames::{Message, TreeProgress};
 use crate::engine::Waits;
 use crate::job::event::{self, rounded};
 use crate::job::hop::Side;
-use crate::job::progress::{Rate, Shown};
+use crate::job::progress::{Compared, Rate, Shown};
 use crate::tree::progress::Amount;
 
 /// A copy that is over by then is not counted ahead.
@@ -34,6 +34,7 @@ pub(super) struct Progress {
     known: Option<Amount>,
     /// Of the sessions that are over.
     before: Amount,
+    before_sent: u64,
     /// Sources are left for other sessions.
     has_more: bool,
     is_tree: bool,
@@ -42,6 +43,10 @@ pub(super) struct Progress {
     kept_bytes: u64,
     found: Amount,
     has_found_all: bool,
+    may_send_more: bool,
+    /// Only what differs is copied.
+    is_compared: bool,
+    files_rate: Rate,
     payload_bytes: u64,
     /// When it began, until its sender is asked to count.
     uncounted_since: Option<Instant>,
@@ -52,17 +57,21 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(is_compared: bool) -> Self {
         Self {
             began: Instant::now(),
             known: None,
             before: Amount::default(),
+            before_sent: 0,
             has_more: false,
             is_tree: false,
             done: Amount::default(),
             kept_bytes: 0,
             found: Amount::default(),
             has_found_all: false,
+            may_send_more: false,
+            is_compared,
+            files_rate: Rate::default(),
             payload_bytes: 0,
             uncounted_since: None,
             waits_before: Waits::default(),
@@ -81,7 +90,7 @@ impl Progress {
     pub(super) fn begin(&mut self, is_tree: bool, has_more: bool, waits: Waits) {
         (self.is_tree, self.has_more, self.waits_before) = (is_tree, has_more, waits);
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
-        self.has_found_all = false;
+        (self.has_found_all, self.may_send_more) = (false, false);
         self.uncounted_since = (is_tree && self.known.is_none()).then(Instant::now);
     }
 
@@ -89,6 +98,7 @@ impl Progress {
     pub(super) fn end(&mut self) {
         let done = self.done();
         self.before = self.before.plus(done);
+        self.before_sent = self.before_sent.saturating_add(self.session_bytes());
         (self.done, self.found, self.kept_bytes, self.payload_bytes) = Default::default();
     }
 
@@ -98,6 +108,7 @@ impl Progress {
             self.found =
                 Amount { entries: tree.found_entries, directories: tree.found_directories, bytes: tree.found_bytes };
             (self.has_found_all, self.kept_bytes) = (tree.has_found_all, tree.kept_bytes);
+            self.may_send_more = tree.may_send_more;
         }
         if end != ReportingEnd::Sender {
             self.done = Amount { entries: tree.entries, directories: tree.directories, bytes: tree.bytes };
@@ -113,6 +124,7 @@ impl Progress {
         self.waits = self.waits_before.plus(waits);
         let copied = self.before.bytes.saturating_add(self.session_bytes());
         self.rate.add(Instant::now(), copied, self.waits);
+        self.files_rate.add(Instant::now(), self.before.plus(self.done()).files(), Waits::default());
     }
 
     /// Whether somebody who watches may have the sender count now; true once in a session.
@@ -157,8 +169,13 @@ impl Progress {
             files_total: total.map(|total| total.files()),
             bytes: done.bytes,
             bytes_total: total.map(|total| total.bytes),
-            is_final,
+            files_final: is_final,
+            is_final: is_final && !self.may_send_more,
             rate: self.rate.bytes_per_second(),
+            compared: self.is_compared.then(|| Compared {
+                sent_bytes: self.before_sent.saturating_add(self.session_bytes()),
+                files_per_second: self.files_rate.bytes_per_second(),
+            }),
             waits: self.rate.waits(),
             seconds: self.began.elapsed().as_secs(),
             name: self.name.clone(),
@@ -174,7 +191,7 @@ impl Progress {
             bytes_total: total.map(|total| total.bytes),
             entries: self.is_tree.then_some(done.entries),
             entries_total: total.map(|total| total.entries),
-            totals_final: is_final,
+            totals_final: is_final && !self.may_send_more,
             bytes_per_second: shown.rate.map(rounded),
             seconds_left: shown.seconds_left(),
         }
@@ -234,7 +251,7 @@ mod tests {
     /// Each end is heard for what it knows, whatever else it says.
     #[test]
     fn two_ends_make_one_progress() {
-        let mut progress = Progress::new();
+        let mut progress = Progress::new(false);
         progress.begin(true, false, Waits::default());
         assert_eq!(progress.all(), (amount(0, 0, 0), None, false));
         progress.hear(ReportingEnd::Sender, TreeProgress { entries: 99, kept_bytes: 5, ..found(11, 100, false) });
@@ -247,7 +264,7 @@ mod tests {
 
     #[test]
     fn sessions_add_up_and_what_is_left_for_others_is_not_known() {
-        let mut progress = Progress::new();
+        let mut progress = Progress::new(false);
         progress.begin(true, true, Waits::default());
         progress.hear(ReportingEnd::Both, TreeProgress { entries: 3, bytes: 10, ..found(3, 10, true) });
         assert!(!progress.all().2, "there are more sources");
@@ -259,7 +276,7 @@ mod tests {
 
     #[test]
     fn files_are_known_before_and_a_stream_never() {
-        let mut progress = Progress::new();
+        let mut progress = Progress::new(false);
         progress.expect(Some(amount(1, 0, 100)));
         progress.begin(true, false, Waits::default());
         progress.hear(ReportingEnd::Receiver, done(0, 50));
@@ -267,7 +284,7 @@ mod tests {
         let event = progress.event();
         assert_eq!((event.bytes_total, event.totals_final), (Some(100), true));
         assert_eq!((progress.shown().files, progress.shown().bytes), (None, 50));
-        let mut stream = Progress::new();
+        let mut stream = Progress::new(false);
         stream.begin(false, false, Waits::default());
         stream.hear_payload(7, Waits::default());
         let event = stream.event();
@@ -278,7 +295,7 @@ mod tests {
     /// As a hostile agent may tell them.
     #[test]
     fn numbers_that_cannot_be_do_no_harm() {
-        let mut progress = Progress::new();
+        let mut progress = Progress::new(false);
         progress.begin(true, false, Waits::default());
         for number in [u64::MAX, 0, u64::MAX] {
             let all = TreeProgress {

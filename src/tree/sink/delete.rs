@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use rd_proto::tree::DEPTH_MAX;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fchmod, fstat, fsync, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, fsync, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::rehearse::open_quietly;
 use super::{Shared, itemize};
-use crate::fs::metadata::{open_up, restore_times};
+use crate::fs::metadata::{itself, open_up, restore_times};
 use crate::fs::{Identity, identity, is_temporary_name, partial, unlinked_anywhere};
 use crate::tree::Fault;
 use crate::tree::entries::{Change, Effect, Entry, FileKind};
@@ -157,11 +157,15 @@ impl Remover<'_> {
         Ok(is_gone && self.tell(path, FileKind::Directory, depth))
     }
 
-    /// Tells the caller that an entry is gone, which it is.
+    /// Tells the caller that an entry is gone, which it is, and counts it.
     fn tell(&self, path: &[u8], kind: FileKind, depth: usize) -> bool {
-        if let Some(entries) = &self.shared.entries
-            && !(self.is_room && depth == 0)
-        {
+        if self.is_room && depth == 0 {
+            return true;
+        }
+        if self.shared.options.stats {
+            self.shared.stats().note(Effect::Deleted, kind, false);
+        }
+        if let Some(entries) = &self.shared.entries {
             // A single root's name is not told.
             let is_below = self.shared.root_name().is_some_and(|name| name != b".") && !self.shared.options.contents;
             let start = if is_below { path.iter().position(|&byte| byte == b'/').map_or(0, |at| at + 1) } else { 0 };
@@ -283,8 +287,8 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
     let length = u32::from_le_bytes(head[16..].try_into().expect("four bytes"));
     let mut path = vec![0; length as usize];
     file.read_exact(&mut path)?;
-    let opened = reopen(top, &path, expected);
     let is_dry = shared.options.dry_run;
+    let opened = reopen(top, &path, expected, is_dry);
     let was_closed = opened.as_ref().is_ok_and(|(directory, stat)| !is_dry && open_up(directory, stat) == Ok(true));
     let mut name = Vec::new();
     let mut has_changed = false;
@@ -315,13 +319,27 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
     Ok(true)
 }
 
-/// The directory that had this path below the top when it was left.
-fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity) -> Result<(OwnedFd, Stat), Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut here = openat(&top.fd, ".", flags, Mode::empty())?;
+/// The directory that had this path below the top when it was left. One that its owner may not read is opened up, and gets
+/// its mode again from who deletes in it; in a dry run it is opened as a place only.
+fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat), Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut place = openat(&top.fd, ".", flags | OFlags::PATH, Mode::empty())?;
     for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-        here = openat(&here, name, flags, Mode::empty())?;
+        place = openat(&place, name, flags | OFlags::PATH, Mode::empty())?;
     }
-    let stat = fstat(&here)?;
-    if identity(&stat) == expected { Ok((here, stat)) } else { Err(Errno::STALE) }
+    let stat = fstat(&place)?;
+    if identity(&stat) != expected {
+        return Err(Errno::STALE);
+    }
+    let open = || openat(&place, ".", flags | OFlags::RDONLY, Mode::empty());
+    let opened = match open() {
+        Err(Errno::ACCESS) if is_dry => return Ok((place, stat)),
+        Err(Errno::ACCESS) => {
+            let mode = Mode::from_raw_mode(stat.st_mode & 0o7777) | Mode::RWXU;
+            chmodat(CWD, itself(&place), mode, AtFlags::empty())?;
+            open()
+        }
+        opened => opened,
+    };
+    Ok((opened?, stat))
 }

@@ -114,6 +114,13 @@ impl OpenDirectory {
         }
     }
 
+    /// The directory in which a missing destination would be made, if that is there.
+    pub fn open_above(path: &Path) -> Option<OwnedFd> {
+        // As `foo/..` is not there either, the last name is one.
+        let above = crate::fs::directory_of(path);
+        openat(rustix::fs::CWD, above, OPEN.difference(OFlags::NOFOLLOW), Mode::empty()).ok()
+    }
+
     /// The destination, which is open.
     pub fn top(fd: OwnedFd, path: &[u8], shared: Arc<Shared>) -> Self {
         let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
@@ -158,7 +165,7 @@ impl OpenDirectory {
         };
         let current = Current::new(&stat, parent.gives_acl, !is_new || was_left);
         let last = Last { mode, current, metadata: OwnedMetadata::new(described) };
-        let differs = (!is_new && !keeps_metadata && shared.entries.is_some())
+        let differs = (!is_new && !keeps_metadata && shared.is_told())
             .then(|| differing(shared, Object::Open(fd.as_fd()), &stat, described, mode));
         let place = match name {
             // Merged into it.
@@ -178,7 +185,7 @@ impl OpenDirectory {
         };
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
-        let is_asked = options.sync && !options.dry_run;
+        let is_asked = options.lists() && !options.dry_run;
         if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
         }

@@ -52,7 +52,13 @@ pub(super) struct Elsewhere {
 
 /// Opens the last generation of a `snapshot`, and the directories of `--link-dest`, relative to DST; those that cannot be
 /// opened are reported as such, once.
-pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<&Snapshot>) -> Vec<Arc<OwnedFd>> {
+/// `above`: the directory that `top` would be made in, where it is missing, as it may be in a dry run.
+pub(super) fn open_generations(
+    top: &OwnedFd,
+    above: Option<&OwnedFd>,
+    shared: &Shared,
+    snapshot: Option<&Snapshot>,
+) -> Vec<Arc<OwnedFd>> {
     let generations = &shared.options.generations;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = shared.root_name().filter(|_| generations.session.is_dst);
@@ -63,16 +69,16 @@ pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<
     };
     let dst = dst.as_ref().map(identity);
     let open = |path: &[u8]| {
-        let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
+        let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".");
         let from = match &root {
             _ if path.starts_with(b"/") => return open_way(openat(CWD, "/", flags, Mode::empty())?, false, names, dst),
             Some(Ok(root)) => root.as_fd(),
             // DST will be made in the directory that is open.
-            Some(Err(_)) => {
-                names.next_if_eq(&&b".."[..]).ok_or(Errno::NOENT)?;
-                return open_way(openat(top, ".", flags, Mode::empty())?, false, names, dst);
-            }
-            None => top.as_fd(),
+            Some(Err(_)) => return open_beside(top, names, dst),
+            None => match above {
+                Some(above) => return open_beside(above, names, dst),
+                None => top.as_fd(),
+            },
         };
         open_way(openat(from, ".", flags, Mode::empty())?, true, names, dst)
     };
@@ -89,6 +95,18 @@ pub(super) fn open_generations(top: &OwnedFd, shared: &Shared, snapshot: Option<
         }
     }
     opened
+}
+
+/// Opens the directory to which names lead from one that is to be made in `above`: only what is beside that is there.
+fn open_beside<'a>(
+    above: &OwnedFd,
+    names: impl Iterator<Item = &'a [u8]>,
+    dst: Option<Identity>,
+) -> Result<OwnedFd, Errno> {
+    let mut names = names.peekable();
+    names.next_if_eq(&&b".."[..]).ok_or(Errno::NOENT)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open_way(openat(above, ".", flags, Mode::empty())?, false, names, dst)
 }
 
 /// Opens the directory to which names lead from another one. A link is followed where the user has put it, beside DST or
@@ -138,12 +156,6 @@ pub(super) fn look(
     let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));
     let mut found: Vec<Elsewhere> = found.collect();
     let is_like = |one: &Elsewhere| one.stat.st_size as u64 == size && is_same_time(options, &one.stat, described);
-    // Nothing of it would be sent.
-    if options.dry_run {
-        let is_found = !options.checksum && found.iter().any(is_like);
-        shared.same.fetch_add(u64::from(is_found), Relaxed);
-        return Ok((if is_found { Verdict::Same } else { verdict }, None));
-    }
     if !options.checksum {
         for like in found.iter().filter(|one| is_like(one)) {
             if like.link(shared, directory, name, described)? {
@@ -162,7 +174,8 @@ pub(super) fn look(
     if let Some(moved) = moves.and_then(|moves| moves.find(directory, name, described, size)) {
         found.insert(0, moved);
     }
-    let is_large = size > INLINE_BYTES_MAX as u64;
+    // In a dry run the sender says only whether all of it is the same.
+    let is_large = size > INLINE_BYTES_MAX as u64 && !options.dry_run;
     match found.iter().position(is_like) {
         Some(like) if is_large => Ok((Verdict::Blocks, Some(found.swap_remove(like)))),
         Some(like) => {
@@ -259,7 +272,7 @@ impl Elsewhere {
         {
             return Ok(false);
         }
-        let linked = link(shared, file.as_fd(), directory, name);
+        let linked = if options.dry_run { Ok(()) } else { link(shared, file.as_fd(), directory, name) };
         if let (Some(Moved { moves, at, .. }), true) = (&self.moved, linked.is_err()) {
             moves.give_up(*at);
         }
@@ -327,7 +340,11 @@ pub(super) fn copy(
     stat: &Stat,
 ) -> Result<(), Fault> {
     let mode = shared.options.mode.then(|| metadata::mode(&shared.options, described, 0o777));
-    let differs = shared.entries.as_ref().map(|_| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
+    let differs = shared.is_told().then(|| differing(shared, Object::Open(from.as_fd()), stat, described, mode));
+    if shared.options.dry_run {
+        shared.rehearse_copy(directory, name, described, stat.st_size as u64, differs);
+        return Ok(());
+    }
     let partial = Partial::create(shared, directory, name, stat.st_size as u64)?;
     let done = copy_contents(shared, from, &partial.file, stat.st_size as u64)
         .and_then(|()| fstat(from))

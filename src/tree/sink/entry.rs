@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::SystemTime;
 
 use rd_proto::control::IoFact;
 use rd_proto::tree::answer::BLOCK_BYTES_MIN;
@@ -105,6 +106,7 @@ fn make_file(
     done.and_then(|()| partial.publish(shared, directory, name, metadata))
         .inspect(|()| {
             shared.bytes.fetch_add(data.len() as u64, Relaxed);
+            shared.stats().note_transferred(data.len() as u64, data.len() as u64);
             shared.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
         })
         .inspect(|()| digest.into_iter().for_each(|digest| directory.list_file(name, &partial.file, digest)))
@@ -400,6 +402,8 @@ pub(super) struct Large {
     links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
     directory: Arc<OpenDirectory>,
     pub(super) shared: Arc<Shared>,
+    /// What is there was not read before then.
+    began: SystemTime,
 }
 
 impl Large {
@@ -414,6 +418,7 @@ impl Large {
         may_resume: bool,
         compared: Option<Compared>,
     ) -> Result<Self, Fault> {
+        let began = SystemTime::now();
         let coming = Coming { kind: FileType::RegularFile, metadata, size: Some(size) };
         let differs = shared.compare(directory, name, &coming);
         let (in_place, is_compared) = (shared.options.in_place, compared.is_some());
@@ -481,6 +486,7 @@ impl Large {
             links: Mutex::default(),
             directory: Arc::clone(directory),
             shared: Arc::clone(shared),
+            began,
         })
     }
 
@@ -677,6 +683,9 @@ impl Large {
             };
             match kept {
                 Ok(true) => {
+                    if let (Some(cache), Some(digest)) = (&shared.cache, self.of_blocks()) {
+                        cache.put(self.began, basis.file(), basis.stat(), digest);
+                    }
                     self.partial.remove(directory, name);
                     let _ = self.is_kept.set(());
                     return true;
@@ -706,7 +715,9 @@ impl Large {
         let publish = || self.partial.publish(&self.shared, &self.directory, &self.name, &self.metadata.borrow());
         match settled.and_then(|()| sync()).map_err(Fault::from).and_then(|()| publish()) {
             Ok(()) => {
-                self.shared.bytes.fetch_add(self.written_bytes.load(Relaxed), Relaxed);
+                let written_bytes = self.written_bytes.load(Relaxed);
+                self.shared.bytes.fetch_add(written_bytes, Relaxed);
+                self.shared.stats().note_transferred(self.size, written_bytes);
                 let told = (Effect::Transferred, FileKind::Regular);
                 self.shared.tell(&self.directory, &self.name, told, self.differs, || None);
                 if self.is_lasting && self.directory.is_unseen {

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::os::fd::AsFd;
 
-use rd_proto::tree::{Metadata, Xattrs};
+use rd_proto::tree::{Answer, Metadata, Xattrs};
 use rustix::fs::{FileType, Stat, readlinkat};
 
 use super::Shared;
@@ -11,17 +11,9 @@ use super::directory::OpenDirectory;
 use crate::fs::metadata::{ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 use crate::tree::metadata::{self, Reader};
+use crate::tree::stats::Stats;
 
-/// What a kind of file is called in entries.
-pub(super) fn kind(of: FileType) -> FileKind {
-    match of {
-        FileType::Directory => FileKind::Directory,
-        FileType::Symlink => FileKind::Symlink,
-        FileType::BlockDevice | FileType::CharacterDevice => FileKind::Device,
-        FileType::Fifo | FileType::Socket => FileKind::Special,
-        _ => FileKind::Regular,
-    }
-}
+pub(super) use crate::tree::stats::kind;
 
 /// What a symbolic link that stays leads to.
 pub(super) fn target(directory: &OpenDirectory, name: &[u8], kind: FileKind) -> Option<Vec<u8>> {
@@ -84,10 +76,22 @@ pub(super) struct Coming<'a> {
 }
 
 impl Shared {
+    pub(super) fn stats(&self) -> std::sync::MutexGuard<'_, Stats> {
+        self.stats.lock().expect("no panics under it")
+    }
+
+    /// Answers the sender, and counts what that takes.
+    pub(super) fn answer(&self, answer: Answer) {
+        self.stats().answered_bytes += answer.encoded_bytes() as u64;
+        (self.answer)(answer);
+    }
+
     /// In what an entry that is to come differs from what is there under its name; `None` where nothing of its kind is, or
-    /// the caller is not told of entries.
+    /// nobody wants to know.
     pub(super) fn compare(&self, directory: &OpenDirectory, name: &[u8], coming: &Coming<'_>) -> Option<u16> {
-        self.entries.as_ref()?;
+        if !self.is_told() {
+            return None;
+        }
         let old = directory.stat(name).ok()?;
         if kind(FileType::from_raw_mode(old.st_mode)) != kind(coming.kind) {
             return None;
@@ -105,7 +109,12 @@ impl Shared {
         Some(bits)
     }
 
-    /// Tells the caller of an entry, if it wants to know.
+    /// Whether what becomes of each entry is told, or counted.
+    pub(super) fn is_told(&self) -> bool {
+        self.options.stats || self.entries.is_some()
+    }
+
+    /// Tells the caller of an entry, if it wants to know, and counts it, if it wants that.
     pub(super) fn tell(
         &self,
         directory: &OpenDirectory,
@@ -114,6 +123,9 @@ impl Shared {
         differs: Option<u16>,
         leads_to: impl FnOnce() -> Option<Vec<u8>>,
     ) {
+        if self.options.stats {
+            self.stats().note(effect, kind, differs.is_none());
+        }
         let Some(entries) = &self.entries else { return };
         let (path, leads_to) = (directory.told_path(name), leads_to());
         entries.tell(Entry::Changed(Change { path, effect, kind, differs, leads_to }));

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
 use rd_proto::tree::{Answer, LISTED_DIRECTORIES_MAX, LISTED_MAX, Metadata, PATH_BYTES_MAX, Record, Special, Verdict};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, fsync, makedev, openat, readlinkat_raw, statat};
@@ -17,7 +18,8 @@ use super::elsewhere::{self, Elsewhere};
 use super::itemize::{self, differing};
 use super::{Refused, Shared, TreeSink};
 use crate::fs::metadata::Object;
-use crate::fs::{HASH_READ_BYTES, hash_range, identity};
+use crate::fs::source::change;
+use crate::fs::{HASH_READ_BYTES, described, hash_range, identity};
 use crate::options::TreeOptions;
 use crate::tree::Fault;
 use crate::tree::contents::Medium;
@@ -81,7 +83,7 @@ impl AllWanted {
 impl TreeSink {
     /// The number of a listed file whose record has come.
     pub(super) fn next_listed(&mut self) -> Result<u64, Refused> {
-        if !self.shared.options.sync {
+        if !self.shared.options.lists() {
             return Err(Refused::Data("a file without its contents, where they were asked for"));
         }
         if self.shared.wanted().is_too_much() {
@@ -142,7 +144,9 @@ pub(super) fn judge(
         return Verdict::Same;
     }
     if verdict != Verdict::Same {
-        let (directory, is_compared) = (Arc::clone(directory), verdict == Verdict::Blocks);
+        // That of a large file is of its blocks, and known to the sender only if it has it as well.
+        let is_known = matches!(verdict, Verdict::Digest(_)) && size > INLINE_BYTES_MAX as u64 && !options.dry_run;
+        let (directory, is_compared) = (Arc::clone(directory), is_known || verdict == Verdict::Blocks);
         let metadata = OwnedMetadata::new(described);
         let elsewhere = elsewhere.map(Box::new);
         let wanted = Wanted { directory, name: name.to_vec(), metadata, size, is_compared, elsewhere };
@@ -159,6 +163,9 @@ fn verdict(
     size: u64,
 ) -> Result<Verdict, Fault> {
     let options = &shared.options;
+    if !options.sync {
+        return Ok(plain_verdict(shared, directory, name, size));
+    }
     let old = match directory.stat(name) {
         Err(Errno::NOENT) if options.existing => return Ok(Verdict::Same),
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
@@ -200,17 +207,49 @@ fn verdict(
     }
     // In a dry run the sender says only whether all of it is the same.
     if size > INLINE_BYTES_MAX as u64 && !options.dry_run {
+        let cache = shared.cache.as_ref().filter(|_| old.st_size as u64 == size);
+        if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, &old)) {
+            return Ok(Verdict::Digest(digest));
+        }
         return Ok(if old.st_size > 0 { Verdict::Blocks } else { Verdict::Wanted });
     }
     if old.st_size as u64 != size {
         return Ok(Verdict::Wanted);
     }
-    let Some((file, stat)) = open_regular(directory.fd.as_fd(), name) else { return Ok(Verdict::Wanted) };
-    if identity(&stat) != identity(&old) {
-        return Ok(Verdict::Wanted);
+    Ok(digest(shared, directory, name, &old))
+}
+
+/// The verdict on a file that is copied over without `--sync`: it is sent, unless its digest proves that what is there is the
+/// same. What has other names is replaced by a file of its own.
+fn plain_verdict(shared: &Shared, directory: &OpenDirectory, name: &[u8], size: u64) -> Verdict {
+    let is_like = |old: &Stat| {
+        FileType::from_raw_mode(old.st_mode) == FileType::RegularFile && old.st_nlink == 1 && old.st_size as u64 == size
+    };
+    match directory.stat(name).ok().filter(is_like) {
+        None => Verdict::Wanted,
+        Some(_) if size > INLINE_BYTES_MAX as u64 => Verdict::Blocks,
+        Some(old) => digest(shared, directory, name, &old),
     }
+}
+
+/// The digest of a file that `old` describes.
+fn digest(shared: &Shared, directory: &OpenDirectory, name: &[u8], old: &Stat) -> Verdict {
+    let cache = shared.cache.as_ref().filter(|_| old.st_size as usize <= INLINE_BYTES_MAX);
+    if let Some(digest) = cache.and_then(|cache| cache.get(&directory.fd, old)) {
+        return Verdict::Digest(digest);
+    }
+    let began = SystemTime::now();
+    let opened = open_regular(directory.fd.as_fd(), name).filter(|(_, stat)| identity(stat) == identity(old));
+    let Some((file, stat)) = opened else { return Verdict::Wanted };
+    let size = stat.st_size as u64;
     let digest = hash_range(&file, 0, size, &mut vec![0; HASH_READ_BYTES.min(size.max(1) as usize)]);
-    Ok(digest.map_or(Verdict::Wanted, Verdict::Digest))
+    let is_unchanged = || described(&file).is_ok_and(|now| change(&stat, &now).is_none());
+    if let (Some(cache), Ok(digest)) = (cache, digest)
+        && is_unchanged()
+    {
+        cache.put(began, &file, &stat, digest);
+    }
+    digest.map_or(Verdict::Wanted, Verdict::Digest)
 }
 
 /// Whether the time of last modification of what is there is that of what is to come.
@@ -381,6 +420,6 @@ impl Shared {
 
     /// Answers for files from the number `first` on.
     pub(super) fn answer_verdicts(&self, first: u64, verdicts: Vec<Verdict>) {
-        (self.answer)(Answer::Verdicts { first, verdicts });
+        self.answer(Answer::Verdicts { first, verdicts });
     }
 }

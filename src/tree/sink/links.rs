@@ -111,7 +111,7 @@ pub(super) fn link_again(
     first: Vec<u8>,
 ) -> Result<(), Fault> {
     let old = || statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
-    let told = if shared.entries.is_some() { Some((fstat(fd)?, old())) } else { None };
+    let told = if shared.is_told() { Some((fstat(fd)?, old())) } else { None };
     if shared.options.sync {
         match statat(&directory.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) if shared.options.existing => return Ok(()),

@@ -16,6 +16,7 @@ use super::basis::Basis;
 use super::entry::{Large, check_stored, evict};
 use super::jobs::Job;
 use crate::fs::{HASH_READ_BYTES, hash_range};
+use crate::tree::digest_cache::OfBlocks;
 
 /// The sender is told of blocks once so many bytes have been hashed.
 const ANSWER_DUE_BYTES: u64 = 8 << 20;
@@ -33,6 +34,7 @@ pub(super) struct Look {
 struct Parts {
     hashed: BTreeMap<u64, Vec<Digest>>,
     next: u64,
+    of_blocks: OfBlocks,
 }
 
 impl TreeSink {
@@ -65,7 +67,7 @@ impl Large {
     /// has been told meanwhile. Called by as many threads as there are to do it.
     pub fn look(&self, item: u32) {
         if !self.is_adopted && self.basis.is_none() {
-            return (self.shared.answer)(Answer::nothing(item));
+            return self.shared.answer(Answer::nothing(item));
         }
         let (block_bytes, (count, at_once)) = (self.block_bytes(), self.parts());
         let mut scratch = vec![0; HASH_READ_BYTES];
@@ -95,10 +97,18 @@ impl Large {
                 parts.hashed.remove(&next)
             } {
                 parts.next += 1;
+                if self.shared.cache.is_some() {
+                    parts.of_blocks.add(block_bytes, &digests);
+                }
                 let is_last = parts.next * at_once >= count;
-                (self.shared.answer)(Answer::Blocks { item, block_bytes, is_last, digests });
+                self.shared.answer(Answer::Blocks { item, block_bytes, is_last, digests });
             }
         }
+    }
+
+    /// What the cache keeps of a file that has turned out to be the same.
+    pub fn of_blocks(&self) -> Option<[u8; 16]> {
+        self.look.parts.lock().expect("no panics under it").of_blocks.finish(self.size)
     }
 
     fn look_at(&self, number: usize, start: u64, length: u64, scratch: &mut [u8]) -> Result<Digest, Errno> {

@@ -97,9 +97,25 @@ impl Shared {
         let differs = self.compare(directory, name, &coming);
         self.files.fetch_add(1, Relaxed);
         self.bytes.fetch_add(size, Relaxed);
+        self.stats().note_transferred(size, 0);
         self.progress.made(false);
         self.progress.wrote(size);
         self.tell(directory, name, (Effect::Transferred, FileKind::Regular), differs, || None);
+        self.plan(directory, name, FileKind::Regular, described, Some(size), true);
+    }
+
+    /// A file would be made of one that is on this host, from which it `differs`.
+    pub(super) fn rehearse_copy(
+        &self,
+        directory: &OpenDirectory,
+        name: &[u8],
+        described: &Metadata<'_>,
+        size: u64,
+        differs: Option<u16>,
+    ) {
+        self.files.fetch_add(1, Relaxed);
+        self.progress.made(false);
+        self.tell(directory, name, (Effect::Made, FileKind::Regular), differs, || None);
         self.plan(directory, name, FileKind::Regular, described, Some(size), true);
     }
 

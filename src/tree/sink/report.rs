@@ -3,6 +3,7 @@
 use rd_proto::control::IoFact;
 
 use crate::fs::direct::write::Written;
+use crate::tree::stats::Stats;
 
 /// What became of a tree.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,8 @@ pub struct Report {
     pub without: Vec<IoFact>,
     /// Entries that were there already.
     pub same: u64,
+    /// What `--stats` tells.
+    pub stats: Stats,
     /// Entries deleted.
     pub deleted: u64,
     /// Files that were not sent, since they were there under other names.

@@ -25,12 +25,18 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Where `top` is what a tree is written into, and `root` the name of its only root, if it gets one.
+    /// Where `top` is what a tree is written into, and `root` the name of its only root, if it gets one. `above`: the directory
+    /// that `top` would be made in, where it is missing, as it may be in a dry run.
     ///
     /// # Errors
     ///
     /// The name cannot be that of a generation, or `latest` is something else.
-    pub fn open(top: &OwnedFd, root: Option<&[u8]>, options: &TreeOptions) -> Result<Option<Self>, IoFact> {
+    pub fn open(
+        top: &OwnedFd,
+        above: Option<&OwnedFd>,
+        root: Option<&[u8]>,
+        options: &TreeOptions,
+    ) -> Result<Option<Self>, IoFact> {
         let generations = &options.generations;
         let Some(name) = generations.snapshot.as_ref().map(|name| name.to_vec()) else { return Ok(None) };
         let path = OsStr::from_bytes(generations.snapshot.as_deref().map_or(b"", |name| &name[..]));
@@ -38,15 +44,15 @@ impl Snapshot {
             return Err(plain_fact(path, "cannot be the name of a generation"));
         }
         let is_dst = generations.session.is_dst;
-        // The generation may be missing then, and nothing leads from it to the others.
-        if options.dry_run && !is_dst {
-            return Ok(None);
-        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = openat(top, if is_dst { "." } else { ".." }, flags, Mode::empty());
+        let opened = match above {
+            Some(above) => openat(above, ".", flags, Mode::empty()),
+            None => openat(top, if is_dst { "." } else { ".." }, flags, Mode::empty()),
+        };
         let snapshot = Self { generations: opened.map_err(|error| io_fact(path, error))?, name };
         // A link there would have had the tree made elsewhere.
         let is_here = match is_dst {
+            _ if above.is_some() => true,
             true => root == Some(&snapshot.name[..]),
             false => snapshot.stat(&snapshot.name).ok().zip(fstat(top).ok()).is_some_and(|(named, top)| {
                 FileType::from_raw_mode(named.st_mode) == FileType::Directory && identity(&named) == identity(&top)

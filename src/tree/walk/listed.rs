@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, Record, Verdict};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstat, openat, statat};
+use rd_proto::tree::{LISTED_DIRECTORIES_MAX, LISTED_MAX, RESUME_BYTES_MIN, Record, Verdict};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 
 use super::place::{Entry, Place};
-use super::{REPLACED, Recorder, Step, Walk, wrote};
+use super::{INLINE_BYTES_MAX, REPLACED, Recorder, Step, Walk, wrote};
 use crate::fs::metadata::Object;
 use crate::fs::source::change;
 use crate::fs::{HASH_READ_BYTES, Identity, described, hash_range};
@@ -44,6 +44,7 @@ pub struct ListedFile {
     name: Vec<u8>,
     follow: bool,
     kind: FileType,
+    size: u64,
     /// If it has further names.
     pub inode: Option<Identity>,
 }
@@ -79,7 +80,7 @@ impl Homes {
         &self,
         place: &Place,
         entry: &Entry<'_>,
-        kind: FileType,
+        (kind, size): (FileType, u64),
         inode: Option<Identity>,
     ) -> Option<ListedFile> {
         let level = place.levels.last().expect("the top is never left");
@@ -96,7 +97,7 @@ impl Homes {
             }
         };
         let (path, name) = (entry.path.to_owned(), entry.name.to_vec());
-        Some(ListedFile { home, path, name, follow: entry.follow, kind, inode })
+        Some(ListedFile { home, path, name, follow: entry.follow, kind, size, inode })
     }
 }
 
@@ -216,7 +217,24 @@ impl Walk {
     }
 }
 
+/// Without `--sync`, smaller files are sent at once: a file of one block takes the receiver as long to read as to make, and
+/// its record without contents, the digest and the answer to that nearly a tenth of it.
+pub(in crate::tree) const COMPARED_BYTES_MIN: u64 = 4 << 10;
+
 impl Recorder {
+    /// Whether the receiver is asked for a file. Without `--sync` one is that is not too small, nor so large that it is resumed.
+    pub(super) fn is_compared(&self, entry: &Entry<'_>, seen: Option<&(OwnedFd, Stat)>) -> Result<bool, Fault> {
+        if !self.options.compares {
+            return Ok(true);
+        }
+        let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let size = match seen {
+            Some((_, stat)) => stat.st_size,
+            None => statat(entry.at, entry.path, flags)?.st_size,
+        };
+        Ok((COMPARED_BYTES_MIN..RESUME_BYTES_MIN).contains(&(size as u64)))
+    }
+
     /// Writes the record of a file without its contents.
     pub(super) fn list_file(&mut self, place: &Place, entry: &Entry<'_>, target: &mut [u8]) -> Result<Step, Fault> {
         // A link that is followed, and a root, which may be a path, are opened; of others a name is all that it takes.
@@ -243,13 +261,13 @@ impl Recorder {
             return Err(REPLACED);
         }
         let inode = self.inode(&stat);
-        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, target)) {
+        if let Some(step) = inode.and_then(|inode| self.further_name(entry, inode, &stat, target)) {
             return Ok(step);
         }
-        let listed = if self.room > 0 { self.homes.file(place, entry, kind, inode) } else { None };
+        let size = stat.st_size as u64;
+        let listed = if self.room > 0 { self.homes.file(place, entry, (kind, size), inode) } else { None };
         let Some(listed) = listed else { return Ok(Step::AtLimit) };
         let metadata = self.reader.read(&self.options, object, &stat)?;
-        let size = stat.st_size as u64;
         let step = wrote(Record::Listed { name: entry.name, metadata, size }.encode(target));
         if let Step::Wrote(_) = step {
             self.listed.push(listed);
@@ -263,15 +281,37 @@ impl Recorder {
         Ok(step)
     }
 
+    /// What the cache has of a file.
+    fn cached(&self, wanted: &WantedFile) -> Option<[u8; 16]> {
+        let cache = self.cache.as_ref()?;
+        let entry = wanted.file.entry();
+        let flags = if entry.follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let stat = statat(entry.at, entry.path, flags).ok()?;
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        // In a dry run the receiver tells the digest of a large one's contents.
+        let is_told = wanted.file.size <= INLINE_BYTES_MAX as u64 || !self.options.dry_run;
+        let is_it = is_regular && is_told && stat.st_size as u64 == wanted.file.size;
+        if is_it { cache.get(entry.at, &stat) } else { None }
+    }
+
     /// Writes the record of a listed file with its contents, or that they are the same.
     fn send_wanted(&mut self, wanted: &WantedFile, target: &mut [u8]) -> Result<Step, Fault> {
         let (number, entry) = (wanted.number, wanted.file.entry());
+        // The digest of a large one is that of its blocks, which are compared if it is not known here.
+        let is_large = wanted.file.size > INLINE_BYTES_MAX as u64 && !self.options.dry_run;
+        if matches!(wanted.verdict, Verdict::Digest(theirs) if self.cached(wanted) == Some(theirs)) {
+            return Ok(wrote(Record::Same { number }.encode(target)));
+        }
+        let began = SystemTime::now();
         let (file, stat) = self.open(&entry, entry.kind, None, OFlags::empty())?;
-        if let Verdict::Digest(theirs) = wanted.verdict {
+        if let (Verdict::Digest(theirs), false) = (wanted.verdict, is_large) {
             self.scratch.resize(HASH_READ_BYTES, 0);
             let ours = hash_range(&file, 0, stat.st_size as u64, &mut self.scratch)?;
             if let Some(change) = change(&stat, &described(&file)?) {
                 return Err(Fault::Detail(change));
+            }
+            if let Some(cache) = self.cache.as_ref().filter(|_| stat.st_size as usize <= INLINE_BYTES_MAX) {
+                cache.put(began, &file, &stat, ours);
             }
             if ours == theirs {
                 return Ok(wrote(Record::Same { number }.encode(target)));
@@ -281,7 +321,7 @@ impl Recorder {
             return Ok(wrote(Record::Differs { number }.encode(target)));
         }
         let Some(start) = (Record::Wanted { number }).encode(target) else { return Ok(Step::Full) };
-        let is_awaited = wanted.verdict == Verdict::Blocks;
+        let is_awaited = wanted.verdict == Verdict::Blocks || is_large && matches!(wanted.verdict, Verdict::Digest(_));
         let path = || wanted.file.source_path();
         let (step, item) = self.contents(&entry, file, &stat, is_awaited, path, &mut target[start..])?;
         if let (Step::Wrote(_), Some(inode)) = (&step, wanted.file.inode) {

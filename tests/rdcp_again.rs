@@ -1,0 +1,158 @@
+//! What is there already: a plain copy over an earlier one, `--stats`, and `--digest-cache`, by command line and between
+//! hosts: with a launcher that runs the agent on this host.
+
+mod rig;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use rig::lab::*;
+use rig::*;
+
+/// To another host, from another, between two.
+const WAYS: [(&str, &str); 3] = [("", "h1:"), ("h1:", ""), ("h1:", "h2:")];
+
+fn noise(path: &Path, bytes: usize) {
+    let mut data = vec![0; bytes];
+    blake3::Hasher::new().update(path.as_os_str().as_encoded_bytes()).finalize_xof().fill(&mut data);
+    fs::write(path, data).expect("a file");
+}
+
+/// What a run prints.
+#[track_caller]
+fn run(lab: &Lab, options: &[&str], (from, to): (&str, &str), destination: &str) -> String {
+    let path = |host: &str, name: &str| format!("{host}{}", lab.join(name).display());
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.env("XDG_CACHE_HOME", lab.join("caches"));
+    command.args(options).args([path(from, "source/"), path(to, destination)]);
+    let output = lab.join("printed");
+    command.stdin(Stdio::null()).stdout(File::create(&output).expect("a file")).stderr(Stdio::piped());
+    Process::spawn(&mut command).wait().expect(0);
+    fs::read_to_string(output).expect("text")
+}
+
+/// A number of `--stats`.
+#[track_caller]
+fn number(stats: &str, name: &str) -> u64 {
+    let line = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    let line = line.unwrap_or_else(|| panic!("no {name} in {stats}"));
+    line.split(' ').next().unwrap_or_default().replace(',', "").parse().expect("a number")
+}
+
+fn plant(lab: &Lab) {
+    fs::create_dir_all(lab.join("source/below")).expect("directories");
+    for (name, bytes) in [("small", 3000), ("block", 4096), ("below/record", 100_000), ("below/large", 3 << 20)] {
+        noise(&lab.join("source").join(name), bytes);
+    }
+}
+
+#[test]
+fn a_plain_copy_sends_only_what_is_not_there() {
+    for way in WAYS {
+        let lab = Lab::new();
+        plant(&lab);
+        let copy = |options: &[&str]| run(&lab, &[&["-r", "-T", "--stats"], options].concat(), way, "copy");
+        let first = copy(&[]);
+        assert_eq!(number(&first, "Literal data"), 3000 + 4096 + 100_000 + (3 << 20), "{way:?}");
+        // A byte for each directory that is new, and one for each verdict: nothing is asked at all.
+        let answers = if way.0.is_empty() { "Total bytes received" } else { "Total bytes sent" };
+        if way.0.is_empty() != way.1.is_empty() {
+            assert_eq!(number(&first, answers), 0, "{way:?}");
+        }
+        let again = copy(&[]);
+        assert_eq!(number(&again, "Literal data"), 3000, "{way:?}");
+        assert_eq!(number(&again, "Number of regular files transferred"), 1, "{way:?}");
+        // Time and size are the same, and the contents are not.
+        for side in ["source", "copy"] {
+            let file = File::options().write(true).open(lab.join(side).join("below/record")).expect("ours");
+            if side == "source" {
+                file.write_all_at(b"other", 5000).expect("written");
+            }
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).expect("ours");
+        }
+        assert_eq!(number(&copy(&[]), "Literal data"), 3000 + 100_000, "{way:?}");
+        holds(&lab.join("copy/below/record"), &fs::read(lab.join("source/below/record")).expect("it"));
+        // What is to be read back from the disk, or to have the time of the copy, is sent.
+        for option in ["--verify=disk", "--fsync", "--no-times", "--in-place"] {
+            let all = 3000 + 4096 + 100_000 + (3 << 20);
+            assert_eq!(number(&copy(&[option]), "Literal data"), all, "{way:?} {option}");
+        }
+    }
+}
+
+#[test]
+fn numbers_are_written_as_asked() {
+    let lab = Lab::new();
+    plant(&lab);
+    let copy =
+        |options: &[&str]| run(&lab, &[&["-r", "--sync", "-c", "--stats"], options].concat(), ("", "h:"), "copy");
+    assert!(copy(&["-n"]).contains("\nTotal file size: 3,252,824 bytes\n"));
+    let text = copy(&["--human-readable"]);
+    assert!(
+        text.contains("\nTotal file size: 3.25M bytes\n") && text.contains("\nLiteral data: 3.25M bytes\n"),
+        "{text}"
+    );
+    let text = copy(&["--no-human-readable"]);
+    assert!(text.contains("\nTotal file size: 3252824 bytes\n") && text.contains("  speedup is "), "{text}");
+    assert_eq!(copy(&["-q"]), "");
+    let within = run(&lab, &["-r", "--sync", "--stats"], ("", ""), "other");
+    assert!(within.contains("\nTotal bytes sent: 0\n") && within.ends_with("\ntotal size is 3,252,824\n"), "{within}");
+    // A report is read by a program.
+    let report = copy(&["--json"]);
+    assert!(report.lines().all(|line| line.starts_with('{')), "{report}");
+}
+
+/// Whatever becomes of it, what is copied is right; that it is used at all is shown beside it in the source.
+#[test]
+fn a_cache_does_no_harm() {
+    for way in [("", ""), ("", "h:"), ("h:", "")] {
+        let lab = Lab::new();
+        plant(&lab);
+        let manifest = lab.join("list").into_os_string().into_string().expect("text");
+        let cache = lab.join("caches/rdma-pipe/digests");
+        run(&lab, &["-r", "-T", "--manifest", &manifest], way, "copy");
+        std::thread::sleep(Duration::from_millis(2100));
+        let options = ["-r", "--sync", "-c", "--digest-cache", "--stats"];
+        let before = fs::metadata(lab.join("copy/below/large")).expect("it");
+        assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
+        let shown = fs::metadata(&cache).expect("it is made");
+        assert_eq!(shown.mode() & 0o777, 0o600);
+        let after = fs::metadata(lab.join("copy/below/large")).expect("it");
+        assert_eq!((before.ctime(), before.ctime_nsec()), (after.ctime(), after.ctime_nsec()));
+        assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
+        // Damaged, it is none, and all is as ever.
+        let file = File::options().write(true).open(&cache).expect("ours");
+        let length = file.metadata().expect("it").len();
+        let mut at = 4096;
+        let bytes = fs::read(&cache).expect("it");
+        while at < length {
+            if bytes[at as usize..at as usize + 4096].iter().any(|&byte| byte != 0) {
+                file.write_all_at(&vec![0x5a; 4096], at).expect("written");
+            }
+            at += 4096;
+        }
+        let changed = lab.join("copy/below/record");
+        let stat = fs::metadata(&changed).expect("it");
+        let other = File::options().write(true).open(&changed).expect("ours");
+        other.write_all_at(b"rot", 70_000).expect("written");
+        other.set_modified(stat.modified().expect("a time")).expect("ours");
+        let checked = Process::spawn(
+            rdcp()
+                .args(["--check=cached", &manifest])
+                .arg(lab.join("copy"))
+                .env("XDG_CACHE_HOME", lab.join("caches"))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null()),
+        )
+        .wait();
+        checked.expect(7);
+        assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 100_000, "{way:?}");
+        holds(&changed, &fs::read(lab.join("source/below/record")).expect("it"));
+        // One that others may write to is not used, which is said; the copy goes on.
+        fs::set_permissions(&cache, std::os::unix::fs::PermissionsExt::from_mode(0o622)).expect("ours");
+        assert_eq!(number(&run(&lab, &options, way, "copy"), "Literal data"), 0, "{way:?}");
+    }
+}

@@ -47,6 +47,7 @@ const ALONE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Node {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    is_source: bool,
     /// What can be counted, until it is.
     countable: Option<Countable>,
 }
@@ -101,7 +102,8 @@ impl Node {
             }
             BroadcastRole::Copy { .. } => None,
         };
-        let mut node = Self { shared: Arc::clone(&shared), thread: None, countable };
+        let is_source = matches!(role, BroadcastRole::Source { .. });
+        let mut node = Self { shared: Arc::clone(&shared), thread: None, is_source, countable };
         let (telling, running) = (Arc::clone(&shared), Arc::clone(&shared));
         let tell = std::thread::Builder::new().name("broadcast-state".to_owned()).stack_size(128 << 10);
         let run = std::thread::Builder::new().name("broadcast".to_owned());
@@ -113,9 +115,9 @@ impl Node {
         node
     }
 
-    /// What its sessions put in and take out.
-    pub(super) fn spool(&self) -> Arc<Spool> {
-        Arc::clone(&self.shared.spool)
+    /// What its sessions put in and take out. Nobody puts anything into that of the source but the source.
+    pub(super) fn spool(&self, puts_in: bool) -> Option<Arc<Spool>> {
+        (!(self.is_source && puts_in)).then(|| Arc::clone(&self.shared.spool))
     }
 
     /// Does what a message asks for, if it is for a node.

@@ -137,7 +137,10 @@ impl Agent {
         let moves = match begin.job {
             Job::SendStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
             Job::ReceiveStage { stage } => self.stages.attach_inlet(stage).map(Moves::Input),
-            Job::SendBroadcast | Job::ReceiveBroadcast => self.node.as_ref().map(|node| Moves::Stream(node.spool())),
+            Job::SendBroadcast | Job::ReceiveBroadcast => {
+                let puts_in = matches!(begin.job, Job::ReceiveBroadcast);
+                self.node.as_ref().and_then(|node| node.spool(puts_in)).map(Moves::Stream)
+            }
             _ => Some(Moves::Named),
         };
         self.ends.insert(number, End::begin(Arc::new(say), self.is_remote, begin, moves));

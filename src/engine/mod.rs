@@ -76,8 +76,8 @@ struct LiveLane {
 enum Half {
     Send {
         machine: Box<Sender>,
-        /// Empty buffers for the reader of a stream; `None` where workers read a file.
-        reader: Option<Post<Buffer>>,
+        /// Empty buffers for the reader of a stream, and whether their chunks are to be encrypted; `None` where workers read.
+        reader: Option<Post<(Buffer, bool)>>,
     },
     Receive {
         machine: Box<Receiver>,
@@ -565,7 +565,7 @@ impl Engine {
                     }
                     let buffer = self.take(buffer);
                     match &self.half {
-                        Half::Send { reader: Some(reader), .. } => drop(reader.send(buffer)),
+                        Half::Send { reader: Some(reader), .. } => drop(reader.send((buffer, encrypt))),
                         _ => drop(self.jobs.send(Job::Read(buffer, encrypt))),
                     }
                 }

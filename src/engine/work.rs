@@ -447,17 +447,20 @@ pub enum Feed {
     Spool(Arc<SpoolOutput>),
 }
 
+/// What a reader does with an empty buffer, whose chunk is to be encrypted or not.
+type Fill = Box<dyn FnMut(Buffer, bool) -> Option<Event> + Send>;
+
 /// Reads a stream, in a thread of its own since it may wait without end.
 ///
 /// # Errors
 ///
 /// What the system answered to making the thread.
-pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> std::io::Result<Sender<Buffer>> {
-    let (empty, queue) = unbounded::<Buffer>();
+pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> std::io::Result<Sender<(Buffer, bool)>> {
+    let (empty, queue) = unbounded::<(Buffer, bool)>();
     let mut fill = reading(feed, shared);
     std::thread::Builder::new().name("read".to_owned()).stack_size(128 << 10).spawn(move || {
-        while let Ok(buffer) = queue.recv() {
-            let Some(event) = fill(buffer) else { return };
+        while let Ok((buffer, encrypt)) = queue.recv() {
+            let Some(event) = fill(buffer, encrypt) else { return };
             if events.send(event).is_err() {
                 return;
             }
@@ -467,9 +470,9 @@ pub fn start_reader(feed: Feed, shared: Arc<Shared>, events: Sender<Event>) -> s
 }
 
 /// What a reader does with each empty buffer.
-fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
+fn reading(feed: Feed, shared: Arc<Shared>) -> Fill {
     match feed {
-        Feed::Stream(mut source) => Box::new(move |mut buffer| {
+        Feed::Stream(mut source) => Box::new(move |mut buffer, _| {
             let length = buffer.payload().len().min(shared.part_bytes());
             let target = &mut buffer.payload_mut()[..length];
             let part = shared.reading.during(|| source.next_part(target, &shared.backlog, &shared.over));
@@ -482,10 +485,11 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
                 Err(fact) => Event::SourceFailed(buffer, fact),
             })
         }),
-        Feed::Relay(relay) => {
-            in_turn(shared, move |buffer, shared| relay.fill(buffer, shared.part_bytes(), &shared.over).ok_or(None))
-        }
-        Feed::Spool(output) => in_turn(shared, move |mut buffer, shared| {
+        Feed::Relay(relay) => in_turn(shared, false, move |buffer, shared| {
+            relay.fill(buffer, shared.part_bytes(), &shared.over).ok_or(None)
+        }),
+        // What has just been copied is sealed at once, while it is in this processor's cache.
+        Feed::Spool(output) => in_turn(shared, true, move |mut buffer, shared| {
             let length = shared.part_bytes().min(buffer.payload().len());
             match spool::fill(&output, &mut buffer.payload_mut()[..length], &shared.over) {
                 Ok(length) => Ok((buffer, length)),
@@ -495,15 +499,16 @@ fn reading(feed: Feed, shared: Arc<Shared>) -> Box<dyn FnMut(Buffer) -> Option<E
     }
 }
 
-/// Numbers what `fill` has put into each buffer, at most until that is nothing. It may fail, or be over.
+/// Numbers what `fill` has put into each buffer, until that is nothing, and may seal it. It may fail, or be over.
 fn in_turn(
     shared: Arc<Shared>,
+    may_seal: bool,
     fill: impl Fn(Buffer, &Shared) -> Result<(Buffer, usize), Option<(Buffer, IoFact)>> + Send + 'static,
-) -> Box<dyn FnMut(Buffer) -> Option<Event> + Send> {
+) -> Fill {
     let mut next = Some(Part { item: 0, sequence: 0, position: 0, length: 0, is_final: false });
-    Box::new(move |buffer| {
+    Box::new(move |buffer, encrypt| {
         let Some(part) = &mut next else { return Some(Event::Unfilled(buffer)) };
-        let (buffer, length) = match shared.reading.during(|| fill(buffer, &shared)) {
+        let (mut buffer, length) = match shared.reading.during(|| fill(buffer, &shared)) {
             Ok(filled) => filled,
             Err(failed) => return failed.map(|(buffer, fact)| Event::SourceFailed(buffer, fact)),
         };
@@ -514,6 +519,10 @@ fn in_turn(
             next = None;
         }
         shared.pace.wait(length);
+        if may_seal && shared.compress == Compress::Off {
+            let header = shared.seal(header_of(&filled, encrypt), &mut buffer);
+            return Some(Event::Sealed(buffer, header));
+        }
         Some(Event::Filled(buffer, filled))
     })
 }

@@ -19,14 +19,21 @@ use std::time::{Duration, Instant};
 
 use rd_proto::broadcast::{BroadcastError, Mark, Marks, PAGE_BYTES, encode_mark};
 
-/// Bytes of one segment at most.
-pub const SEGMENT_BYTES: usize = 256 << 10;
+/// Bytes of one segment at most: a chunk's.
+pub const SEGMENT_BYTES: usize = 1 << 20;
 
-/// Segments of the smallest spool.
+/// The memory that a segment gets, so that short ones, as on a slow line, do not take it all.
+const ROOMS: [usize; 3] = [64 << 10, 256 << 10, SEGMENT_BYTES];
+
+/// Segments of full length in the smallest spool.
 const SEGMENTS_MIN: usize = 4;
 
+/// Who waits for room is woken when there is so much of the spool: a thread that sleeps and wakes for each segment costs
+/// more than what it does.
+const ROOM_SHARE: usize = 8;
+
 /// How long a tree may stand still and fill the spool while the host behind waits for more.
-pub const LAG_MAX: Duration = Duration::from_secs(2);
+pub const LAG_MAX: Duration = Duration::from_secs(5);
 
 /// How long the host behind may take to say from where it wants the stream.
 const MARK_MAX: Duration = Duration::from_secs(30);
@@ -34,14 +41,16 @@ const MARK_MAX: Duration = Duration::from_secs(30);
 /// How often those who wait check whether they still should.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The host before is told of what is no longer needed when it is so much more, or after so long.
-const MARK_BYTES: u64 = 1 << 20;
+/// The host before is told of what is no longer needed when it is so much of the spool more, or after so long.
+const MARK_SHARE: u64 = 8;
 const MARK_EVERY: Duration = Duration::from_millis(50);
 
 /// Some of the stream, which never changes.
 #[derive(Debug)]
 struct Segment {
     start: u64,
+    /// What it takes of the spool, in bytes.
+    room: usize,
     /// Where its bytes begin in the memory: at a page, so that they can be written from where they are.
     skip: usize,
     bytes: Vec<u8>,
@@ -49,12 +58,13 @@ struct Segment {
 
 impl Segment {
     fn new(mut memory: Vec<u8>, start: u64, bytes: &[u8]) -> Self {
+        let room = room_for(bytes.len());
         memory.clear();
-        memory.reserve_exact(SEGMENT_BYTES + PAGE_BYTES as usize);
+        memory.reserve_exact(room + PAGE_BYTES as usize);
         let skip = memory.as_ptr().align_offset(PAGE_BYTES as usize);
         memory.resize(skip, 0);
         memory.extend_from_slice(bytes);
-        Self { start, skip, bytes: memory }
+        Self { start, room, skip, bytes: memory }
     }
 
     fn data(&self) -> &[u8] {
@@ -64,6 +74,11 @@ impl Segment {
     fn end(&self) -> u64 {
         self.start + self.data().len() as u64
     }
+}
+
+/// The memory for so many bytes.
+fn room_for(bytes: usize) -> usize {
+    ROOMS.into_iter().find(|&room| bytes <= room).unwrap_or(SEGMENT_BYTES)
 }
 
 /// The host behind.
@@ -123,7 +138,9 @@ impl Places {
 struct State {
     places: Places,
     segments: VecDeque<Arc<Segment>>,
-    /// Memory of segments that were let go.
+    /// What they take, in bytes.
+    used_bytes: usize,
+    /// Memory of segments of full length that were let go.
     memory: Vec<Vec<u8>>,
     /// The session that puts in, and the one that takes out.
     input: u64,
@@ -131,8 +148,10 @@ struct State {
     marks: Marks,
     /// What the host behind asked for is not kept.
     is_refused: bool,
-    /// It waits for what comes.
+    /// It waits for what comes, and the own tree does, and who puts in waits for room.
     next_waits: bool,
+    tree_waits: bool,
+    input_waits: bool,
     /// What the host before was told last, and when.
     said: Option<(u64, Instant)>,
     /// Wakes the session that puts in.
@@ -148,7 +167,7 @@ struct State {
 /// A spool.
 pub struct Spool {
     state: Mutex<State>,
-    segments_max: usize,
+    bytes_max: usize,
     has_room: Condvar,
     has_more_for_tree: Condvar,
     has_more_for_next: Condvar,
@@ -213,12 +232,15 @@ impl Spool {
         let state = State {
             places,
             segments: VecDeque::new(),
+            used_bytes: 0,
             memory: Vec::new(),
             input: 0,
             output: 0,
             marks: Marks::default(),
             is_refused: false,
             next_waits: false,
+            tree_waits: false,
+            input_waits: false,
             said: None,
             wake: None,
             is_behind: false,
@@ -229,7 +251,7 @@ impl Spool {
         };
         Arc::new(Self {
             state: Mutex::new(state),
-            segments_max: usize::try_from(bytes / SEGMENT_BYTES as u64).unwrap_or(usize::MAX).max(SEGMENTS_MIN),
+            bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX).max(SEGMENTS_MIN * SEGMENT_BYTES),
             has_room: Condvar::new(),
             has_more_for_tree: Condvar::new(),
             has_more_for_next: Condvar::new(),
@@ -264,7 +286,7 @@ impl Spool {
         let mut state = self.state();
         state.places.set_next(is_there);
         self.let_go(&mut state);
-        state.wake_input();
+        self.wake_input(&state);
     }
 
     /// The own tree takes no more. `is_behind`: it was too slow.
@@ -294,6 +316,12 @@ impl Spool {
         }
     }
 
+    /// What no receiver would say: the host behind has more than this one.
+    #[cfg(test)]
+    pub fn lie(&self, passed: u64) {
+        self.state().places.next = Some(Next { reader: None, passed, safe: 0 });
+    }
+
     /// Waits until something has happened that others should know of, but no longer than this.
     pub fn wait_for_news(&self, longest: Duration) {
         let state = self.state();
@@ -312,6 +340,7 @@ impl Spool {
                 Some(_) => {}
             }
             let since = Instant::now();
+            state.tree_waits = true;
             state = self.has_more_for_tree.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
             self.idle_micros.fetch_add(since.elapsed().as_micros() as u64, Ordering::Relaxed);
         };
@@ -329,11 +358,11 @@ impl Spool {
     /// Lets go what nobody needs.
     fn let_go(&self, state: &mut State) {
         let floor = state.places.floor();
-        let mut has_room = false;
         while state.segments.front().is_some_and(|segment| segment.end() <= floor) {
             match Arc::try_unwrap(state.segments.pop_front().expect("just seen")) {
                 Ok(segment) => {
-                    if state.memory.len() + state.segments.len() < self.segments_max {
+                    state.used_bytes -= segment.room;
+                    if segment.room == SEGMENT_BYTES && self.has_memory_for(state, SEGMENT_BYTES) {
                         state.memory.push(segment.bytes);
                     }
                 }
@@ -343,13 +372,50 @@ impl Spool {
                     state.segments.push_front(held);
                     break;
                 }
-                Err(_) => {}
+                Err(held) => state.used_bytes -= held.room,
             }
-            has_room = true;
         }
         state.places.start = state.segments.front().map_or(state.places.end, |segment| segment.start);
-        if has_room {
+        let share = (self.bytes_max / ROOM_SHARE).max(SEGMENT_BYTES);
+        if state.input_waits && state.used_bytes + share <= self.bytes_max {
+            state.input_waits = false;
             self.has_room.notify_all();
+        }
+    }
+
+    /// Has the session that puts in tell the host before what that need not keep, if it is much.
+    fn wake_input(&self, state: &State) {
+        if let (Some(wake), Some((said, _))) = (&state.wake, state.said)
+            && state.places.safe() >= said + self.mark_bytes()
+        {
+            wake();
+        }
+    }
+
+    fn mark_bytes(&self) -> u64 {
+        self.bytes_max as u64 / MARK_SHARE
+    }
+
+    /// Whether so much more memory can be had, beside that of segments and what was theirs.
+    fn has_memory_for(&self, state: &State, bytes: usize) -> bool {
+        state.used_bytes + state.memory.len() * SEGMENT_BYTES + bytes <= self.bytes_max
+    }
+
+    /// Memory for a segment, within the bounds.
+    fn memory_for(&self, state: &mut State, room: usize) -> Vec<u8> {
+        let reused = if room == SEGMENT_BYTES { state.memory.pop() } else { None };
+        while !self.has_memory_for(state, room) && state.memory.pop().is_some() {}
+        reused.unwrap_or_default()
+    }
+
+    /// Wakes those who wait for more.
+    fn tell_of_more(&self, state: &mut State) {
+        if std::mem::take(&mut state.tree_waits) {
+            self.has_more_for_tree.notify_all();
+        }
+        // What is told of it stays until it has looked.
+        if state.next_waits {
+            self.has_more_for_next.notify_all();
         }
     }
 
@@ -377,15 +443,6 @@ impl State {
         self.segments.partition_point(|segment| segment.end() <= offset)
     }
 
-    /// Has the session that puts in look whether the host before is to be told something.
-    fn wake_input(&self) {
-        if let (Some(wake), Some((said, _))) = (&self.wake, self.said)
-            && self.places.safe() > said
-        {
-            wake();
-        }
-    }
-
     /// The tree is what keeps the first segment, and the host behind waits for what would come behind the last.
     fn is_held_up_by_tree(&self) -> bool {
         let Some(first) = self.segments.front() else { return false };
@@ -410,8 +467,9 @@ impl SpoolInput {
     pub fn append(&self, bytes: &[u8], over: &AtomicBool) -> Result<(), Gone> {
         let spool = &*self.spool;
         for piece in bytes.chunks(SEGMENT_BYTES) {
-            let mut state = self.wait_for_room(over)?;
-            let (memory, start) = (state.memory.pop().unwrap_or_default(), state.places.end);
+            let room = room_for(piece.len());
+            let mut state = self.wait_for_room(room, over)?;
+            let (memory, start) = (spool.memory_for(&mut state, room), state.places.end);
             drop(state);
             let segment = Segment::new(memory, start, piece);
             state = spool.state();
@@ -420,11 +478,10 @@ impl SpoolInput {
                 return Err(Gone);
             }
             state.places.end = segment.end();
+            state.used_bytes += room;
             state.segments.push_back(Arc::new(segment));
             spool.let_go(&mut state);
-            drop(state);
-            spool.has_more_for_tree.notify_all();
-            spool.has_more_for_next.notify_all();
+            spool.tell_of_more(&mut state);
         }
         Ok(())
     }
@@ -442,8 +499,7 @@ impl SpoolInput {
         }
         state.places.has_ended = true;
         spool.tell(&mut state);
-        spool.has_more_for_tree.notify_all();
-        spool.has_more_for_next.notify_all();
+        spool.tell_of_more(&mut state);
         Ok(())
     }
 
@@ -460,7 +516,7 @@ impl SpoolInput {
             }
             Some((said, at)) => {
                 let safe = state.places.safe();
-                let is_due = safe >= said + MARK_BYTES || safe > said && at.elapsed() >= MARK_EVERY;
+                let is_due = safe >= said + self.spool.mark_bytes() || safe > said && at.elapsed() >= MARK_EVERY;
                 is_due.then_some(safe)?
             }
         };
@@ -476,7 +532,7 @@ impl SpoolInput {
         }
     }
 
-    fn wait_for_room(&self, over: &AtomicBool) -> Result<MutexGuard<'_, State>, Gone> {
+    fn wait_for_room(&self, room: usize, over: &AtomicBool) -> Result<MutexGuard<'_, State>, Gone> {
         let spool = &*self.spool;
         let mut state = spool.state();
         let mut stood_still = Duration::ZERO;
@@ -484,9 +540,10 @@ impl SpoolInput {
             if state.input != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
                 return Err(Gone);
             }
-            if state.segments.len() < spool.segments_max {
+            if state.used_bytes + room <= spool.bytes_max {
                 return Ok(state);
             }
+            state.input_waits = true;
             let before = Instant::now();
             state = spool.has_room.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
             // A process that was stopped meanwhile has not waited for that long.
@@ -515,6 +572,7 @@ impl SpoolOutput {
         let asked = Instant::now();
         let mut state = spool.state();
         let at = loop {
+            state.next_waits = false;
             if state.output != self.turn || state.is_stopped || over.load(Ordering::Relaxed) {
                 return Filled::Gone;
             }
@@ -529,7 +587,6 @@ impl SpoolOutput {
             state.next_waits = reader.is_some();
             state = spool.has_more_for_next.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
         };
-        state.next_waits = false;
         let mut end = state.places.end.min(at + target.len() as u64);
         if end < state.places.end && end / PAGE_BYTES > at / PAGE_BYTES {
             // Where pages begin for this host, they begin for the next.
@@ -579,7 +636,7 @@ impl SpoolOutput {
             }
         }
         spool.let_go(&mut state);
-        state.wake_input();
+        spool.wake_input(&state);
         Ok(())
     }
 
@@ -602,7 +659,7 @@ impl SpoolOutput {
                 spool.tell(&mut state);
             }
         }
-        state.wake_input();
+        spool.wake_input(&state);
     }
 }
 

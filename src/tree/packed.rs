@@ -276,3 +276,6 @@ impl Expects {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

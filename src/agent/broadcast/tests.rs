@@ -35,6 +35,7 @@ struct Host {
     proof: Option<BroadcastProof>,
     ended: Option<Report>,
     faults: Vec<Fault>,
+    has_kept: bool,
     /// What its ends have said, by number.
     ends: HashMap<u32, Vec<Message>>,
     at: PathBuf,
@@ -46,7 +47,7 @@ impl Host {
         let emit: Emit = Arc::new(move |message| drop(say.send(message)));
         let agent = Agent::new(Arc::clone(&emit), emit, false, false);
         let (state, ends) = (BroadcastState::default(), HashMap::new());
-        Self { agent, said, state, proof: None, ended: None, faults: Vec::new(), ends, at }
+        Self { agent, said, state, proof: None, ended: None, faults: Vec::new(), has_kept: false, ends, at }
     }
 
     fn source(at: &Path, spool_bytes: u64) -> Self {
@@ -83,6 +84,7 @@ impl Host {
                 Message::BroadcastEnded(report) => {
                     assert!(self.ended.replace(*report).is_none(), "it ends once");
                 }
+                Message::Kept(_) => self.has_kept = true,
                 Message::EntriesFailed(faults) => self.faults.extend(faults),
                 Message::ForEnd { end, message } => {
                     let message = message.decode().expect("a message").expect("known");
@@ -159,7 +161,7 @@ fn hop(hosts: &mut [Host], number: u32, from: usize, to: usize, bwlimit: Option<
 }
 
 fn status(host: &Host) -> SpoolStatus {
-    host.agent.node.as_ref().expect("a node").spool().status()
+    host.agent.node.as_ref().expect("a node").spool(false).expect("it").status()
 }
 
 fn tell(host: &mut Host, end: u32, message: &Message) {
@@ -229,10 +231,38 @@ fn a_file_that_a_copy_could_resume_is_sent_without_asking() {
     let scratch = scratch();
     let from = scratch.path().join("from");
     random_tree(&from, seed(), 3, &[70 << 20]);
-    let mut hosts = vec![Host::source(&from, SPOOL_BYTES), Host::copy(scratch.path().join("h1"), SPOOL_BYTES, false)];
+    let begun = || vec![Host::source(&from, SPOOL_BYTES), Host::copy(scratch.path().join("h1"), SPOOL_BYTES, false)];
+    let mut hosts = begun();
+    hop(&mut hosts, 1, 0, 1, Some(30 << 20));
+    until(&mut hosts, "some", |hosts| (hosts[1].state.written > 20 << 20).then_some(()));
+    hosts[1].agent.handle(Message::BroadcastLeave);
+    until(&mut hosts, "it leaves", |hosts| hosts[1].ended.is_some().then_some(()));
+    assert!(hosts[1].has_kept, "an ordinary copy can go on with it");
+    // All of it comes, over what is there.
+    let mut hosts = begun();
     hop(&mut hosts, 1, 0, 1, None);
     all_ended(&mut hosts);
     is_right(&hosts[1], &from);
+}
+
+#[test]
+fn nobody_but_the_source_makes_its_stream() {
+    let scratch = scratch();
+    let from = scratch.path().join("from");
+    random_tree(&from, seed(), 3, &[]);
+    let mut hosts = vec![Host::source(&from, SPOOL_BYTES)];
+    let begin = Begin {
+        key: SessionKey([1; 32]),
+        job: Job::ReceiveBroadcast,
+        options: TransferOptions::default(),
+        caller_is_peer: false,
+        peer: Vec::new(),
+        waits: false,
+    };
+    tell(&mut hosts[0], 1, &Message::Begin(Box::new(begin)));
+    let report = until(&mut hosts, "it is refused", |hosts| hosts[0].ended(1).cloned());
+    assert_eq!(report.fault.map(|fault| fault.exit), Some(Exit::Protocol.code()));
+    all_ended(&mut hosts);
 }
 
 #[test]
@@ -353,7 +383,7 @@ fn a_host_that_changes_a_byte_is_found_out_by_all_behind_it() {
         let middle = Host::copy(scratch.path().join(format!("m{case}")), SPOOL_BYTES, true);
         let last = Host::copy(scratch.path().join(format!("l{case}")), SPOOL_BYTES, false);
         let mut hosts = vec![middle, last];
-        let spool = hosts[0].agent.node.as_ref().expect("a node").spool();
+        let spool = hosts[0].agent.node.as_ref().expect("a node").spool(true).expect("it");
         let feeding = std::thread::spawn(move || {
             let input = spool.input();
             let _ = input.append(&forged, &AtomicBool::new(false)).and_then(|()| input.end());
@@ -415,4 +445,21 @@ fn a_destination_that_cannot_be_written_holds_nobody() {
     let fault = hosts[1].ended.as_ref().and_then(|report| report.fault.clone()).expect("it cannot be written");
     assert_eq!((fault.exit, fault.errno), (Exit::Destination.code(), libc::ENOTDIR), "{fault:?}");
     is_right(&hosts[2], &from);
+}
+
+#[test]
+fn a_receiver_that_lies_about_what_it_has_ends_its_hop() {
+    let scratch = scratch();
+    let from = scratch.path().join("from");
+    random_tree(&from, seed(), 3, &[12 << 20]);
+    let mut hosts = vec![Host::source(&from, 1 << 20)];
+    hosts.extend((1..3).map(|at| Host::copy(scratch.path().join(format!("h{at}")), 1 << 20, at == 1)));
+    hop(&mut hosts, 1, 0, 1, Some(20 << 20));
+    until(&mut hosts, "some", |hosts| (hosts[1].state.received > 0).then_some(()));
+    hosts[1].agent.node.as_ref().expect("a node").spool(false).expect("it").lie(1 << 40);
+    let report = until(&mut hosts, "the hop ends", |hosts| hosts[0].ended(1).cloned());
+    let fault = report.fault.expect("it was no answer");
+    assert_eq!((fault.exit, fault.own), (Exit::Protocol.code(), true), "{fault:?}");
+    // The node has lost nothing by it.
+    assert!(hosts[0].ended.is_none());
 }

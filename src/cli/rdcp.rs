@@ -1,5 +1,6 @@
 //! `rdcp`: copies files between any two hosts.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -25,6 +26,7 @@ use crate::job::Setup;
 use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
+use crate::job::progress::HostEnded;
 use crate::job::targets::failed::FailedHosts;
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
@@ -489,16 +491,15 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());
+    let failed = RefCell::new(Vec::new());
     let mut copy = |touched: Option<Only>| {
         // A manifest is of all, and what -R names is all that is copied.
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
-        if !plan.targets.is_empty() {
-            return Err(usage("several hosts: not yet"));
-        }
         reported(&arguments.report, carries_data, |reporter| {
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
+            failed.borrow_mut().extend(ended.hosts.iter().filter_map(HostEnded::failed));
             if let Some(text) = ended.copied.as_ref().and_then(|copied| stats(copied, digits)) {
                 // Where data or a report goes to standard output, it is read by a program.
                 let printed = match is_json_there || plan.destination == Spec::Standard {
@@ -515,11 +516,17 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     };
     if !arguments.watch {
         let outcome = copy(None);
-        // Of several targets it is written by what knows of each.
-        let Some(file) = hosts_failed.filter(|_| plan.targets.is_empty()) else { return outcome };
+        let Some(file) = hosts_failed else { return outcome };
         let cause = outcome.as_ref().err().map(|failure| failure.message.as_deref().unwrap_or_default());
-        let failed: Vec<_> = cause.map(|cause| (&plan.destination, cause)).into_iter().collect();
-        let written = file.finish(std::slice::from_ref(&plan.destination), &failed);
+        let failed = failed.take();
+        let one = std::slice::from_ref(&plan.destination);
+        let targets = if plan.targets.is_empty() { one } else { &plan.targets };
+        let failed: Vec<_> = match cause {
+            // None has got it.
+            Some(cause) if failed.is_empty() => targets.iter().map(|target| (target, cause)).collect(),
+            _ => failed.iter().map(|(spec, cause)| (spec, &**cause)).collect(),
+        };
+        let written = file.finish(targets, &failed);
         return outcome.and(written);
     }
     let say = |line: &str| {

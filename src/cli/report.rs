@@ -21,7 +21,7 @@ use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
 use crate::job::entries::TakeEntries;
-use crate::job::progress::{Ended, Rate, Shown, size_words};
+use crate::job::progress::{Ended, HostShown, HostStanding, Rate, Shown, size_words};
 use crate::job::{
     self,
     event::{ceiling, rate},
@@ -256,6 +256,22 @@ impl job::copy::Observer for Console<'_> {
         }
     }
 
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
+        let Some(terminal) = &mut self.terminal else { return };
+        let is_done = |host: &&HostShown| host.standing == HostStanding::Done;
+        let slowest =
+            hosts.iter().filter(|host| host.standing == HostStanding::Receiving).map(|host| host.received).min();
+        terminal.show(&Shown {
+            files: Some(hosts.iter().filter(is_done).count() as u64),
+            files_total: Some(hosts.len() as u64),
+            bytes: slowest.unwrap_or(made),
+            bytes_total: is_all.then_some(made),
+            is_final: is_all,
+            seconds: elapsed.as_secs(),
+            ..Shown::default()
+        });
+    }
+
     fn is_watched(&self) -> bool {
         self.terminal.as_ref().is_some_and(Terminal::is_watched)
     }
@@ -320,7 +336,7 @@ pub(crate) fn reported(
 ) -> Result<(), Failure> {
     let reporter = Reporter::open(options, carries_data)?;
     let (summary, failure, copied) = match transfer(&reporter) {
-        Ok(Ended { summary, failure, copied }) => (Some(summary), failure, copied),
+        Ok(Ended { summary, failure, copied, .. }) => (Some(summary), failure, copied),
         Err(failure) => (None, Some(failure), None),
     };
     let told = reporter.finish(summary.as_ref(), failure.as_ref(), copied.map(|copied| copied.line()).as_deref());
@@ -332,7 +348,7 @@ impl From<session::Ended> for Ended {
     fn from(ended: session::Ended) -> Self {
         let session::Ended { summary, peer } = ended;
         let failure = words::outcome(&summary.outcome, summary.reason.as_deref(), &peer);
-        Self { summary, failure, copied: None }
+        Self { summary, failure, copied: None, hosts: Vec::new() }
     }
 }
 

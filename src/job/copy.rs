@@ -10,7 +10,7 @@ use super::entries::TakeEntries;
 use super::event::{self, Event};
 use super::hop::Side;
 use super::plan::{Plan, Spec};
-use super::progress::{Copied, Ended, Shown, Totals};
+use super::progress::{Copied, Ended, HostShown, Shown, Totals};
 use super::{EndOf, HERE, Job, Update, name_at, told};
 use crate::agent::end;
 use crate::agent::place::{final_name, target};
@@ -24,6 +24,7 @@ use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
 use crate::tree::{Only, Root};
 
+mod broadcast;
 mod interrupt;
 mod manifest;
 mod placing;
@@ -54,6 +55,9 @@ pub(crate) trait Observer: super::Observer {
     fn would_copy(&mut self, from: &str, to: &str);
     /// How far the copy has come.
     fn show(&mut self, shown: &Shown);
+    /// How far each of several hosts has come: bytes of the stream, of which the source has made `made` so far, and all if
+    /// `is_all`.
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
     /// Whether a person sees how far it has come.
     fn is_watched(&self) -> bool;
     /// Nothing more is shown.
@@ -88,6 +92,8 @@ pub(crate) struct Copy<'a> {
     kept: Option<Kept>,
     /// The name of the only source of the next session; see [`super::hop::Hop::root`].
     root: Option<Vec<u8>>,
+    /// What is asked about: the plan's, or one of several targets.
+    destination: Spec,
 }
 
 impl<'a> Copy<'a> {
@@ -112,6 +118,7 @@ impl<'a> Copy<'a> {
             progress: Progress::new(plan.tree.sync),
             kept: None,
             root: None,
+            destination: plan.destination.clone(),
         })
     }
 
@@ -121,6 +128,9 @@ impl<'a> Copy<'a> {
     ///
     /// Why nothing was begun. What happens later is in what is returned.
     pub(crate) fn run(mut self) -> Result<Ended, Failure> {
+        if !self.plan.targets.is_empty() {
+            return self.broadcast();
+        }
         let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
         let destination = self.host_of(&self.plan.destination)?;
         self.job.greet()?;
@@ -132,7 +142,7 @@ impl<'a> Copy<'a> {
         if self.plan.dry_run && !self.plan.tree.sync {
             self.tell_plan(&found, destination, placed.as_ref());
             let failure = (self.left_out > 0).then_some(Failure::silent(Exit::Partial));
-            return Ok(Ended { summary: self.total, failure, copied: None });
+            return Ok(Ended { summary: self.total, failure, copied: None, hosts: Vec::new() });
         }
         let size_bytes = found.iter().fold(0, |sum: u64, (_, found)| sum.saturating_add(found.size_bytes));
         let known = found.iter().all(|(_, found)| found.kind == Kind::File);
@@ -144,7 +154,7 @@ impl<'a> Copy<'a> {
         let failure = failure.err().or_else(|| self.partial(&found));
         let failure = self.end_manifest(manifest.as_ref(), failure);
         let copied = self.came_to(failure.as_ref());
-        Ok(Ended { summary: self.total, failure, copied })
+        Ok(Ended { summary: self.total, failure, copied, hosts: Vec::new() })
     }
 
     /// What it all came to; `None` where it was given up, and beside data on standard output unless it is asked for.
@@ -361,9 +371,7 @@ impl<'a> Copy<'a> {
             _ => None,
         };
         let directory = placed.directory.clone();
-        // As with rsync: the root is what is in SRC/.
-        let is_root = |found: &Found| found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact;
-        let contents = matches!(found, [(_, found)] if found.kind == Kind::Directory && is_root(found));
+        let contents = matches!(found, [(_, found)] if self.is_root(found));
         let mut settings = TreeOptions { contents, ..self.plan.tree.clone() };
         // Within a host, reading both takes as long as copying.
         settings.compares = placed.is_there && from != to && settings.may_compare();

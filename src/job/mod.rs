@@ -216,6 +216,23 @@ impl Job {
         self.greet_all(&mut |_, failure| Err(failure))
     }
 
+    /// Waits until every agent has said who it is, or failed; gives those that have.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal meanwhile.
+    fn greet_each(&mut self) -> Result<Vec<(usize, Failure)>, Failure> {
+        let mut failed = Vec::new();
+        self.greet_all(&mut |host, failure| {
+            failed.push((host, failure));
+            Ok(())
+        })?;
+        for (host, _) in &failed {
+            self.hosts[*host].gone = true;
+        }
+        Ok(failed)
+    }
+
     fn greet_all(&mut self, failed: &mut TakeFailure<'_>) -> Result<(), Failure> {
         if self.hosts.len() > HOSTS_FEW {
             // Each takes its pipes.

@@ -141,7 +141,6 @@ pub(crate) struct Plan<'a> {
     /// Several hosts' places, which all get the same: each [`Spec::There`] on a host of its own, DST the first; else empty.
     pub(crate) targets: Vec<Spec>,
     /// How long one of several hosts may take nothing.
-    #[allow(dead_code, reason = "a copy to several hosts takes it, which is refused so far")]
     pub(crate) stall: Duration,
     /// The destination must be a directory.
     pub(crate) directory: bool,

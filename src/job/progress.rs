@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{Summary, Waits};
 use crate::fault::Failure;
+use crate::job::plan::Spec;
 use crate::tree::progress::Amount;
 use crate::tree::stats::{Kinds, Stats};
 
@@ -159,6 +160,8 @@ pub(crate) struct Copied {
     pub(crate) failed: u64,
     /// Nothing was done: it is what would have been.
     pub(crate) is_dry: bool,
+    /// So many of several hosts have it.
+    pub(crate) hosts: Option<(usize, usize)>,
 }
 
 /// A transfer that has ended.
@@ -167,6 +170,50 @@ pub(crate) struct Ended {
     pub(crate) failure: Option<Failure>,
     /// What a copy came to.
     pub(crate) copied: Option<Copied>,
+    /// What it came to on each of several hosts.
+    pub(crate) hosts: Vec<HostEnded>,
+}
+
+/// What a copy to one of several hosts came to.
+pub(crate) struct HostEnded {
+    pub(crate) spec: Spec,
+    pub(crate) failure: Option<Failure>,
+}
+
+impl HostEnded {
+    /// Its place and the cause, if it has failed.
+    pub(crate) fn failed(&self) -> Option<(Spec, String)> {
+        let failure = self.failure.as_ref()?;
+        Some((self.spec.clone(), failure.message.clone().unwrap_or_default()))
+    }
+}
+
+/// How one of several hosts stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HostStanding {
+    /// It takes the stream as it comes.
+    Receiving,
+    /// It has all of the stream, and is not done with it.
+    Finishing,
+    /// It was too slow or cut off, and waits for its copy from another host.
+    Behind,
+    /// It gets its copy from another host.
+    Copying,
+    /// It has all, and that is proven.
+    Done,
+    Failed,
+}
+
+/// How far one of several hosts has come.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "shown when there is a screen for several hosts")]
+pub(crate) struct HostShown {
+    /// For a person.
+    pub(crate) host: String,
+    pub(crate) standing: HostStanding,
+    /// Bytes of the stream that it has, and those of which its tree has been made.
+    pub(crate) received: u64,
+    pub(crate) written: u64,
 }
 
 /// A size for a person: `407 MiB`, `1.2 GiB`.

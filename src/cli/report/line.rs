@@ -259,6 +259,11 @@ impl Copied {
             0 if directories > 0 => several(directories, "directory", "directories"),
             files => several(files, "file", "files"),
         };
+        let count = match self.hosts {
+            Some((done, all)) if done < all => format!("{count} to {done} of {all} hosts"),
+            Some((_, all)) => format!("{count} to {all} hosts"),
+            None => count,
+        };
         let mut line = match self.is_dry {
             true => {
                 let (time, bytes) = (seconds_words(self.seconds), size_words(bytes));

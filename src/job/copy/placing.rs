@@ -144,7 +144,7 @@ impl Copy<'_> {
     /// out.
     pub(super) fn place(&mut self, side: usize, found: &mut Vec<(usize, Found)>) -> Result<Option<Placed>, Failure> {
         let several = self.are_several(found);
-        if self.plan.destination == Spec::Standard {
+        if self.destination == Spec::Standard {
             if several {
                 return Err(Failure::new(Exit::Usage, "standard output takes one file"));
             }
@@ -235,7 +235,7 @@ impl Copy<'_> {
             ));
         }
         let exact = self.plan.exact || standard || is_contents;
-        let path = self.plan.destination.path().as_bytes();
+        let path = self.destination.path().as_bytes();
         // A single directory becomes `new/`, as with cp; anything else comes into it.
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
         let is_generation = self.plan.tree.generations.snapshot.is_some();

@@ -1,0 +1,618 @@
+//! One tree to several hosts: a chain of them, which the source feeds once.
+//!
+//! What each host does with the stream is its node's part (`agent::broadcast`); who sends to whom, and what becomes of
+//! that when hosts fail, is decided by [`Chain`]. Here hosts are started and asked, hops are begun and ended as the chain
+//! says, and what comes of every host is put together.
+
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStringExt;
+use std::time::{Duration, Instant};
+
+use minicbor::bytes::ByteVec;
+
+use super::{Copy, entries};
+use crate::agent::end;
+use crate::agent::place::{final_name, target};
+use crate::control::frames::{
+    self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
+};
+use crate::fault::{Exit, Failure};
+use crate::job::hop::Side;
+use crate::job::plan::Spec;
+use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
+use crate::job::{EndOf, HERE, Update};
+use crate::options::{TransferOptions, TreeOptions};
+use crate::tree::Root;
+use crate::tree::progress::Amount;
+
+mod chain;
+
+use chain::{Action, Chain, LinkEnd, LinkId, Node, SOURCE, Tree, Why};
+
+/// Bytes of the stream that each node keeps.
+const SPOOL_BYTES: u64 = 32 << 20;
+
+/// How often the chain looks at the time.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How long the second end of a hop that has failed may take to say so as well.
+const OTHER_END_MAX: Duration = Duration::from_millis(1800);
+
+/// How long nodes may take to end after a signal.
+const STOP_MAX: Duration = Duration::from_millis(2500);
+
+/// One host that is to get the tree.
+struct Target {
+    spec: Spec,
+    host: Option<usize>,
+    placed: Option<Placed>,
+    state: BroadcastState,
+    /// What its node came to, or an ordinary copy to it.
+    report: Option<Report>,
+    failure: Option<Failure>,
+    /// It is given its tree by this host.
+    from: Option<usize>,
+    /// Why it is not in the chain.
+    why: Option<Why>,
+    done_after: Option<Duration>,
+}
+
+/// A broadcast that is being made.
+struct Run {
+    targets: Vec<Target>,
+    /// The targets of nodes 1 and above.
+    nodes: Vec<usize>,
+    chain: Chain,
+    source: usize,
+    found: Vec<(usize, Found)>,
+    settings: TreeOptions,
+    began: Instant,
+    source_state: BroadcastState,
+    source_report: Option<Report>,
+    proof: Option<BroadcastProof>,
+    /// Hops of the chain, and of ordinary copies.
+    links: HashMap<usize, LinkId>,
+    copies: HashMap<usize, (Node, Node)>,
+    /// Why two hosts did not meet.
+    unmet: HashMap<usize, String>,
+}
+
+impl Copy<'_> {
+    /// Makes the copies.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing was begun. What happens later is in what is returned.
+    pub(super) fn broadcast(mut self) -> Result<Ended, Failure> {
+        let sources: Vec<usize> = self.plan.sources.iter().map(|spec| self.host_of(spec)).collect::<Result<_, _>>()?;
+        let source = sources[0];
+        if sources.iter().any(|&host| host != source) {
+            return Err(Failure::new(Exit::Usage, "several hosts get what one host has: name sources of one host"));
+        }
+        let mut targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec)).collect();
+        for (host, failure) in self.job.greet_each()? {
+            if host == source {
+                return Err(failure);
+            }
+            if let Some(target) = targets.iter_mut().find(|target| target.host == Some(host)) {
+                target.failure = Some(failure);
+            }
+        }
+        let found = self.find(&sources)?;
+        if let Some((_, found)) =
+            found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
+        {
+            let name = self.name(source, &found.path);
+            let line = format!("{name} is no file or directory, and only those go to several hosts");
+            return Err(Failure::new(Exit::Usage, line));
+        }
+        for target in &mut targets {
+            if target.failure.is_none() {
+                self.place_target(source, &found, target);
+            }
+        }
+        if self.plan.dry_run {
+            return self.tell_broadcast(&found, &targets);
+        }
+        let nodes: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].placed.is_some()).collect();
+        let now = Duration::ZERO;
+        let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
+        let run = Run {
+            chain: Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, now),
+            targets,
+            nodes,
+            source,
+            found,
+            settings: TreeOptions { contents, ..self.plan.tree.clone() },
+            began: Instant::now(),
+            source_state: BroadcastState::default(),
+            source_report: None,
+            proof: None,
+            links: HashMap::new(),
+            copies: HashMap::new(),
+            unmet: HashMap::new(),
+        };
+        self.watch(&sources, HERE);
+        let run = self.run_broadcast(run);
+        self.observer.finish();
+        run.map(|run| self.came_to_broadcast(run))
+    }
+
+    /// Starts a host. One that cannot be started fails alone.
+    fn start(&mut self, spec: &Spec) -> Target {
+        let (host, failure) = match self.host_of(spec) {
+            Ok(host) => (Some(host), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        let (spec, state) = (spec.clone(), BroadcastState::default());
+        Target { spec, host, placed: None, state, report: None, failure, from: None, why: None, done_after: None }
+    }
+
+    fn place_target(&mut self, source: usize, found: &[(usize, Found)], target: &mut Target) {
+        let Some(host) = target.host else { return };
+        if host == source {
+            let line = format!("{} is where the sources are: copy there by itself", self.label(host));
+            target.failure = Some(Failure::new(Exit::Usage, line));
+            return;
+        }
+        self.destination = target.spec.clone();
+        let mut all = found.to_vec();
+        match self.place(host, &mut all) {
+            Ok(Some(placed)) if all.len() == found.len() => target.placed = Some(placed),
+            Ok(_) => target.failure = Some(Failure::silent(Exit::Partial)),
+            Err(failure) => target.failure = Some(failure),
+        }
+    }
+
+    fn tell_broadcast(&mut self, found: &[(usize, Found)], targets: &[Target]) -> Result<Ended, Failure> {
+        let mut failure = None;
+        for target in targets {
+            match (&target.placed, target.host) {
+                (Some(placed), Some(host)) => self.tell_plan(found, host, Some(placed)),
+                _ => {
+                    if let Some(failed) = &target.failure {
+                        self.tell_failed(failed);
+                    }
+                    failure = Some(Failure::silent(Exit::Partial));
+                }
+            }
+        }
+        Ok(Ended { summary: std::mem::take(&mut self.total), failure, copied: None, hosts: Vec::new() })
+    }
+
+    fn run_broadcast(&mut self, mut run: Run) -> Result<Run, Failure> {
+        self.begin_nodes(&run);
+        loop {
+            let mut is_over = false;
+            while let Some(action) = run.chain.poll() {
+                is_over |= action == Action::End;
+                self.act(&mut run, action);
+            }
+            if is_over {
+                return Ok(run);
+            }
+            let deadline = Instant::now() + TICK;
+            // All that is there, so that the time that passes is not taken for theirs.
+            let mut next = self.job.next(deadline);
+            while let Some(update) = next {
+                self.take(&mut run, update)?;
+                next = self.job.next(Instant::now());
+            }
+            self.settle_hops(&mut run);
+            run.chain.tick(run.began.elapsed());
+            self.show_hosts(&run);
+        }
+    }
+
+    fn begin_nodes(&mut self, run: &Run) {
+        let (spool_bytes, settings) = (SPOOL_BYTES, &run.settings);
+        let role = BroadcastRole::Source { roots: roots_of(&run.found), settings: settings.clone() };
+        let begin = Broadcast { role, spool_bytes, has_next: !run.nodes.is_empty() };
+        self.job.send(run.source, Message::BeginBroadcast(Box::new(begin)));
+        for (at, &target) in run.nodes.iter().enumerate() {
+            let Target { host: Some(host), placed: Some(placed), .. } = &run.targets[target] else { continue };
+            let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
+            let role = BroadcastRole::Copy { directory, names, settings: settings.clone() };
+            let begin = Broadcast { role, spool_bytes, has_next: at + 1 < run.nodes.len() };
+            self.job.send(*host, Message::BeginBroadcast(Box::new(begin)));
+        }
+    }
+
+    fn act(&mut self, run: &mut Run, action: Action) {
+        match action {
+            Action::Connect { link, from, to } => {
+                let hosts = [run.host(from), run.host(to)];
+                let hop = self.hop_between(hosts, [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast], true);
+                run.links.insert(hop, link);
+            }
+            Action::Stop(link) => {
+                if let Some((&hop, _)) = run.links.iter().find(|(_, one)| **one == link) {
+                    self.job.stop(hop, libc::SIGTERM as u8);
+                }
+            }
+            Action::Next(node, has_next) => self.tell_node(run, node, Message::BroadcastNext(has_next)),
+            Action::Leave(node) => self.tell_node(run, node, Message::BroadcastLeave),
+            Action::Prove(node) => {
+                if let Some(proof) = run.proof {
+                    self.tell_node(run, node, Message::BroadcastProof(proof));
+                }
+            }
+            Action::Copy { from, to } => self.copy_node(run, from, to),
+            Action::Out(node, why) => self.note_out(run, node, why),
+            Action::End => {}
+        }
+    }
+
+    /// Begins a hop. `is_chain`: one that breaks is the chain's to mend, at once.
+    fn hop_between(&mut self, hosts: [usize; 2], jobs: [frames::Job; 2], is_chain: bool) -> usize {
+        let [from, to] = hosts;
+        let [send, receive] = jobs;
+        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
+        let (sender, receiver) = (end(from, send), end(to, receive));
+        let reconnect = if is_chain { 0 } else { self.plan.transfer.reconnect };
+        let options = TransferOptions { reconnect, ..self.plan.transfer.clone() };
+        self.job.connect(sender, receiver, &options, false)
+    }
+
+    fn tell_node(&mut self, run: &Run, node: Node, message: Message) {
+        let host = run.host(node);
+        if !self.job.hosts[host].gone {
+            self.job.send(host, message);
+        }
+    }
+
+    /// Copies the tree from a node that has it.
+    fn copy_node(&mut self, run: &mut Run, from: Node, to: Node) {
+        let settings = run.settings.clone();
+        let roots = match from {
+            SOURCE => roots_of(&run.found),
+            node => {
+                let placed = run.target(node).placed.as_ref().expect("it is a node");
+                let path = |found: &Found| target(placed, found).into_os_string().into_vec();
+                let root = |(_, found): &(usize, Found)| Root { path: path(found).into(), ..root_of(found) };
+                run.found.iter().map(root).collect()
+            }
+        };
+        let placed = run.target(to).placed.as_ref().expect("it is a node");
+        let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
+        let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone() };
+        let hosts = [run.host(from), run.host(to)];
+        let hop = self.hop_between(hosts, [frames::Job::SendTree { roots, settings }, receive], false);
+        run.copies.insert(hop, (from, to));
+        let at = run.nodes[to - 1];
+        run.targets[at].from = Some(hosts[0]);
+    }
+
+    fn note_out(&mut self, run: &mut Run, node: Node, why: Why) {
+        let label = self.label(run.host(node));
+        if node == SOURCE {
+            self.say(&format!("lost {label}, which has the sources"));
+            return;
+        }
+        let at = run.nodes[node - 1];
+        run.targets[at].why = Some(why);
+        let has_all = run.targets[at].state.has_all;
+        let stall = self.plan.stall.as_secs();
+        let reason = match why {
+            Why::Lost => format!("lost {label}"),
+            Why::CutOff => format!("{label} cannot be reached by its neighbours"),
+            Why::StoodStill => format!("{label} has taken nothing for {stall} s"),
+            Why::Slow => format!("{label} is much slower than the others"),
+            Why::TooFar => format!("{label} is too far behind the others"),
+            // It says so itself.
+            Why::Failed | Why::SourceLost => return,
+        };
+        let then = match why {
+            Why::Lost => "the others go on without it",
+            _ if has_all => "it has all that it needs",
+            _ => "the others go on, and it gets its copy from one of them",
+        };
+        self.say(&format!("{reason}; {then}"));
+    }
+
+    /// Does what follows from what was heard.
+    fn take(&mut self, run: &mut Run, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Host(host, message) => self.hear_node(run, host, message),
+            Update::End(hop, _, Message::Progress { tree: Some(tree), .. }) => {
+                if let Some(&(_, to)) = run.copies.get(&hop) {
+                    run.target_mut(to).state.tree = Some(tree);
+                }
+            }
+            Update::End(hop, side, Message::EntriesFailed(faults)) if run.copies.contains_key(&hop) => {
+                self.tell_failures(self.job.hops[hop].host(side), &faults);
+            }
+            Update::End(..) => {}
+            Update::Say(line) => self.say(&line),
+            Update::Ended(hop, side) => {
+                // The other end may not have noticed.
+                let has_failed = self.job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
+                if has_failed && !self.job.hops[hop].is_stopping {
+                    self.job.stop(hop, libc::SIGTERM as u8);
+                }
+            }
+            Update::Unmet(hop, reason) => {
+                run.unmet.insert(hop, reason);
+                self.job.stop(hop, libc::SIGTERM as u8);
+            }
+            Update::Gone(host, failure) => {
+                let failure = failure.unwrap_or_else(|| self.job.lost(host));
+                if let Some(node) = run.node_of(host) {
+                    if node != SOURCE {
+                        run.target_mut(node).failure.get_or_insert(failure);
+                    }
+                    run.chain.lost(node);
+                } else if host == run.source {
+                    run.chain.lost(SOURCE);
+                }
+            }
+            Update::Failed(failure) => return Err(failure),
+            Update::Signal(libc::SIGTSTP) => self.job.suspend(),
+            Update::Signal(number) => {
+                self.stop_nodes(run, number as u8);
+                return Err(Failure::silent(Exit::Signal(number as u8)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a node says.
+    fn hear_node(&mut self, run: &mut Run, host: usize, message: Message) {
+        let Some(node) = run.node_of(host) else { return };
+        let now = run.began.elapsed();
+        match message {
+            Message::BroadcastState(state) => {
+                run.chain.state(node, &state, now);
+                match node {
+                    SOURCE => run.source_state = state,
+                    node => run.target_mut(node).state = state,
+                }
+            }
+            Message::BroadcastProof(proof) if node == SOURCE => {
+                run.proof.get_or_insert(proof);
+                run.chain.proof();
+            }
+            Message::BroadcastEnded(report) => {
+                let fault = report.fault.clone();
+                run.chain.tree_over(node, fault.is_none());
+                if node == SOURCE {
+                    run.source_report = Some(*report);
+                    return;
+                }
+                let failure = fault.map(|fault| self.failure(host, &fault));
+                let is_failed = run.chain.tree(node) == Tree::Failed;
+                let target = run.target_mut(node);
+                match failure {
+                    None => target.done_after = Some(now),
+                    // One that is behind gets its copy later.
+                    Some(failure) if is_failed => drop(target.failure.get_or_insert(failure)),
+                    Some(_) => {}
+                }
+                target.report = Some(*report);
+            }
+            Message::EntriesFailed(faults) => self.tell_failures(host, &faults),
+            Message::Say(line) => {
+                let line = format!("{}: {}", self.label(host), crate::fault::escaped(line.as_ref()));
+                self.say(&line);
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the chain of hops that are over, and of those that have met.
+    fn settle_hops(&mut self, run: &mut Run) {
+        let now = run.began.elapsed();
+        for (&hop, &link) in &run.links {
+            if self.job.hops[hop].has_met() {
+                run.chain.link_up(link, now);
+            }
+        }
+        let is_over = |hop: &usize| {
+            let since = self.job.hops[*hop].ended_since;
+            self.job.is_settled(*hop)
+                || since.is_some_and(|since| since.elapsed() > OTHER_END_MAX) && self.has_failed(*hop)
+        };
+        let links: Vec<usize> = run.links.keys().copied().filter(|hop| is_over(hop)).collect();
+        let copies: Vec<usize> = run.copies.keys().copied().filter(|hop| is_over(hop)).collect();
+        for hop in links {
+            let link = run.links.remove(&hop).expect("it is there");
+            run.chain.link_over(link, self.how_ended(hop), now);
+        }
+        for hop in copies {
+            let (from, to) = run.copies.remove(&hop).expect("it is there");
+            self.end_copy(run, hop, from, to);
+        }
+    }
+
+    fn has_failed(&self, hop: usize) -> bool {
+        self.job.hops[hop].reports.iter().flatten().any(|report| report.fault.is_some())
+    }
+
+    fn how_ended(&self, hop: usize) -> LinkEnd {
+        let hop = &self.job.hops[hop];
+        let fault = |side: Side| hop.report(side).and_then(|report| report.fault.as_ref()).filter(|fault| fault.own);
+        let is_code = |side, exit: Exit| fault(side).is_some_and(|fault| fault.exit == exit.code());
+        if hop.reports.iter().flatten().count() == 2
+            && hop.reports.iter().flatten().all(|report| report.fault.is_none())
+        {
+            return LinkEnd::Done;
+        }
+        if hop.is_stopping && !hop.has_met() {
+            return LinkEnd::Broken;
+        }
+        match fault(Side::From) {
+            Some(fault) if fault.is_not_kept() => LinkEnd::NotKept,
+            _ if is_code(Side::From, Exit::Source) => LinkEnd::FromFailed,
+            _ if is_code(Side::To, Exit::Destination) => LinkEnd::ToFailed,
+            _ => LinkEnd::Broken,
+        }
+    }
+
+    fn end_copy(&mut self, run: &mut Run, hop: usize, from: Node, to: Node) {
+        let now = run.began.elapsed();
+        let fault = self.job.first_fault(hop).map(|(host, fault)| (host, self.failure(host, fault)));
+        let received = self.job.hops[hop].report(Side::To).cloned();
+        let is_made = fault.is_none() && received.is_some();
+        let is_to_blame = fault.as_ref().is_some_and(|(host, _)| *host == run.host(to));
+        let target = run.target_mut(to);
+        target.report = received;
+        if is_made {
+            (target.done_after, target.failure) = (Some(now), None);
+        } else if let Some((_, failure)) = fault {
+            target.failure = Some(failure);
+        }
+        run.chain.copy_over(from, to, is_made, is_to_blame);
+    }
+
+    /// Has all nodes end, and waits a while until they have.
+    fn stop_nodes(&mut self, run: &Run, number: u8) {
+        for &hop in run.links.keys().chain(run.copies.keys()) {
+            self.job.stop(hop, number);
+        }
+        for node in 0..=run.nodes.len() {
+            self.tell_node(run, node, Message::Signal(number));
+        }
+        let mut left = run.nodes.len();
+        let deadline = Instant::now() + STOP_MAX;
+        while left > 0 {
+            match self.job.next(deadline) {
+                Some(Update::Host(_, Message::BroadcastEnded(_)) | Update::Gone(..)) => left -= 1,
+                Some(Update::Signal(again)) if again != libc::SIGTSTP => return,
+                Some(_) => {}
+                None => return,
+            }
+        }
+    }
+
+    fn show_hosts(&mut self, run: &Run) {
+        let shown: Vec<HostShown> = run.targets.iter().enumerate().map(|(at, target)| run.shown(at, target)).collect();
+        self.observer.show_hosts(&shown, run.source_state.received, run.source_state.has_all, run.began.elapsed());
+    }
+
+    /// What it all came to.
+    fn came_to_broadcast(mut self, run: Run) -> Ended {
+        let Run { targets, began, source_report, .. } = run;
+        let mut hosts = Vec::new();
+        let (mut failed_hosts, mut first) = (0, None);
+        let mut amount = Amount::default();
+        for target in targets {
+            let Target { spec, failure, report, done_after, .. } = target;
+            if failure.is_some() || done_after.is_none() {
+                failed_hosts += 1;
+                let failure = failure
+                    .unwrap_or_else(|| Failure::new(Exit::LinkLost, "nobody that is left has all of it to give"));
+                first.get_or_insert(failure.exit);
+                let label = crate::fault::escaped(spec.host());
+                let line = failure.message.clone().unwrap_or_default();
+                let line = if line.contains(&label) { line } else { format!("{label}: {line}") };
+                self.tell_failed(&Failure { message: Some(line), ..failure.clone() });
+                hosts.push(HostEnded { spec, failure: Some(failure) });
+                continue;
+            }
+            if let Some(report) = report {
+                amount = Amount {
+                    entries: amount.entries.max(report.entries),
+                    directories: amount.directories.max(report.directories),
+                    bytes: amount.bytes.max(report.data_bytes),
+                };
+                self.failed = self.failed.saturating_add(report.failed);
+                if report.failed > 0 {
+                    self.first_failed.get_or_insert(Exit::Partial);
+                }
+            }
+            hosts.push(HostEnded { spec, failure: None });
+        }
+        let unsent = source_report.as_ref().map_or(0, |report| report.failed);
+        if unsent > 0 {
+            self.failed = self.failed.saturating_add(unsent);
+            self.first_failed.get_or_insert(Exit::Partial);
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        let mut summary = source_report.as_ref().map(end::summary).unwrap_or_default();
+        (summary.seconds, summary.counters.bytes) = (seconds, amount.bytes);
+        let count = hosts.len();
+        let failure = match (failed_hosts, self.first_failed) {
+            (0, None) => None,
+            (0, Some(_)) => {
+                let line = format!("{} not copied in full; the others are there", entries(self.failed));
+                Some(Failure::new(Exit::Partial, line))
+            }
+            (failed, _) if failed == count => {
+                Some(Failure::new(first.unwrap_or(Exit::Partial), format!("none of {count} hosts has got it")))
+            }
+            (failed, _) => {
+                let left = count - failed;
+                Some(Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} have it all")))
+            }
+        };
+        let copied = (failed_hosts < count).then(|| Copied {
+            amount,
+            seconds,
+            is_verified: true,
+            failed: self.failed,
+            hosts: Some((count - failed_hosts, count)),
+            ..Copied::default()
+        });
+        Ended { summary, failure, copied, hosts }
+    }
+
+    /// As with rsync: the root is what is in SRC/.
+    pub(super) fn is_root(&self, found: &Found) -> bool {
+        found.kind == Kind::Directory && (found.path.ends_with(b"/") || found.name.is_empty() || self.plan.exact)
+    }
+}
+
+impl Run {
+    fn target(&self, node: Node) -> &Target {
+        &self.targets[self.nodes[node - 1]]
+    }
+
+    fn target_mut(&mut self, node: Node) -> &mut Target {
+        &mut self.targets[self.nodes[node - 1]]
+    }
+
+    /// The number of a node's host.
+    fn host(&self, node: Node) -> usize {
+        match node {
+            SOURCE => self.source,
+            node => self.target(node).host.expect("it is a node"),
+        }
+    }
+
+    fn node_of(&self, host: usize) -> Option<Node> {
+        (0..=self.nodes.len()).find(|&node| self.host(node) == host)
+    }
+
+    fn shown(&self, at: usize, target: &Target) -> HostShown {
+        let node = self.nodes.iter().position(|&other| other == at).map(|at| at + 1);
+        let tree = node.map(|node| self.chain.tree(node));
+        let standing = match (tree, &target.failure) {
+            (Some(Tree::Done), _) => HostStanding::Done,
+            (None | Some(Tree::Failed), _) => HostStanding::Failed,
+            (Some(Tree::Open), _) if target.from.is_some() => HostStanding::Copying,
+            (Some(Tree::Open), _) if target.why.is_some() || target.state.is_behind => HostStanding::Behind,
+            (Some(Tree::Open), _) if target.state.has_all => HostStanding::Finishing,
+            (Some(Tree::Open), _) => HostStanding::Receiving,
+        };
+        HostShown {
+            host: crate::fault::escaped(target.spec.host()),
+            standing,
+            received: target.state.received,
+            written: target.state.written,
+        }
+    }
+}
+
+/// One root has any name: it gets another.
+fn root_of(found: &Found) -> Root {
+    let name = if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
+    Root { path: found.path.clone().into(), name: name.into(), only: None }
+}
+
+fn roots_of(found: &[(usize, Found)]) -> Vec<Root> {
+    found.iter().map(|(_, found)| root_of(found)).collect()
+}
+
+fn names_of(placed: &Placed, found: &[(usize, Found)]) -> Vec<ByteVec> {
+    found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect()
+}

@@ -1,0 +1,662 @@
+//! Who sends to whom in a broadcast, and what becomes of that when hosts or connections fail.
+//!
+//! A pure state machine: events go in, actions come out ([`Chain::poll`]), and the time is an argument. It decides alone;
+//! hosts do not vote. Nodes are numbers: 0 is the source, the others are the hosts in the order of the chain.
+//!
+//! The stream goes from each node to the next one in the order. A node keeps what the next but one lacks, so when
+//! one is taken out of the order, the node behind it goes on with the one before it from where it was. A node that is
+//! taken out and is still heard gets its tree by an ordinary copy, from a node that is done.
+//!
+//! # What holds
+//!
+//! * A node sends to at most one node at a time and receives from at most one: a link begins only after those of the
+//!   same ends are over.
+//! * A node is taken out once, and every node ends as done or failed.
+//! * Nothing waits without a deadline: a link that carries nothing although there is something to send is given up after
+//!   the time that the user allows.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use crate::control::frames::BroadcastState;
+
+/// A node: 0 is the source.
+pub(super) type Node = usize;
+
+/// Names a link of the chain; none is used twice.
+pub(super) type LinkId = u32;
+
+/// The source.
+pub(super) const SOURCE: Node = 0;
+
+/// How long it is looked for which of two hosts lost the other, before they are to meet again.
+const SUSPECT: Duration = Duration::from_millis(700);
+
+/// How often two hosts that lost each other are to meet again.
+const AGAIN_MAX: u32 = 1;
+
+/// How often an ordinary copy to a node is begun.
+const COPIES_MAX: u32 = 3;
+
+/// A link is compared with others only after so long.
+const COMPARED_AFTER: Duration = Duration::from_secs(2);
+
+/// Over how long a rate is taken.
+const RATE_OVER: Duration = Duration::from_secs(1);
+
+/// A node that is slower than others by this factor does not hold them up.
+const SLOWER: f64 = 2.0;
+
+/// A tree that is always busier than this, for so long, while all others are less busy than that: it holds them up.
+const BUSY_PERMILLE: u16 = 900;
+const BUSY_OVER: Duration = Duration::from_secs(2);
+const IDLE_PERMILLE: u16 = 500;
+
+/// A node that says nothing for so long, and is not being copied to, will not be heard of again.
+const SILENT_MAX: Duration = Duration::from_secs(12);
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Have the stream sent from one node to the other.
+    Connect { link: LinkId, from: Node, to: Node },
+    /// Have both ends of a link end; [`Chain::link_over`] answers.
+    Stop(LinkId),
+    /// Tell a node whether another one is behind it.
+    Next(Node, bool),
+    /// Have a node make no more of its tree of the stream; [`Chain::tree_over`] answers.
+    Leave(Node),
+    /// Tell a node what the stream must have been.
+    Prove(Node),
+    /// Copy the tree from one node, which has it, to another; [`Chain::copy_over`] answers.
+    Copy { from: Node, to: Node },
+    /// A node is out of the chain, for this reason.
+    Out(Node, Why),
+    /// All nodes are done or have failed.
+    End,
+}
+
+/// Why a node is out of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Its agent is not heard any more.
+    Lost,
+    /// Its connections broke, or could not be made.
+    CutOff,
+    /// It took nothing for as long as the user allows.
+    StoodStill,
+    /// It was much slower than the others.
+    Slow,
+    /// The node before it no longer keeps what it lacks.
+    TooFar,
+    /// It could not go on, as it has said itself.
+    Failed,
+    /// The source is lost, and no node before it has all.
+    SourceLost,
+}
+
+/// How a link ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkEnd {
+    /// The receiving node has the end of the stream.
+    Done,
+    /// It was stopped, or broke, or its ends did not meet.
+    Broken,
+    /// What the receiving node lacks is no longer kept.
+    NotKept,
+    /// The sending node could not go on.
+    FromFailed,
+    /// The receiving node could not go on.
+    ToFailed,
+}
+
+/// How far a node's own tree is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tree {
+    /// It is being made of the stream, or will be copied.
+    Open,
+    /// It is there, and proven.
+    Done,
+    /// It will never be.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+struct Member {
+    /// Its agent is heard.
+    is_heard: bool,
+    is_out: bool,
+    /// Its tree takes no more of the stream: it has to be copied.
+    is_behind: bool,
+    /// Nothing is made of the stream any more, so its tree may be copied.
+    is_over: bool,
+    tree: Tree,
+    received: u64,
+    has_all: bool,
+    /// When `received` last grew, or a link to it came up.
+    moved: Duration,
+    /// When it last said how far it is.
+    spoke: Duration,
+    /// Where it was, and when: for its rate.
+    mark: (Duration, u64),
+    /// Bytes a second, over the last while, and the most that it was.
+    rate: f64,
+    peak: f64,
+    /// How much its own tree has to do, and since when that has been too much for it.
+    busy_permille: u16,
+    busy_since: Option<Duration>,
+    /// It gives its tree to so many others.
+    serves: u32,
+    is_served: bool,
+    copies: u32,
+    /// Nodes from which it could not be copied.
+    tried: Vec<Node>,
+    has_next: bool,
+    is_proven: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    from: Node,
+    to: Node,
+    up_since: Option<Duration>,
+    is_stopping: bool,
+}
+
+/// Two nodes that lost each other.
+#[derive(Clone, Copy, Debug)]
+struct Broken {
+    from: Node,
+    to: Node,
+    since: Duration,
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub(super) struct Chain {
+    members: Vec<Member>,
+    order: Vec<Node>,
+    links: BTreeMap<LinkId, Link>,
+    begun: LinkId,
+    broken: Vec<Broken>,
+    /// How often two have met again.
+    again: BTreeMap<(Node, Node), u32>,
+    /// Bytes of the stream that a node keeps.
+    spool_bytes: u64,
+    stall: Duration,
+    has_proof: bool,
+    ticked: Duration,
+    actions: VecDeque<Action>,
+    has_ended: bool,
+}
+
+impl Chain {
+    /// `nodes`: the source among them. `stall`: how long a node may take nothing.
+    pub(super) fn new(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
+        let member = Member {
+            is_heard: true,
+            is_out: false,
+            is_behind: false,
+            is_over: false,
+            tree: Tree::Open,
+            received: 0,
+            has_all: false,
+            moved: now,
+            spoke: now,
+            mark: (now, 0),
+            rate: 0.0,
+            peak: 0.0,
+            busy_permille: 0,
+            busy_since: None,
+            serves: 0,
+            is_served: false,
+            copies: 0,
+            tried: Vec::new(),
+            has_next: true,
+            is_proven: false,
+        };
+        let mut chain = Self {
+            members: vec![member; nodes],
+            order: (0..nodes).collect(),
+            links: BTreeMap::new(),
+            begun: 0,
+            broken: Vec::new(),
+            again: BTreeMap::new(),
+            spool_bytes,
+            stall,
+            has_proof: false,
+            ticked: now,
+            actions: VecDeque::new(),
+            has_ended: false,
+        };
+        if let Some(last) = chain.members.last_mut() {
+            last.has_next = false;
+        }
+        chain.settle();
+        chain
+    }
+
+    /// The next thing to be done.
+    pub(super) fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    pub(super) fn tree(&self, node: Node) -> Tree {
+        self.members[node].tree
+    }
+
+    /// A node that joins while the others are at it: it gets its tree by an ordinary copy.
+    #[cfg(test)]
+    pub(super) fn join(&mut self, now: Duration) -> Node {
+        let mut member = self.members[SOURCE].clone();
+        member = Member {
+            is_heard: true,
+            is_out: true,
+            is_behind: true,
+            is_over: true,
+            tree: Tree::Open,
+            moved: now,
+            spoke: now,
+            serves: 0,
+            is_served: false,
+            copies: 0,
+            tried: Vec::new(),
+            has_all: false,
+            has_next: false,
+            is_proven: false,
+            ..member
+        };
+        self.members.push(member);
+        self.settle();
+        self.members.len() - 1
+    }
+
+    /// The two ends of a link have met.
+    pub(super) fn link_up(&mut self, link: LinkId, now: Duration) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.up_since = Some(now);
+            self.members[link.to].moved = now;
+        }
+    }
+
+    /// Both ends of a link are over, or will never be heard of again.
+    pub(super) fn link_over(&mut self, id: LinkId, end: LinkEnd, now: Duration) {
+        let Some(Link { from, to, is_stopping, .. }) = self.links.remove(&id) else { return };
+        match end {
+            LinkEnd::Done => self.members[to].has_all = true,
+            LinkEnd::NotKept => self.take_out(to, Why::TooFar),
+            LinkEnd::ToFailed => self.take_out(to, Why::Failed),
+            LinkEnd::FromFailed => self.take_out(from, Why::Failed),
+            LinkEnd::Broken if is_stopping => {}
+            LinkEnd::Broken => {
+                if self.are_neighbours(from, to) {
+                    self.broken.push(Broken { from, to, since: now });
+                }
+            }
+        }
+        self.judge(now);
+        self.settle();
+    }
+
+    /// A node's agent is not heard any more.
+    pub(super) fn lost(&mut self, node: Node) {
+        self.members[node].is_heard = false;
+        self.take_out(node, Why::Lost);
+        self.settle();
+    }
+
+    /// How far a node has come.
+    pub(super) fn state(&mut self, node: Node, state: &BroadcastState, now: Duration) {
+        let &BroadcastState { received, written, has_all, is_behind, busy_permille, .. } = state;
+        let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
+        let member = &mut self.members[node];
+        member.spoke = now;
+        member.busy_permille = busy_permille;
+        if busy_permille < BUSY_PERMILLE || !is_full {
+            member.busy_since = None;
+        } else {
+            member.busy_since.get_or_insert(now);
+        }
+        if received > member.received {
+            member.received = received;
+            member.moved = now;
+        }
+        let (since, bytes) = member.mark;
+        if let Some(over) = now.checked_sub(since).filter(|over| *over >= RATE_OVER) {
+            member.rate = (received.saturating_sub(bytes)) as f64 / over.as_secs_f64();
+            member.peak = member.peak.max(member.rate);
+            member.mark = (now, received);
+        }
+        if (has_all, is_behind) != (member.has_all, member.is_behind) {
+            member.has_all |= has_all;
+            member.is_behind |= is_behind;
+            self.settle();
+        }
+    }
+
+    /// A node's own tree has been read or made, or cannot be.
+    pub(super) fn tree_over(&mut self, node: Node, is_made: bool) {
+        let member = &mut self.members[node];
+        member.is_over = true;
+        // What is behind is copied.
+        if member.tree == Tree::Open && (is_made || !member.is_behind) {
+            member.tree = if is_made { Tree::Done } else { Tree::Failed };
+        }
+        self.settle();
+    }
+
+    /// The source has said what the stream was.
+    pub(super) fn proof(&mut self) {
+        self.has_proof = true;
+        self.settle();
+    }
+
+    /// An ordinary copy is over.
+    pub(super) fn copy_over(&mut self, from: Node, to: Node, is_made: bool, is_to_blame: bool) {
+        self.members[from].serves = self.members[from].serves.saturating_sub(1);
+        let member = &mut self.members[to];
+        member.is_served = false;
+        if is_made {
+            member.tree = Tree::Done;
+        } else if is_to_blame || member.copies >= COPIES_MAX {
+            member.tree = Tree::Failed;
+        } else {
+            member.tried.push(from);
+        }
+        self.settle();
+    }
+
+    /// Time has passed; called some times a second.
+    pub(super) fn tick(&mut self, now: Duration) {
+        // This process was stopped for a while: nobody else was to blame.
+        let slept = now.saturating_sub(self.ticked);
+        if slept > self.stall / 2 {
+            for member in &mut self.members {
+                member.moved += slept;
+                member.spoke += slept;
+            }
+        }
+        self.ticked = now;
+        self.judge(now);
+        self.give_up_silent(now);
+        if let Some(node) = self.still(now) {
+            self.take_out(node, Why::StoodStill);
+        } else if let Some(node) = self.slow(now) {
+            self.take_out(node, Why::Slow);
+        } else if let Some(node) = self.busy(now) {
+            self.members[node].is_behind = true;
+            self.actions.push_back(Action::Leave(node));
+        }
+        self.settle();
+    }
+
+    /// Nodes say how far they are some times a second.
+    fn is_silent(&self, node: Node, now: Duration) -> bool {
+        now.saturating_sub(self.members[node].spoke) >= self.stall / 2
+    }
+
+    fn are_neighbours(&self, from: Node, to: Node) -> bool {
+        self.order.windows(2).any(|two| two == [from, to])
+    }
+
+    fn link(&self, from: Node, to: Node) -> Option<&Link> {
+        self.links.values().find(|link| (link.from, link.to) == (from, to))
+    }
+
+    /// Looks for who is to blame for links that broke.
+    fn judge(&mut self, now: Duration) {
+        let broken = std::mem::take(&mut self.broken);
+        let mut kept = Vec::new();
+        for one in broken.iter().copied() {
+            if !self.are_neighbours(one.from, one.to) {
+                continue;
+            }
+            // Of a host that is cut off both links break.
+            let lost_both = |node: Node| {
+                broken.iter().any(|other| other.from == node) && broken.iter().any(|other| other.to == node)
+            };
+            if lost_both(one.to) {
+                self.take_out(one.to, Why::CutOff);
+            } else if one.from != SOURCE && lost_both(one.from) {
+                self.take_out(one.from, Why::CutOff);
+            } else if now.saturating_sub(one.since) < SUSPECT {
+                kept.push(one);
+            } else if one.from != SOURCE && self.is_silent(one.from, now) && !self.is_silent(one.to, now) {
+                self.take_out(one.from, Why::CutOff);
+            } else {
+                let again = self.again.entry((one.from, one.to)).or_default();
+                *again += 1;
+                if *again > AGAIN_MAX {
+                    self.take_out(one.to, Why::CutOff);
+                }
+            }
+        }
+        self.broken = kept;
+    }
+
+    fn give_up_silent(&mut self, now: Duration) {
+        let limit = SILENT_MAX.max(2 * self.stall);
+        for node in 1..self.members.len() {
+            let member = &self.members[node];
+            // One that has left has nothing to say until it is copied to.
+            let speaks = member.tree == Tree::Open && !member.is_served && !member.is_over;
+            if speaks && now.saturating_sub(member.spoke) > limit {
+                self.take_out(node, Why::CutOff);
+                self.members[node].tree = Tree::Failed;
+            }
+        }
+    }
+
+    /// A node that takes nothing although the one before it has something for it: one that says nothing either, else the
+    /// last of the chain, as those before it may only be waiting for it.
+    fn still(&self, now: Duration) -> Option<Node> {
+        let is_still = |two: &&[Node]| {
+            let (from, to) = (&self.members[two[0]], &self.members[two[1]]);
+            let waits = from.received > to.received || from.has_all && !to.has_all;
+            let is_up = self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some() && !link.is_stopping);
+            waits && is_up && now.saturating_sub(to.moved) >= self.stall
+        };
+        let links = || self.order.windows(2).rev().filter(is_still);
+        let silent = links().flatten().copied().filter(|&node| node != SOURCE).find(|&node| self.is_silent(node, now));
+        silent.or_else(|| links().next().map(|two| two[1]))
+    }
+
+    /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
+    fn slow(&self, now: Duration) -> Option<Node> {
+        // What the source has read says nothing of its link.
+        let hosts = self.order.iter().copied().filter(|&node| node != SOURCE);
+        let (mut fastest, mut peak, mut second) = (SOURCE, 0.0, 0.0);
+        for node in hosts {
+            let of_node = self.members[node].peak;
+            if of_node > peak {
+                (fastest, second, peak) = (node, peak, of_node);
+            } else if of_node > second {
+                second = of_node;
+            }
+        }
+        let is_slow = |two: &&[Node]| {
+            let (from, to) = (&self.members[two[0]], &self.members[two[1]]);
+            let lag = from.received.saturating_sub(to.received);
+            let peak = if two[1] == fastest { second } else { peak };
+            let is_measured = self
+                .link(two[0], two[1])
+                .and_then(|link| link.up_since)
+                .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
+            is_measured && lag >= self.spool_bytes / 2 && to.rate > 0.0 && to.rate * SLOWER < peak
+        };
+        self.order.windows(2).rev().find(is_slow).map(|two| two[1])
+    }
+
+    /// A node whose own tree holds all others up: it passes the stream on and gets its tree later.
+    fn busy(&self, now: Duration) -> Option<Node> {
+        let live = || self.order.iter().copied().filter(|&node| node != SOURCE);
+        let live = || live().filter(|&node| self.members[node].tree == Tree::Open && !self.members[node].is_behind);
+        let is_held =
+            |node: &Node| self.members[*node].busy_since.is_some_and(|since| now.saturating_sub(since) >= BUSY_OVER);
+        let node = live().find(is_held)?;
+        let mut others = live().filter(|&other| other != node).peekable();
+        others.peek()?;
+        others.all(|other| self.members[other].busy_permille < IDLE_PERMILLE).then_some(node)
+    }
+
+    /// Takes a node out of the order, once.
+    fn take_out(&mut self, node: Node, why: Why) {
+        let member = &mut self.members[node];
+        if !member.is_heard && member.tree == Tree::Open {
+            member.tree = Tree::Failed;
+        }
+        let Some(at) = self.order.iter().position(|&other| other == node) else { return };
+        member.is_out = true;
+        // One that has all makes its tree of that; any other has to have it copied.
+        member.is_behind |= !member.has_all;
+        self.order.remove(at);
+        self.out(node, why);
+        if at == 0 {
+            self.behead();
+        }
+    }
+
+    fn out(&mut self, node: Node, why: Why) {
+        self.actions.push_back(Action::Out(node, why));
+        let member = &self.members[node];
+        if member.is_heard && !member.has_all && node != SOURCE {
+            self.actions.push_back(Action::Leave(node));
+        }
+    }
+
+    /// The first of the chain is gone. Whoever lacks something gets it from those that have a whole tree.
+    fn behead(&mut self) {
+        while let Some(&first) = self.order.first() {
+            let member = &mut self.members[first];
+            if member.has_all {
+                break;
+            }
+            member.is_out = true;
+            member.is_behind = true;
+            self.order.remove(0);
+            self.out(first, Why::SourceLost);
+        }
+    }
+
+    /// Makes actions of what has been learnt.
+    fn settle(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        self.stop_links();
+        self.begin_links();
+        self.say_next();
+        self.prove();
+        self.copy();
+        self.end();
+    }
+
+    fn stop_links(&mut self) {
+        let behind: BTreeMap<Node, Node> = self.order.windows(2).map(|two| (two[0], two[1])).collect();
+        for (&id, link) in &mut self.links {
+            let is_wanted = behind.get(&link.from) == Some(&link.to);
+            if !is_wanted && !link.is_stopping {
+                link.is_stopping = true;
+                self.actions.push_back(Action::Stop(id));
+            }
+        }
+    }
+
+    fn begin_links(&mut self) {
+        let sending: BTreeSet<Node> = self.links.values().map(|link| link.from).collect();
+        let receiving: BTreeSet<Node> = self.links.values().map(|link| link.to).collect();
+        for at in 1..self.order.len() {
+            let (from, to) = (self.order[at - 1], self.order[at]);
+            let is_busy = sending.contains(&from) || receiving.contains(&to);
+            let is_suspect = self.broken.iter().any(|one| (one.from, one.to) == (from, to));
+            if is_busy || is_suspect || self.members[to].has_all {
+                continue;
+            }
+            let link = self.begun;
+            self.begun += 1;
+            self.links.insert(link, Link { from, to, up_since: None, is_stopping: false });
+            self.actions.push_back(Action::Connect { link, from, to });
+        }
+    }
+
+    fn say_next(&mut self) {
+        for (at, &node) in self.order.iter().enumerate() {
+            let has_next = at + 1 < self.order.len();
+            if self.members[node].has_next != has_next {
+                self.members[node].has_next = has_next;
+                self.actions.push_back(Action::Next(node, has_next));
+            }
+        }
+        for node in 1..self.members.len() {
+            let member = &mut self.members[node];
+            if member.is_out && member.has_next && member.is_heard {
+                member.has_next = false;
+                self.actions.push_back(Action::Next(node, false));
+            }
+        }
+    }
+
+    fn prove(&mut self) {
+        if !self.has_proof {
+            return;
+        }
+        for (node, member) in self.members.iter_mut().enumerate().skip(1) {
+            if member.is_heard && !member.is_proven && !member.is_behind {
+                member.is_proven = true;
+                self.actions.push_back(Action::Prove(node));
+            }
+        }
+    }
+
+    /// Whether a node's tree can only come by an ordinary copy.
+    fn needs_copy(member: &Member) -> bool {
+        member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
+    }
+
+    fn copy(&mut self) {
+        let is_live = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
+        for to in 1..self.members.len() {
+            if !Self::needs_copy(&self.members[to]) {
+                continue;
+            }
+            let is_whole = |node: &Node| {
+                let member = &self.members[*node];
+                let has_tree = member.tree == Tree::Done && *node != SOURCE;
+                // The source gives what nobody else can, once it is not needed for the others.
+                let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
+                is_there && member.serves == 0 && (has_tree || *node == SOURCE && !is_live)
+            };
+            let tried = &self.members[to].tried;
+            let whole = || (0..self.members.len()).rev().filter(|&node| node != to).filter(is_whole);
+            // One that has failed it once is asked again only when there will be no other.
+            let again = || whole().next().filter(|_| !is_live);
+            let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else { continue };
+            self.members[from].serves += 1;
+            self.members[to].is_served = true;
+            self.members[to].copies += 1;
+            self.actions.push_back(Action::Copy { from, to });
+        }
+    }
+
+    fn end(&mut self) {
+        // Those that nobody can give anything any more.
+        let can_give = |member: &Member| member.is_heard && member.tree != Tree::Failed;
+        let is_source_there = self.members[SOURCE].is_heard;
+        let is_any_whole = self.members[1..].iter().any(|member| can_give(member) && member.tree == Tree::Done);
+        let is_any_coming = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
+        if !is_source_there && !is_any_whole && (!is_any_coming || !self.has_proof) {
+            for member in &mut self.members[1..] {
+                if member.tree == Tree::Open && (member.is_behind || !self.has_proof) {
+                    member.tree = Tree::Failed;
+                }
+            }
+        }
+        if self.members[1..].iter().all(|member| member.tree != Tree::Open) {
+            self.has_ended = true;
+            self.actions.push_back(Action::End);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

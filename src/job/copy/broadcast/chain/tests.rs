@@ -1,0 +1,385 @@
+//! The chain in a world of nodes that die, are cut off, stand still and are slow, at random moments.
+
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use rand_core::Rng as _;
+
+use super::*;
+
+const SPOOL: u64 = 32;
+const STALL: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(50);
+/// Long after anything can still be going on.
+const TOO_LONG: Duration = Duration::from_secs(200);
+
+/// So many seeds, and fifty times as many in a long run of the tests.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    0..count * if std::env::var_os("RD_LONG").is_some() { 50 } else { 1 }
+}
+
+/// What is wrong with a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// It is gone, and its agent's end is heard.
+    Killed,
+    /// Nothing reaches it any more, and nobody says so.
+    CutOff,
+    /// It is there, and takes and gives nothing.
+    Stopped,
+    /// Its own tree cannot be made.
+    Full,
+}
+
+struct Peer {
+    fault: Option<Fault>,
+    received: u64,
+    kept_from: u64,
+    next: Option<Node>,
+    has_next: bool,
+    may_leave: bool,
+    is_proven: bool,
+    is_told: bool,
+    /// Units that it takes in a step.
+    rate: u64,
+}
+
+struct Wire {
+    from: Node,
+    to: Node,
+    is_up: bool,
+    since: Duration,
+    stopping: bool,
+}
+
+/// The nodes, and what is between them.
+struct World {
+    seed: u64,
+    rng: TestRng,
+    chain: Chain,
+    now: Duration,
+    length: u64,
+    peers: Vec<Peer>,
+    wires: BTreeMap<LinkId, Wire>,
+    copies: Vec<(Node, Node, Duration)>,
+    sent_by_source: u64,
+    is_ended: bool,
+}
+
+impl World {
+    fn new(seed: u64, hosts: usize, length: u64) -> Self {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let peer = |node: usize| Peer {
+            fault: None,
+            received: if node == SOURCE { length } else { 0 },
+            kept_from: 0,
+            next: None,
+            has_next: node < hosts,
+            may_leave: false,
+            is_proven: false,
+            is_told: false,
+            rate: 8,
+        };
+        Self {
+            seed,
+            rng: TestRng::from_seed(RngAlgorithm::ChaCha, &bytes),
+            chain: Chain::new(hosts + 1, SPOOL, STALL, Duration::ZERO),
+            now: Duration::ZERO,
+            length,
+            peers: (0..=hosts).map(peer).collect(),
+            wires: BTreeMap::new(),
+            copies: Vec::new(),
+            sent_by_source: 0,
+            is_ended: false,
+        }
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.rng.next_u64() % bound
+    }
+
+    fn is_well(&self, node: Node) -> bool {
+        matches!(self.peers[node].fault, None | Some(Fault::Full))
+    }
+
+    fn spoil(&mut self, node: Node, fault: Fault) {
+        self.peers[node].fault = Some(fault);
+        if fault == Fault::Killed {
+            self.chain.lost(node);
+        }
+        if fault == Fault::Full {
+            self.peers[node].is_told = true;
+            self.chain.tree_over(node, false);
+        }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.chain.poll() {
+            match action {
+                Action::Connect { link, from, to } => {
+                    let shares = |wire: &Wire| wire.from == from || wire.to == to;
+                    assert!(!self.wires.values().any(shares), "seed {}: two links at one end", self.seed);
+                    self.wires.insert(link, Wire { from, to, is_up: false, since: self.now, stopping: false });
+                }
+                // It may be over by now.
+                Action::Stop(link) => self.wires.get_mut(&link).into_iter().for_each(|wire| wire.stopping = true),
+                Action::Next(node, has_next) => self.peers[node].has_next = has_next,
+                Action::Prove(node) => self.peers[node].is_proven = true,
+                Action::Leave(node) => self.peers[node].may_leave = true,
+                Action::Copy { from, to } => {
+                    assert!(self.peers[from].received == self.length, "seed {}: {from} has it not", self.seed);
+                    self.copies.push((from, to, self.now));
+                }
+                Action::Out(..) => {}
+                Action::End => self.is_ended = true,
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += STEP;
+        let links: Vec<LinkId> = self.wires.keys().copied().collect();
+        for id in links {
+            let Wire { from, to, is_up, since, stopping } = self.wires[&id];
+            let is_broken =
+                [from, to].iter().any(|&node| matches!(self.peers[node].fault, Some(Fault::Killed | Fault::CutOff)));
+            let age = self.now - since;
+            let late = Duration::from_millis(100 + self.below(400));
+            let end = if stopping && age > late || is_broken && age > STALL + late {
+                Some(LinkEnd::Broken)
+            } else if !is_up && !is_broken && age > late {
+                let wire = self.wires.get_mut(&id).expect("it is there");
+                (wire.is_up, wire.since) = (true, self.now);
+                self.chain.link_up(id, self.now);
+                (self.peers[to].received < self.peers[from].kept_from).then_some(LinkEnd::NotKept)
+            } else {
+                None
+            };
+            if let Some(end) = end {
+                self.wires.remove(&id);
+                self.chain.link_over(id, end, self.now);
+                continue;
+            }
+            if is_up && !stopping && !is_broken && self.is_well(from) && self.is_well(to) {
+                self.carry(id, from, to);
+            }
+        }
+        self.report();
+        self.copy();
+        self.chain.tick(self.now);
+        self.act();
+    }
+
+    fn carry(&mut self, id: LinkId, from: Node, to: Node) {
+        self.peers[from].next = Some(to);
+        let rate = self.peers[to].rate.min(self.peers[from].rate);
+        let room = SPOOL - (self.peers[to].received - self.peers[to].kept_from);
+        let there = self.peers[from].received - self.peers[to].received;
+        let amount = there.min(room).min(1 + self.below(rate));
+        self.peers[to].received += amount;
+        if from == SOURCE {
+            self.sent_by_source += amount;
+        }
+        // What the host behind it has, or it itself where there is none.
+        let mark = |peers: &[Peer], node: Node| match peers[node].next.filter(|_| peers[node].has_next) {
+            Some(next) => peers[next].received.min(peers[node].received),
+            None if peers[node].has_next => peers[node].kept_from,
+            None => peers[node].received,
+        };
+        let mark_of_next = mark(&self.peers, to);
+        let kept = &mut self.peers[from].kept_from;
+        *kept = (*kept).max(mark_of_next);
+        if !self.peers[to].has_next {
+            self.peers[to].kept_from = self.peers[to].received;
+        }
+        if self.peers[to].received == self.length {
+            self.wires.remove(&id);
+            self.chain.link_over(id, LinkEnd::Done, self.now);
+        }
+    }
+
+    /// What nodes say of themselves.
+    fn report(&mut self) {
+        for node in 1..self.peers.len() {
+            if !self.is_well(node) {
+                continue;
+            }
+            let (received, has_all) = (self.peers[node].received, self.peers[node].received == self.length);
+            let state = BroadcastState { received, written: received, has_all, ..BroadcastState::default() };
+            self.chain.state(node, &state, self.now);
+            let peer = &mut self.peers[node];
+            if !peer.is_told && (peer.is_proven && has_all || peer.may_leave) {
+                peer.is_told = true;
+                self.chain.tree_over(node, has_all && peer.is_proven);
+            }
+        }
+        if self.is_well(SOURCE) {
+            let state = BroadcastState { received: self.length, has_all: true, ..BroadcastState::default() };
+            self.chain.state(SOURCE, &state, self.now);
+        }
+    }
+
+    fn copy(&mut self) {
+        let copies = std::mem::take(&mut self.copies);
+        for (from, to, since) in copies {
+            let are_well = self.is_well(from) && self.is_well(to);
+            if self.now - since < Duration::from_secs(1) {
+                self.copies.push((from, to, since));
+            } else {
+                if are_well {
+                    self.peers[to].received = self.length;
+                }
+                let is_to_blame = self.peers[to].fault == Some(Fault::Full);
+                self.chain.copy_over(from, to, are_well && !is_to_blame, is_to_blame);
+            }
+        }
+    }
+
+    fn run(&mut self, mut each: impl FnMut(&mut Self)) {
+        self.act();
+        self.chain.proof();
+        self.act();
+        while !self.is_ended {
+            assert!(self.now < TOO_LONG, "seed {}: {:?}", self.seed, self.chain);
+            each(self);
+            self.step();
+        }
+    }
+
+    /// Whoever is well has the tree; nobody else is said to have it who has not all of it.
+    fn check(&self, is_source_well: bool) {
+        for node in 1..self.peers.len() {
+            let (tree, peer) = (self.chain.tree(node), &self.peers[node]);
+            assert!(tree != Tree::Open, "seed {}: {node} is open", self.seed);
+            if tree == Tree::Done {
+                assert!(peer.received == self.length, "seed {}: {node} has not all", self.seed);
+            } else if is_source_well {
+                assert!(peer.fault.is_some(), "seed {}: {node} is well, and failed: {:?}", self.seed, self.chain);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_faults_each_link_carries_all_once() {
+    for hosts in [1, 2, 8, 200] {
+        let mut world = World::new(hosts as u64, hosts, 400);
+        world.run(|_| {});
+        world.check(true);
+        assert_eq!(world.sent_by_source, 400, "{hosts} hosts");
+        assert!((1..=hosts).all(|node| world.chain.tree(node) == Tree::Done));
+    }
+}
+
+#[test]
+fn whatever_happens_to_some_the_others_get_it() {
+    for seed in seeds(120) {
+        let mut world = World::new(seed, 2 + (seed % 11) as usize, 200 + seed % 300);
+        let hosts = world.peers.len() as u64 - 1;
+        let mut faults: Vec<(Duration, Node, Fault)> = (0..1 + world.below(hosts.min(4)))
+            .map(|_| {
+                let fault = [Fault::Killed, Fault::CutOff, Fault::Stopped, Fault::Full][world.below(4) as usize];
+                (Duration::from_millis(world.below(6000)), 1 + world.below(hosts) as usize, fault)
+            })
+            .collect();
+        world.run(|world| {
+            faults.retain(|&(at, node, fault)| {
+                let is_due = at <= world.now;
+                if is_due && world.peers[node].fault.is_none() {
+                    world.spoil(node, fault);
+                }
+                !is_due
+            });
+        });
+        world.check(true);
+    }
+}
+
+#[test]
+fn a_large_chain_heals() {
+    for seed in seeds(1) {
+        let mut world = World::new(seed, 100, 600);
+        let mut dead = 0;
+        world.run(|world| {
+            if dead < 15 && world.below(5) == 0 {
+                let node = 1 + world.below(100) as usize;
+                if world.peers[node].fault.is_none() {
+                    dead += 1;
+                    world.spoil(node, if dead % 2 == 0 { Fault::Killed } else { Fault::CutOff });
+                }
+            }
+        });
+        world.check(true);
+    }
+}
+
+/// What the first host has taken by then is enough for the others, or it is not, and all of them say so.
+#[test]
+fn the_source_may_go_once_a_host_has_everything() {
+    for seed in seeds(80) {
+        let mut world = World::new(seed, 2 + (seed % 6) as usize, 200);
+        let at = Duration::from_millis(world.below(5000));
+        let mut had_all = None;
+        world.run(|world| {
+            if had_all.is_none() && world.now >= at {
+                had_all = Some(world.peers[1..].iter().any(|peer| peer.received == world.length));
+                world.spoil(SOURCE, Fault::Killed);
+            }
+        });
+        world.check(false);
+        if had_all == Some(true) {
+            let failed: Vec<Node> =
+                (1..world.peers.len()).filter(|&node| world.chain.tree(node) != Tree::Done).collect();
+            assert!(failed.is_empty(), "seed {seed}: {failed:?}");
+        }
+    }
+}
+
+/// One that is slow does not hold the others, wherever it stands but at the head, and gets it in the end.
+#[test]
+fn a_slow_host_is_served_later() {
+    let others_took = |slow: Option<Node>| {
+        let mut world = World::new(7, 8, 4000);
+        if let Some(slow) = slow {
+            world.peers[slow].rate = 1;
+        }
+        let mut took = Duration::ZERO;
+        world.run(|world| {
+            let is_done = |node: Node| world.peers[node].received == world.length;
+            if !(1..=8).filter(|&node| Some(node) != slow).all(is_done) {
+                took = world.now;
+            }
+        });
+        world.check(true);
+        took
+    };
+    let without = others_took(None);
+    for at in 2..=8 {
+        let took = others_took(Some(at));
+        assert!(took < without.mul_f64(1.2) + 2 * COMPARED_AFTER, "{at}: {took:?}, {without:?} without");
+    }
+}
+
+#[test]
+fn one_that_joins_gets_it_from_another() {
+    let mut world = World::new(1, 4, 400);
+    let mut joined = None;
+    world.run(|world| {
+        if joined.is_none() && world.peers[1].received > 300 {
+            let node = world.chain.join(world.now);
+            world.peers.push(Peer {
+                fault: None,
+                received: 0,
+                kept_from: 0,
+                next: None,
+                has_next: false,
+                may_leave: false,
+                is_proven: false,
+                is_told: true,
+                rate: 8,
+            });
+            joined = Some(node);
+        }
+    });
+    world.check(true);
+    assert_eq!(world.chain.tree(joined.expect("it has joined")), Tree::Done);
+}

@@ -623,8 +623,12 @@ impl SpoolOutput {
         if state.output != self.turn {
             return Ok(());
         }
-        let sent = state.places.next.and_then(|next| next.reader).unwrap_or(0);
-        match state.marks.take(bytes, sent)? {
+        let reader = state.places.next.and_then(|next| next.reader);
+        if reader.is_none() && state.marks.have_begun() {
+            // One that is refused, or not wanted any more, says more before it hears of that.
+            return Ok(());
+        }
+        match state.marks.take(bytes, reader.unwrap_or(0))? {
             Mark::From(offset) => {
                 state.is_refused = !state.places.send_from(offset);
                 spool.has_more_for_next.notify_all();

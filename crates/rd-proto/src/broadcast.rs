@@ -62,6 +62,11 @@ pub struct Marks {
 }
 
 impl Marks {
+    /// Whether the first has come.
+    pub fn have_begun(&self) -> bool {
+        self.has_begun
+    }
+
     /// Takes the next answer. `sent`: the stream has been sent up to there.
     ///
     /// # Errors

@@ -282,9 +282,7 @@ fn a_host_that_dies_is_passed_over() {
         let (first, count) = (1 + maker.below(2) as usize, 1 + maker.below(2) as usize);
         let moment = maker.below(23 << 20);
         until(&mut hosts, "a moment", |hosts| (hosts[first].state.received >= moment).then_some(()));
-        for dead in first..first + count {
-            hosts[dead].agent.stop(libc::SIGKILL as u8);
-        }
+        hosts[first..first + count].iter_mut().for_each(|dead| dead.agent.stop(libc::SIGKILL as u8));
         let (before, behind) = (first - 1, first + count);
         let number = 10;
         // Of two neighbours that die at once the one behind may have had more than what is kept for one.

@@ -158,6 +158,7 @@ fn what_is_not_kept_or_not_there_is_refused() {
         } else {
             assert_eq!(spool.state().is_refused, !is_kept, "{from}");
             if !is_kept {
+                again.take_mark(&encode_mark(1)).expect("it has not heard of it");
                 assert_eq!(again.fill(&mut target, &NOT_OVER), Filled::NotKept);
             }
         }

@@ -15,6 +15,10 @@ fn seed() -> u64 {
 }
 
 fn packed(from: &Path) -> Vec<u8> {
+    packed_counting(from, &Tally::default())
+}
+
+fn packed_counting(from: &Path, tally: &Tally) -> Vec<u8> {
     let roots = vec![Root::new(from, "tree")];
     let source = TreeSource::new(roots, PART_BYTES, TreeOptions::default(), Arc::default()).expect("a source");
     let mut stream = Vec::new();
@@ -22,7 +26,7 @@ fn packed(from: &Path) -> Vec<u8> {
         stream.extend_from_slice(bytes);
         true
     };
-    pack(&source.unanswered(), &Tally::default(), put).expect("threads");
+    pack(&source.unanswered(), tally, put).expect("threads");
     stream
 }
 
@@ -190,4 +194,29 @@ fn what_is_all_of_a_tree_has_no_name_before_it_is_proven() {
             fs::remove_dir_all(&to).expect("ours");
         }
     }
+}
+
+/// What is not in the page cache is read past it by both threads, and put in in order.
+#[test]
+fn what_is_cold_is_packed_as_well() {
+    // Memory file systems have no way past their cache; the disk that the tests are built on has.
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+    let (directory, mut maker) = (tempfile::tempdir_in(beside).expect("a directory"), Maker(seed()));
+    let from = directory.path().join("from");
+    fs::create_dir(&from).expect("a directory");
+    for name in 0..3 {
+        let mut bytes = vec![0; (5 << 20) + maker.below(5000) as usize];
+        maker.fill(&mut bytes[..3 << 20]);
+        fs::write(from.join(format!("f{name}")), &bytes).expect("a file");
+        let file = fs::File::open(from.join(format!("f{name}"))).expect("it");
+        file.sync_all().expect("synced");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("evicted");
+    }
+    let (tally, scratch) = (Tally::default(), scratch());
+    let stream = packed_counting(&from, &tally);
+    assert!(tally.direct_bytes.load(std::sync::atomic::Ordering::Relaxed) >= 15 << 20);
+    let mut sink = sink(scratch.path());
+    unpack(&stream, &mut maker, |item, position, bytes| sink.push(item, position, bytes)).expect("a tree");
+    assert_eq!(sink.finish().expect("all of it").failed, 0);
+    assert!(picture(&scratch.path().join("tree")) == picture(&from));
 }

@@ -138,3 +138,24 @@ fn hosts_that_die_hold_nobody() {
         assert!(!lab.join(&format!("h{dead}/copy")).exists());
     }
 }
+
+/// With --sync each host gets what it lacks, and a second run sends nothing.
+#[test]
+fn each_host_is_synchronized() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    let sync = |lab: &Lab| {
+        let mut arguments = vec!["--sync".into(), "--delete".into(), "-r".into(), "--json=report".into()];
+        arguments.push(OsString::from(format!("{}/", lab.join("src").display())));
+        arguments.extend(lab.to(3));
+        lab.start_many(&arguments).wait().expect(0);
+    };
+    fs::create_dir_all(lab.join("h2/copy/old")).expect("directories");
+    fs::write(lab.join("h2/copy/old/file"), b"of before").expect("a file");
+    sync(&lab);
+    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    fs::write(lab.join("src/small7"), b"other contents").expect("a file");
+    fs::remove_file(lab.join("src/small9")).expect("it is there");
+    sync(&lab);
+    (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+}

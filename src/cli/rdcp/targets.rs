@@ -179,10 +179,6 @@ fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiv
 type Refusal = (fn(&CopyArguments) -> bool, &'static str);
 
 const REFUSED: &[Refusal] = &[
-    (
-        |it| it.tree.sync,
-        "--sync compares with one host at a time: name one, or leave --sync out, and all is copied anew",
-    ),
     (|it| it.tree.itemize_changes, "--itemize-changes tells of one host at a time: name one"),
     (|it| it.tree.in_place, "--in-place writes at one host at a time: name one, or leave it out"),
     (|it| it.tree.append_verify, "--append-verify goes on with files of one host: name one"),
@@ -285,8 +281,7 @@ mod tests {
         let targets = ["h1:b", "h2:b"].map(|text| Spec::parse(text.as_ref()).expect(text));
         let sources = [Spec::Here("a".into())];
         for words in [
-            &["--sync"][..],
-            &["--itemize-changes"],
+            &["--itemize-changes"][..],
             &["--in-place"],
             &["--append-verify"],
             &["-r", "--manifest", "m"],

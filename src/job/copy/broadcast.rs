@@ -21,7 +21,7 @@ use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
 use crate::job::{EndOf, HERE, Update};
-use crate::options::{TransferOptions, TreeOptions};
+use crate::options::{Session, TransferOptions, TreeOptions};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 
@@ -117,8 +117,17 @@ impl Copy<'_> {
         let nodes: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].placed.is_some()).collect();
         let now = Duration::ZERO;
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
+        let mut chain = match self.plan.tree.sync {
+            true => Chain::of_copies(nodes.len(), now),
+            false => Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, now),
+        };
+        for (at, &target) in nodes.iter().enumerate() {
+            if targets[target].placed.as_ref().is_some_and(|placed| placed.is_there) {
+                chain.keep_to_itself(at + 1);
+            }
+        }
         let run = Run {
-            chain: Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, now),
+            chain,
             targets,
             nodes,
             source,
@@ -181,7 +190,10 @@ impl Copy<'_> {
     }
 
     fn run_broadcast(&mut self, mut run: Run) -> Result<Run, Failure> {
-        self.begin_nodes(&run);
+        // With --sync each host is compared with the source, and gets what it lacks.
+        if !self.plan.tree.sync {
+            self.begin_nodes(&run);
+        }
         loop {
             let mut is_over = false;
             while let Some(action) = run.chain.poll() {
@@ -263,7 +275,11 @@ impl Copy<'_> {
 
     /// Copies the tree from a node that has it.
     fn copy_node(&mut self, run: &mut Run, from: Node, to: Node) {
-        let settings = run.settings.clone();
+        let mut settings = run.settings.clone();
+        settings.compares = settings.may_compare();
+        let is_directory = matches!(&run.found[..], [(_, found)] if found.kind == Kind::Directory);
+        let is_dst = run.target(to).placed.as_ref().is_some_and(|placed| placed.as_name.is_some()) && is_directory;
+        settings.generations.session = Session { is_dst, is_last: true };
         let roots = match from {
             SOURCE => roots_of(&run.found),
             node => {

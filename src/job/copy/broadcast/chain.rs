@@ -38,6 +38,9 @@ const AGAIN_MAX: u32 = 1;
 /// How often an ordinary copy to a node is begun.
 const COPIES_MAX: u32 = 3;
 
+/// Ordinary copies that the source gives at once where there is no chain.
+const COPIES_AT_ONCE: u32 = 4;
+
 /// A link is compared with others only after so long.
 const COMPARED_AFTER: Duration = Duration::from_secs(2);
 
@@ -153,6 +156,10 @@ struct Member {
     tried: Vec<Node>,
     has_next: bool,
     is_proven: bool,
+    /// Its tree is the source's and nothing else, so others may have it.
+    may_serve: bool,
+    /// It needs a copy, and there is nobody who could give it one now or later: since when.
+    stranded: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -184,6 +191,8 @@ pub(super) struct Chain {
     /// Bytes of the stream that a node keeps.
     spool_bytes: u64,
     stall: Duration,
+    /// Copies that one node gives at once.
+    serves_max: u32,
     has_proof: bool,
     ticked: Duration,
     actions: VecDeque<Action>,
@@ -214,6 +223,8 @@ impl Chain {
             tried: Vec::new(),
             has_next: true,
             is_proven: false,
+            may_serve: true,
+            stranded: None,
         };
         let mut chain = Self {
             members: vec![member; nodes],
@@ -224,6 +235,7 @@ impl Chain {
             again: BTreeMap::new(),
             spool_bytes,
             stall,
+            serves_max: 1,
             has_proof: false,
             ticked: now,
             actions: VecDeque::new(),
@@ -234,6 +246,25 @@ impl Chain {
         }
         chain.settle();
         chain
+    }
+
+    /// No chain: each host gets an ordinary copy from the source, a few at a time.
+    pub(super) fn of_copies(hosts: usize, now: Duration) -> Self {
+        let mut chain = Self::new(1, 0, Duration::MAX, now);
+        (chain.has_ended, chain.serves_max) = (false, COPIES_AT_ONCE);
+        chain.actions.clear();
+        chain.members[SOURCE].tree = Tree::Done;
+        for _ in 0..hosts {
+            let node = chain.add(now);
+            chain.members[node].may_serve = false;
+        }
+        chain.settle();
+        chain
+    }
+
+    /// What stands at this node is not only the source's.
+    pub(super) fn keep_to_itself(&mut self, node: Node) {
+        self.members[node].may_serve = false;
     }
 
     /// The next thing to be done.
@@ -248,6 +279,12 @@ impl Chain {
     /// A node that joins while the others are at it: it gets its tree by an ordinary copy.
     #[cfg(test)]
     pub(super) fn join(&mut self, now: Duration) -> Node {
+        let node = self.add(now);
+        self.settle();
+        node
+    }
+
+    fn add(&mut self, now: Duration) -> Node {
         let mut member = self.members[SOURCE].clone();
         member = Member {
             is_heard: true,
@@ -264,10 +301,11 @@ impl Chain {
             has_all: false,
             has_next: false,
             is_proven: false,
+            may_serve: true,
+            stranded: None,
             ..member
         };
         self.members.push(member);
-        self.settle();
         self.members.len() - 1
     }
 
@@ -390,9 +428,9 @@ impl Chain {
         self.settle();
     }
 
-    /// Nodes say how far they are some times a second.
+    /// Nodes of a chain say how far they are some times a second.
     fn is_silent(&self, node: Node, now: Duration) -> bool {
-        now.saturating_sub(self.members[node].spoke) >= self.stall / 2
+        self.stall < Duration::MAX && now.saturating_sub(self.members[node].spoke) >= self.stall / 2
     }
 
     fn are_neighbours(&self, from: Node, to: Node) -> bool {
@@ -435,12 +473,15 @@ impl Chain {
     }
 
     fn give_up_silent(&mut self, now: Duration) {
-        let limit = SILENT_MAX.max(2 * self.stall);
+        let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
         for node in 1..self.members.len() {
             let member = &self.members[node];
             // One that has left has nothing to say until it is copied to.
             let speaks = member.tree == Tree::Open && !member.is_served && !member.is_over;
-            if speaks && now.saturating_sub(member.spoke) > limit {
+            let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
+            if is_stranded && member.tree == Tree::Open && !member.is_served
+                || speaks && now.saturating_sub(member.spoke) > limit
+            {
                 self.take_out(node, Why::CutOff);
                 self.members[node].tree = Tree::Failed;
             }
@@ -621,16 +662,22 @@ impl Chain {
             }
             let is_whole = |node: &Node| {
                 let member = &self.members[*node];
-                let has_tree = member.tree == Tree::Done && *node != SOURCE;
+                let has_tree = member.tree == Tree::Done && *node != SOURCE && member.may_serve;
                 // The source gives what nobody else can, once it is not needed for the others.
                 let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
-                is_there && member.serves == 0 && (has_tree || *node == SOURCE && !is_live)
+                is_there && member.serves < self.serves_max && (has_tree || *node == SOURCE && !is_live)
             };
             let tried = &self.members[to].tried;
             let whole = || (0..self.members.len()).rev().filter(|&node| node != to).filter(is_whole);
             // One that has failed it once is asked again only when there will be no other.
             let again = || whole().next().filter(|_| !is_live);
-            let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else { continue };
+            let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
+                let is_stranded = !is_live && !self.members.iter().any(|member| member.serves > 0);
+                let member = &mut self.members[to];
+                member.stranded = member.stranded.or(Some(self.ticked)).filter(|_| is_stranded);
+                continue;
+            };
+            self.members[to].stranded = None;
             self.members[from].serves += 1;
             self.members[to].is_served = true;
             self.members[to].copies += 1;
@@ -642,7 +689,8 @@ impl Chain {
         // Those that nobody can give anything any more.
         let can_give = |member: &Member| member.is_heard && member.tree != Tree::Failed;
         let is_source_there = self.members[SOURCE].is_heard;
-        let is_any_whole = self.members[1..].iter().any(|member| can_give(member) && member.tree == Tree::Done);
+        let is_any_whole =
+            self.members[1..].iter().any(|member| can_give(member) && member.tree == Tree::Done && member.may_serve);
         let is_any_coming = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
         if !is_source_there && !is_any_whole && (!is_any_coming || !self.has_proof) {
             for member in &mut self.members[1..] {

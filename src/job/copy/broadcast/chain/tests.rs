@@ -383,3 +383,30 @@ fn one_that_joins_gets_it_from_another() {
     world.check(true);
     assert_eq!(world.chain.tree(joined.expect("it has joined")), Tree::Done);
 }
+
+/// Without a chain the source gives each its copy; who fails is tried again, and whoever is well has it in the end.
+#[test]
+fn copies_come_from_the_source_alone() {
+    let mut chain = Chain::of_copies(20, Duration::ZERO);
+    let (mut going, mut begun, mut is_ended) = (VecDeque::new(), 0, false);
+    while !is_ended {
+        while let Some(action) = chain.poll() {
+            match action {
+                Action::Copy { from, to } => {
+                    assert_eq!(from, SOURCE);
+                    begun += 1;
+                    going.push_back(to);
+                }
+                Action::End => is_ended = true,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(going.len() <= COPIES_AT_ONCE as usize);
+        if let Some(to) = going.pop_front() {
+            // The fifth is broken, the seventh fails once.
+            let is_made = to != 5 && !(to == 7 && begun < 12);
+            chain.copy_over(SOURCE, to, is_made, to == 5);
+        }
+    }
+    assert!((1..=20).all(|node| (chain.tree(node) == Tree::Done) == (node != 5)));
+}

@@ -153,7 +153,7 @@ impl Node {
     }
 
     /// It has all of the stream, and what that must be: it needs nobody any more.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.shared.spool.status().has_all && self.shared.proof().is_some()
     }
 
@@ -168,7 +168,7 @@ impl Node {
 
     /// The caller is not heard any more. Returns the thread to wait for, and for how long.
     pub(super) fn abandon(&mut self) -> Option<(JoinHandle<()>, Option<Duration>)> {
-        let limit = (!self.is_wanted()).then_some(ABANDON_MAX);
+        let limit = (!self.is_complete()).then_some(ABANDON_MAX);
         if limit.is_some() {
             self.stop(libc::SIGHUP as u8);
         }

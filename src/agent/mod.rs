@@ -183,11 +183,11 @@ impl Agent {
     /// The caller is not heard any more. A pipeline ends, and a broadcast of which this host has not all; copies see for themselves whether they are still wanted. Returns
     /// the threads to wait for, and for how long.
     pub(crate) fn abandon(&mut self) -> Vec<(JoinHandle<()>, Option<Duration>)> {
-        let is_node_wanted = self.node.as_ref().is_none_or(Node::is_wanted);
-        if !is_node_wanted {
+        let is_complete = self.node.as_ref().is_none_or(Node::is_complete);
+        if !is_complete {
             self.stop_node(libc::SIGHUP as u8);
         }
-        self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline() || end.is_of_broadcast() && !is_node_wanted);
+        self.stop_some(libc::SIGHUP as u8, |end| end.is_of_pipeline() || end.is_of_broadcast() && !is_complete);
         self.stages.end();
         let ends = self.ends.drain().filter(|(_, end)| !end.is_of_pipeline()).filter_map(|(_, end)| end.abandon());
         ends.chain(self.node.as_mut().and_then(Node::abandon)).collect()

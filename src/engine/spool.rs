@@ -1,7 +1,7 @@
 //! Hops of a broadcast: the thread that puts into a spool what arrives, and what the two ends say to each other of it.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flume::{Sender as Post, unbounded};
 use rd_proto::control::IoFact;
@@ -23,7 +23,7 @@ pub(super) enum SpoolEnd {
 }
 
 /// What is said of an offset that the sending end does not keep, with ESTALE.
-pub const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
+const NOT_KEPT: &str = "what the host asked for of the stream is not kept here any more";
 
 /// The next of the stream, and nothing at its end. An error without a fact: the session is over.
 pub(super) fn fill(output: &SpoolOutput, target: &mut [u8], over: &AtomicBool) -> Result<usize, Option<IoFact>> {
@@ -36,7 +36,7 @@ pub(super) fn fill(output: &SpoolOutput, target: &mut [u8], over: &AtomicBool) -
         Filled::Silent => {
             Err(Some(fact(Errno::TIMEDOUT, "the host behind does not say from where it wants the stream")))
         }
-        Filled::Gone => Err((!over.load(std::sync::atomic::Ordering::Relaxed)).then(gone)),
+        Filled::Gone => Err((!over.load(Ordering::Relaxed)).then(gone)),
     }
 }
 
@@ -44,7 +44,7 @@ fn gone() -> IoFact {
     IoFact {
         path: Vec::new(),
         errno: Errno::CANCELED.raw_os_error(),
-        detail: b"another hop has taken its place".to_vec(),
+        detail: b"another hop has taken its place, or the broadcast has ended here".to_vec(),
     }
 }
 

@@ -250,7 +250,8 @@ fn nobody_but_the_source_makes_its_stream() {
     let scratch = scratch();
     let from = scratch.path().join("from");
     random_tree(&from, seed(), 3, &[]);
-    let mut hosts = vec![Host::source(&from, SPOOL_BYTES)];
+    // All of it fits.
+    let mut hosts = vec![Host::source(&from, 64 << 20)];
     let begin = Begin {
         key: SessionKey([1; 32]),
         job: Job::ReceiveBroadcast,

@@ -51,6 +51,8 @@ impl Rate {
 pub(crate) struct Compared {
     /// Bytes that were sent.
     pub(crate) sent_bytes: u64,
+    /// Those and what was found to be there, a second, lately.
+    pub(crate) bytes_per_second: Option<f64>,
     /// Files a second, lately.
     pub(crate) files_per_second: Option<f64>,
 }
@@ -88,14 +90,16 @@ impl Shown {
             0 if self.compared.is_some() => Some(0),
             left => rate.filter(|rate| *rate >= 1.0).map(|rate| (left as f64 / rate).ceil() as u64),
         };
-        let bytes = || left(self.bytes, self.bytes_total, self.rate);
+        let rate = self.compared.map_or(self.rate, |compared| compared.bytes_per_second);
+        let bytes = if self.is_final { left(self.bytes, self.bytes_total, rate) } else { None };
         let Some(compared) = self.compared.filter(|_| self.files.is_some()) else {
-            return if self.is_final { bytes() } else { None };
+            return bytes;
         };
         // Both have to end; as long as nobody knows how much is to be sent, files say most.
         let files_total = self.files_total.filter(|_| self.files_final);
-        let files = left(self.files?, files_total, compared.files_per_second)?;
-        if self.is_final { bytes().map(|bytes| bytes.max(files)) } else { Some(files) }
+        let files = left(self.files?, files_total, compared.files_per_second);
+        // A large one may be the last.
+        files.max(bytes).filter(|_| !self.is_final || bytes.is_some())
     }
 }
 

@@ -24,11 +24,7 @@ impl Shown {
             |done: u64, total: Option<u64>| total.filter(|&total| total > 0).map(|total| done as f64 / total as f64);
         let bytes = of(self.bytes, self.bytes_total).filter(|_| self.is_final);
         let files = || of(self.files?, self.files_total).filter(|_| self.files_final);
-        let share = match self.compared {
-            // What is behind is what is waited for.
-            Some(_) if self.files.is_some() => files().map(|files| bytes.map_or(files, |bytes| bytes.min(files))),
-            _ => bytes.or_else(files),
-        };
+        let share = bytes.or_else(files);
         share.map(|share| share.min(1.0))
     }
 
@@ -96,8 +92,8 @@ impl Shown {
 
     /// Bytes a second; where nothing is sent, files.
     fn speed(&self) -> Option<String> {
-        let files = self.compared.and_then(|compared| compared.files_per_second);
-        match (self.rate, files) {
+        let files = self.files.and(self.compared).and_then(|compared| compared.files_per_second);
+        match (self.rate, files.filter(|files| *files >= 0.5)) {
             (Some(rate), Some(files)) if rate < 1.0 => Some(format!("{files:.0} files/s")),
             (rate, _) => rate.map(rate_words),
         }
@@ -361,7 +357,9 @@ mod tests {
     /// What is left to be compared, and what is left to be sent.
     #[test]
     fn a_comparison_has_two_kinds_of_progress() {
-        let compared = |sent_bytes, files_per_second| Some(Compared { sent_bytes, files_per_second });
+        let compared = |sent_bytes, files_per_second| {
+            Some(Compared { sent_bytes, bytes_per_second: Some(420e6), files_per_second })
+        };
         let few = Shown {
             bytes: 0,
             bytes_total: Some(0),
@@ -381,8 +379,11 @@ mod tests {
         assert_eq!(known.line(60), "3002/3003 compared  0.1/10 GiB sent  0 %  420 MB/s  26 s");
         // Most of a large file is there.
         let large = Shown { compared: compared(1 << 20, Some(0.0)), ..known };
-        assert_eq!(large.line(80), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  420 MB/s  sub/file-812.dat");
-        assert_eq!(large.line(40), "3002/3003 compared 0.1/10 GiB 0 %");
+        assert_eq!(large.line(80), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  420 MB/s  26 s");
+        assert_eq!(large.line(40), "3002/3003 compared 0.1/10 GiB 0 % 26 s");
+        // Its rate is not that of what is sent.
+        let slow = Shown { rate: Some(1e6), ..large };
+        assert_eq!(slow.line(70), "3002/3003 compared  0.1/10 GiB (1.0 MiB sent)  0 %  1 MB/s  26 s");
     }
 
     #[test]
@@ -421,7 +422,7 @@ mod tests {
                             files_final: is_final,
                             is_final,
                             compared: (at % 3 == 0)
-                                .then_some(Compared { sent_bytes: number / 3, files_per_second: None }),
+                                .then_some(Compared { sent_bytes: number / 3, ..Compared::default() }),
                             rate: Some(number as f64 / 7.0).filter(|_| at != 1),
                             waits: Waits { source: 4.0, wire: 1.0, ..Waits::default() },
                             seconds: number,

@@ -47,6 +47,7 @@ pub(super) struct Progress {
     /// Only what differs is copied.
     is_compared: bool,
     files_rate: Rate,
+    done_rate: Rate,
     payload_bytes: u64,
     /// When it began, until its sender is asked to count.
     uncounted_since: Option<Instant>,
@@ -72,6 +73,7 @@ impl Progress {
             may_send_more: false,
             is_compared,
             files_rate: Rate::default(),
+            done_rate: Rate::default(),
             payload_bytes: 0,
             uncounted_since: None,
             waits_before: Waits::default(),
@@ -124,7 +126,9 @@ impl Progress {
         self.waits = self.waits_before.plus(waits);
         let copied = self.before.bytes.saturating_add(self.session_bytes());
         self.rate.add(Instant::now(), copied, self.waits);
-        self.files_rate.add(Instant::now(), self.before.plus(self.done()).files(), Waits::default());
+        let done = self.before.plus(self.done());
+        self.files_rate.add(Instant::now(), done.files(), Waits::default());
+        self.done_rate.add(Instant::now(), done.bytes, Waits::default());
     }
 
     /// Whether somebody who watches may have the sender count now; true once in a session.
@@ -174,6 +178,7 @@ impl Progress {
             rate: self.rate.bytes_per_second(),
             compared: self.is_compared.then(|| Compared {
                 sent_bytes: self.before_sent.saturating_add(self.session_bytes()),
+                bytes_per_second: self.done_rate.bytes_per_second(),
                 files_per_second: self.files_rate.bytes_per_second(),
             }),
             waits: self.rate.waits(),

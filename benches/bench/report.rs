@@ -13,7 +13,7 @@ use crate::harness::*;
 use crate::record::{self, BUSY_MAX, Contest, Kind, Record};
 
 /// The pages of docs/performance: file, title, and the sections on it, in this order.
-const PAGES: [(&str, &str, &[&str]); 4] = [
+const PAGES: [(&str, &str, &[&str]); 5] = [
     (
         "streams.md",
         "Streams over TCP, measured",
@@ -23,6 +23,11 @@ const PAGES: [(&str, &str, &[&str]); 4] = [
         "copies.md",
         "Copies, measured",
         &["copy-small", "copy-big", "trees", "copy-byte", "copy-local", "copy-memory", "copy-resume"],
+    ),
+    (
+        "synchronizing.md",
+        "What has changed since, measured",
+        &["sync-small", "sync-million", "sync-delta", "sync-touched", "sync-appended", "sync-renamed"],
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),

@@ -80,6 +80,7 @@ fn main() -> ExitCode {
     }
     for (name, case) in [
         ("slurm::copies_within_an_allocation", copies_within_an_allocation as fn() -> Result<(), Failed>),
+        ("slurm::a_tree_to_every_node_of_the_allocation", a_tree_to_every_node_of_the_allocation),
         ("slurm::a_cancelled_job_leaves_nothing", a_cancelled_job_leaves_nothing),
     ] {
         let is_missing = std::env::var_os("RD_SLURM_NODES").is_none();
@@ -394,23 +395,55 @@ fn copies_within_an_allocation() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Slurm is found by itself, as are the nodes; each host's state and hop are told of.
+fn a_tree_to_every_node_of_the_allocation() -> Result<(), Failed> {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.join("tree"))?;
+    for number in 0..20 {
+        scratch.file(&format!("tree/{number}"), &noise(number * 50_000));
+    }
+    let (to, json) = (node_directory().join("tree"), scratch.join("json"));
+    let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
+    let mut command = Command::new("salloc");
+    command.args(["-Q", "-N", &nodes.to_string(), PROGRAM, "rdcp", "-r", "--hosts", "slurm", "--agent", AGENT]);
+    command.arg(format!("--json={}", json.display())).arg(scratch.join("tree")).arg(&to).env_remove("RDCP_RSH");
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+    for node in 1..=nodes {
+        for number in 0..20 {
+            let copy = on_node(node, &to.join(number.to_string())).expect("a copy");
+            same(&copy, &fs::read(scratch.join(&format!("tree/{number}")))?);
+        }
+    }
+    let text = fs::read_to_string(json)?;
+    let events: Vec<serde_json::Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    for node in 1..=nodes {
+        let host = format!("h{node}");
+        let mut of_host = events.iter().filter(|event| event["event"] == "host" && event["host"] == *host);
+        assert!(of_host.any(|event| event["state"] == "done"), "{text}");
+    }
+    assert!(events.iter().any(|event| event["event"] == "host" && event["from"] == "h1"), "{text}");
+    assert!(events.iter().any(|event| event["event"] == "hosts" && event["hosts"] == nodes), "{text}");
+    network::all_gone(SOON);
+    Ok(())
+}
+
 fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
     let scratch = Scratch::new();
     let source = scratch.file("source", &noise(32 << 20));
     let to = node_directory().join("cancelled");
     let script = format!(
-        "#!/bin/sh\nexec {PROGRAM} rdcp --launcher slurm --agent {AGENT} --bwlimit 2M {} h2:{}\n",
+        "#!/bin/sh\nexec {PROGRAM} rdcp --agent {AGENT} --bwlimit 2M {} 'h[2-3]:{}'\n",
         source.display(),
         to.display()
     );
     let script = scratch.file("job", script.as_bytes());
     let log = scratch.join("log").display().to_string();
     let script = script.to_str().expect("UTF-8");
-    let job = output("sbatch", &["--parsable", "-N2", "-w", "h1,h2", "-o", &log, script]);
+    let job = output("sbatch", &["--parsable", "-N3", "-w", "h1,h2,h3", "-o", &log, script]);
     let until = Instant::now() + PATIENCE;
     // Something of it flows.
     loop {
-        let names = hosts::on(2, Command::new("ls").arg("-A").arg(node_directory())).output()?.stdout;
+        let names = hosts::on(3, Command::new("ls").arg("-A").arg(node_directory())).output()?.stdout;
         if String::from_utf8_lossy(&names).contains(".rd-part") {
             break;
         }
@@ -419,6 +452,8 @@ fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
     }
     output("scancel", &[job.trim()]);
     network::all_gone(network::GONE);
-    assert_eq!(on_node(2, &to), None, "no half file under its name");
+    for node in [2, 3] {
+        assert_eq!(on_node(node, &to), None, "no half file under its name");
+    }
     Ok(())
 }

@@ -42,7 +42,7 @@ struct Typed {
     check: fn(&World, &str),
 }
 
-const TYPED: [Typed; 13] = [
+const TYPED: [Typed; 14] = [
     Typed { known_by: "make install", at: 1, how: How::Alone, check: programs_are_installed },
     Typed {
         known_by: " data/ backup:/srv/",
@@ -62,6 +62,15 @@ const TYPED: [Typed; 13] = [
             assert_eq!(world.shell(4, "ls /data"), "a.bin\nb.bin");
             world.same(3, "/data/a.bin", 4, "/data/a.bin");
             world.same(3, "/data/b.bin", 4, "/data/b.bin");
+        },
+    },
+    Typed {
+        known_by: "'gpu[1-2]:/srv/'",
+        at: 1,
+        how: How::Alone,
+        check: |world, _| {
+            world.same(1, "~/data", 3, "/srv/data");
+            world.same(1, "~/data", 4, "/srv/data");
         },
     },
     Typed { known_by: "rdrecv >image.raw", at: 2, how: How::Receiver, check: |_, _| {} },

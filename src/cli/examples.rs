@@ -9,6 +9,11 @@ pub const RDCP: &[Example] = &[
     ("rdcp -v backup:'snapshots/*.zst' .", "All files of that pattern, which is expanded on the other host."),
     ("rdcp gpu1:/data/weights.bin gpu2:/data/", "Directly between two other hosts."),
     ("rdcp -J gate image.raw inner:/srv/", "Through a jump host, to one without rdma-pipe."),
+    ("rdcp -r model/ 'gpu[01-64]:/models/'", "To 64 hosts, each of which passes on what it receives."),
+    (
+        "rdcp -r --hosts nodes --hosts-failed failed model/ /models/",
+        "To the hosts in a file; run again with --hosts failed.",
+    ),
 ];
 
 /// Of `rdsend`.

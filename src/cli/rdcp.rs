@@ -44,7 +44,8 @@ const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 ///
 /// Each SRC, and DST, is a path on this host, or HOST:PATH, USER@HOST:PATH or `[ADDRESS]:PATH` on another, which is reached
 /// by ssh. SRC is copied into DST if that is a directory, else to the name DST, as with cp. Several SRC come into
-/// a directory, as do files into a DST that ends in a slash; if it is missing, it is made, but none above it.
+/// a directory, as do files into a DST that ends in a slash; if it is missing, it is made, but none above it. The HOST of
+/// DST may be a list, such as 'gpu[01-08,12]:PATH': then SRC is sent once, and each of the hosts passes it on to the next.
 /// The data goes directly between the two hosts. On other hosts `~` and patterns such as '*.txt' are expanded; a
 /// relative path starts at the login's home. `-` is standard input or output. A local name with a colon is written
 /// ./NAME. Exits with 0 only when the receiver has answered for every byte; within one host the kernel does, and nothing

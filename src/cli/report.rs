@@ -1,6 +1,7 @@
 //! What a transfer tells: progress on the terminal, lines on standard error, a JSON object at the end.
 
 mod hops;
+mod hosts;
 mod itemize;
 pub(crate) mod line;
 mod nonblocking;
@@ -21,12 +22,13 @@ use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
 use crate::job::entries::TakeEntries;
-use crate::job::progress::{Ended, HostShown, HostStanding, Rate, Shown, size_words};
+use crate::job::progress::{Ended, HostShown, Rate, Shown, size_words};
 use crate::job::{
     self,
     event::{ceiling, rate},
 };
 pub(crate) use hops::HopsConsole;
+use hosts::{Hosts, HostsShown};
 use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
 use screen::Screen;
@@ -130,12 +132,17 @@ impl Terminal {
 
     /// Shows how far it has come, as the terminal's width allows.
     pub(crate) fn show(&mut self, shown: &Shown) {
+        self.show_line(|columns| shown.line(columns));
+    }
+
+    /// The same of a line that is made for so many columns when it is due.
+    fn show_line(&mut self, line: impl FnOnce(usize) -> String) {
         let now = Instant::now();
         match self.progress {
             Progress::Off => {}
             Progress::Lines if now - self.logged >= LINE_EVERY => {
                 self.logged = now;
-                self.say(&shown.line(LINE_COLUMNS));
+                self.say(&line(LINE_COLUMNS));
             }
             Progress::Lines => {}
             Progress::Bar => {
@@ -143,7 +150,7 @@ impl Terminal {
                     && self.drawn.is_none_or(|drawn| now - drawn >= Duration::from_secs(1) / u32::from(BAR_HZ));
                 if is_due && in_foreground() == Some(true) {
                     self.drawn = Some(now);
-                    self.screen.draw(&shown.line(self.screen.columns()));
+                    self.screen.draw(&line(self.screen.columns()));
                 }
             }
         }
@@ -202,12 +209,13 @@ pub(crate) struct Console<'a> {
     terminal: Option<Terminal>,
     may_draw: bool,
     no_times: bool,
+    hosts: Hosts,
 }
 
 impl<'a> Console<'a> {
     /// `may_draw`: nothing else writes to the terminal. `no_times`: copies have the time at which they are made.
     pub(crate) fn new(name: &'static str, reporter: &'a Reporter<'a>, may_draw: bool, no_times: bool) -> Self {
-        Self { name, reporter, terminal: None, may_draw, no_times }
+        Self { name, reporter, terminal: None, may_draw, no_times, hosts: Hosts::default() }
     }
 }
 
@@ -257,19 +265,11 @@ impl job::copy::Observer for Console<'_> {
     }
 
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
-        let Some(terminal) = &mut self.terminal else { return };
-        let is_done = |host: &&HostShown| host.standing == HostStanding::Done;
-        let slowest =
-            hosts.iter().filter(|host| host.standing == HostStanding::Receiving).map(|host| host.received).min();
-        terminal.show(&Shown {
-            files: Some(hosts.iter().filter(is_done).count() as u64),
-            files_total: Some(hosts.len() as u64),
-            bytes: slowest.unwrap_or(made),
-            bytes_total: is_all.then_some(made),
-            is_final: is_all,
-            seconds: elapsed.as_secs(),
-            ..Shown::default()
-        });
+        let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
+        self.hosts.add(now, &shown);
+        self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
+        let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
+        self.terminal.get_or_insert_with(new).show_line(|columns| self.hosts.line(&shown, columns));
     }
 
     fn is_watched(&self) -> bool {

@@ -12,6 +12,10 @@ use crate::control::frames::Kind;
 use crate::engine::{self, Summary, Waits};
 use crate::fault::{Exit, Failure, Site};
 
+mod hosts;
+
+pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, HostState, Hosts};
+
 /// The version of the schema. Keys may be added within one; none goes, and none gets another meaning.
 pub const SCHEMA: u32 = 1;
 
@@ -47,6 +51,10 @@ pub enum Event<'a> {
     Failed(Failed<'a>),
     /// rdcp: sources of one host have been copied.
     Copied(Copied),
+    /// rdcp to several hosts: one of them stands otherwise than before.
+    Host(Host),
+    /// rdcp to several hosts, every second: how far they have come.
+    Hosts(Hosts),
     /// rdcp --check: an entry that is not as the manifest has it.
     Differs(Differs),
     /// The last line.
@@ -687,6 +695,13 @@ mod tests {
             Event::WouldRun(WouldRun { parts, agents: vec!["h".to_owned()] }),
             Event::Progress(Progress::default()),
             Event::Progress(Progress { seconds_left: Some(1), entries: Some(1), ..Progress::default() }),
+            Event::Host(Host { host: "h".to_owned(), state: HostState::Done, bytes: 1, from: Some("i".to_owned()) }),
+            Event::Hosts(Hosts::default()),
+            Event::Hosts(Hosts {
+                slowest: Some(HostRate { host: "h".to_owned(), bytes: 1, bytes_per_second: 1.5 }),
+                held_up: Some(HeldUp { host: "h".to_owned(), by: HeldUpBy::Link, hosts: 2 }),
+                ..Hosts::default()
+            }),
             Event::Notice(Notice::new(SessionNotice::LaneLost(lane), Some("it broke"))),
             Event::Notice(Notice::new(SessionNotice::FellBack, None)),
             Event::Failed(Failed::new(&failure)),

@@ -210,7 +210,6 @@ pub(crate) enum HostStanding {
 
 /// How far one of several hosts has come.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "shown when there is a screen for several hosts")]
 pub(crate) struct HostShown {
     /// For a person.
     pub(crate) host: String,
@@ -218,6 +217,8 @@ pub(crate) struct HostShown {
     /// Bytes of the stream that it has, and those of which its tree has been made.
     pub(crate) received: u64,
     pub(crate) written: u64,
+    /// The number of the host that gives it the stream, or its copy; `None` for the one that has the source, and for none.
+    pub(crate) before: Option<usize>,
 }
 
 /// A size for a person: `407 MiB`, `1.2 GiB`.

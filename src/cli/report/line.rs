@@ -148,7 +148,7 @@ impl Shown {
     }
 }
 
-fn join(parts: &[Option<String>], between: &str) -> String {
+pub(super) fn join(parts: &[Option<String>], between: &str) -> String {
     parts.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(between)
 }
 
@@ -167,7 +167,7 @@ fn count_pair(done: u64, total: Option<u64>, is_final: bool) -> String {
 }
 
 /// Two sizes with one unit, that of the larger.
-fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
+pub(super) fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
     let Some(total) = total else { return size_words(done) };
     let total = if is_final { total } else { total.max(done) };
     let (factor, unit) = unit(total.max(done));
@@ -179,7 +179,7 @@ fn pair(done: u64, total: Option<u64>, is_final: bool) -> String {
     }
 }
 
-fn seconds_left(seconds: u64) -> String {
+pub(super) fn seconds_left(seconds: u64) -> String {
     match seconds {
         0..100 => format!("{seconds} s"),
         100..6000 => format!("{} min", seconds.div_ceil(60)),
@@ -213,7 +213,7 @@ pub(crate) fn thousands(number: u64) -> String {
 }
 
 /// So many columns of a text at most, from its beginning.
-fn cut_end(text: &str, columns: usize) -> String {
+pub(super) fn cut_end(text: &str, columns: usize) -> String {
     let mut used = 0;
     text.chars().take_while(|&letter| (used += letter.width().unwrap_or(0), used <= columns).1).collect()
 }

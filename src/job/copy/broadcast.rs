@@ -615,7 +615,16 @@ impl Run {
             standing,
             received: target.state.received,
             written: target.state.written,
+            before: node.and_then(|node| self.before(node, target)),
         }
+    }
+
+    /// The number of the target that a node gets the stream from, or its copy.
+    fn before(&self, node: Node, target: &Target) -> Option<usize> {
+        if let Some(from) = target.from {
+            return self.targets.iter().position(|target| target.host == Some(from));
+        }
+        self.chain.before(node).filter(|&before| before != SOURCE).map(|before| self.nodes[before - 1])
     }
 }
 

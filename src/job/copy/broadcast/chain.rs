@@ -272,6 +272,11 @@ impl Chain {
         self.actions.pop_front()
     }
 
+    /// The node that gives a node the stream; `None` for one that is in the chain no more.
+    pub(super) fn before(&self, node: Node) -> Option<Node> {
+        self.order.windows(2).find(|two| two[1] == node).map(|two| two[0])
+    }
+
     pub(super) fn tree(&self, node: Node) -> Tree {
         self.members[node].tree
     }

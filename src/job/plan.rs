@@ -20,6 +20,12 @@ const HOST_BYTES_MAX: usize = 1024;
 /// What URLs begin with that are no hosts.
 const SCHEMES: &[&str] = &["ssh", "sftp", "http", "https", "ftp", "ftps", "file", "s3", "gs", "smb", "nfs"];
 
+/// How long the user with its @ in front of a host is: an @ in a path is none.
+pub(super) fn user_bytes(text: &[u8]) -> usize {
+    let end = text.iter().position(|&byte| byte == b':' || byte == b'/').unwrap_or(text.len());
+    text[..end].iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1)
+}
+
 /// What to say to an IPv6 address in front of a path that lacks its brackets: `fe80::1:/path`.
 fn unbracketed(text: &OsStr) -> Option<String> {
     let text = text.to_str().filter(|text| !text.contains('['))?;
@@ -61,10 +67,10 @@ impl Spec {
             let (text, host) = (escaped(text), escaped(OsStr::from_bytes(host)));
             return Err(format!("{text} is an rsync daemon, which only rsync reaches; by ssh it is {host}:PATH"));
         }
-        let at = bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1);
+        let at = user_bytes(bytes);
         let (host, path) = if bytes[at..].starts_with(b"[") {
             // An address: ssh takes it without the brackets.
-            let Some(end) = bytes.windows(2).position(|two| two == b"]:") else {
+            let Some(end) = bytes.windows(2).skip(at).position(|two| two == b"]:").map(|end| at + end) else {
                 return Ok(Self::Here(text.to_owned()));
             };
             ([&bytes[..at], &bytes[at + 1..end]].concat(), &bytes[end + 2..])
@@ -184,6 +190,10 @@ mod tests {
             ("[fd00::1]:/x", there("fd00::1", "/x")),
             ("u@[fe80::1%e0]:x", there("u@fe80::1%e0", "x")),
             ("[x", here("[x")),
+            ("]:@[", there("]", "@[")),
+            ("h:x@[1]", there("h", "x@[1]")),
+            ("h:/x@[1]:y", there("h", "/x@[1]:y")),
+            ("/x@[1]:y", here("/x@[1]:y")),
         ] {
             assert_eq!(Spec::parse(OsStr::new(text)), spec, "{text}");
         }

@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::Ipv6Addr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use super::plan::Spec;
+use super::plan::{Spec, user_bytes};
 use crate::fault::escaped;
 
 pub(crate) mod failed;
@@ -190,7 +190,7 @@ fn outside(depth: &mut u32, &byte: &u8) -> Option<Option<u8>> {
 /// As [`Spec::parse`].
 pub(crate) fn at(host: &OsStr, path: &OsStr) -> Result<Spec, String> {
     let bytes = host.as_bytes();
-    let (user, name) = bytes.split_at(bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1));
+    let (user, name) = bytes.split_at(user_bytes(bytes));
     let text = match name.contains(&b':') {
         true => [user, b"[", name, b"]:", path.as_bytes()].concat(),
         false => [bytes, b":", path.as_bytes()].concat(),
@@ -246,7 +246,7 @@ fn without_comment(line: &[u8]) -> &[u8] {
 
 fn read_line(line: &[u8], path: &OsStr) -> Result<Vec<Spec>, String> {
     let text = OsStr::from_bytes(line);
-    let name = line.iter().position(|&byte| byte == b'@').map_or(line, |at| &line[at + 1..]);
+    let name = &line[user_bytes(line)..];
     if is_address(name) {
         return Ok(vec![at(text, path)?]);
     }
@@ -281,7 +281,7 @@ fn is_address(name: &[u8]) -> bool {
 pub(crate) fn line_of(target: &Spec, path: Option<&OsStr>) -> Option<Vec<u8>> {
     let Spec::There(host, own) = target else { return None };
     let bytes = host.as_bytes();
-    let (user, name) = bytes.split_at(bytes.iter().position(|&byte| byte == b'@').map_or(0, |at| at + 1));
+    let (user, name) = bytes.split_at(user_bytes(bytes));
     let host = match name.contains(&b':') {
         true => [user, b"[", name, b"]"].concat(),
         false => bytes.to_vec(),

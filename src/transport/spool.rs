@@ -655,7 +655,8 @@ impl SpoolOutput {
         if state.output != self.turn {
             return;
         }
-        if let Some(next) = &mut state.places.next {
+        // Of one that is not wanted any more, what it has does not count for who comes instead.
+        if let Some(next) = state.places.next.as_mut().filter(|next| next.reader.is_some()) {
             next.passed += bytes - before;
             let passed = next.passed;
             state.passed = passed;

@@ -15,7 +15,7 @@ SHAREDIR = $(DESTDIR)$(PREFIX)/share
 MANDIR = $(SHAREDIR)/man/man1
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
+	tests/testbed/slurm tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
 
 .PHONY: all build install uninstall deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report clean
 

@@ -173,6 +173,8 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-links", Here::Means(&["--no-symlinks"])),
     ("--no-D", Here::Means(&["--no-specials"])),
     ("--info=progress2", Here::Means(&["--progress"])),
+    ("--info=stats2", Here::Means(&["--stats"])),
+    ("--no-h", Here::Means(&["--no-human-readable"])),
     ("--no-whole-file", Here::Kept),
     ("--delay-updates", Here::Kept),
     ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
@@ -316,11 +318,8 @@ fn cluster(
                 return Ok(());
             }
             Some(Here::Own) if byte == b'R' => done.is_relative = true,
-            Some(Here::Own) if byte == b'h' && letters.len() > 1 => {
-                let letters = String::from_utf8_lossy(letters);
-                let instead = "-h is help; rsync's is --human-readable, as most sizes are anyway: leave it out";
-                return Err(format!("-{letters}: {instead}"));
-            }
+            // By itself it is help; nobody asks for that among other letters.
+            Some(Here::Own) if byte == b'h' && letters.len() > 1 => done.words.push("--human-readable".into()),
             Some(Here::Own) => done.words.push(short),
             Some(Here::Kept) => {}
             Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
@@ -546,7 +545,8 @@ mod tests {
             ("-caes128-gcm@openssh.com a h:", "-o Ciphers=aes128-gcm@openssh.com a h:"),
             ("-rc a h:", "-r --checksum a h:"),
             ("-X nrequests=8 a h:", "a h:"),
-            ("-avh a h:", "!"),
+            ("-avh a h:", "--recursive -v --human-readable a h:"),
+            ("--info=stats2 --no-h a h:", "--stats --no-human-readable a h:"),
             ("-h", "-h"),
             ("-avi a h:", "!"),
             ("-ikey a h:", "-i key a h:"),

@@ -428,6 +428,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let is_there = |spec: &Spec| matches!(spec, Spec::There(..));
     let is_relative = typed.is_relative && arguments.tree.sync;
     let only = select(&mut arguments, &mut sources, is_relative)?;
+    if only.is_some() && !targets.is_empty() {
+        return Err(usage("-R copies to one host at a time: name one, or leave it out"));
+    }
     if let Some(only) = &only {
         check_lists(only, &sources[0], &destination)?;
     }

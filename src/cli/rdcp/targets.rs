@@ -179,6 +179,10 @@ fn collected(pipe: Option<impl std::io::Read + Send + 'static>) -> flume::Receiv
 type Refusal = (fn(&CopyArguments) -> bool, &'static str);
 
 const REFUSED: &[Refusal] = &[
+    (|it| it.tree.generations.snapshot.is_some(), "--snapshot keeps generations of one host: name one"),
+    (|it| it.watch, "--watch goes on with one host: name one"),
+    (|it| it.files_from.is_some(), "--files-from copies to one host at a time: name one, or leave it out"),
+    (|it| it.dry_run && it.tree.sync, "-n compares with one host at a time: name one, or leave --sync out"),
     (|it| it.tree.itemize_changes, "--itemize-changes tells of one host at a time: name one"),
     (|it| it.tree.in_place, "--in-place writes at one host at a time: name one, or leave it out"),
     (|it| it.tree.append_verify, "--append-verify goes on with files of one host: name one"),
@@ -282,6 +286,10 @@ mod tests {
         let sources = [Spec::Here("a".into())];
         for words in [
             &["--itemize-changes"][..],
+            &["--sync", "--snapshot", "s"],
+            &["--sync", "--watch"],
+            &["--sync", "--files-from", "f"],
+            &["--sync", "-n"],
             &["--in-place"],
             &["--append-verify"],
             &["-r", "--manifest", "m"],

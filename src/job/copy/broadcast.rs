@@ -321,6 +321,7 @@ impl Copy<'_> {
         let then = match why {
             Why::Lost => "the others go on without it",
             _ if has_all => "it has all that it needs",
+            Why::CutOff | Why::StoodStill => "the others go on, and it gets its copy from one of them once it answers",
             _ => "the others go on, and it gets its copy from one of them",
         };
         self.say(&format!("{reason}; {then}"));
@@ -423,13 +424,16 @@ impl Copy<'_> {
                 run.chain.link_up(link, now);
             }
         }
-        let is_over = |hop: &usize| {
+        let is_over = |hop: &usize, other_end_max: Duration| {
             let since = self.job.hops[*hop].ended_since;
             self.job.is_settled(*hop)
-                || since.is_some_and(|since| since.elapsed() > OTHER_END_MAX) && self.has_failed(*hop)
+                || since.is_some_and(|since| since.elapsed() >= other_end_max) && self.has_failed(*hop)
         };
-        let links: Vec<usize> = run.links.keys().copied().filter(|hop| is_over(hop)).collect();
-        let copies: Vec<usize> = run.copies.keys().copied().filter(|hop| is_over(hop)).collect();
+        // Of one that the chain wants to end nobody asks why it did; a node's new end takes the place of its old one.
+        let max = |link: LinkId| if run.chain.is_stopping(link) { Duration::ZERO } else { OTHER_END_MAX };
+        let links = run.links.iter().filter(|&(hop, &link)| is_over(hop, max(link)));
+        let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();
+        let copies: Vec<usize> = run.copies.keys().copied().filter(|hop| is_over(hop, OTHER_END_MAX)).collect();
         for hop in links {
             let link = run.links.remove(&hop).expect("it is there");
             run.chain.link_over(link, self.how_ended(hop), now);
@@ -511,12 +515,12 @@ impl Copy<'_> {
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
         let mut amount = Amount::default();
+        let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets {
             let Target { spec, failure, report, done_after, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
-                let failure = failure
-                    .unwrap_or_else(|| Failure::new(Exit::LinkLost, "nobody that is left has all of it to give"));
+                let failure = failure.unwrap_or_else(|| Failure::new(Exit::LinkLost, why_failed(has_any)));
                 first.get_or_insert(failure.exit);
                 let label = crate::fault::escaped(spec.host());
                 let line = failure.message.clone().unwrap_or_default();
@@ -625,6 +629,14 @@ impl Run {
             return self.targets.iter().position(|target| target.host == Some(from));
         }
         self.chain.before(node).filter(|&before| before != SOURCE).map(|before| self.nodes[before - 1])
+    }
+}
+
+/// What became of a host that has not said so itself. `has_any`: another has it all, and could have given it.
+fn why_failed(has_any: bool) -> &'static str {
+    match has_any {
+        true => "it does not answer any more: it is cut off, stopped, or down",
+        false => "nobody that is left has all of it to give",
     }
 }
 

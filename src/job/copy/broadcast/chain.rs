@@ -10,7 +10,7 @@
 //! # What holds
 //!
 //! * A node sends to at most one node at a time and receives from at most one: a link begins only after those of the
-//!   same ends are over.
+//!   same ends are over, or are to end and replaced by it.
 //! * A node is taken out once, and every node ends as done or failed.
 //! * Nothing waits without a deadline: a link that carries nothing although there is something to send is given up after
 //!   the time that the user allows.
@@ -57,6 +57,9 @@ const IDLE_PERMILLE: u16 = 500;
 
 /// A node that says nothing for so long, and is not being copied to, will not be heard of again.
 const SILENT_MAX: Duration = Duration::from_secs(12);
+
+/// The same of one that is out of the chain, when nobody else is waited for.
+const SILENT_ALONE: Duration = Duration::from_secs(3);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,12 +317,17 @@ impl Chain {
         self.members.len() - 1
     }
 
-    /// The two ends of a link have met.
+    /// The two ends of a link have met. It may be said again.
     pub(super) fn link_up(&mut self, link: LinkId, now: Duration) {
-        if let Some(link) = self.links.get_mut(&link) {
+        if let Some(link) = self.links.get_mut(&link).filter(|link| link.up_since.is_none()) {
             link.up_since = Some(now);
             self.members[link.to].moved = now;
         }
+    }
+
+    /// A link is to end, whatever becomes of it.
+    pub(super) fn is_stopping(&self, link: LinkId) -> bool {
+        self.links.get(&link).is_some_and(|link| link.is_stopping)
     }
 
     /// Both ends of a link are over, or will never be heard of again.
@@ -422,8 +430,13 @@ impl Chain {
         self.ticked = now;
         self.judge(now);
         self.give_up_silent(now);
+        self.excuse(now);
         if let Some(node) = self.still(now) {
             self.take_out(node, Why::StoodStill);
+            // Those before it may have been waiting for it, and those behind it for what it had.
+            for &node in &self.order {
+                self.members[node].moved = now;
+            }
         } else if let Some(node) = self.slow(now) {
             self.take_out(node, Why::Slow);
         } else if let Some(node) = self.busy(now) {
@@ -479,11 +492,18 @@ impl Chain {
 
     fn give_up_silent(&mut self, now: Duration) {
         let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
+        // Whoever has been passed over may come back as long as others are at it; then it is not waited for.
+        let is_at_it = |node: Node| {
+            let member = &self.members[node];
+            member.tree == Tree::Open && (member.is_served || !self.is_silent(node, now))
+        };
+        let limit_if_out = if (1..self.members.len()).any(is_at_it) { limit } else { SILENT_ALONE.max(self.stall) };
         for node in 1..self.members.len() {
             let member = &self.members[node];
             // One that has left has nothing to say until it is copied to.
             let speaks = member.tree == Tree::Open && !member.is_served && !member.is_over;
             let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
+            let limit = if member.is_out { limit_if_out } else { limit };
             if is_stranded && member.tree == Tree::Open && !member.is_served
                 || speaks && now.saturating_sub(member.spoke) > limit
             {
@@ -497,14 +517,27 @@ impl Chain {
     /// last of the chain, as those before it may only be waiting for it.
     fn still(&self, now: Duration) -> Option<Node> {
         let is_still = |two: &&[Node]| {
-            let (from, to) = (&self.members[two[0]], &self.members[two[1]]);
-            let waits = from.received > to.received || from.has_all && !to.has_all;
             let is_up = self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some() && !link.is_stopping);
-            waits && is_up && now.saturating_sub(to.moved) >= self.stall
+            self.waits(two[0], two[1]) && is_up && now.saturating_sub(self.members[two[1]].moved) >= self.stall
         };
         let links = || self.order.windows(2).rev().filter(is_still);
         let silent = links().flatten().copied().filter(|&node| node != SOURCE).find(|&node| self.is_silent(node, now));
         silent.or_else(|| links().next().map(|two| two[1]))
+    }
+
+    /// One node has something that the other, which is behind it, lacks.
+    fn waits(&self, from: Node, to: Node) -> bool {
+        let (from, to) = (&self.members[from], &self.members[to]);
+        from.received > to.received || from.has_all && !to.has_all
+    }
+
+    /// Whoever has nothing to take does not stand still.
+    fn excuse(&mut self, now: Duration) {
+        for at in 1..self.order.len() {
+            if !self.waits(self.order[at - 1], self.order[at]) {
+                self.members[self.order[at]].moved = now;
+            }
+        }
     }
 
     /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
@@ -520,17 +553,24 @@ impl Chain {
                 second = of_node;
             }
         }
-        let is_slow = |two: &&[Node]| {
-            let (from, to) = (&self.members[two[0]], &self.members[two[1]]);
-            let lag = from.received.saturating_sub(to.received);
-            let peak = if two[1] == fastest { second } else { peak };
+        let lags = |from: Node, to: Node| {
+            self.members[from].received.saturating_sub(self.members[to].received) >= self.spool_bytes / 2
+        };
+        let is_slow = |&at: &usize| {
+            let (from, node) = (self.order[at - 1], self.order[at]);
+            let to = &self.members[node];
+            let peak = if node == fastest { second } else { peak };
             let is_measured = self
-                .link(two[0], two[1])
+                .link(from, node)
                 .and_then(|link| link.up_since)
                 .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
-            is_measured && lag >= self.spool_bytes / 2 && to.rate > 0.0 && to.rate * SLOWER < peak
+            // One that is itself held up takes no more because it has no room.
+            let is_held = self.order.get(at + 1).is_some_and(|&next| lags(node, next));
+            // What is not heard is not slow, whatever it was.
+            let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
+            is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak
         };
-        self.order.windows(2).rev().find(is_slow).map(|two| two[1])
+        (1..self.order.len()).rev().find(is_slow).map(|at| self.order[at])
     }
 
     /// A node whose own tree holds all others up: it passes the stream on and gets its tree later.
@@ -609,8 +649,10 @@ impl Chain {
     }
 
     fn begin_links(&mut self) {
-        let sending: BTreeSet<Node> = self.links.values().map(|link| link.from).collect();
-        let receiving: BTreeSet<Node> = self.links.values().map(|link| link.to).collect();
+        // A node's new end takes the place of one that is to end, which may take long where the other side is not heard.
+        let busy = || self.links.values().filter(|link| !link.is_stopping);
+        let sending: BTreeSet<Node> = busy().map(|link| link.from).collect();
+        let receiving: BTreeSet<Node> = busy().map(|link| link.to).collect();
         for at in 1..self.order.len() {
             let (from, to) = (self.order[at - 1], self.order[at]);
             let is_busy = sending.contains(&from) || receiving.contains(&to);

@@ -116,7 +116,7 @@ impl World {
         while let Some(action) = self.chain.poll() {
             match action {
                 Action::Connect { link, from, to } => {
-                    let shares = |wire: &Wire| wire.from == from || wire.to == to;
+                    let shares = |wire: &Wire| !wire.stopping && (wire.from == from || wire.to == to);
                     assert!(!self.wires.values().any(shares), "seed {}: two links at one end", self.seed);
                     self.wires.insert(link, Wire { from, to, is_up: false, since: self.now, stopping: false });
                 }
@@ -158,6 +158,10 @@ impl World {
                 self.wires.remove(&id);
                 self.chain.link_over(id, end, self.now);
                 continue;
+            }
+            if is_up {
+                // The job says it whenever it looks.
+                self.chain.link_up(id, self.now);
             }
             if is_up && !stopping && !is_broken && self.is_well(from) && self.is_well(to) {
                 self.carry(id, from, to);
@@ -332,6 +336,44 @@ fn the_source_may_go_once_a_host_has_everything() {
             assert!(failed.is_empty(), "seed {seed}: {failed:?}");
         }
     }
+}
+
+/// One that stands still holds those before it and those behind it: they are not to blame, also when they go on later than
+/// their neighbours.
+#[test]
+fn one_that_stands_still_is_blamed_alone() {
+    let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
+    let mut outs = Vec::new();
+    let mut all = |chain: &mut Chain, now: Duration| {
+        while let Some(action) = chain.poll() {
+            match action {
+                Action::Connect { link, .. } => chain.link_up(link, now),
+                Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+                Action::Out(node, why) => outs.push((node, why)),
+                _ => {}
+            }
+        }
+    };
+    let ms = Duration::from_millis;
+    let say = |chain: &mut Chain, node: Node, received: u64, now: Duration| {
+        chain.state(node, &BroadcastState { received, written: received, ..BroadcastState::default() }, now);
+    };
+    all(&mut chain, ms(0));
+    for at in (200..=9000).step_by(200) {
+        let now = ms(at);
+        // The third stops at 1 s; those before it are full soon, those behind it have all that there is.
+        let full = (100 + at / 20).min(180);
+        for (node, received) in [(SOURCE, full + 64), (1, full + 32), (2, full), (3, 100), (4, 100), (5, 100)] {
+            // It is passed over at 6 s. Then the fourth goes on, the fifth is heard of later, those before them too.
+            let received = if node == 4 && at > 6400 { 140 } else { received };
+            if node != 3 || at <= 1000 {
+                say(&mut chain, node, received, now);
+            }
+        }
+        chain.tick(now);
+        all(&mut chain, now);
+    }
+    assert_eq!(outs, [(3, Why::StoodStill)]);
 }
 
 /// One that is slow does not hold the others, wherever it stands but at the head, and gets it in the end.

@@ -1,6 +1,6 @@
 //! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
-//! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy` and `pipe` name them all). `RUNS=9`
+//! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy`, `pipe` and `many` name them all). `RUNS=9`
 //! sets the number of rounds, `SIZE_MIB=4096` the size of streams and of large files; sweeps take a part of it. `QUICK=1`
 //! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
 //! `FULL=1` takes also what takes longest.
@@ -20,6 +20,7 @@ mod copy;
 mod guest;
 mod harness;
 mod instructions;
+mod many;
 mod peers;
 mod pipe;
 mod place;
@@ -59,7 +60,7 @@ const QUICK: [&str; 12] =
     ["tcp", "encrypted", "scp", "peers", "cpu", "compress", "lanes", "sizes", "sinks", "byte", "copy-small", "hops"];
 
 /// What only `make bench-full` takes: of each kind of work, `make bench` has a row that takes less.
-const FULL: [&str; 3] = ["sync-touched", "sync-appended", "sync-million"];
+const FULL: [&str; 4] = ["sync-touched", "sync-appended", "sync-million", "many-faults"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
 fn suite() -> ExitCode {
     let only = std::env::var("ONLY").unwrap_or_default();
     let measures: Vec<(&str, Measure)> =
-        ROWS.into_iter().chain(copy::ROWS).chain(sync::ROWS).chain(pipe::ROWS).collect();
+        ROWS.into_iter().chain(copy::ROWS).chain(sync::ROWS).chain(pipe::ROWS).chain(many::ROWS).collect();
     let mut known: Vec<&str> = streams::CONTEST.to_vec();
     known.extend(measures.iter().map(|(name, _)| *name).chain(IN_GUEST.map(|(name, _)| name)));
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {

@@ -21,6 +21,18 @@ pub fn address(host: u32) -> String {
     format!("10.9.0.{host}")
 }
 
+/// A process in a host's namespaces.
+pub fn pid_on(host: u32) -> u32 {
+    let output = testbed(&["pid", &host.to_string()]).output().expect("the testbed");
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+/// Holds a host's link to this rate both ways, as tc(8) writes it.
+pub fn hold(host: u32, rate: &str) {
+    let status = testbed(&["rate", &host.to_string(), rate]).status().expect("the testbed");
+    assert!(status.success());
+}
+
 /// A host cut off from the switch, without FIN or RST, for as long as this lives.
 pub struct Partition(u32);
 

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::hosts::{address, on};
+use super::hosts::{address, on, pid_on};
 use super::lab::MARK;
 use super::{AGENT, CHUNK, Ended, PATIENCE, PROGRAM, Process, Scratch, partials, rdcp, same};
 
 /// The longest for all processes to end after one of them was killed.
 pub const GONE: Duration = Duration::from_secs(5);
 
-/// Hosts 1 to this one have an sshd.
+/// Hosts 1 to this one have an sshd, where nothing else is said.
 pub const HOSTS: u32 = 4;
 
 /// An sshd on each host, with keys of their own, and the configuration by which ssh finds them.
@@ -26,6 +26,11 @@ pub struct Network {
 
 impl Network {
     pub fn start() -> Self {
+        Self::of(HOSTS)
+    }
+
+    /// With an sshd on hosts 1 to this one.
+    pub fn of(hosts: u32) -> Self {
         let scratch = Scratch::new();
         fs::create_dir_all("/run/sshd").expect("root");
         // The output of the login shell of the user who tests is not part of the hosts.
@@ -46,7 +51,7 @@ impl Network {
         );
         scratch.file("sshd_config", server.as_bytes());
         let mut client = String::new();
-        for host in 1..=HOSTS {
+        for host in 1..=hosts {
             client += &format!("Host h{host}\n  HostName {}\n", address(host));
         }
         client += &format!(
@@ -57,7 +62,7 @@ impl Network {
         scratch.file("ssh_config", client.as_bytes());
         let mut command = Command::new("/usr/sbin/sshd");
         command.args(["-D", "-e", "-f", &path("sshd_config")]);
-        let servers: Vec<Process> = (1..=HOSTS)
+        let servers: Vec<Process> = (1..=hosts)
             .map(|host| Process::spawn(on(host, &command).stdin(Stdio::null()).stdout(Stdio::null())))
             .collect();
         for server in &servers {
@@ -128,6 +133,14 @@ pub fn ours() -> Vec<u32> {
     numbers
         .filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| programs.contains(&exe.as_path())))
         .collect()
+}
+
+/// The agent that runs on this host.
+pub fn agent_on(host: u32) -> Option<Pid> {
+    let network = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    let of_host = network(pid_on(host));
+    let agent = running_agents().into_iter().find(|&pid| network(pid) == of_host)?;
+    Pid::from_raw(agent as i32)
 }
 
 /// The agents that run, on any host: by their own name, not by what a caller started beside itself.

@@ -6,6 +6,7 @@
 #   partition I [how]   cuts host I off. `silent` (default): the switch drops all its frames, the link stays up.
 #                       `link`: the cable is pulled, host I loses its carrier. Neither sends a FIN or RST.
 #   heal I              undoes either
+#   hold I RATE         holds host I's link to RATE, both ways
 #   hosts_down          removes everything that hosts_up made
 #
 # Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, a host name of its own (hI) and, where it
@@ -134,4 +135,10 @@ heal() {
         [ "$tries" -le 100 ] || die "host $1 does not come back"
         sleep 0.02
     done
+}
+
+hold() {
+    local shaper=(root tbf rate "$2" burst 256kb latency 20ms)
+    tc -n "$(switch_netns)" qdisc replace dev "p$1" "${shaper[@]}"
+    tc -n "$(host_netns "$1")" qdisc replace dev e0 "${shaper[@]}"
 }

@@ -1,0 +1,269 @@
+//! One tree to eight hosts, whose links are held to a rate: hosts made of network namespaces, each with an sshd. Logins are
+//! part of all times.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::harness::*;
+use crate::record::{self, Kind};
+use crate::site::{agent, identical};
+
+type Measure = fn() -> Result<Vec<Row>>;
+
+pub const ROWS: [(&str, Measure); 2] = [("many", many), ("many-faults", faults)];
+
+/// So many hosts get the tree; the caller is one more, and has it.
+const TARGETS: usize = 8;
+
+const RATE: &str = "200mbit";
+
+/// What `make bench` takes, and what `make bench-full` does.
+const BYTES: u64 = 256 << 20;
+const FULL_BYTES: u64 = 1 << 30;
+
+const ROUNDS: usize = 3;
+
+/// The host to which something is done, in the middle of the chain.
+const SPOILT: usize = 4;
+
+/// The default of `--stall`, in seconds.
+const STALL_S: f64 = 5.0;
+
+const SMALL_FILES: usize = 100;
+
+/// Hosts, the caller's the first, and a tree.
+struct Hosts {
+    scratch: Scratch,
+    source: PathBuf,
+    bytes: u64,
+    /// The testbed's, which removes them when its input ends.
+    keeper: Child,
+    directory: String,
+    servers: Vec<Running>,
+    is_compared: Cell<bool>,
+}
+
+impl Hosts {
+    fn start() -> Result<Self> {
+        let full = std::env::var_os("FULL").is_some();
+        let bytes = match (quick(), full) {
+            (true, _) => BYTES / 8,
+            (_, true) => FULL_BYTES,
+            _ => BYTES,
+        };
+        let scratch = Scratch::with_room(bytes * (TARGETS as u64 + 1) + (64 << 20))?;
+        let source = scratch.0.join("model");
+        fs::create_dir(&source).map_err(text)?;
+        fs::rename(scratch.random_file(bytes)?, source.join("weights")).map_err(text)?;
+        for number in 0..SMALL_FILES {
+            fs::write(source.join(format!("part{number}")), number.to_string()).map_err(text)?;
+        }
+        let mut with = testbed("with", &(TARGETS + 1).to_string());
+        let with = with.args(["sh", "-c", "echo $RD_HOSTS_DIR; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut keeper = with.spawn().map_err(text)?;
+        let mut directory = String::new();
+        let mut said = BufReader::new(keeper.stdout.take().expect("it is piped"));
+        said.read_line(&mut directory).map_err(text)?;
+        let directory = directory.trim().to_owned();
+        let mut hosts =
+            Hosts { scratch, source, bytes, keeper, directory, servers: Vec::new(), is_compared: Cell::default() };
+        if hosts.directory.is_empty() {
+            return Err("the testbed made no hosts".into());
+        }
+        hosts.serve()?;
+        Ok(hosts)
+    }
+
+    /// Starts an sshd on each, and holds their links.
+    fn serve(&mut self) -> Result<()> {
+        fs::create_dir_all("/run/sshd").map_err(text)?;
+        let path = |name: &str| self.scratch.0.join(name).display().to_string();
+        for key in ["host_key", "user_key"] {
+            let mut make = Command::new("ssh-keygen");
+            Running::start(make.args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]))?.success()?;
+        }
+        fs::create_dir(path("home")).map_err(text)?;
+        let server = format!(
+            "Port 22\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\n\
+             PidFile none\nMaxStartups 100\nPrintMotd no\nSetEnv HOME={}\n",
+            path("host_key"),
+            path("user_key.pub"),
+            path("home")
+        );
+        fs::write(path("sshd_config"), server).map_err(text)?;
+        let mut client = File::create(path("ssh_config")).map_err(text)?;
+        for host in 1..=TARGETS {
+            writeln!(client, "Host h{host}\n  HostName 10.9.0.{}", host + 1).map_err(text)?;
+        }
+        let options = "UserKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes";
+        writeln!(client, "Host *\n  IdentityFile {}\n  IdentitiesOnly yes\n  {options}", path("user_key"))
+            .map_err(text)?;
+        for host in 0..=TARGETS {
+            self.hold(host, RATE)?;
+            let mut server = self.on(host);
+            server.args(["/usr/sbin/sshd", "-D", "-e", "-f", &path("sshd_config")]);
+            self.servers.push(Running::start(&mut server)?);
+        }
+        for host in 1..=TARGETS {
+            let to = format!("h{host}");
+            let reaches = || {
+                let mut ssh = self.on(0);
+                let ssh = ssh.args(["ssh", "-F", &path("ssh_config"), &to, "true"]);
+                ssh.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+            };
+            wait_until("an sshd to answer", reaches)?;
+        }
+        Ok(())
+    }
+
+    /// The testbed's command line, for a host.
+    fn testbed(&self, verb: &str, host: usize) -> Command {
+        let mut command = testbed(verb, &(host + 1).to_string());
+        command.env("RD_HOSTS_DIR", &self.directory);
+        command
+    }
+
+    fn on(&self, host: usize) -> Command {
+        self.testbed("exec", host)
+    }
+
+    fn hold(&self, host: usize, rate: &str) -> Result<()> {
+        timed(self.testbed("rate", host).arg(rate)).map(|_| ())
+    }
+
+    fn place(&self, host: usize) -> PathBuf {
+        self.scratch.0.join(format!("at{host}"))
+    }
+
+    /// `rdcp` to so many hosts, each with an empty directory of its own.
+    fn copy(&self, targets: usize) -> Result<Command> {
+        let mut command = self.on(0);
+        command.arg(bin_directory().join("rdcp")).arg("-F").arg(self.scratch.0.join("ssh_config"));
+        command.arg("--agent").arg(agent()).arg("-r").arg(&self.source);
+        for host in 1..=TARGETS {
+            let _ = fs::remove_dir_all(self.place(host));
+            fs::create_dir(self.place(host)).map_err(text)?;
+            if host <= targets {
+                let to = format!("h{host}:{}", self.place(host).join("copy").display());
+                command.args(if host == 1 { &[][..] } else { &["--to"] }).arg(to);
+            }
+        }
+        Ok(command)
+    }
+
+    fn all_have_it(&self, targets: usize, but: Option<usize>) -> Result<()> {
+        let mut others = (1..=targets).filter(|&host| Some(host) != but);
+        others.try_for_each(|host| identical(&self.source, &self.place(host).join("copy")))
+    }
+
+    fn well(&self, targets: usize) -> Result<f64> {
+        let seconds = timed(&mut self.copy(targets)?)?;
+        if targets < TARGETS || !self.is_compared.replace(true) {
+            self.all_have_it(targets, None)?;
+        }
+        Ok(seconds)
+    }
+
+    /// To all of them, one of which is spoilt when half of it has come there. Returns the seconds for the others.
+    fn spoilt(&self, spoil: &dyn Fn() -> Result<()>, heal: &dyn Fn() -> Result<()>) -> Result<f64> {
+        let start = Instant::now();
+        let running = Running::start(&mut self.copy(TARGETS)?)?;
+        // At the links' rate, and after the logins.
+        let wire_s = self.bytes as f64 * 8.0 / 200e6;
+        std::thread::sleep(Duration::from_secs_f64(wire_s / 2.0 + 0.5));
+        spoil()?;
+        let ended = running.end();
+        heal()?;
+        let ended = ended?;
+        if ended.code != 8 {
+            return Err(format!("exit code {}: {}", ended.code, ended.said.trim()));
+        }
+        self.all_have_it(TARGETS, Some(SPOILT))?;
+        Ok((ended.at - start).as_secs_f64())
+    }
+
+    /// The agent of a host, not what it has started to outlive it.
+    fn agent_on(&self, host: usize) -> Result<String> {
+        let output = self.testbed("pid", host).output().map_err(text)?;
+        let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let of_host = network(String::from_utf8_lossy(&output.stdout).trim());
+        let is_it = |pid: &String| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let runs = fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == agent());
+            runs && network(pid) == of_host && !words.windows(7).any(|word| word == b"--guard")
+        };
+        let entries = fs::read_dir("/proc").map_err(text)?.flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        pids.find(is_it).ok_or(format!("no agent on h{host}"))
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for server in &self.servers {
+            let _ = Command::new("kill").arg(server.id.to_string()).status();
+        }
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+fn testbed(verb: &str, host: &str) -> Command {
+    let mut command = Command::new(record::root().join("tests/testbed/host"));
+    command.args([verb, host]);
+    command
+}
+
+fn without_root(row: &str) -> Option<Vec<Row>> {
+    (!rustix::process::geteuid().is_root()).then(|| vec![Row::absent(row, "hosts need root")])
+}
+
+fn title(hosts: &Hosts, what: &str) -> String {
+    format!("{:.2} GiB and {SMALL_FILES} small files to {what}, each link at 200 Mb/s", gib(hosts.bytes))
+}
+
+/// The whole of `rdcp`, to one host and to eight.
+fn many() -> Result<Vec<Row>> {
+    if let Some(absent) = without_root("many") {
+        return Ok(absent);
+    }
+    let hosts = Hosts::start()?;
+    let contestants = [
+        Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),
+        Contestant::new(Kind::Ours, "8 hosts", "rdcp -r {from} h[1-8]:{to}", || hosts.well(TARGETS)),
+    ];
+    let found = contest("many", &title(&hosts, "1 and 8 hosts"), "s", &contestants, runs().min(ROUNDS))?;
+    let [one, all] = [0, 1].map(|at| &found.entries[at].values);
+    Ok(vec![Row::at_most("many: 8 hosts, over 1", 1.15, all, one)])
+}
+
+/// The same with a host that fails in the middle.
+fn faults() -> Result<Vec<Row>> {
+    if let Some(absent) = without_root("many-faults") {
+        return Ok(absent);
+    }
+    let hosts = Hosts::start()?;
+    let kill = || timed(Command::new("kill").args(["-KILL", &hosts.agent_on(SPOILT)?])).map(|_| ());
+    let cut_off = || timed(hosts.testbed("partition", SPOILT).arg("silent")).map(|_| ());
+    let heal = || timed(&mut hosts.testbed("heal", SPOILT)).map(|_| ());
+    let command = "rdcp -r {from} h[1-8]:{to}";
+    let contestants = [
+        Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),
+        Contestant::new(Kind::Ours, "8 hosts, one killed", command, || hosts.spoilt(&kill, &|| Ok(()))),
+        Contestant::new(Kind::Ours, "8 hosts, one cut off", command, || hosts.spoilt(&cut_off, &heal)),
+    ];
+    let found =
+        contest("many-faults", &title(&hosts, "8 hosts, of which one fails"), "s", &contestants, runs().min(ROUNDS))?;
+    let values = |at: usize| &found.entries[at].values;
+    let beyond = |at: usize| -> Vec<f64> {
+        values(at).iter().zip(values(0)).map(|(seconds, one)| seconds - 1.15 * one).collect()
+    };
+    Ok(vec![
+        Row::limit("many: one killed, beyond 1.15 x of 1 host", 2.0, "s", &beyond(1)),
+        Row::limit("many: one cut off, beyond 1.15 x of 1 host", STALL_S + 3.0, "s", &beyond(2)),
+    ])
+}

@@ -1,0 +1,215 @@
+//! `rdcp` to eight hosts with sshd, whose links are held to a rate. Hosts die, are cut off, stop, or have a full disk at
+//! random moments: the others have equal trees, and whoever failed is named. `tests/run` makes the hosts, as root, and runs
+//! these tests in them; elsewhere they are not run.
+
+mod rig;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rig::hosts::*;
+use rig::network::*;
+use rig::seeds::seeds;
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Host 1 is the source and has the caller; these get the tree.
+const TARGETS: std::ops::RangeInclusive<u32> = 2..=9;
+
+/// What `--stall` is in these tests.
+const STALL: Duration = Duration::from_secs(2);
+
+/// The rate of each link, and what the tree then takes.
+const RATE: &str = "100mbit";
+const TREE_BYTES: usize = 24 << 20;
+const FLOWS: Duration = Duration::from_millis(2100);
+
+/// What is done to a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Killed,
+    CutOff,
+    Stopped,
+    FullDisk,
+}
+
+const FAULTS: [Fault; 4] = [Fault::Killed, Fault::CutOff, Fault::Stopped, Fault::FullDisk];
+
+/// A small file system on a host, where its copy is to be.
+struct SmallDisk(u32, String);
+
+impl SmallDisk {
+    fn mount(host: u32, at: &Path) -> Self {
+        let disk = Self(host, at.display().to_string());
+        let mount = ["-t", "tmpfs", "-o", "size=6m", "none", &disk.1];
+        assert!(on(host, Command::new("mount").args(mount)).status().expect("mount").success());
+        disk
+    }
+
+    /// Names in it.
+    fn names(&self) -> String {
+        let output = on(self.0, Command::new("ls").args(["-A", &self.1])).output().expect("ls");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = on(self.0, Command::new("umount").args(["-l", &self.1])).status();
+    }
+}
+
+/// A stopped process, which goes on when this is dropped.
+struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Nine hosts, and a tree on the first.
+fn network() -> Network {
+    let network = Network::of(*TARGETS.end());
+    (1..=*TARGETS.end()).for_each(|host| hold(host, RATE));
+    let top = network.path("src");
+    fs::create_dir_all(top.join("sub/empty")).expect("directories");
+    for number in 0..200 {
+        fs::write(top.join(format!("sub/small{number}")), noise(number * 11)).expect("a file");
+    }
+    for name in ["one", "two"] {
+        fs::write(top.join(name), noise(TREE_BYTES / 2)).expect("a file");
+    }
+    symlink("sub/small9", top.join("link")).expect("a link");
+    network
+}
+
+fn place(host: u32) -> String {
+    format!("at{host}")
+}
+
+/// `rdcp -r` of the tree to all, each with a directory of its own; the hosts share their file systems.
+fn start(network: &Network, options: &[&str]) -> Process {
+    let mut arguments: Vec<OsString> = vec!["-r".into(), format!("--stall={}", STALL.as_secs()).into()];
+    arguments.extend(options.iter().map(OsString::from));
+    arguments.push(network.path("src").into());
+    for host in TARGETS {
+        let to = network.at(&format!("h{host}"), &format!("{}/copy", place(host)));
+        if host > *TARGETS.start() {
+            arguments.push("--to".into());
+        }
+        arguments.push(to);
+    }
+    network.start_rdcp(&arguments)
+}
+
+/// Removes what was copied, and makes the directories anew.
+fn clean(network: &Network) {
+    for host in TARGETS {
+        let _ = fs::remove_dir_all(network.path(&place(host)));
+        fs::create_dir(network.path(&place(host))).expect("a directory");
+    }
+}
+
+/// What differs between the tree and a host's copy.
+fn differs(network: &Network, host: u32) -> Option<String> {
+    let copy = network.path(&format!("{}/copy", place(host)));
+    let diff = Command::new("diff").args(["-r", "--no-dereference"]).arg(network.path("src")).arg(copy).output();
+    let told = diff.expect("diff");
+    let text = [told.stdout, told.stderr].concat();
+    (!told.status.success()).then(|| format!("h{host}: {}", String::from_utf8_lossy(&text)))
+}
+
+fn wait_until(what: &str, process: &mut Process, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(process.is_running() && Instant::now() < until, "no {what}: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn eight_hosts_get_what_the_source_sends_once() {
+    let network = network();
+    clean(&network);
+    let tree_bytes = (TREE_BYTES + (0..200).map(|number| number * 11).sum::<usize>()) as f64;
+    let before = crossed(1);
+    start(&network, &[]).wait().expect(0);
+    let sent = (crossed(1) - before) as f64;
+    assert_eq!(TARGETS.filter_map(|host| differs(&network, host)).collect::<Vec<_>>(), [""; 0]);
+    eprintln!("the source's link carried {:.3} of the bytes", sent / tree_bytes);
+    assert!(sent <= 1.03 * tree_bytes, "{sent} bytes on the source's link, for {tree_bytes}");
+    all_gone(GONE);
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn those_that_are_left_have_it_all() {
+    let network = network();
+    for seed in seeds("rdcp_many_hosts", 1..9, 200) {
+        let mut random = Random::new(seed);
+        let fault = FAULTS[(seed % 4) as usize];
+        let host = *TARGETS.start() + random.below(8) as u32;
+        let after = Duration::from_millis(random.below(FLOWS.as_millis() as u64));
+        eprintln!("RD_SEED={seed}: h{host} {fault:?} after {after:?}");
+        case(&network, fault, host, after);
+    }
+}
+
+fn case(network: &Network, fault: Fault, host: u32, after: Duration) {
+    clean(network);
+    let disk = (fault == Fault::FullDisk).then(|| SmallDisk::mount(host, &network.path(&place(host))));
+    let before = crossed(1);
+    let mut process = start(network, &[]);
+    // The stream, which begins once all hosts are there; logins are far less.
+    wait_until("flow", &mut process, || crossed(1) > before + (1 << 20));
+    let agent = agent_on(host).expect("an agent");
+    std::thread::sleep(after);
+    let (mut partition, mut stopped) = (None, None);
+    match fault {
+        Fault::Killed => kill_process(agent, Signal::KILL).expect("it runs"),
+        Fault::CutOff => partition = Some(Partition::start(host, "silent")),
+        Fault::Stopped => {
+            kill_process(agent, Signal::STOP).expect("it runs");
+            stopped = Some(Stopped(agent));
+        }
+        Fault::FullDisk => {}
+    }
+    let since = Instant::now();
+    let ended = process.wait();
+    eprintln!("ended {:.1} s later with {}: {}", since.elapsed().as_secs_f64(), ended.code, ended.stderr.trim());
+    drop((partition, stopped));
+    // It may have been done by then.
+    if ended.code == 0 && fault != Fault::FullDisk {
+        assert_eq!(TARGETS.filter_map(|at| differs(network, at)).collect::<Vec<_>>(), [""; 0]);
+        all_gone(GONE);
+        return;
+    }
+    ended.expect(8);
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("1 of 8 hosts failed; 7 have it all"), "{}", ended.stderr);
+    let words = match fault {
+        Fault::FullDisk => "No space left on device",
+        Fault::Killed => "lost the agent",
+        Fault::CutOff | Fault::Stopped => "does not answer any more",
+    };
+    let name = format!("h{host}");
+    let is_named = |line: &str| line.contains(&name) && line.contains(words);
+    assert!(ended.stderr.lines().any(is_named), "{}", ended.stderr);
+    let wrong: Vec<String> = TARGETS.filter(|&at| at != host).filter_map(|at| differs(network, at)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}: {}", ended.stderr);
+    all_gone(GONE);
+    match disk {
+        // As after any copy that fails, what could be gone on from is kept, under another name.
+        Some(disk) => assert!(!disk.names().lines().any(|name| !name.ends_with(".rd-part")), "{}", disk.names()),
+        None => {
+            let copy = network.path(&format!("{}/copy", place(host)));
+            assert!(!copy.exists() || differs(network, host).is_none(), "half a tree under its name");
+        }
+    }
+}

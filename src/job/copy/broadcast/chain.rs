@@ -564,8 +564,9 @@ impl Chain {
                 .link(from, node)
                 .and_then(|link| link.up_since)
                 .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
-            // One that is itself held up takes no more because it has no room.
-            let is_held = self.order.get(at + 1).is_some_and(|&next| lags(node, next));
+            // One that is itself held up takes no more because it has no room: it keeps what the next but one lacks.
+            let mut behind = self.order[at + 1..].iter().take(2);
+            let is_held = behind.any(|&next| lags(node, next));
             // What is not heard is not slow, whatever it was.
             let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
             is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak

@@ -35,6 +35,9 @@ const SPOOL_BYTES: u64 = 32 << 20;
 /// How often the chain looks at the time.
 const TICK: Duration = Duration::from_millis(100);
 
+/// For how long it is measured what a link could carry.
+const PROBE: Duration = Duration::from_millis(400);
+
 /// How long the second end of a hop that has failed may take to say so as well.
 const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 
@@ -73,6 +76,8 @@ struct Run {
     /// Hops of the chain, and of ordinary copies.
     links: HashMap<usize, LinkId>,
     copies: HashMap<usize, (Node, Node)>,
+    /// Hops that only measure.
+    probes: Vec<usize>,
     /// Why two hosts did not meet.
     unmet: HashMap<usize, String>,
 }
@@ -139,6 +144,7 @@ impl Copy<'_> {
             proof: None,
             links: HashMap::new(),
             copies: HashMap::new(),
+            probes: Vec::new(),
             unmet: HashMap::new(),
         };
         self.watch(&sources, HERE);
@@ -250,6 +256,12 @@ impl Copy<'_> {
                 }
             }
             Action::Copy { from, to } => self.copy_node(run, from, to),
+            Action::Probe(node) => {
+                let send = frames::Job::SendMemory { millis: PROBE.as_millis() as u32 };
+                let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
+                let hop = self.hop_between([run.source, run.host(node)], [send, receive], true);
+                run.probes.push(hop);
+            }
             Action::Out(node, why) => self.note_out(run, node, why),
             Action::End => {}
         }
@@ -434,6 +446,13 @@ impl Copy<'_> {
         let links = run.links.iter().filter(|&(hop, &link)| is_over(hop, max(link)));
         let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();
         let copies: Vec<usize> = run.copies.keys().copied().filter(|hop| is_over(hop, OTHER_END_MAX)).collect();
+        let probes: Vec<usize> = run.probes.iter().copied().filter(|hop| is_over(hop, OTHER_END_MAX)).collect();
+        for hop in probes {
+            run.probes.retain(|other| *other != hop);
+            let received = self.job.hops[hop].report(Side::To).filter(|_| !self.has_failed(hop));
+            let rate = received.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
+            run.chain.probe_over(rate);
+        }
         for hop in links {
             let link = run.links.remove(&hop).expect("it is there");
             run.chain.link_over(link, self.how_ended(hop), now);

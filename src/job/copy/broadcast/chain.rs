@@ -76,6 +76,8 @@ pub(super) enum Action {
     Prove(Node),
     /// Copy the tree from one node, which has it, to another; [`Chain::copy_over`] answers.
     Copy { from: Node, to: Node },
+    /// Measure for a moment how fast the source can send to a node; [`Chain::probe_over`] answers.
+    Probe(Node),
     /// A node is out of the chain, for this reason.
     Out(Node, Why),
     /// All nodes are done or have failed.
@@ -196,6 +198,8 @@ pub(super) struct Chain {
     stall: Duration,
     /// Copies that one node gives at once.
     serves_max: u32,
+    /// The heads of the chain whose rates have been compared with that of another link from the source.
+    probed: BTreeSet<Node>,
     has_proof: bool,
     ticked: Duration,
     actions: VecDeque<Action>,
@@ -239,6 +243,7 @@ impl Chain {
             spool_bytes,
             stall,
             serves_max: 1,
+            probed: BTreeSet::new(),
             has_proof: false,
             ticked: now,
             actions: VecDeque::new(),
@@ -417,6 +422,15 @@ impl Chain {
         self.settle();
     }
 
+    /// The source could send so many bytes a second to a node that is not the head of the chain.
+    pub(super) fn probe_over(&mut self, rate: f64) {
+        let Some(&head) = self.order.get(1) else { return };
+        if self.probed.contains(&head) && self.members[head].rate * SLOWER < rate {
+            self.take_out(head, Why::Slow);
+        }
+        self.settle();
+    }
+
     /// Time has passed; called some times a second.
     pub(super) fn tick(&mut self, now: Duration) {
         // This process was stopped for a while: nobody else was to blame.
@@ -443,6 +457,7 @@ impl Chain {
             self.members[node].is_behind = true;
             self.actions.push_back(Action::Leave(node));
         }
+        self.probe(now);
         self.settle();
     }
 
@@ -542,7 +557,7 @@ impl Chain {
 
     /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
     fn slow(&self, now: Duration) -> Option<Node> {
-        // What the source has read says nothing of its link.
+        // What the source has read says nothing of its link: see [`Chain::probe`].
         let hosts = self.order.iter().copied().filter(|&node| node != SOURCE);
         let (mut fastest, mut peak, mut second) = (SOURCE, 0.0, 0.0);
         for node in hosts {
@@ -572,6 +587,22 @@ impl Chain {
             is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak
         };
         (1..self.order.len()).rev().find(is_slow).map(|at| self.order[at])
+    }
+
+    /// Where the first link is what holds all up, nothing is known of what the others could carry: one of them is tried.
+    fn probe(&mut self, now: Duration) {
+        let &[SOURCE, head, behind, ..] = &self.order[..] else { return };
+        let (from, to) = (&self.members[SOURCE], &self.members[head]);
+        let is_measured = self
+            .link(SOURCE, head)
+            .and_then(|link| link.up_since)
+            .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
+        let waits = from.received.saturating_sub(to.received) >= self.spool_bytes / 2;
+        // Else it may be waiting for those behind it.
+        let passes = to.received.saturating_sub(self.members[behind].received) < self.spool_bytes / 4;
+        if is_measured && waits && passes && to.rate > 0.0 && self.probed.insert(head) {
+            self.actions.push_back(Action::Probe(behind));
+        }
     }
 
     /// A node whose own tree holds all others up: it passes the stream on and gets its tree later.

@@ -230,9 +230,11 @@ impl Shared {
     }
 
     fn tell_state(&self) {
-        let status = self.spool.status();
+        // The lock comes first: a state that is older must not be told later.
         let mut told = self.told.lock().expect("no panics under it");
-        let (micros, idle_micros) = (told.at.elapsed().as_micros() as u64, status.idle_micros - told.idle_micros);
+        let status = self.spool.status();
+        let micros = told.at.elapsed().as_micros() as u64;
+        let idle_micros = status.idle_micros.saturating_sub(told.idle_micros);
         let state = BroadcastState {
             received: status.received,
             written: status.written,

@@ -72,6 +72,7 @@ struct Run {
     began: Instant,
     source_state: BroadcastState,
     source_report: Option<Report>,
+    source_failure: Option<Failure>,
     proof: Option<BroadcastProof>,
     /// Hops of the chain, and of ordinary copies.
     links: HashMap<usize, LinkId>,
@@ -111,9 +112,10 @@ impl Copy<'_> {
             let line = format!("{name} is no file or directory, and only those go to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
+        let mut taken = Vec::new();
         for target in &mut targets {
             if target.failure.is_none() {
-                self.place_target(source, &found, target);
+                self.place_target(source, &found, target, &mut taken);
             }
         }
         if self.plan.dry_run {
@@ -141,6 +143,7 @@ impl Copy<'_> {
             began: Instant::now(),
             source_state: BroadcastState::default(),
             source_report: None,
+            source_failure: None,
             proof: None,
             links: HashMap::new(),
             copies: HashMap::new(),
@@ -163,7 +166,14 @@ impl Copy<'_> {
         Target { spec, host, placed: None, state, report: None, failure, from: None, why: None, done_after: None }
     }
 
-    fn place_target(&mut self, source: usize, found: &[(usize, Found)], target: &mut Target) {
+    /// `taken`: what has been placed before it.
+    fn place_target(
+        &mut self,
+        source: usize,
+        found: &[(usize, Found)],
+        target: &mut Target,
+        taken: &mut Vec<(usize, Placed)>,
+    ) {
         let Some(host) = target.host else { return };
         if host == source {
             let line = format!("{} is where the sources are: copy there by itself", self.label(host));
@@ -173,7 +183,20 @@ impl Copy<'_> {
         self.destination = target.spec.clone();
         let mut all = found.to_vec();
         match self.place(host, &mut all) {
-            Ok(Some(placed)) if all.len() == found.len() => target.placed = Some(placed),
+            Ok(Some(placed)) if all.len() == found.len() => {
+                let is_same = |(other, of_other): &(usize, Placed)| {
+                    let is_place = (&of_other.directory, &of_other.as_name) == (&placed.directory, &placed.as_name);
+                    is_place && self.job.is_one_kernel(*other, host)
+                };
+                if let Some((other, _)) = taken.iter().find(|other| is_same(other)) {
+                    let (label, other) = (self.label(host), self.label(*other));
+                    let line = format!("{label} is the same machine as {other}, which gets a copy at the same place");
+                    target.failure = Some(Failure::new(Exit::Usage, line));
+                    return;
+                }
+                taken.push((host, placed.clone()));
+                target.placed = Some(placed);
+            }
             Ok(_) => target.failure = Some(Failure::silent(Exit::Partial)),
             Err(failure) => target.failure = Some(failure),
         }
@@ -327,6 +350,7 @@ impl Copy<'_> {
             Why::StoodStill => format!("{label} has taken nothing for {stall} s"),
             Why::Slow => format!("{label} is much slower than the others"),
             Why::TooFar => format!("{label} is too far behind the others"),
+            Why::DiskStill => return,
             // It says so itself.
             Why::Failed | Why::SourceLost => return,
         };
@@ -405,8 +429,12 @@ impl Copy<'_> {
                 let fault = report.fault.clone();
                 run.chain.tree_over(node, fault.is_none());
                 if node == SOURCE {
+                    run.source_failure = fault.map(|fault| self.failure(host, &fault));
                     run.source_report = Some(*report);
                     return;
+                }
+                if report.failed > 0 {
+                    run.chain.keep_to_itself(node);
                 }
                 let failure = fault.map(|fault| self.failure(host, &fault));
                 let is_failed = run.chain.tree(node) == Tree::Failed;
@@ -493,6 +521,9 @@ impl Copy<'_> {
         let received = self.job.hops[hop].report(Side::To).cloned();
         let is_made = fault.is_none() && received.is_some();
         let is_to_blame = fault.as_ref().is_some_and(|(host, _)| *host == run.host(to));
+        if received.as_ref().is_some_and(|report| report.failed > 0) {
+            run.chain.keep_to_itself(to);
+        }
         let target = run.target_mut(to);
         target.report = received;
         if is_made {
@@ -511,11 +542,14 @@ impl Copy<'_> {
         for node in 0..=run.nodes.len() {
             self.tell_node(run, node, Message::Signal(number));
         }
-        let mut left = run.nodes.len();
+        let has_ended = |node: &Node| self.job.hosts[run.host(*node)].gone || run.target(*node).report.is_some();
+        let mut left = (1..=run.nodes.len()).filter(|node| !has_ended(node)).count();
         let deadline = Instant::now() + STOP_MAX;
         while left > 0 {
             match self.job.next(deadline) {
-                Some(Update::Host(_, Message::BroadcastEnded(_)) | Update::Gone(..)) => left -= 1,
+                Some(Update::Host(host, Message::BroadcastEnded(_)) | Update::Gone(host, _)) if host != run.source => {
+                    left -= 1;
+                }
                 Some(Update::Signal(again)) if again != libc::SIGTSTP => return,
                 Some(_) => {}
                 None => return,
@@ -530,16 +564,18 @@ impl Copy<'_> {
 
     /// What it all came to.
     fn came_to_broadcast(mut self, run: Run) -> Ended {
-        let Run { targets, began, source_report, .. } = run;
+        let Run { targets, began, source_report, source_failure, .. } = run;
         let mut hosts = Vec::new();
         let (mut failed_hosts, mut first) = (0, None);
         let mut amount = Amount::default();
         let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets {
-            let Target { spec, failure, report, done_after, .. } = target;
+            let Target { spec, failure, report, done_after, why, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
-                let failure = failure.unwrap_or_else(|| Failure::new(Exit::LinkLost, why_failed(has_any)));
+                let failure = failure
+                    .or_else(|| source_failure.clone())
+                    .unwrap_or_else(|| Failure::new(Exit::LinkLost, why_failed(why, has_any)));
                 first.get_or_insert(failure.exit);
                 let label = crate::fault::escaped(spec.host());
                 let line = failure.message.clone().unwrap_or_default();
@@ -652,10 +688,12 @@ impl Run {
 }
 
 /// What became of a host that has not said so itself. `has_any`: another has it all, and could have given it.
-fn why_failed(has_any: bool) -> &'static str {
-    match has_any {
-        true => "it does not answer any more: it is cut off, stopped, or down",
-        false => "nobody that is left has all of it to give",
+fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
+    match (why, has_any) {
+        (Some(Why::DiskStill), _) => "its disk has written nothing for too long",
+        (Some(Why::SourceLost), false) => "the host with the sources is lost, and no other has all of it",
+        (_, true) => "it does not answer any more: it is cut off, stopped, or down",
+        (_, false) => "nobody that is left has all of it to give",
     }
 }
 

@@ -55,6 +55,12 @@ const BUSY_PERMILLE: u16 = 900;
 const BUSY_OVER: Duration = Duration::from_secs(2);
 const IDLE_PERMILLE: u16 = 500;
 
+/// Nodes say how far they are at least once a second: one that has not for so long may be gone.
+const SILENT_MIN: Duration = Duration::from_secs(2);
+
+/// A disk that has written nothing for so long, although there is something, will not.
+const DISK_MAX: Duration = Duration::from_secs(30);
+
 /// A node that says nothing for so long, and is not being copied to, will not be heard of again.
 const SILENT_MAX: Duration = Duration::from_secs(12);
 
@@ -99,6 +105,8 @@ pub(super) enum Why {
     TooFar,
     /// It could not go on, as it has said itself.
     Failed,
+    /// Its disk has written nothing for long.
+    DiskStill,
     /// The source is lost, and no node before it has all.
     SourceLost,
 }
@@ -145,6 +153,10 @@ struct Member {
     moved: Duration,
     /// When it last said how far it is.
     spoke: Duration,
+    /// What its own tree has, when that last grew, and whether it lacks something that is there.
+    written: u64,
+    wrote: Duration,
+    is_unwritten: bool,
     /// Where it was, and when: for its rate.
     mark: (Duration, u64),
     /// Bytes a second, over the last while, and the most that it was.
@@ -219,6 +231,9 @@ impl Chain {
             has_all: false,
             moved: now,
             spoke: now,
+            written: 0,
+            wrote: now,
+            is_unwritten: false,
             mark: (now, 0),
             rate: 0.0,
             peak: 0.0,
@@ -340,10 +355,11 @@ impl Chain {
         let Some(Link { from, to, is_stopping, .. }) = self.links.remove(&id) else { return };
         match end {
             LinkEnd::Done => self.members[to].has_all = true,
+            // What ends of a link that is stopped have to say of that is about nobody.
+            _ if is_stopping => {}
             LinkEnd::NotKept => self.take_out(to, Why::TooFar),
             LinkEnd::ToFailed => self.take_out(to, Why::Failed),
             LinkEnd::FromFailed => self.take_out(from, Why::Failed),
-            LinkEnd::Broken if is_stopping => {}
             LinkEnd::Broken => {
                 if self.are_neighbours(from, to) {
                     self.broken.push(Broken { from, to, since: now });
@@ -367,6 +383,10 @@ impl Chain {
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
+        if written > member.written || received == written {
+            member.wrote = now;
+        }
+        (member.written, member.is_unwritten) = (written, written < received);
         member.busy_permille = busy_permille;
         if busy_permille < BUSY_PERMILLE || !is_full {
             member.busy_since = None;
@@ -392,6 +412,10 @@ impl Chain {
 
     /// A node's own tree has been read or made, or cannot be.
     pub(super) fn tree_over(&mut self, node: Node, is_made: bool) {
+        if node == SOURCE && !is_made && !self.has_proof {
+            // Nobody can have all, and no copy of it would come further.
+            self.members.iter_mut().filter(|member| member.tree == Tree::Open).for_each(|it| it.tree = Tree::Failed);
+        }
         let member = &mut self.members[node];
         member.is_over = true;
         // What is behind is copied.
@@ -463,7 +487,7 @@ impl Chain {
 
     /// Nodes of a chain say how far they are some times a second.
     fn is_silent(&self, node: Node, now: Duration) -> bool {
-        self.stall < Duration::MAX && now.saturating_sub(self.members[node].spoke) >= self.stall / 2
+        self.stall < Duration::MAX && now.saturating_sub(self.members[node].spoke) >= (self.stall / 2).max(SILENT_MIN)
     }
 
     fn are_neighbours(&self, from: Node, to: Node) -> bool {
@@ -490,7 +514,7 @@ impl Chain {
                 self.take_out(one.to, Why::CutOff);
             } else if one.from != SOURCE && lost_both(one.from) {
                 self.take_out(one.from, Why::CutOff);
-            } else if now.saturating_sub(one.since) < SUSPECT {
+            } else if now.saturating_sub(one.since) < SUSPECT || one.from == SOURCE && self.is_silent(SOURCE, now) {
                 kept.push(one);
             } else if one.from != SOURCE && self.is_silent(one.from, now) && !self.is_silent(one.to, now) {
                 self.take_out(one.from, Why::CutOff);
@@ -507,6 +531,30 @@ impl Chain {
 
     fn give_up_silent(&mut self, now: Duration) {
         let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
+        let is_needed =
+            self.order.first() == Some(&SOURCE) && self.order.iter().any(|&node| !self.members[node].has_all);
+        let is_there = self.members[SOURCE].is_heard && self.stall < Duration::MAX;
+        if is_needed && is_there && now.saturating_sub(self.members[SOURCE].spoke) > limit {
+            self.members[SOURCE].is_heard = false;
+            self.take_out(SOURCE, Why::Lost);
+        }
+        // Others may yet catch up with one whose disk only stands still; nobody waits for it alone.
+        let is_last = |node: Node| (1..self.members.len()).all(|at| at == node || self.members[at].tree != Tree::Open);
+        let still: Vec<Node> = (1..self.members.len())
+            .filter(|&node| {
+                let member = &self.members[node];
+                let is_still = now.saturating_sub(member.wrote) > DISK_MAX.max(limit);
+                member.tree == Tree::Open
+                    && !member.is_over
+                    && member.is_unwritten
+                    && is_still
+                    && (member.is_behind || is_last(node))
+            })
+            .collect();
+        for node in still {
+            self.take_out(node, Why::DiskStill);
+            self.members[node].tree = Tree::Failed;
+        }
         // Whoever has been passed over may come back as long as others are at it; then it is not waited for.
         let is_at_it = |node: Node| {
             let member = &self.members[node];

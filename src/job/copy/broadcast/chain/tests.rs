@@ -457,3 +457,52 @@ fn copies_come_from_the_source_alone() {
     }
     assert!((1..=20).all(|node| (chain.tree(node) == Tree::Done) == (node != 5)));
 }
+
+/// What cannot be read is nobody's to wait for, and no host is blamed for it.
+#[test]
+fn without_its_source_a_broadcast_ends() {
+    let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+    chain.tree_over(SOURCE, false);
+    assert!(std::iter::from_fn(|| chain.poll()).any(|action| action == Action::End));
+    // One that says nothing any more, while the hosts do.
+    let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+    let (mut outs, mut is_ended) = (Vec::new(), false);
+    for at in (200..=40_000).step_by(200) {
+        let now = Duration::from_millis(at);
+        for node in 1..4 {
+            chain.state(node, &BroadcastState { received: 100, written: 100, ..BroadcastState::default() }, now);
+        }
+        chain.tick(now);
+        while let Some(action) = chain.poll() {
+            match action {
+                Action::Connect { link, .. } => chain.link_up(link, now),
+                Action::Stop(link) => chain.link_over(link, LinkEnd::Broken, now),
+                Action::Leave(node) => chain.tree_over(node, false),
+                Action::Out(node, why) => outs.push((node, why)),
+                Action::End => is_ended = true,
+                _ => {}
+            }
+        }
+    }
+    assert!(is_ended && outs.first() == Some(&(SOURCE, Why::Lost)), "{outs:?}");
+    assert!(outs[1..].iter().all(|(_, why)| *why == Why::SourceLost), "{outs:?}");
+}
+
+/// One whose disk stands still holds nobody for good.
+#[test]
+fn a_disk_that_stands_still_is_given_up() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    chain.proof();
+    chain.tree_over(1, true);
+    let mut is_ended = false;
+    for at in (200..=60_000).step_by(200) {
+        let now = Duration::from_millis(at);
+        for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {
+            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        chain.tick(now);
+        is_ended |= std::iter::from_fn(|| chain.poll()).any(|action| action == Action::End);
+    }
+    assert!(is_ended && chain.tree(1) == Tree::Done && chain.tree(2) == Tree::Failed);
+}

@@ -402,7 +402,7 @@ fn a_slow_host_is_served_later() {
     let without = others_took(None);
     for at in 1..=8 {
         let took = others_took(Some(at));
-        assert!(took < without.mul_f64(1.2) + 2 * COMPARED_AFTER, "{at}: {took:?}, {without:?} without");
+        assert!(took < without.mul_f64(1.2) + 2 * blame::COMPARED_AFTER, "{at}: {took:?}, {without:?} without");
     }
 }
 

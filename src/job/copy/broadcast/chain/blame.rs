@@ -1,0 +1,196 @@
+//! Who holds the others up, or is gone: which node of a chain is to be passed over.
+
+use std::time::Duration;
+
+use super::{Action, Chain, Node, RATE_OVER, SLOWER, SOURCE, Tree, Why};
+
+/// How long it is looked for which of two hosts lost the other, before they are to meet again.
+const SUSPECT: Duration = Duration::from_millis(700);
+
+/// How often two hosts that lost each other are to meet again.
+const AGAIN_MAX: u32 = 1;
+
+/// A link is compared with others only after so long.
+pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
+
+const BUSY_OVER: Duration = Duration::from_secs(2);
+
+const IDLE_PERMILLE: u16 = 500;
+
+/// A disk that has written nothing for so long, although there is something, will not.
+const DISK_MAX: Duration = Duration::from_secs(30);
+
+/// A node that says nothing for so long, and is not being copied to, will not be heard of again.
+const SILENT_MAX: Duration = Duration::from_secs(12);
+
+/// The same of one that is out of the chain, when nobody else is waited for.
+const SILENT_ALONE: Duration = Duration::from_secs(3);
+
+impl Chain {
+    /// Looks for who is to blame for links that broke.
+    pub(super) fn judge(&mut self, now: Duration) {
+        let broken = std::mem::take(&mut self.broken);
+        let mut kept = Vec::new();
+        for one in broken.iter().copied() {
+            if !self.are_neighbours(one.from, one.to) {
+                continue;
+            }
+            // Of a host that is cut off both links break.
+            let lost_both = |node: Node| {
+                broken.iter().any(|other| other.from == node) && broken.iter().any(|other| other.to == node)
+            };
+            if lost_both(one.to) {
+                self.take_out(one.to, Why::CutOff);
+            } else if one.from != SOURCE && lost_both(one.from) {
+                self.take_out(one.from, Why::CutOff);
+            } else if now.saturating_sub(one.since) < SUSPECT || one.from == SOURCE && self.is_silent(SOURCE, now) {
+                kept.push(one);
+            } else if one.from != SOURCE && self.is_silent(one.from, now) && !self.is_silent(one.to, now) {
+                self.take_out(one.from, Why::CutOff);
+            } else {
+                let again = self.again.entry((one.from, one.to)).or_default();
+                *again += 1;
+                if *again > AGAIN_MAX {
+                    self.take_out(one.to, Why::CutOff);
+                }
+            }
+        }
+        self.broken = kept;
+    }
+
+    pub(super) fn give_up_silent(&mut self, now: Duration) {
+        let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
+        let is_needed =
+            self.order.first() == Some(&SOURCE) && self.order.iter().any(|&node| !self.members[node].has_all);
+        let is_there = self.members[SOURCE].is_heard && self.stall < Duration::MAX;
+        if is_needed && is_there && now.saturating_sub(self.members[SOURCE].spoke) > limit {
+            self.members[SOURCE].is_heard = false;
+            self.take_out(SOURCE, Why::Lost);
+        }
+        // Others may yet catch up with one whose disk only stands still; nobody waits for it alone.
+        let is_last = |node: Node| (1..self.members.len()).all(|at| at == node || self.members[at].tree != Tree::Open);
+        let still: Vec<Node> = (1..self.members.len())
+            .filter(|&node| {
+                let member = &self.members[node];
+                let is_still = now.saturating_sub(member.wrote) > DISK_MAX.max(limit);
+                member.tree == Tree::Open
+                    && !member.is_over
+                    && member.is_unwritten
+                    && is_still
+                    && (member.is_behind || is_last(node))
+            })
+            .collect();
+        for node in still {
+            self.take_out(node, Why::DiskStill);
+            self.members[node].tree = Tree::Failed;
+        }
+        // Whoever has been passed over may come back as long as others are at it; then it is not waited for.
+        let is_at_it = |node: Node| {
+            let member = &self.members[node];
+            member.tree == Tree::Open && (member.is_served || !self.is_silent(node, now))
+        };
+        let limit_if_out = if (1..self.members.len()).any(is_at_it) { limit } else { SILENT_ALONE.max(self.stall) };
+        for node in 1..self.members.len() {
+            let member = &self.members[node];
+            // One that has left has nothing to say until it is copied to.
+            let speaks = member.tree == Tree::Open && !member.is_served && !member.is_over;
+            let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
+            let limit = if member.is_out { limit_if_out } else { limit };
+            if is_stranded && member.tree == Tree::Open && !member.is_served
+                || speaks && now.saturating_sub(member.spoke) > limit
+            {
+                self.take_out(node, Why::CutOff);
+                self.members[node].tree = Tree::Failed;
+            }
+        }
+    }
+
+    /// A node that takes nothing although the one before it has something for it: one that says nothing either, else the
+    /// last of the chain, as those before it may only be waiting for it.
+    pub(super) fn still(&self, now: Duration) -> Option<Node> {
+        let is_still = |two: &&[Node]| {
+            let is_up = self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some() && !link.is_stopping);
+            self.waits(two[0], two[1]) && is_up && now.saturating_sub(self.members[two[1]].moved) >= self.stall
+        };
+        let links = || self.order.windows(2).rev().filter(is_still);
+        let silent = links().flatten().copied().filter(|&node| node != SOURCE).find(|&node| self.is_silent(node, now));
+        silent.or_else(|| links().next().map(|two| two[1]))
+    }
+
+    /// One node has something that the other, which is behind it, lacks.
+    pub(super) fn waits(&self, from: Node, to: Node) -> bool {
+        let (from, to) = (&self.members[from], &self.members[to]);
+        from.received > to.received || from.has_all && !to.has_all
+    }
+
+    /// Whoever has nothing to take does not stand still.
+    pub(super) fn excuse(&mut self, now: Duration) {
+        for at in 1..self.order.len() {
+            if !self.waits(self.order[at - 1], self.order[at]) {
+                self.members[self.order[at]].moved = now;
+            }
+        }
+    }
+
+    /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
+    pub(super) fn slow(&self, now: Duration) -> Option<Node> {
+        // What the source has read says nothing of its link: see [`Chain::probe`].
+        let hosts = self.order.iter().copied().filter(|&node| node != SOURCE);
+        let (mut fastest, mut peak, mut second) = (SOURCE, 0.0, 0.0);
+        for node in hosts {
+            let of_node = self.members[node].peak;
+            if of_node > peak {
+                (fastest, second, peak) = (node, peak, of_node);
+            } else if of_node > second {
+                second = of_node;
+            }
+        }
+        let lags = |from: Node, to: Node| {
+            self.members[from].received.saturating_sub(self.members[to].received) >= self.spool_bytes / 2
+        };
+        let is_slow = |&at: &usize| {
+            let (from, node) = (self.order[at - 1], self.order[at]);
+            let to = &self.members[node];
+            let peak = if node == fastest { second } else { peak };
+            let is_measured = self
+                .link(from, node)
+                .and_then(|link| link.up_since)
+                .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
+            // One that is itself held up takes no more because it has no room: it keeps what the next but one lacks.
+            let mut behind = self.order[at + 1..].iter().take(2);
+            let is_held = behind.any(|&next| lags(node, next));
+            // What is not heard is not slow, whatever it was.
+            let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
+            is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak
+        };
+        (1..self.order.len()).rev().find(is_slow).map(|at| self.order[at])
+    }
+
+    /// Where the first link is what holds all up, nothing is known of what the others could carry: one of them is tried.
+    pub(super) fn probe(&mut self, now: Duration) {
+        let &[SOURCE, head, behind, ..] = &self.order[..] else { return };
+        let (from, to) = (&self.members[SOURCE], &self.members[head]);
+        let is_measured = self
+            .link(SOURCE, head)
+            .and_then(|link| link.up_since)
+            .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
+        let waits = from.received.saturating_sub(to.received) >= self.spool_bytes / 2;
+        // Else it may be waiting for those behind it.
+        let passes = to.received.saturating_sub(self.members[behind].received) < self.spool_bytes / 4;
+        if is_measured && waits && passes && to.rate > 0.0 && self.probed.insert(head) {
+            self.actions.push_back(Action::Probe(behind));
+        }
+    }
+
+    /// A node whose own tree holds all others up: it passes the stream on and gets its tree later.
+    pub(super) fn busy(&self, now: Duration) -> Option<Node> {
+        let live = || self.order.iter().copied().filter(|&node| node != SOURCE);
+        let live = || live().filter(|&node| self.members[node].tree == Tree::Open && !self.members[node].is_behind);
+        let is_held =
+            |node: &Node| self.members[*node].busy_since.is_some_and(|since| now.saturating_sub(since) >= BUSY_OVER);
+        let node = live().find(is_held)?;
+        let mut others = live().filter(|&other| other != node).peekable();
+        others.peek()?;
+        others.all(|other| self.members[other].busy_permille < IDLE_PERMILLE).then_some(node)
+    }
+}

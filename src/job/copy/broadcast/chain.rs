@@ -142,6 +142,8 @@ struct Member {
     /// Bytes a second, over the last while, and the most that it was.
     rate: f64,
     peak: f64,
+    /// Since when it has been much slower than others.
+    slow_since: Option<Duration>,
     /// How much its own tree has to do, and since when that has been too much for it.
     busy_permille: u16,
     busy_since: Option<Duration>,
@@ -192,6 +194,8 @@ pub(super) struct Chain {
     serves_max: u32,
     /// The heads of the chain whose rates have been compared with that of another link from the source.
     probed: BTreeSet<Node>,
+    /// Since when the first link has been what holds all up.
+    head_slow_since: Option<Duration>,
     has_proof: bool,
     ticked: Duration,
     actions: VecDeque<Action>,
@@ -217,6 +221,7 @@ impl Chain {
             mark: (now, 0),
             rate: 0.0,
             peak: 0.0,
+            slow_since: None,
             busy_permille: 0,
             busy_since: None,
             serves: 0,
@@ -239,6 +244,7 @@ impl Chain {
             stall,
             serves_max: 1,
             probed: BTreeSet::new(),
+            head_slow_since: None,
             has_proof: false,
             ticked: now,
             actions: VecDeque::new(),

@@ -1,5 +1,6 @@
 //! Who holds the others up, or is gone: which node of a chain is to be passed over.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Action, Chain, Node, RATE_OVER, SLOWER, SOURCE, Tree, Why};
@@ -9,6 +10,9 @@ const SUSPECT: Duration = Duration::from_millis(700);
 
 /// How often two hosts that lost each other are to meet again.
 const AGAIN_MAX: u32 = 1;
+
+/// For so long a node must have been slow without a break.
+const SLOW_OVER: Duration = Duration::from_secs(2);
 
 /// A link is compared with others only after so long.
 pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
@@ -133,7 +137,7 @@ impl Chain {
     }
 
     /// A node that holds the others up: the one before it has all that it can keep for it, and could have gone much faster.
-    pub(super) fn slow(&self, now: Duration) -> Option<Node> {
+    pub(super) fn slow(&mut self, now: Duration) -> Option<Node> {
         // What the source has read says nothing of its link: see [`Chain::probe`].
         let hosts = self.order.iter().copied().filter(|&node| node != SOURCE);
         let (mut fastest, mut peak, mut second) = (SOURCE, 0.0, 0.0);
@@ -148,7 +152,7 @@ impl Chain {
         let lags = |from: Node, to: Node| {
             self.members[from].received.saturating_sub(self.members[to].received) >= self.spool_bytes / 2
         };
-        let is_slow = |&at: &usize| {
+        let is_slow = |at: usize| {
             let (from, node) = (self.order[at - 1], self.order[at]);
             let to = &self.members[node];
             let peak = if node == fastest { second } else { peak };
@@ -163,7 +167,14 @@ impl Chain {
             let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
             is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak
         };
-        (1..self.order.len()).rev().find(is_slow).map(|at| self.order[at])
+        let slow: BTreeSet<Node> = (1..self.order.len()).filter(|&at| is_slow(at)).map(|at| self.order[at]).collect();
+        for (node, member) in self.members.iter_mut().enumerate() {
+            member.slow_since = slow.contains(&node).then(|| member.slow_since.unwrap_or(now));
+        }
+        // Who goes on after a while in which it was held up by another has been slow in that while.
+        let is_long =
+            |node: &Node| self.members[*node].slow_since.is_some_and(|since| now.saturating_sub(since) >= SLOW_OVER);
+        self.order.iter().rev().copied().find(is_long)
     }
 
     /// Where the first link is what holds all up, nothing is known of what the others could carry: one of them is tried.
@@ -177,7 +188,10 @@ impl Chain {
         let waits = from.received.saturating_sub(to.received) >= self.spool_bytes / 2;
         // Else it may be waiting for those behind it.
         let passes = to.received.saturating_sub(self.members[behind].received) < self.spool_bytes / 4;
-        if is_measured && waits && passes && to.rate > 0.0 && self.probed.insert(head) {
+        let is_slow = is_measured && waits && passes && to.rate > 0.0;
+        self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
+        let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= RATE_OVER);
+        if is_long && self.probed.insert(head) {
             self.actions.push_back(Action::Probe(behind));
         }
     }

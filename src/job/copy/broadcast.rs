@@ -112,10 +112,9 @@ impl Copy<'_> {
             let line = format!("{name} is no file or directory, and only those go to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
-        let mut taken = Vec::new();
         for target in &mut targets {
             if target.failure.is_none() {
-                self.place_target(source, &found, target, &mut taken);
+                self.place_target(source, &found, target);
             }
         }
         if self.plan.dry_run {
@@ -166,14 +165,7 @@ impl Copy<'_> {
         Target { spec, host, placed: None, state, report: None, failure, from: None, why: None, done_after: None }
     }
 
-    /// `taken`: what has been placed before it.
-    fn place_target(
-        &mut self,
-        source: usize,
-        found: &[(usize, Found)],
-        target: &mut Target,
-        taken: &mut Vec<(usize, Placed)>,
-    ) {
+    fn place_target(&mut self, source: usize, found: &[(usize, Found)], target: &mut Target) {
         let Some(host) = target.host else { return };
         if host == source {
             let line = format!("{} is where the sources are: copy there by itself", self.label(host));
@@ -183,20 +175,7 @@ impl Copy<'_> {
         self.destination = target.spec.clone();
         let mut all = found.to_vec();
         match self.place(host, &mut all) {
-            Ok(Some(placed)) if all.len() == found.len() => {
-                let is_same = |(other, of_other): &(usize, Placed)| {
-                    let is_place = (&of_other.directory, &of_other.as_name) == (&placed.directory, &placed.as_name);
-                    is_place && self.job.is_one_kernel(*other, host)
-                };
-                if let Some((other, _)) = taken.iter().find(|other| is_same(other)) {
-                    let (label, other) = (self.label(host), self.label(*other));
-                    let line = format!("{label} is the same machine as {other}, which gets a copy at the same place");
-                    target.failure = Some(Failure::new(Exit::Usage, line));
-                    return;
-                }
-                taken.push((host, placed.clone()));
-                target.placed = Some(placed);
-            }
+            Ok(Some(placed)) if all.len() == found.len() => target.placed = Some(placed),
             Ok(_) => target.failure = Some(Failure::silent(Exit::Partial)),
             Err(failure) => target.failure = Some(failure),
         }

@@ -354,17 +354,8 @@ impl<'a> Copy<'a> {
         placed: &Placed,
         is_last: bool,
     ) -> Result<Outcomes, Failure> {
-        // One root has any name: it gets another.
-        let own_name = |found: &Found| if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
-        let roots: Vec<Root> = found
-            .iter()
-            .map(|(_, found)| Root {
-                path: found.path.clone().into(),
-                name: own_name(found).into(),
-                only: only.clone(),
-            })
-            .collect();
-        let names: Vec<ByteVec> = found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect();
+        let roots = found.iter().map(|(_, found)| Root { only: only.clone(), ..root_of(found) }).collect();
+        let names = names_of(placed, found);
         self.root = match found {
             [(_, found)] if self.plan.is_contents(found) => Some(Vec::new()),
             [(_, found)] => Some(found.name.clone()),
@@ -611,6 +602,17 @@ impl<'a> Copy<'a> {
         total.waits = total.waits.plus(summary.waits);
         total.view = summary.view;
     }
+}
+
+/// One root has any name: it gets another.
+fn root_of(found: &Found) -> Root {
+    let name = if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
+    Root { path: found.path.clone().into(), name: name.into(), only: None }
+}
+
+/// The names that sources get where they are placed.
+fn names_of(placed: &Placed, found: &[(usize, Found)]) -> Vec<ByteVec> {
+    found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect()
 }
 
 /// What one transfer came to.

@@ -8,11 +8,9 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use minicbor::bytes::ByteVec;
-
-use super::{Copy, entries};
+use super::{Copy, entries, names_of, root_of};
 use crate::agent::end;
-use crate::agent::place::{final_name, target};
+use crate::agent::place::target;
 use crate::control::frames::{
     self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
 };
@@ -79,8 +77,6 @@ struct Run {
     copies: HashMap<usize, (Node, Node)>,
     /// Hops that only measure.
     probes: Vec<usize>,
-    /// Why two hosts did not meet.
-    unmet: HashMap<usize, String>,
 }
 
 impl Copy<'_> {
@@ -147,7 +143,6 @@ impl Copy<'_> {
             links: HashMap::new(),
             copies: HashMap::new(),
             probes: Vec::new(),
-            unmet: HashMap::new(),
         };
         self.watch(&sources, HERE);
         let run = self.run_broadcast(run);
@@ -363,10 +358,7 @@ impl Copy<'_> {
                     self.job.stop(hop, libc::SIGTERM as u8);
                 }
             }
-            Update::Unmet(hop, reason) => {
-                run.unmet.insert(hop, reason);
-                self.job.stop(hop, libc::SIGTERM as u8);
-            }
+            Update::Unmet(hop, _) => self.job.stop(hop, libc::SIGTERM as u8),
             Update::Gone(host, failure) => {
                 let failure = failure.unwrap_or_else(|| self.job.lost(host));
                 if let Some(node) = run.node_of(host) {
@@ -374,8 +366,6 @@ impl Copy<'_> {
                         run.target_mut(node).failure.get_or_insert(failure);
                     }
                     run.chain.lost(node);
-                } else if host == run.source {
-                    run.chain.lost(SOURCE);
                 }
             }
             Update::Failed(failure) => return Err(failure),
@@ -676,16 +666,6 @@ fn why_failed(why: Option<Why>, has_any: bool) -> &'static str {
     }
 }
 
-/// One root has any name: it gets another.
-fn root_of(found: &Found) -> Root {
-    let name = if found.name.is_empty() { b"top".to_vec() } else { found.name.clone() };
-    Root { path: found.path.clone().into(), name: name.into(), only: None }
-}
-
 fn roots_of(found: &[(usize, Found)]) -> Vec<Root> {
     found.iter().map(|(_, found)| root_of(found)).collect()
-}
-
-fn names_of(placed: &Placed, found: &[(usize, Found)]) -> Vec<ByteVec> {
-    found.iter().map(|(_, found)| final_name(placed, found).to_vec().into()).collect()
 }

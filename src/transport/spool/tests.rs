@@ -1,23 +1,7 @@
 use std::thread;
 
 use super::*;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-}
+use crate::tree::sync_tests::Maker;
 
 /// A seed from the environment, or a new one; printed.
 fn seed() -> u64 {
@@ -55,7 +39,7 @@ fn offset_of(mark: &[u8]) -> u64 {
 fn whatever_comes_in_any_order_is_kept_as_long_as_it_is_needed() {
     let seed = seed();
     for case in 0..100 {
-        let mut random = Random(seed.wrapping_add(case));
+        let mut random = Maker(seed.wrapping_add(case));
         let segments = 4 + random.below(8);
         let (has_tree, has_next) = (random.below(4) > 0, random.below(4) > 0);
         let spool = Spool::new(segments * SEGMENT_BYTES as u64, has_tree, has_next);

@@ -41,7 +41,7 @@ const RATE_OVER: Duration = Duration::from_secs(1);
 /// A node that is slower than others by this factor does not hold them up.
 const SLOWER: f64 = 2.0;
 
-/// A tree that is always busier than this, for so long, while all others are less busy than that: it holds them up.
+/// A tree that is always busier than this may be what the others wait for.
 const BUSY_PERMILLE: u16 = 900;
 
 /// Nodes say how far they are at least once a second: one that has not for so long may be gone.
@@ -177,6 +177,40 @@ struct Broken {
     since: Duration,
 }
 
+impl Member {
+    /// One of a chain, from the beginning on.
+    fn new(now: Duration) -> Self {
+        Self {
+            is_heard: true,
+            is_out: false,
+            is_behind: false,
+            is_over: false,
+            tree: Tree::Open,
+            received: 0,
+            has_all: false,
+            moved: now,
+            spoke: now,
+            written: 0,
+            wrote: now,
+            is_unwritten: false,
+            mark: (now, 0),
+            rate: 0.0,
+            peak: 0.0,
+            slow_since: None,
+            busy_permille: 0,
+            busy_since: None,
+            serves: 0,
+            is_served: false,
+            copies: 0,
+            tried: Vec::new(),
+            has_next: true,
+            is_proven: false,
+            may_serve: true,
+            stranded: None,
+        }
+    }
+}
+
 /// The state machine.
 #[derive(Debug)]
 pub(super) struct Chain {
@@ -205,36 +239,15 @@ pub(super) struct Chain {
 impl Chain {
     /// `nodes`: the source among them. `stall`: how long a node may take nothing.
     pub(super) fn new(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
-        let member = Member {
-            is_heard: true,
-            is_out: false,
-            is_behind: false,
-            is_over: false,
-            tree: Tree::Open,
-            received: 0,
-            has_all: false,
-            moved: now,
-            spoke: now,
-            written: 0,
-            wrote: now,
-            is_unwritten: false,
-            mark: (now, 0),
-            rate: 0.0,
-            peak: 0.0,
-            slow_since: None,
-            busy_permille: 0,
-            busy_since: None,
-            serves: 0,
-            is_served: false,
-            copies: 0,
-            tried: Vec::new(),
-            has_next: true,
-            is_proven: false,
-            may_serve: true,
-            stranded: None,
-        };
+        let mut chain = Self::at_rest(nodes, spool_bytes, stall, now);
+        chain.settle();
+        chain
+    }
+
+    /// One that has not begun anything.
+    fn at_rest(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
         let mut chain = Self {
-            members: vec![member; nodes],
+            members: vec![Member::new(now); nodes],
             order: (0..nodes).collect(),
             links: BTreeMap::new(),
             begun: 0,
@@ -253,15 +266,12 @@ impl Chain {
         if let Some(last) = chain.members.last_mut() {
             last.has_next = false;
         }
-        chain.settle();
         chain
     }
 
     /// No chain: each host gets an ordinary copy from the source, a few at a time.
     pub(super) fn of_copies(hosts: usize, now: Duration) -> Self {
-        let mut chain = Self::new(1, 0, Duration::MAX, now);
-        (chain.has_ended, chain.serves_max) = (false, COPIES_AT_ONCE);
-        chain.actions.clear();
+        let mut chain = Self { serves_max: COPIES_AT_ONCE, ..Self::at_rest(1, 0, Duration::MAX, now) };
         chain.members[SOURCE].tree = Tree::Done;
         for _ in 0..hosts {
             let node = chain.add(now);
@@ -298,27 +308,9 @@ impl Chain {
         node
     }
 
+    /// A node that is not in the chain.
     fn add(&mut self, now: Duration) -> Node {
-        let mut member = self.members[SOURCE].clone();
-        member = Member {
-            is_heard: true,
-            is_out: true,
-            is_behind: true,
-            is_over: true,
-            tree: Tree::Open,
-            moved: now,
-            spoke: now,
-            serves: 0,
-            is_served: false,
-            copies: 0,
-            tried: Vec::new(),
-            has_all: false,
-            has_next: false,
-            is_proven: false,
-            may_serve: true,
-            stranded: None,
-            ..member
-        };
+        let member = Member { is_out: true, is_behind: true, is_over: true, has_next: false, ..Member::new(now) };
         self.members.push(member);
         self.members.len() - 1
     }
@@ -449,11 +441,12 @@ impl Chain {
             for member in &mut self.members {
                 member.moved += slept;
                 member.spoke += slept;
+                member.wrote += slept;
             }
         }
         self.ticked = now;
         self.judge(now);
-        self.give_up_silent(now);
+        self.give_up(now);
         self.excuse(now);
         if let Some(node) = self.still(now) {
             self.take_out(node, Why::StoodStill);
@@ -482,6 +475,11 @@ impl Chain {
 
     fn link(&self, from: Node, to: Node) -> Option<&Link> {
         self.links.values().find(|link| (link.from, link.to) == (from, to))
+    }
+
+    /// Bytes that one node has and the other, which is behind it, lacks.
+    fn lag(&self, from: Node, to: Node) -> u64 {
+        self.members[from].received.saturating_sub(self.members[to].received)
     }
 
     /// Takes a node out of the order, once.
@@ -595,7 +593,7 @@ impl Chain {
         }
     }
 
-    /// Whether a node's tree can only come by an ordinary copy.
+    /// Whether a node can get its tree only by an ordinary copy.
     fn needs_copy(member: &Member) -> bool {
         member.is_heard && member.tree == Tree::Open && member.is_behind && member.is_over && !member.is_served
     }

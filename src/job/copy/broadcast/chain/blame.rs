@@ -17,8 +17,8 @@ const SLOW_OVER: Duration = Duration::from_secs(2);
 /// A link is compared with others only after so long.
 pub(super) const COMPARED_AFTER: Duration = Duration::from_secs(2);
 
+/// For so long a tree must have been busy, while all others were less busy than that: then it holds them up.
 const BUSY_OVER: Duration = Duration::from_secs(2);
-
 const IDLE_PERMILLE: u16 = 500;
 
 /// A disk that has written nothing for so long, although there is something, will not.
@@ -62,32 +62,40 @@ impl Chain {
         self.broken = kept;
     }
 
-    pub(super) fn give_up_silent(&mut self, now: Duration) {
+    /// Gives up whom nothing will be heard of any more.
+    pub(super) fn give_up(&mut self, now: Duration) {
         let limit = SILENT_MAX.max(self.stall.saturating_mul(2));
+        self.give_up_source(now, limit);
+        self.give_up_disks(now, limit);
+        self.give_up_silent(now, limit);
+    }
+
+    fn give_up_source(&mut self, now: Duration, limit: Duration) {
         let is_needed =
             self.order.first() == Some(&SOURCE) && self.order.iter().any(|&node| !self.members[node].has_all);
-        let is_there = self.members[SOURCE].is_heard && self.stall < Duration::MAX;
-        if is_needed && is_there && now.saturating_sub(self.members[SOURCE].spoke) > limit {
-            self.members[SOURCE].is_heard = false;
+        let source = &mut self.members[SOURCE];
+        let is_chain = self.stall < Duration::MAX;
+        if is_chain && is_needed && source.is_heard && now.saturating_sub(source.spoke) > limit {
+            source.is_heard = false;
             self.take_out(SOURCE, Why::Lost);
         }
-        // Others may yet catch up with one whose disk only stands still; nobody waits for it alone.
-        let is_last = |node: Node| (1..self.members.len()).all(|at| at == node || self.members[at].tree != Tree::Open);
-        let still: Vec<Node> = (1..self.members.len())
-            .filter(|&node| {
-                let member = &self.members[node];
-                let is_still = now.saturating_sub(member.wrote) > DISK_MAX.max(limit);
-                member.tree == Tree::Open
-                    && !member.is_over
-                    && member.is_unwritten
-                    && is_still
-                    && (member.is_behind || is_last(node))
-            })
-            .collect();
-        for node in still {
-            self.take_out(node, Why::DiskStill);
-            self.members[node].tree = Tree::Failed;
+    }
+
+    /// Those whose disks stand still. Others may yet catch up with one; it alone is not waited for.
+    fn give_up_disks(&mut self, now: Duration, limit: Duration) {
+        for node in 1..self.members.len() {
+            let member = &self.members[node];
+            let is_made = member.tree == Tree::Open && !member.is_over;
+            let is_still = member.is_unwritten && now.saturating_sub(member.wrote) > DISK_MAX.max(limit);
+            let is_open = |at: usize| at != node && self.members[at].tree == Tree::Open;
+            if is_made && is_still && (member.is_behind || !(1..self.members.len()).any(is_open)) {
+                self.take_out(node, Why::DiskStill);
+                self.members[node].tree = Tree::Failed;
+            }
         }
+    }
+
+    fn give_up_silent(&mut self, now: Duration, limit: Duration) {
         // Whoever has been passed over may come back as long as others are at it; then it is not waited for.
         let is_at_it = |node: Node| {
             let member = &self.members[node];
@@ -96,13 +104,14 @@ impl Chain {
         let limit_if_out = if (1..self.members.len()).any(is_at_it) { limit } else { SILENT_ALONE.max(self.stall) };
         for node in 1..self.members.len() {
             let member = &self.members[node];
+            if member.tree != Tree::Open || member.is_served {
+                continue;
+            }
             // One that has left has nothing to say until it is copied to.
-            let speaks = member.tree == Tree::Open && !member.is_served && !member.is_over;
+            let speech_max = if member.is_out { limit_if_out } else { limit };
+            let is_silent = !member.is_over && now.saturating_sub(member.spoke) > speech_max;
             let is_stranded = member.stranded.is_some_and(|since| now.saturating_sub(since) > limit);
-            let limit = if member.is_out { limit_if_out } else { limit };
-            if is_stranded && member.tree == Tree::Open && !member.is_served
-                || speaks && now.saturating_sub(member.spoke) > limit
-            {
+            if is_silent || is_stranded {
                 self.take_out(node, Why::CutOff);
                 self.members[node].tree = Tree::Failed;
             }
@@ -149,23 +158,22 @@ impl Chain {
                 second = of_node;
             }
         }
-        let lags = |from: Node, to: Node| {
-            self.members[from].received.saturating_sub(self.members[to].received) >= self.spool_bytes / 2
-        };
+        let lags = |from: Node, to: Node| self.lag(from, to) >= self.spool_bytes / 2;
         let is_slow = |at: usize| {
             let (from, node) = (self.order[at - 1], self.order[at]);
             let to = &self.members[node];
             let peak = if node == fastest { second } else { peak };
-            let is_measured = self
-                .link(from, node)
-                .and_then(|link| link.up_since)
-                .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
             // One that is itself held up takes no more because it has no room: it keeps what the next but one lacks.
             let mut behind = self.order[at + 1..].iter().take(2);
             let is_held = behind.any(|&next| lags(node, next));
             // What is not heard is not slow, whatever it was.
             let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
-            is_measured && is_heard && !is_held && lags(from, node) && to.rate > 0.0 && to.rate * SLOWER < peak
+            self.is_measured(from, node, now)
+                && is_heard
+                && !is_held
+                && lags(from, node)
+                && to.rate > 0.0
+                && to.rate * SLOWER < peak
         };
         let slow: BTreeSet<Node> = (1..self.order.len()).filter(|&at| is_slow(at)).map(|at| self.order[at]).collect();
         for (node, member) in self.members.iter_mut().enumerate() {
@@ -177,18 +185,19 @@ impl Chain {
         self.order.iter().rev().copied().find(is_long)
     }
 
+    /// A link has been up for long enough to be compared with others.
+    fn is_measured(&self, from: Node, to: Node, now: Duration) -> bool {
+        let up_since = self.link(from, to).and_then(|link| link.up_since);
+        up_since.is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER)
+    }
+
     /// Where the first link is what holds all up, nothing is known of what the others could carry: one of them is tried.
     pub(super) fn probe(&mut self, now: Duration) {
         let &[SOURCE, head, behind, ..] = &self.order[..] else { return };
-        let (from, to) = (&self.members[SOURCE], &self.members[head]);
-        let is_measured = self
-            .link(SOURCE, head)
-            .and_then(|link| link.up_since)
-            .is_some_and(|since| now.saturating_sub(since) >= COMPARED_AFTER);
-        let waits = from.received.saturating_sub(to.received) >= self.spool_bytes / 2;
+        let waits = self.lag(SOURCE, head) >= self.spool_bytes / 2;
         // Else it may be waiting for those behind it.
-        let passes = to.received.saturating_sub(self.members[behind].received) < self.spool_bytes / 4;
-        let is_slow = is_measured && waits && passes && to.rate > 0.0;
+        let passes = self.lag(head, behind) < self.spool_bytes / 4;
+        let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate > 0.0;
         self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
         let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= RATE_OVER);
         if is_long && self.probed.insert(head) {

@@ -506,3 +506,21 @@ fn a_disk_that_stands_still_is_given_up() {
     }
     assert!(is_ended && chain.tree(1) == Tree::Done && chain.tree(2) == Tree::Failed);
 }
+
+/// A caller that was stopped for a while blames nobody for that while, a disk neither.
+#[test]
+fn a_while_in_which_the_caller_was_stopped_does_not_count() {
+    let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
+    chain.proof();
+    chain.tree_over(1, true);
+    let say = |chain: &mut Chain, now: Duration| {
+        for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {
+            let state = BroadcastState { received: 100, written, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, now);
+        }
+        chain.tick(now);
+    };
+    (1..=20).for_each(|at| say(&mut chain, Duration::from_millis(200 * at)));
+    (0..20).for_each(|at| say(&mut chain, Duration::from_secs(600) + Duration::from_millis(200 * at)));
+    assert_eq!(chain.tree(2), Tree::Open);
+}

@@ -33,7 +33,7 @@ use crate::tree::progress::Progress;
 use crate::tree::sink::{Bytes, Destination, Refused, TreeSink};
 use crate::tree::source::TreeSource;
 
-/// How often it is told how far the node is, and how often at least.
+/// How often the node reports its state if that has changed, and how often at least.
 const STATE_EVERY: Duration = Duration::from_millis(200);
 const STATE_AT_LEAST: Duration = Duration::from_secs(1);
 

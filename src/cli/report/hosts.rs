@@ -1,5 +1,5 @@
 //! A copy to many hosts on one line: the rate of all, the slowest, the middle and the fastest, who holds up whom; and what
-//! programs are told of each host.
+//! events for programs about each host.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::job::progress::{HostShown, HostStanding, Rate};
 /// good part of what a host keeps.
 const HOLDS_UP_BYTES: u64 = 16 << 20;
 
-/// How often programs are told how far all hosts are.
+/// How often an event reports the progress of all hosts.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// Parts of a line that are worth having them close together.
@@ -136,7 +136,7 @@ impl Hosts {
         if line.width() > room { cut_end(&join(&parts, " ").replace(IN_ALL, ""), room) } else { line }
     }
 
-    /// What programs are told of: hosts that stand otherwise than before, and every second how far all are.
+    /// Events for programs: each host whose state has changed, and every second the progress of all.
     pub(super) fn events(&mut self, now: Instant, shown: &HostsShown<'_>) -> Vec<Event<'static>> {
         let host = |at: usize| shown.hosts[at].host.clone();
         self.standings.resize(shown.hosts.len(), None);

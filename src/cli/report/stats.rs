@@ -8,7 +8,7 @@ use crate::tree::stats::Kinds;
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Digits {
-    /// With commas, as rsync does unless it is told otherwise.
+    /// With commas, rsync's default.
     Separated,
     /// `--no-human-readable`.
     Plain,

@@ -33,6 +33,29 @@ const RDCP_RSH: (&str, &str) = ("RDCP_RSH", "The command that runs a program on 
 const NO_COLOR: (&str, &str) =
     ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it.");
 
+/// What all commands of a person's read.
+const SETTINGS: &[(&str, &str)] = &[
+    (
+        "RDMA_PIPE_CONFIG",
+        "The only file of settings that is read, instead of those under FILES; \"none\" for none at all.",
+    ),
+    ("XDG_CONFIG_HOME", "The directory of the user's settings, instead of ~/.config."),
+];
+
+/// Where those settings are.
+const FILES: &[(&str, &str)] = &[
+    (
+        "~/.config/rdma-pipe/config.toml",
+        "Defaults of options, in TOML: their long names are the keys, as in lanes = 4, quiet = true or exclude = [\".git\"]. \
+         What stands in a section such as [host.\"gpu*\"] is for command lines that name such a host, and is stronger than \
+         what stands before the sections; of several sections, the later one is. The command line is stronger than the \
+         environment, that than this file, and this than the next. A setting that does not go with a stronger one is left \
+         out; --show-config says so. An unknown key is an error. What deletes, writes in place or checks less cannot be set, \
+         and a file that others could write is refused.",
+    ),
+    ("/etc/rdma-pipe/config.toml", "The same for all users of this host. No file is read on the other hosts."),
+];
+
 /// What `SRC/` and `SRC` make with `--sync`, as two pictures of the same width.
 const TREES: &[&str] = &[
     "rdcp --sync -r SRC/ DST      rdcp --sync -r SRC DST",
@@ -251,8 +274,17 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
             define(&mut roff, heading, meaning);
         }
     }
+    // The agent reads none.
+    let has_settings = page.command.get_name() != "rdma-pipe-agent";
+    let (files, variables) = if has_settings { (FILES, SETTINGS) } else { (&[][..], &[][..]) };
+    if has_settings {
+        roff.control("SH", ["FILES"]);
+    }
+    for (name, meaning) in files {
+        define(&mut roff, name, meaning);
+    }
     roff.control("SH", ["ENVIRONMENT"]);
-    for (name, meaning) in page.environment {
+    for (name, meaning) in page.environment.iter().chain(variables) {
         define(&mut roff, name, meaning);
     }
     roff.control("SH", ["EXAMPLES"]);

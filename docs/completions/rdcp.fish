@@ -95,5 +95,6 @@ complete -c rdcp -l relay -d 'Send the data through the connections that ssh has
 complete -c rdcp -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'
 complete -c rdcp -s q -l quiet -d 'Print errors only, even with -v or --progress'
 complete -c rdcp -l progress -d 'Show progress and what limits it: as a bar on a terminal, which is the default there, else as a line every 5 seconds'
+complete -c rdcp -l show-config -d 'Print what each option would be set to, and where that is from; do nothing else'
 complete -c rdcp -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdcp -s V -l version -d 'Print version'

@@ -23,7 +23,7 @@ _rddoctor() {
 
     case "${cmd}" in
         rddoctor)
-            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --color --help --version"
+            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --color --show-config --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

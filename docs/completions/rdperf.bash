@@ -23,7 +23,7 @@ _rdperf() {
 
     case "${cmd}" in
         rdperf)
-            opts="-v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --help --version"
+            opts="-v -P -i -J -F -o -h -V --all --size --iterations --duration --qp --depth --bidirectional --reverse --poll --transport --json --plot --compare --verbose --color --show-config --source --once --port-range --clients --sram --left --key-file --key-fd --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -35,6 +35,7 @@ complete -c rdperf -l bidirectional -d 'Both ends send at once; the sums are tol
 complete -c rdperf -l reverse -d 'The other end sends'
 complete -c rdperf -l poll -d 'Look for messages all the time, at both ends, instead of sleeping until one comes'
 complete -c rdperf -s v -l verbose -d 'Print what happens as it does'
+complete -c rdperf -l show-config -d 'Print what each option would be set to, and where that is from; do nothing else'
 complete -c rdperf -l once -d 'End after the first measurement'
 complete -c rdperf -l no-bootstrap -d 'Fail where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there'
 complete -c rdperf -l relay -d 'Send the data through the connections that ssh has made, by way of this host'

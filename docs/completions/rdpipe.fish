@@ -40,5 +40,6 @@ complete -c rdpipe -l relay -d 'Send the data through the connections that ssh h
 complete -c rdpipe -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'
 complete -c rdpipe -s q -l quiet -d 'Print errors only, even with -v or --progress'
 complete -c rdpipe -l progress -d 'Show progress and what limits it: as a bar on a terminal, which is the default there, else as a line every 5 seconds'
+complete -c rdpipe -l show-config -d 'Print what each option would be set to, and where that is from; do nothing else'
 complete -c rdpipe -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdpipe -s V -l version -d 'Print version'

@@ -26,5 +26,6 @@ never\t'Never'"
 complete -c rdrecv -s v -l verbose -d 'Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth'
 complete -c rdrecv -s q -l quiet -d 'Print errors only, even with -v or --progress'
 complete -c rdrecv -l progress -d 'Show progress and what limits it: as a bar on a terminal, which is the default there, else as a line every 5 seconds'
+complete -c rdrecv -l show-config -d 'Print what each option would be set to, and where that is from; do nothing else'
 complete -c rdrecv -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c rdrecv -s V -l version -d 'Print version'

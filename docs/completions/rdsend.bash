@@ -23,7 +23,7 @@ _rdsend() {
 
     case "${cmd}" in
         rdsend)
-            opts="-v -q -h -V --connect-timeout --key-file --key-fd --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --help --version"
+            opts="-v -q -h -V --connect-timeout --key-file --key-fd --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --show-config --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use clap::{Args, ColorChoice, ValueEnum};
+use clap::{ColorChoice, ValueEnum};
 use console::Style;
 
 /// `--color`.
@@ -19,14 +19,6 @@ pub enum When {
     Always,
     /// Never
     Never,
-}
-
-/// The option, which all commands have.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct ColorOption {
-    /// When to use colours
-    #[arg(long, value_enum, default_value_t, value_name = "WHEN", overrides_with = "color", help_heading = "Output")]
-    pub color: When,
 }
 
 /// What [`set`] has chosen, as a place in the list of values.

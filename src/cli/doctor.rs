@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{ArgMatches, Parser};
 
-use super::color::ColorOption;
-use super::print;
+use super::options::CommonOptions;
 use super::rdcp::HostOptions;
+use super::{Arguments, print};
 use crate::fault::{Exit, Failure, escaped};
 use crate::job::examine::Examination;
 use crate::job::plan::Spec;
@@ -61,7 +61,7 @@ pub struct DoctorArguments {
     #[command(flatten)]
     hosts: HostOptions,
     #[command(flatten)]
-    color: ColorOption,
+    common: CommonOptions,
 }
 
 /// The exit codes, for the help.
@@ -70,10 +70,13 @@ const EXIT_CODES: &str = "Exit codes: 0 all is well; 1 usage; 10 warnings: it wo
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rddoctor", || match super::parse::<DoctorArguments>(words) {
-        Ok(arguments) => diagnose(&arguments),
-        Err(error) => super::parse_failure(&error),
-    })
+    super::run("rddoctor", || super::with_arguments(words, |arguments| diagnose(&arguments)))
+}
+
+impl Arguments for DoctorArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        given.get_one::<OsString>("host").and_then(|host| parse_host(host).ok()).into_iter().collect()
+    }
 }
 
 /// One line of the report.

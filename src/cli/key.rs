@@ -52,6 +52,11 @@ pub fn conceal_memory() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }
 
+/// Whether KEY would be among the arguments.
+pub(super) fn is_typed(given: &clap::ArgMatches) -> bool {
+    !["key_file", "key_fd"].iter().any(|option| given.contains_id(option))
+}
+
 /// Overwrites the arguments equal to `secret` in the memory that `/proc/PID/cmdline` shows.
 fn overwrite_argument(secret: &[u8]) {
     // The kernel tells where it put them: fields 48 and 49 of /proc/self/stat (proc(5)). The second field, the program's

@@ -22,8 +22,11 @@ pub mod rdpipe;
 pub mod recv;
 pub mod report;
 pub mod send;
+mod settings;
 mod watch;
 mod wrong;
+
+use settings::{Settings, Sources};
 
 use crate::fault::{self, Exit, Failure};
 
@@ -126,11 +129,38 @@ pub(crate) fn complain(name: &str, line: &str) {
     say(&format!("{} {line}", color::error(&format!("{name}:"))));
 }
 
-/// Parses the words of a command.
-fn parse<T: clap::CommandFactory + clap::FromArgMatches>(words: Vec<OsString>) -> Result<T, clap::Error> {
-    let mut command = T::command().color(color::of_help());
-    let matches = command.try_get_matches_from_mut(words)?;
-    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+/// The arguments of a command.
+trait Arguments: clap::CommandFactory + clap::FromArgMatches {
+    /// The hosts that a command line names: what settings have for them applies to it.
+    fn hosts(given: &clap::ArgMatches) -> Vec<OsString>;
+
+    /// Overwrites KEY where the system shows the command line.
+    fn conceal(_: &clap::ArgMatches) {}
+
+    /// What is wrong with a command line, where the command knows better.
+    fn explain(_: &clap::Error) -> Option<Failure> {
+        None
+    }
+}
+
+/// Runs a command with its words, and with the settings that go with them; or prints what `--help`, `--version` and
+/// `--show-config` ask for.
+fn with_arguments<T: Arguments>(
+    words: Vec<OsString>,
+    command: impl FnOnce(T) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut definition = T::command().color(color::of_help());
+    let settings = Settings::new::<T>(&mut definition, words, &Sources::of_process())?;
+    color::set(&settings.words);
+    let parsed = definition.try_get_matches_from_mut(&settings.words);
+    if parsed.as_ref().is_ok_and(|matches| matches.get_flag("show_config")) {
+        return print(&settings.shown(&mut definition));
+    }
+    let arguments = parsed.and_then(|matches| T::from_arg_matches(&matches));
+    match arguments.map_err(|error| error.format(&mut definition)) {
+        Ok(arguments) => command(arguments),
+        Err(error) => T::explain(&error).map_or_else(|| parse_failure(&error), Err),
+    }
 }
 
 /// Writes to standard output.

@@ -6,7 +6,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::color::ColorOption;
+use super::color::When;
+
+/// Options that all commands have.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct CommonOptions {
+    /// When to use colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN", overrides_with = "color", help_heading = "Output")]
+    pub color: When,
+    /// Print what each option would be set to, and where that is from; do nothing else
+    #[arg(long, help_heading = "Output")]
+    pub show_config: bool,
+}
 
 /// Options of what is printed and reported.
 #[derive(Args, Clone, Debug)]
@@ -27,9 +38,9 @@ pub struct ReportOptions {
     /// Report as JSON to the open file descriptor FD
     #[arg(long, value_name = "FD", conflicts_with = "json", allow_negative_numbers = true)]
     pub json_fd: Option<i32>,
-    /// `--color`.
+    /// `--color`, `--show-config`.
     #[command(flatten)]
-    pub color: ColorOption,
+    pub common: CommonOptions,
 }
 
 /// Where KEY comes from.

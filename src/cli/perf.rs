@@ -9,14 +9,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 use rd_proto::control::Policy;
 use rd_proto::control::measure::{CONNECTIONS_MAX, DEPTH_MAX, MESSAGE_BYTES_MAX};
 use rustix::io::Errno;
 
 use super::options::{KeyOptions, parse_port};
-use super::print;
 use super::rdcp::HostOptions;
+use super::{Arguments, print};
 use crate::fault::{Exit, Failure, escaped, os};
 use crate::fs;
 use crate::job::plan::Spec;
@@ -132,7 +132,7 @@ struct OutputOptions {
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
-    color: super::color::ColorOption,
+    common: super::options::CommonOptions,
 }
 
 /// Options of `rdperf model`.
@@ -201,10 +201,22 @@ enum Mode {
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdperf", || match super::parse::<PerfArguments>(words) {
-        Ok(arguments) => perf(&arguments),
-        Err(error) => renamed(&error).map_or_else(|| super::parse_failure(&error), Err),
-    })
+    super::run("rdperf", || super::with_arguments(words, |arguments| perf(&arguments)))
+}
+
+impl Arguments for PerfArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        let words: Vec<OsString> = given.get_many("positionals").unwrap_or_default().cloned().collect();
+        match task(&words, true) {
+            Ok(Task::Wire(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
+            Ok(Task::Limits(Target::Server(host, _) | Target::Launched(host), _)) => vec![host],
+            _ => Vec::new(),
+        }
+    }
+
+    fn explain(error: &clap::Error) -> Option<Failure> {
+        renamed(error)
+    }
 }
 
 /// Letters of perftest's, which older releases took and which mean something else in the other commands.

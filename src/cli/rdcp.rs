@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 use minicbor::bytes::ByteVec;
 
+use super::Arguments;
 use super::check::{self, CheckMedium};
 use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
@@ -27,6 +28,7 @@ use crate::job::copy::Copy;
 use crate::job::launching::{AgentChoice, Otherwise, may_ask};
 use crate::job::plan::{Plan, Spec};
 use crate::job::progress::HostEnded;
+use crate::job::targets::expand;
 use crate::job::targets::failed::FailedHosts;
 use crate::options::{Rule, TransferOptions, TreeOptions};
 use crate::tree::Only;
@@ -265,21 +267,28 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered for; 1 usa
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
     super::run("rdcp", || {
-        let command = CopyArguments::command().color(super::color::of_help());
+        let command = CopyArguments::command();
         let done = habits::translate(words.into_iter().skip(1), &command, exists);
         let mut done = done.map_err(|reason| Failure::new(Exit::Usage, reason))?;
         let words = std::iter::once(OsString::from("rdcp")).chain(std::mem::take(&mut done.words));
-        let parsed = command.try_get_matches_from(words);
-        match parsed.and_then(|matches| CopyArguments::from_arg_matches(&matches)) {
-            Ok(arguments) => {
-                if !arguments.report.quiet {
-                    done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
-                }
-                copy(arguments, &done)
+        super::with_arguments(words.collect(), |arguments: CopyArguments| {
+            if !arguments.report.quiet {
+                done.notes.iter().for_each(|note| super::say(&format!("rdcp: {note}")));
             }
-            Err(error) => super::parse_failure(&error),
-        }
+            copy(arguments, &done)
+        })
     })
+}
+
+impl Arguments for CopyArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        let words = ["paths", "target_directory", "to"].into_iter().filter_map(|id| given.get_many::<OsString>(id));
+        let hosts = words.flatten().filter_map(|word| match Spec::parse(word) {
+            Ok(Spec::There(host, _)) => Some(host),
+            _ => None,
+        });
+        hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
+    }
 }
 
 /// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.

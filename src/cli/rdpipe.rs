@@ -5,8 +5,9 @@ use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 
+use super::Arguments;
 use super::hosts;
 use super::json;
 use super::options::ReportOptions;
@@ -77,10 +78,14 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between 
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdpipe", || match super::parse::<PipeArguments>(words) {
-        Ok(arguments) => pipe(arguments),
-        Err(error) => super::parse_failure(&error),
-    })
+    super::run("rdpipe", || super::with_arguments(words, pipe))
+}
+
+impl Arguments for PipeArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        let stages = given.get_many::<OsString>("stages").unwrap_or_default();
+        stages.filter_map(|stage| Spec::parse(stage).ok()).map(|spec| spec.host).collect()
+    }
 }
 
 fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 use flume::Receiver;
 use rd_proto::control::{Cause, IoFact, Role};
 use rd_proto::handshake::Established;
 use rd_proto::session::Outcome;
 use rustix::io::Errno;
 
+use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::report::{NonBlocking, Terminal, reported};
@@ -62,10 +63,18 @@ pub struct RecvArguments {
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdrecv", || match super::parse::<RecvArguments>(words) {
-        Ok(arguments) => recv(arguments),
-        Err(error) => super::parse_failure(&error),
-    })
+    super::run("rdrecv", || super::with_arguments(words, recv))
+}
+
+impl Arguments for RecvArguments {
+    /// Who sends is not known before.
+    fn hosts(_: &ArgMatches) -> Vec<OsString> {
+        Vec::new()
+    }
+
+    fn conceal(given: &ArgMatches) {
+        key::conceal(given.get_many("positionals").unwrap_or_default().nth(1).filter(|_| key::is_typed(given)));
+    }
 }
 
 fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, Parser};
 use rd_proto::control::{Policy, RdmaKind, Role};
 use rd_proto::handshake::Key;
 use rustix::io::Errno;
 
+use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
 use super::report::{NonBlocking, Terminal, reported};
@@ -65,10 +66,17 @@ pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, and every byte answered
 
 /// The whole command; `words` begin with its name.
 pub fn main(words: Vec<OsString>) -> ExitCode {
-    super::run("rdsend", || match super::parse::<SendArguments>(words) {
-        Ok(arguments) => send(arguments),
-        Err(error) => super::parse_failure(&error),
-    })
+    super::run("rdsend", || super::with_arguments(words, send))
+}
+
+impl Arguments for SendArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        given.get_many("positionals").unwrap_or_default().next().cloned().into_iter().collect()
+    }
+
+    fn conceal(given: &ArgMatches) {
+        key::conceal(given.get_many("positionals").unwrap_or_default().nth(2).filter(|_| key::is_typed(given)));
+    }
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {

@@ -12,11 +12,18 @@ use crate::fault::escaped;
 
 /// What clap could not take, as a line.
 pub(crate) fn line(error: &Error) -> String {
+    let said = reason(error);
+    let mark = if said.ends_with('?') { "" } else { ";" };
+    format!("{said}{mark} see --help")
+}
+
+/// The same without what to do.
+pub(crate) fn reason(error: &Error) -> String {
     let text = |kind| error.get(kind).map(texts).unwrap_or_default();
     let option = text(ContextKind::InvalidArg);
     let value = escaped(OsStr::new(&text(ContextKind::InvalidValue).join(" ")));
     let name = option.first().map(String::as_str).unwrap_or_default();
-    let said = match error.kind() {
+    match error.kind() {
         ErrorKind::UnknownArgument if name.starts_with('-') => {
             let name = escaped(OsStr::new(name));
             let similar = text(ContextKind::SuggestedArg).into_iter().find(|similar| is_slip(&name, similar));
@@ -74,9 +81,7 @@ pub(crate) fn line(error: &Error) -> String {
             let text = error.render().to_string();
             text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
         }
-    };
-    let mark = if said.ends_with('?') { "" } else { ";" };
-    format!("{said}{mark} see --help")
+    }
 }
 
 /// Whether the command listens on, or connects to, a port that is no option.

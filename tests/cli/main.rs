@@ -12,6 +12,7 @@ mod forms;
 mod limiters;
 mod options;
 mod quiet;
+mod settings;
 mod strangers;
 mod terminal;
 mod usage;

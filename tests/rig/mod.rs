@@ -69,7 +69,7 @@ pub const AGENT: &str = env!("CARGO_BIN_EXE_rdma-pipe-agent");
 
 fn command(name: &str) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.arg(name).env_remove("RD_KEY");
+    command.arg(name).env_remove("RD_KEY").env("RDMA_PIPE_CONFIG", "none");
     command
 }
 

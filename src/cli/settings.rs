@@ -1,0 +1,349 @@
+//! Defaults of options: `~/.config/rdma-pipe/config.toml`, `/etc/rdma-pipe/config.toml` and the environment.
+//!
+//! The definitions of the commands are the list of settings: a key is the long name of an option, and its value becomes a
+//! word in front of the command line, which clap checks as it does any other. So a setting can say nothing that a command
+//! line could not. What a stronger place has set is not asked of a weaker one: the command line, then the environment, the
+//! user's file, the system's. A setting that does not go with what is stronger, or lacks what it needs, is left out.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::builder::ArgAction;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, Command};
+
+use super::{Arguments, definitions, wrong};
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::targets::expand;
+
+mod file;
+mod shown;
+
+use file::{Entry, HOST, Value};
+
+/// Names the only file that is read, or `none`.
+const FILE_VARIABLE: &str = "RDMA_PIPE_CONFIG";
+const NONE: &str = "none";
+
+/// Where a file is below the directory of a user's, or of the system's.
+const BELOW: &str = "rdma-pipe/config.toml";
+const SYSTEM: &str = "/etc";
+
+/// Variables of the environment that are settings: the option, and its value if that is not the variable's. The commands
+/// themselves ask for them; here they have their place among the others.
+const VARIABLES: [(&str, &str, Option<&str>); 2] = [("RDCP_RSH", "rsh", None), ("NO_COLOR", "color", Some("never"))];
+
+/// Options that no file sets, and why.
+const REFUSED: [(&str, &[&str]); 4] = [
+    (
+        "what deletes is asked for on the command line, each time",
+        &["delete", "delete-after", "delete-excluded", "force-empty"],
+    ),
+    ("writing into files that are there is asked for on the command line, each time", &["in-place", "append-verify"]),
+    (
+        "it makes a comparison weaker, which is asked for on the command line, each time",
+        &["modify-window", "digest-cache"],
+    ),
+    (
+        "it says what one command does, so it belongs on its command line",
+        &[
+            "all",
+            "backup",
+            "check",
+            "compare",
+            "files-from",
+            "fix-script",
+            "from0",
+            "help",
+            "hosts",
+            "hosts-failed",
+            "json",
+            "json-fd",
+            "key-fd",
+            "key-file",
+            "manifest",
+            "manifest-b3sum",
+            "no-target-directory",
+            "plot",
+            "show-config",
+            "snapshot",
+            "target-directory",
+            "to",
+            "version",
+            "watch",
+        ],
+    ),
+];
+
+/// Values that no file sets, of options that it may set to others.
+const REFUSED_VALUES: [(&str, &str, &str); 1] = [(
+    "encrypt",
+    "never",
+    "it makes the check of what arrives weaker, which is asked for on the command line, each time",
+)];
+
+/// Where settings come from.
+pub(super) struct Sources {
+    /// The stronger first.
+    files: Vec<PathBuf>,
+    /// There must be such files.
+    are_named: bool,
+    /// The environment.
+    variable: fn(&str) -> Option<OsString>,
+}
+
+impl Sources {
+    /// Those of this process.
+    pub(super) fn of_process() -> Self {
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let named = variable(FILE_VARIABLE);
+        let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let files = match &named {
+            Some(none) if none == NONE => Vec::new(),
+            Some(file) => vec![PathBuf::from(file)],
+            None => {
+                let own = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+                own.into_iter().chain([PathBuf::from(SYSTEM)]).map(|directory| directory.join(BELOW)).collect()
+            }
+        };
+        Self { files, are_named: named.is_some(), variable }
+    }
+}
+
+/// Where a value is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The line of a file.
+    File(PathBuf, usize),
+    /// A variable of the environment.
+    Variable(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, line) => write!(formatter, "{}:{line}", escaped(path.as_os_str())),
+            Self::Variable(name) => write!(formatter, "environment variable {name}"),
+        }
+    }
+}
+
+/// A value for one option of a command.
+#[derive(Clone, Debug)]
+struct Setting {
+    key: String,
+    /// As on a command line; none for what is switched off.
+    words: Vec<OsString>,
+    origin: Origin,
+}
+
+/// A command line with the settings that go with it.
+pub(super) struct Settings {
+    /// To be parsed, the program's name first.
+    pub(super) words: Vec<OsString>,
+    /// Those that were typed.
+    typed: Vec<OsString>,
+    taken: Vec<Setting>,
+    /// With the reason.
+    left_out: Vec<(Setting, String)>,
+    files: Vec<(PathBuf, bool)>,
+}
+
+impl Settings {
+    /// Those that apply to a command line, whose first word is the program's name. `command`: its definition.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 for a file that cannot be taken, with its line.
+    pub(super) fn new<T: Arguments>(
+        command: &mut Command,
+        words: Vec<OsString>,
+        sources: &Sources,
+    ) -> Result<Self, Failure> {
+        let mut settings =
+            Self { typed: words.clone(), words, taken: Vec::new(), left_out: Vec::new(), files: Vec::new() };
+        // What is wrong with it, or what help it asks for, is told without settings.
+        let Ok(given) = command.try_get_matches_from_mut(&settings.words) else { return Ok(settings) };
+        // A file may be slow to come.
+        T::conceal(&given);
+        let usage = |line: String| Failure::new(Exit::Usage, line);
+        let mut entries = Vec::new();
+        for path in &sources.files {
+            let read = file::read(path).map_err(usage)?;
+            if read.is_none() && sources.are_named {
+                let name = escaped(path.as_os_str());
+                return Err(usage(format!("{FILE_VARIABLE} names {name}, which is not there; make it, or unset it")));
+            }
+            settings.files.push((path.clone(), read.is_some()));
+            entries.extend(read.into_iter().flatten().map(|entry| (path.clone(), entry)));
+        }
+        let mut known = if entries.is_empty() { Vec::new() } else { definitions().into() };
+        let named: Vec<OsString> = T::hosts(&given).iter().map(|host| without_user(host).to_owned()).collect();
+        let mut weaker = environment(command, sources.variable);
+        for (path, entry) in entries {
+            let origin = Origin::File(path, entry.line);
+            let wrong = |reason: String| usage(format!("{origin}: {reason}"));
+            let words = check(&mut known, &entry).map_err(wrong)?;
+            let is_for_it = entry.hosts.as_deref().map_or(Ok(true), |hosts| are_meant(hosts, &named)).map_err(wrong)?;
+            if is_for_it && option(command, &entry.key).is_some() {
+                weaker.push(Setting { key: entry.key, words, origin });
+            }
+        }
+        // Of each key the strongest.
+        let mut keys: BTreeSet<String> = command
+            .get_arguments()
+            .filter(|option| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine))
+            .filter_map(|option| option.get_long().map(str::to_owned))
+            .collect();
+        weaker.retain(|setting| keys.insert(setting.key.clone()));
+        settings.take(command, weaker)?;
+        settings.words = settings.with(|setting| matches!(setting.origin, Origin::File(..)), &[]);
+        Ok(settings)
+    }
+
+    /// The command line behind the words of those settings that are taken and `may` have their place there, and of others.
+    fn with(&self, may: impl Fn(&Setting) -> bool, others: &[OsString]) -> Vec<OsString> {
+        let taken = self.taken.iter().filter(|setting| may(setting)).flat_map(|setting| &setting.words);
+        let (program, rest) = self.typed.split_at(self.typed.len().min(1));
+        program.iter().chain(taken).chain(others).chain(rest).cloned().collect()
+    }
+
+    /// Takes what goes with the command line and with what is taken already. One may need another that comes later.
+    fn take(&mut self, command: &mut Command, mut weaker: Vec<Setting>) -> Result<(), Failure> {
+        loop {
+            let count = weaker.len();
+            self.left_out.clear();
+            for setting in std::mem::take(&mut weaker) {
+                match command.try_get_matches_from_mut(self.with(|_| true, &setting.words)) {
+                    Ok(_) => self.taken.push(setting),
+                    Err(error) if is_about_others(&error) => {
+                        self.left_out.push((setting.clone(), wrong::reason(&error)));
+                        weaker.push(setting);
+                    }
+                    Err(error) => {
+                        let line = format!("{}: {}", setting.origin, wrong::reason(&error));
+                        return Err(Failure::new(Exit::Usage, line));
+                    }
+                }
+            }
+            if weaker.len() == count {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether a command line cannot be taken for what else is on it, or is not.
+fn is_about_others(error: &clap::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument)
+}
+
+/// Settings of the environment that a command has.
+fn environment(command: &Command, variable: fn(&str) -> Option<OsString>) -> Vec<Setting> {
+    let setting = |&(name, key, value): &(&'static str, &str, Option<&str>)| {
+        option(command, key)?;
+        let mut word = OsString::from(format!("--{key}="));
+        let set = variable(name)?;
+        word.push(value.map_or(&*set, OsStr::new));
+        Some(Setting { key: key.to_owned(), words: vec![word], origin: Origin::Variable(name) })
+    };
+    VARIABLES.iter().filter_map(setting).collect()
+}
+
+fn option<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|option| option.get_long() == Some(key))
+}
+
+/// The words of an entry, if a file may have it and a command takes it.
+fn check(known: &mut [Command], entry: &Entry) -> Result<Vec<OsString>, String> {
+    let key = &*entry.key;
+    if let Some((reason, _)) = REFUSED.iter().find(|(_, keys)| keys.contains(&key)) {
+        return Err(format!("{key} cannot be set in a file: {reason}"));
+    }
+    let Some(command) = known.iter_mut().find(|command| option(command, key).is_some()) else {
+        return Err(unknown(known, key));
+    };
+    let words = option(command, key).map(|option| words_of(option, key, &entry.value)).transpose()?.unwrap_or_default();
+    let is_refused = |text: &str| REFUSED_VALUES.iter().find(|(of, value, _)| (*of, *value) == (key, text));
+    if let Value::Text(text) = &entry.value
+        && let Some((_, value, reason)) = is_refused(text)
+    {
+        return Err(format!("{key} cannot be set to {value} in a file: {reason}"));
+    }
+    let line = [OsString::from(command.get_name())].into_iter().chain(words.iter().cloned());
+    match command.try_get_matches_from_mut(line) {
+        Err(error) if !is_about_others(&error) => Err(wrong::reason(&error)),
+        _ => Ok(words),
+    }
+}
+
+/// The words of a command line that give an option this value.
+fn words_of(option: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, String> {
+    let with = |text: &String| OsString::from(format!("--{key}={text}"));
+    let switch = || OsString::from(format!("--{key}"));
+    let action = option.get_action();
+    let may_be_bare = !action.takes_values() || option.get_num_args().is_some_and(|count| count.min_values() == 0);
+    match (value, action) {
+        (Value::Switch(is_on), _) if may_be_bare => Ok(is_on.then(switch).into_iter().collect()),
+        (Value::Switch(_), _) => Err(format!("{key} takes a value, in quotes if it is no number")),
+        (Value::Text(text), ArgAction::Count) => {
+            let count: u8 = text.parse().map_err(|_| format!("{key} takes a small number"))?;
+            Ok(vec![switch(); count.into()])
+        }
+        (Value::List(texts), ArgAction::Append) => Ok(texts.iter().map(with).collect()),
+        (Value::List(_), _) => Err(format!("{key} takes no list")),
+        (Value::Text(text), action) if action.takes_values() => Ok(vec![with(text)]),
+        (Value::Text(_), _) => Err(format!("{key} is true or false")),
+    }
+}
+
+/// What is said of a key that is no option, with the nearest that is one and may be set.
+fn unknown(known: &[Command], key: &str) -> String {
+    let may_be_set = |key: &&str| !REFUSED.iter().any(|(_, keys)| keys.contains(key));
+    let keys = known.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).filter(may_be_set);
+    let nearest = keys.chain([HOST]).min_by_key(|other| strsim::osa_distance(key, other)).unwrap_or_default();
+    format!("no setting {}; the nearest is {nearest}", escaped(key.as_ref()))
+}
+
+/// Whether a section is for one of these hosts. Its name is a list, as on the command line, of patterns with `*` and `?`.
+fn are_meant(section: &str, hosts: &[OsString]) -> Result<bool, String> {
+    let patterns = expand(OsStr::new(section))?;
+    Ok(patterns.iter().any(|pattern| hosts.iter().any(|host| fits(pattern.as_bytes(), host.as_bytes()))))
+}
+
+/// Whether a pattern is for a host, whose names are the same in either case.
+fn fits(pattern: &[u8], host: &[u8]) -> bool {
+    // Where the last star is, and where what it stands for ends.
+    let (mut at, mut end, mut star) = (0, 0, None);
+    while end < host.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, end));
+                at += 1;
+            }
+            Some(&letter) if letter == b'?' || letter.eq_ignore_ascii_case(&host[end]) => {
+                at += 1;
+                end += 1;
+            }
+            _ => {
+                let Some((place, taken)) = star else { return false };
+                star = Some((place, taken + 1));
+                (at, end) = (place + 1, taken + 1);
+            }
+        }
+    }
+    pattern[at..].iter().all(|&letter| letter == b'*')
+}
+
+/// A host without `USER@`.
+fn without_user(host: &OsStr) -> &OsStr {
+    let bytes = host.as_bytes();
+    OsStr::from_bytes(bytes.iter().rposition(|&byte| byte == b'@').map_or(bytes, |at| &bytes[at + 1..]))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+//! One file of settings: whether it may be trusted, and what is in it.
+
+use std::cmp::Reverse;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use toml::de::{DeTable, DeValue};
+
+use crate::fault::{escaped, os};
+
+/// Bytes of a file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The table whose tables are sections of hosts.
+pub(super) const HOST: &str = "host";
+
+/// Who may write a file, its group and all others.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// A directory in which nobody removes or renames what belongs to another.
+const STICKY: u32 = 0o1000;
+
+/// `key = value` in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The hosts of its section; all where it is in none.
+    pub hosts: Option<String>,
+    /// What is on the left.
+    pub key: String,
+    /// What is on the right.
+    pub value: Value,
+    /// Where it is in the file, from 1 on.
+    pub line: usize,
+}
+
+/// What a key can be set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    Switch(bool),
+    /// Of a string or a number.
+    Text(String),
+    List(Vec<String>),
+}
+
+/// What is wrong in a file: the line, and why.
+type Wrong = (usize, String);
+
+/// The entries of a file, the stronger first: those of sections before the others, later ones before earlier ones. `None` if
+/// there is no such file.
+///
+/// # Errors
+///
+/// One line that names the file.
+pub(super) fn read(path: &Path) -> Result<Option<Vec<Entry>>, String> {
+    let name = escaped(path.as_os_str());
+    let Some(file) = open(path).map_err(|error| format!("cannot read {name}: {}", os(error)))? else { return Ok(None) };
+    check_owner(path, &file)?;
+    let mut bytes = Vec::new();
+    let taken = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    taken.map_err(|error| format!("cannot read {name}: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO))))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("{name} is longer than {} MiB", FILE_BYTES_MAX >> 20));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| format!("{name} is not valid UTF-8, as TOML is"))?;
+    parse(&text).map(Some).map_err(|(line, reason)| format!("{name}:{line}: {reason}"))
+}
+
+/// `None` where there is none, also where this user may not look: what is in another's home is for nobody else.
+fn open(path: &Path) -> Result<Option<File>, Errno> {
+    // One that is a FIFO is not waited for.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(Errno::ACCESS) if matches!(rustix::fs::stat(path), Err(Errno::ACCESS)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Refuses what somebody else could have written, as it names programs that are run.
+fn check_owner(path: &Path, file: &File) -> Result<(), String> {
+    let name = escaped(path.as_os_str());
+    let failed = |error: std::io::Error| {
+        format!("cannot examine {name}: {}", os(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+    };
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(format!("{name} is not a regular file"));
+    }
+    check(path, &name, &found, false)?;
+    // Where it is, and where a link to it is.
+    let real = path.canonicalize().map_err(failed)?;
+    for directory in [path, &real].iter().filter_map(|path| path.parent()) {
+        let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+        check(directory, &name, &directory.metadata().map_err(failed)?, true)?;
+    }
+    Ok(())
+}
+
+fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool) -> Result<(), String> {
+    let own = rustix::process::geteuid().as_raw();
+    let place = if is_directory { " is in a directory that" } else { "" };
+    let typed = escaped(path.as_os_str());
+    let typed = shell_words::quote(&typed);
+    if ![own, 0].contains(&found.uid()) {
+        let uid = found.uid();
+        return Err(format!("{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}"));
+    }
+    if found.mode() & OTHERS_WRITE != 0 && !(is_directory && found.mode() & STICKY != 0) {
+        let may = if is_directory { "others may write to" } else { "may be written by others" };
+        return Err(format!("{file}{place} {may}; type: chmod go-w {typed}"));
+    }
+    Ok(())
+}
+
+/// The entries of a text, as [`read`] gives them.
+fn parse(text: &str) -> Result<Vec<Entry>, Wrong> {
+    let line = |offset: usize| 1 + text[..offset.min(text.len())].matches('\n').count();
+    let table = DeTable::parse(text).map_err(|error| {
+        let offset = error.span().map_or(0, |span| span.start);
+        (line(offset), error.message().lines().next().unwrap_or("no TOML").to_owned())
+    })?;
+    let mut entries = Vec::new();
+    let mut add = |hosts: Option<&str>, table: &DeTable<'_>| -> Result<(), Wrong> {
+        // Sections are none of the keys before them.
+        for (key, value) in table.iter().filter(|(key, _)| hosts.is_some() || key.get_ref() != HOST) {
+            let at = key.span().start;
+            let key = key.get_ref().to_string();
+            let value = read_value(&key, value.get_ref()).map_err(|reason| (line(at), reason))?;
+            entries.push((at, Entry { hosts: hosts.map(str::to_owned), key, value, line: line(at) }));
+        }
+        Ok(())
+    };
+    for (name, sections) in table.get_ref().iter().filter(|(name, _)| name.get_ref() == HOST) {
+        let DeValue::Table(sections) = sections.get_ref() else {
+            return Err((line(name.span().start), format!("{HOST} begins sections: [{HOST}.\"PATTERN\"]")));
+        };
+        for (hosts, section) in sections.iter() {
+            let DeValue::Table(section) = section.get_ref() else {
+                let reason = format!("what is for some hosts is in a section, such as [{HOST}.\"gpu*\"]");
+                return Err((line(hosts.span().start), reason));
+            };
+            add(Some(hosts.get_ref()), section)?;
+        }
+    }
+    add(None, table.get_ref())?;
+    entries.sort_by_key(|(at, entry)| (entry.hosts.is_none(), Reverse(*at)));
+    Ok(entries.into_iter().map(|(_, entry)| entry).collect())
+}
+
+fn read_value(key: &str, value: &DeValue<'_>) -> Result<Value, String> {
+    let text = |value: &DeValue<'_>| match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => Some(number.to_string()),
+        DeValue::Float(number) => Some(number.to_string()),
+        _ => None,
+    };
+    match value {
+        DeValue::Boolean(is_on) => Ok(Value::Switch(*is_on)),
+        DeValue::Table(_) => Err(format!("no section {key}; sections are for hosts: [{HOST}.\"PATTERN\"]")),
+        DeValue::Array(values) => {
+            let texts: Option<Vec<String>> = values.iter().map(|value| text(value.get_ref())).collect();
+            texts.map(Value::List).ok_or_else(|| format!("{key}: a list has strings or numbers"))
+        }
+        value => text(value).map(Value::Text).ok_or_else(|| format!("{key}: a date is the value of no setting")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn sections_come_first_and_what_is_later_before_what_is_earlier() {
+        let text = "lanes = 3\n[host.\"gpu*\"]\nlanes = 4\nquiet = true\n[host.a]\nexclude = ['x', 2]\n";
+        let entries = parse(text).expect("a file");
+        let shown: Vec<_> = entries.iter().map(|it| (it.hosts.as_deref(), &*it.key, it.line)).collect();
+        let expected =
+            [(Some("a"), "exclude", 6), (Some("gpu*"), "quiet", 4), (Some("gpu*"), "lanes", 3), (None, "lanes", 1)];
+        assert_eq!(shown, expected);
+        assert_eq!(entries[0].value, Value::List(vec!["x".to_owned(), "2".to_owned()]));
+        assert_eq!(entries[1].value, Value::Switch(true));
+        assert_eq!(entries[3].value, Value::Text("3".to_owned()));
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_line() {
+        for (text, line, part) in [
+            ("lanes = 3\nlanes = 4\n", 2, "duplicate"),
+            ("lanes = \n", 1, ""),
+            ("\n[hosts.a]\nlanes = 1\n", 2, "[host.\"PATTERN\"]"),
+            ("host = 1\n", 1, "sections"),
+            ("[host]\n\nlanes = 1\n", 3, "section"),
+            ("x = 1979-05-27\n", 1, "date"),
+            ("x = [[1]]\n", 1, "list"),
+            ("[host.a.b]\nx = 1\n", 1, "section"),
+        ] {
+            let (at, reason) = parse(text).expect_err(text);
+            assert!(at == line && reason.contains(part) && !reason.contains('\n'), "{text:?}: {at}: {reason}");
+        }
+    }
+
+    #[test]
+    fn what_others_may_write_is_refused_with_what_to_type() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = scratch.path().join("it's");
+        fs::create_dir(&directory).expect("made");
+        let path = directory.join("config.toml");
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+        assert_eq!(read(&path), Ok(None));
+        fs::write(&path, "lanes = 3\n").expect("written");
+        for (file, above, typed) in [
+            (0o644, 0o755, None),
+            (0o664, 0o755, Some("config.toml")),
+            (0o646, 0o755, Some("config.toml")),
+            (0o600, 0o775, Some("it")),
+            (0o600, 0o757, Some("it")),
+            (0o600, 0o1777, None),
+        ] {
+            mode(&path, file);
+            mode(&directory, above);
+            let Some(typed) = typed else {
+                assert!(read(&path).is_ok_and(|entries| entries.is_some()), "{file:o} {above:o}");
+                continue;
+            };
+            let line = read(&path).expect_err("refused");
+            let (_, command) = line.split_once("; type: chmod go-w ").expect("what to type");
+            let words = shell_words::split(command).expect("words");
+            assert!(matches!(&words[..], [one] if Path::new(one).ends_with(typed) || one.ends_with("it's")), "{line}");
+            assert!(line.starts_with(&*path.to_string_lossy()), "{line}");
+        }
+        mode(&directory, 0o755);
+        // A link does not lead around it.
+        let open = scratch.path().join("open");
+        fs::create_dir(&open).expect("made");
+        mode(&open, 0o777);
+        fs::rename(&path, open.join("real")).expect("moved");
+        std::os::unix::fs::symlink(open.join("real"), &path).expect("a link");
+        assert!(read(&path).is_err_and(|line| line.contains("others may write to")));
+        fs::remove_file(&path).expect("removed");
+        assert!(read(&directory).is_err_and(|line| line.contains("regular")));
+    }
+}

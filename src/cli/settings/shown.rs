@@ -1,0 +1,92 @@
+//! `--show-config`: every setting of a command as it would be used, and where it is from. What is printed is TOML itself.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+
+use clap::builder::ArgAction;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+
+use super::{REFUSED, Settings};
+use crate::fault::escaped;
+
+/// Where the column of places begins, unless a value is longer.
+const COLUMN: usize = 40;
+
+impl Settings {
+    /// All of them.
+    pub(in crate::cli) fn shown(&self, command: &mut Command) -> String {
+        let mut text = String::new();
+        for (path, is_there) in &self.files {
+            let state = if *is_there { "" } else { ", which is not there" };
+            let _ = writeln!(text, "# {}{state}", escaped(path.as_os_str()));
+        }
+        if self.files.is_empty() {
+            text.push_str("# no file is read\n");
+        }
+        let Ok(matches) = command.try_get_matches_from_mut(self.with(|_| true, &[])) else { return text };
+        for option in command.get_arguments() {
+            let Some(key) = option.get_long() else { continue };
+            let source = matches.value_source(option.get_id().as_str());
+            let setting = self.taken.iter().find(|setting| setting.key == key);
+            let may_be_set = !REFUSED.iter().any(|(_, keys)| keys.contains(&key));
+            if option.is_hide_set() || !may_be_set && (source != Some(ValueSource::CommandLine) || key == "show-config")
+            {
+                continue;
+            }
+            let origin = match (setting, source) {
+                (Some(setting), _) => setting.origin.to_string(),
+                (None, Some(ValueSource::CommandLine)) => "command line".to_owned(),
+                (None, _) => "default".to_owned(),
+            };
+            line(&mut text, &value(option, key, &matches), &origin);
+            for (setting, reason) in self.left_out.iter().filter(|(setting, _)| setting.key == key) {
+                let words: Vec<_> = setting.words.iter().map(|word| escaped(word)).collect();
+                line(&mut text, &format!("# {}", words.join(" ")), &format!("{}, left out: {reason}", setting.origin));
+            }
+        }
+        text
+    }
+}
+
+fn line(text: &mut String, value: &str, origin: &str) {
+    let _ = writeln!(text, "{value:COLUMN$} # {origin}");
+}
+
+/// `key = value`; with a `#` before it where there is no value.
+fn value(option: &Arg, key: &str, matches: &ArgMatches) -> String {
+    let id = option.get_id().as_str();
+    let is_given = matches.value_source(id) == Some(ValueSource::CommandLine);
+    match option.get_action() {
+        ArgAction::Count => format!("{key} = {}", matches.get_count(id)),
+        action if !action.takes_values() => format!("{key} = {is_given}"),
+        action => {
+            let values: Vec<String> = matches.get_raw(id).into_iter().flatten().map(quoted).collect();
+            match (action, &values[..]) {
+                (ArgAction::Append, [_, ..]) => format!("{key} = [{}]", values.join(", ")),
+                (_, [one]) => format!("{key} = {one}"),
+                _ => format!("# {key} is not set"),
+            }
+        }
+    }
+}
+
+/// A value as TOML has it.
+pub(super) fn quoted(text: &OsStr) -> String {
+    let text = text.to_string_lossy();
+    if text.parse::<u32>().is_ok_and(|number| number.to_string() == text) {
+        return text.into_owned();
+    }
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => quoted.extend(['\\', letter]),
+            letter if letter.is_control() => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(letter));
+            }
+            letter => quoted.push(letter),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

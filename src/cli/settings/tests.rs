@@ -1,0 +1,232 @@
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+
+use super::*;
+use crate::cli::Arguments;
+use crate::cli::rdcp::CopyArguments;
+use crate::cli::rdpipe::PipeArguments;
+use crate::cli::send::SendArguments;
+
+/// A user's file and the system's.
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new(user: &str, system: &str) -> Self {
+        let files = Self(tempfile::tempdir().expect("a directory"));
+        for (path, text) in files.paths().iter().zip([user, system]) {
+            fs::write(path, text).expect("written");
+        }
+        files
+    }
+
+    fn paths(&self) -> [PathBuf; 2] {
+        ["user", "system"].map(|name| self.0.path().join(name))
+    }
+
+    fn settings<T: Arguments>(&self, line: &str, variable: fn(&str) -> Option<OsString>) -> Result<Settings, String> {
+        let words = line.split(' ').map(OsString::from).collect();
+        let sources = Sources { files: self.paths().to_vec(), are_named: false, variable };
+        let failed = |failure: Failure| {
+            assert_eq!(failure.exit, Exit::Usage);
+            failure.message.expect("a line")
+        };
+        Settings::new::<T>(&mut T::command(), words, &sources).map_err(failed)
+    }
+
+    /// What a command line becomes.
+    fn words<T: Arguments>(&self, line: &str) -> String {
+        let settings = self.settings::<T>(line, |_| None).unwrap_or_else(|line| panic!("{line}"));
+        settings.words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What is wrong with the user's file.
+    fn wrong(text: &str) -> String {
+        let files = Self::new(text, "");
+        let Err(line) = files.settings::<CopyArguments>("rdcp a b", |_| None) else { panic!("{text}: taken") };
+        line.strip_prefix(&*files.paths()[0].to_string_lossy()).expect("the file").to_owned()
+    }
+}
+
+#[test]
+fn the_stronger_place_decides() {
+    let files = Files::new("lanes = 3\nquiet = false\n", "lanes = 2\nquiet = true\nbuffer = '8M'\nfsync = true\n");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --lanes=3 --fsync --buffer=8M a b");
+    assert_eq!(files.words::<CopyArguments>("rdcp --lanes 5 a b"), "rdcp --fsync --buffer=8M --lanes 5 a b");
+    // What a command has no option for is for others.
+    assert_eq!(files.words::<SendArguments>("rdsend h 7000"), "rdsend --lanes=3 --buffer=8M h 7000");
+}
+
+#[test]
+fn sections_are_for_the_hosts_that_are_named() {
+    let text =
+        "lanes = 1\n[host.'gpu*']\nlanes = 2\n[host.'GPU[1-2].lan']\nlanes = 3\n[host.'db?']\nencrypt = 'always'\n";
+    let files = Files::new(text, "[host.'*']\nencrypt = 'auto'\n");
+    for (line, words) in [
+        ("rdcp a b", "--lanes=1"),
+        ("rdcp a me@gpu7:b", "--lanes=2 --encrypt=auto"),
+        ("rdcp gpu2.lan:a gpu7:b", "--lanes=3 --encrypt=auto"),
+        ("rdcp a gpu[1-4]:b", "--lanes=2 --encrypt=auto"),
+        ("rdcp -t db1:x a", "--encrypt=always --lanes=1"),
+        ("rdcp a h:b --to db1:x", "--encrypt=always --lanes=1"),
+        ("rdcp a ./gpu7:b", "--lanes=1"),
+    ] {
+        let (program, rest) = line.split_once(' ').expect("words");
+        assert_eq!(files.words::<CopyArguments>(line), format!("{program} {words} {rest}"), "{line}");
+    }
+    assert_eq!(files.words::<SendArguments>("rdsend db2 1"), "rdsend --encrypt=always --lanes=1 db2 1");
+    let pipe = files.words::<PipeArguments>("rdpipe gpu7:ls");
+    assert_eq!(pipe, "rdpipe --lanes=2 --encrypt=auto gpu7:ls");
+}
+
+#[test]
+fn what_does_not_go_with_a_stronger_one_is_left_out() {
+    let files = Files::new("via = 'ib0'\nupdate = true\nlauncher = 'slurm'\n", "rsh = 'x'\nsync = true\n");
+    assert_eq!(files.words::<CopyArguments>("rdcp a b"), "rdcp --launcher=slurm --via=ib0 --sync --update a b");
+    let relayed = files.words::<CopyArguments>("rdcp --relay a b");
+    assert_eq!(relayed, "rdcp --launcher=slurm --sync --update --relay a b");
+    // RDCP_RSH is stronger than files, and asked for by the command itself.
+    let variable = |name: &str| (name == "RDCP_RSH").then(|| OsString::from("mine"));
+    let settings = files.settings::<CopyArguments>("rdcp a b", variable).unwrap_or_else(|line| panic!("{line}"));
+    assert_eq!(settings.words, ["rdcp", "--via=ib0", "--sync", "--update", "a", "b"]);
+    // It gives way to what is typed.
+    let files = Files::new("color = 'always'\n", "");
+    let variable = |name: &str| (name == "NO_COLOR").then(|| OsString::from("1"));
+    let settings =
+        files.settings::<CopyArguments>("rdcp --color=auto a b", variable).unwrap_or_else(|line| panic!("{line}"));
+    assert_eq!(settings.words, ["rdcp", "--color=auto", "a", "b"]);
+    let settings = files.settings::<CopyArguments>("rdcp a b", variable).unwrap_or_else(|line| panic!("{line}"));
+    assert_eq!(settings.words, ["rdcp", "a", "b"]);
+}
+
+#[test]
+fn what_is_wrong_is_one_line_with_its_place() {
+    for (text, expected) in [
+        ("\nlanse = 3\n", ":2: no setting lanse; the nearest is lanes"),
+        ("port_range = '1-2'\n", ":1: no setting port_range; the nearest is port-range"),
+        ("[host.x]\nlanes = 99\n", ":2: --lanes 99: give 1 to 16"),
+        ("transport = 'pigeon'\n", ":1: --transport pigeon: it takes auto, rdma, prefer-rdma, tcp"),
+        ("buffer = true\n", ":1: buffer takes a value, in quotes if it is no number"),
+        ("quiet = 'yes'\n", ":1: quiet is true or false"),
+        ("lanes = [1, 2]\n", ":1: lanes takes no list"),
+        ("[host.'g[2-1]']\nlanes = 1\n", ":2: g[2-1]: a range begins with its smaller number"),
+    ] {
+        assert_eq!(Files::wrong(text), expected, "{text}");
+    }
+}
+
+/// A table of names beside the definitions: each is one, and all that deletes is in it.
+#[test]
+fn what_files_may_not_set_is_refused_with_the_reason() {
+    let commands = definitions();
+    let all: BTreeSet<&str> = commands.iter().flat_map(Command::get_arguments).filter_map(Arg::get_long).collect();
+    for (reason, keys) in REFUSED {
+        for &key in keys {
+            assert!(all.contains(key) || ["help", "version"].contains(&key), "{key} is an option");
+            assert_eq!(
+                Files::wrong(&format!("{key} = true\n")),
+                format!(":1: {key} cannot be set in a file: {reason}")
+            );
+            assert!(Files::wrong(&format!("[host.x]\n{key} = true\n")).starts_with(":2: "));
+        }
+    }
+    let deleting: Vec<_> = all.iter().filter(|key| key.starts_with("delete")).collect();
+    assert!(deleting.len() >= 3, "{deleting:?}");
+    for key in deleting.into_iter().chain(&["in-place", "append-verify", "force-empty"]) {
+        assert!(REFUSED.iter().any(|(_, keys)| keys.contains(key)), "{key}");
+    }
+    assert!(Files::wrong("encrypt = 'never'\n").contains("encrypt cannot be set to never in a file"));
+}
+
+#[test]
+fn every_other_option_can_be_set() {
+    let mut count = 0;
+    for mut command in definitions() {
+        let keys: Vec<String> = command.get_arguments().filter_map(Arg::get_long).map(str::to_owned).collect();
+        for key in keys.iter().filter(|key| !REFUSED.iter().any(|(_, keys)| keys.contains(&&***key))) {
+            let option = option(&command, key).expect("one of them");
+            let values = if option.get_action().takes_values() {
+                ["7", "64K", "auto", "9-9", "disk", "u+r", "/x.svg", "0.5"]
+                    .map(|text| Value::Text(text.to_owned()))
+                    .to_vec()
+            } else {
+                vec![Value::Switch(true)]
+            };
+            let entry = |value| Entry { hosts: None, key: key.clone(), value, line: 1 };
+            let known = std::slice::from_mut(&mut command);
+            assert!(values.into_iter().any(|value| check(known, &entry(value)).is_ok()), "{key}");
+            count += 1;
+        }
+    }
+    assert!(count > 100, "{count}");
+}
+
+#[test]
+fn no_file_is_no_setting_unless_it_is_named() {
+    let nowhere = vec![Path::new("/nonexistent/config.toml").to_owned()];
+    let settings = |are_named| {
+        let sources = Sources { files: nowhere.clone(), are_named, variable: |_| None };
+        Settings::new::<CopyArguments>(&mut CopyArguments::command(), vec!["rdcp".into()], &sources)
+    };
+    assert!(settings(false).is_ok_and(|settings| settings.words == ["rdcp"]));
+    assert!(settings(true).is_err_and(|failure| failure.message.is_some_and(|line| line.contains("not there"))));
+}
+
+#[test]
+fn every_value_is_shown_with_its_place() {
+    let files = Files::new("lanes = 3\nvia = 'ib\"0'\n[host.b]\nexclude = ['x', 'y']\n", "quiet = true\n");
+    let variable = |name: &str| (name == "RDCP_RSH").then(|| OsString::from("mine"));
+    let line = "rdcp --relay --chunk 64K --sync --delete --show-config a b:";
+    let settings = files.settings::<CopyArguments>(line, variable).unwrap_or_else(|line| panic!("{line}"));
+    let text = settings.shown(&mut CopyArguments::command());
+    let [user, system] = files.paths().map(|path| path.to_str().expect("text").to_owned());
+    let place = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("{key}: {text}"));
+        let (value, place) = line.split_once(" # ").expect("a place");
+        (value.trim_end().to_owned(), place.to_owned())
+    };
+    for (key, value, from) in [
+        ("lanes", "lanes = 3", format!("{user}:1")),
+        ("exclude", "exclude = [\"x\", \"y\"]", format!("{user}:4")),
+        ("quiet", "quiet = true", format!("{system}:1")),
+        ("rsh", "rsh = \"mine\"", "environment variable RDCP_RSH".to_owned()),
+        ("chunk", "chunk = \"64K\"", "command line".to_owned()),
+        ("relay", "relay = true", "command line".to_owned()),
+        ("delete ", "delete = true", "command line".to_owned()),
+        ("transport", "transport = \"auto\"", "default".to_owned()),
+        ("fsync", "fsync = false", "default".to_owned()),
+        ("# bwlimit", "# bwlimit is not set", "default".to_owned()),
+        ("# via", "# via is not set", "default".to_owned()),
+        ("# --via", "# --via=ib\"0", format!("{user}:2, left out: --via cannot be used with --relay")),
+    ] {
+        assert_eq!(place(key), (value.to_owned(), from), "{text}");
+    }
+    assert!(!text.contains("show-config =") && !text.contains("delete-after"), "{text}");
+    // All of it is TOML.
+    toml::de::DeTable::parse(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!(shown_value("a\"b\\\n"), "\"a\\\"b\\\\\\u000a\"");
+}
+
+fn shown_value(text: &str) -> String {
+    shown::quoted(OsStr::new(text))
+}
+
+#[test]
+fn patterns_of_hosts() {
+    for (pattern, host, expected) in [
+        ("gpu*", "gpu1", true),
+        ("gpu*", "GPU", true),
+        ("*.lan", "a.b.lan", true),
+        ("*.lan", "lan", false),
+        ("a*b*c", "a-b-bc", true),
+        ("a*b*c", "a-b-bd", false),
+        ("g?", "g", false),
+        ("*", "", true),
+        ("", "a", false),
+    ] {
+        assert_eq!(fits(pattern.as_bytes(), host.as_bytes()), expected, "{pattern} {host}");
+    }
+    let many = "a".repeat(2000);
+    assert!(!fits("*a".repeat(500).as_bytes(), format!("{many}b").as_bytes()), "in no time");
+}

@@ -1,0 +1,101 @@
+//! Settings in files, as a user has them.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use crate::rig::lab::Lab;
+use crate::rig::*;
+
+/// The variable that keeps other tests from this machine's files.
+const FILE: &str = "RDMA_PIPE_CONFIG";
+
+fn ended(command: &mut Command) -> Ended {
+    Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait()
+}
+
+/// A file of settings among a user's.
+fn own(scratch: &Scratch, text: &str) -> std::path::PathBuf {
+    fs::create_dir_all(scratch.join("config/rdma-pipe")).expect("directories");
+    scratch.file("config/rdma-pipe/config.toml", text.as_bytes())
+}
+
+#[test]
+fn the_user_s_file_has_defaults_which_the_command_line_overrides() {
+    let scratch = Scratch::new();
+    own(&scratch, "exclude = ['*.o']\nquiet = true\n");
+    fs::create_dir(scratch.join("tree")).expect("a directory");
+    for name in ["a.o", "b.c"] {
+        scratch.file(&format!("tree/{name}"), b"x");
+    }
+    let copy = |to: &str, options: &[&str]| {
+        let mut command = rdcp();
+        command.env_remove(FILE).env("XDG_CONFIG_HOME", scratch.join("config")).arg("-r").args(options);
+        ended(command.arg(scratch.join("tree")).arg(scratch.join(to))).expect(0);
+        let mut names: Vec<_> =
+            fs::read_dir(scratch.join(to)).expect("a copy").map(|it| it.expect("read").file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(copy("one", &[]), ["b.c"]);
+    assert_eq!(copy("two", &["--exclude", "*.c"]), ["a.o"]);
+}
+
+#[test]
+fn show_config_tells_where_each_value_is_from() {
+    let scratch = Scratch::new();
+    let path = own(&scratch, "[host.far]\nlanes = 4\n");
+    let mut command = rdcp();
+    command.env_remove(FILE).env("XDG_CONFIG_HOME", scratch.join("config")).env("RDCP_RSH", "mine");
+    let output = command.args(["--show-config", "--fsync", "a", "far:b"]).output().expect("run");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{text}");
+    for (value, place) in [
+        ("lanes = 4", format!("{}:2", path.display())),
+        ("rsh = \"mine\"", "environment variable RDCP_RSH".to_owned()),
+        ("fsync = true", "command line".to_owned()),
+        ("sync = false", "default".to_owned()),
+    ] {
+        let is_it = |line: &&str| line.starts_with(&format!("{value} ")) && line.ends_with(&format!("# {place}"));
+        assert_eq!(text.lines().filter(is_it).count(), 1, "{value} # {place}: {text}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_taken_is_one_line_and_nothing_is_done() {
+    let scratch = Scratch::new();
+    let source = scratch.file("source", b"x");
+    let run = |path: &std::path::Path, parts: &[&str]| {
+        let mut command = rdcp();
+        command.env(FILE, path).arg(&source).arg(scratch.join("copy"));
+        ended(&mut command).expect(1).one_line("rdcp", parts);
+        assert!(!scratch.join("copy").exists());
+    };
+    run(&own(&scratch, "\nlanse = 4\n"), &["config.toml:2: ", "lanse", "the nearest is lanes"]);
+    run(&own(&scratch, "delete = true\n"), &["config.toml:1: delete cannot be set in a file"]);
+    run(&own(&scratch, "lanes = \n"), &["config.toml:1: "]);
+    run(&scratch.join("none"), &["none", "which is not there"]);
+    let path = own(&scratch, "lanes = 4\n");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a mode");
+    run(&path, &["may be written by others; type: chmod go-w ", "config.toml"]);
+    // Help is had all the same.
+    let mut command = rdcp();
+    ended(command.env(FILE, &path).arg("--help")).expect(0);
+}
+
+#[test]
+fn no_file_is_read_on_other_hosts() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.join("home/.config/rdma-pipe")).expect("directories");
+    fs::write(lab.join("home/.config/rdma-pipe/config.toml"), "lanse = 4\n").expect("written");
+    fs::write(lab.join("source"), b"x").expect("written");
+    let body = format!("unset {FILE}; exec sh -c \"$2\"");
+    lab.script("unset", &body);
+    let mut command = lab.command(rdcp(), "unset", AGENT);
+    ended(command.arg(lab.join("source")).arg(lab.there("h1", "copy"))).expect(0);
+    assert_eq!(fs::read(lab.join("copy")).expect("a copy"), b"x");
+    // By the caller it is.
+    let mut command = lab.command(rdcp(), "unset", AGENT);
+    command.env_remove(FILE).env_remove("XDG_CONFIG_HOME");
+    ended(command.arg(lab.join("source")).arg(lab.there("h1", "again"))).expect(1).one_line("rdcp", &["lanse"]);
+}

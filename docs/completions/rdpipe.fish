@@ -1,6 +1,9 @@
 complete -c rdpipe -s p -d 'Listen on PORT, or one of the next that is free, instead of a port of the system\'s choice' -r
 complete -c rdpipe -s H -d 'What the hosts next to this one call it: they connect to it by NAME, instead of it to them' -r
 complete -c rdpipe -l shell -d 'The shell, which is given -c and COMMAND' -r
+complete -c rdpipe -l slow -d 'A host that is slow is waited for by the others (hold), or dropped once it has held them up for --stall (drop), and has failed then' -r -f -a "hold\t'The others wait for it'
+drop\t'It is dropped'"
+complete -c rdpipe -l stall -d 'Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either' -r
 complete -c rdpipe -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdpipe -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r
 complete -c rdpipe -l parallel -d 'Log in to so many hosts at once' -r

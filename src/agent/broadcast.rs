@@ -2,7 +2,8 @@
 //!
 //! The node of the source reads a tree once and makes the stream of it. Any other takes the stream from a session, keeps a
 //! bounded part of it in its spool, and makes its own tree of it in a thread that takes it from there. The session to the
-//! host behind takes it from there as well. Sessions come and go with the hosts beside this one; the node stays.
+//! host behind takes it from there as well. Sessions come and go with the hosts beside this one; the node stays. In a
+//! pipeline, stages take the places of the trees (`stream.rs`).
 //!
 //! # What holds
 //!
@@ -10,6 +11,7 @@
 //!   caller tells each node, and before that none finishes its tree. A directory at the top has no name until then.
 //! * A node whose own tree has failed, or is too slow, goes on passing the stream.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use minicbor::bytes::ByteVec;
 
+use super::end::Moves;
 use super::place;
 use super::tree::{Countable, add_to, destination, path_of, progress, tell_failed, tell_kept};
 use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
@@ -66,6 +69,8 @@ struct Shared {
     has_ended: Arc<AtomicBool>,
     progress: Arc<Progress>,
     entries: Arc<EntryStream>,
+    /// What a stage reads, kept open where it has not had all: it must not take that for the end.
+    kept_open: Mutex<Option<File>>,
     /// When a session ran last.
     accompanied: Mutex<Instant>,
     told: Mutex<Told>,
@@ -80,12 +85,13 @@ struct Told {
 
 impl Node {
     /// Begins. `emit` takes what the node says and must not wait.
-    pub(super) fn begin(emit: Emit, broadcast: Broadcast) -> Self {
+    /// `moves`: what a stage puts out or takes in, where the role is about one; `None` if that is not there.
+    pub(super) fn begin(emit: Emit, broadcast: Broadcast, moves: Option<Moves>) -> Self {
         let Broadcast { role, spool_bytes, has_next } = broadcast;
         let told = Arc::clone(&emit);
         let shared = Arc::new(Shared {
             emit,
-            spool: Spool::new(spool_bytes, matches!(role, BroadcastRole::Copy { .. }), has_next),
+            spool: Spool::new(spool_bytes, !role.is_source(), has_next),
             stop: Arc::default(),
             signal: AtomicU8::new(0),
             proof: Mutex::default(),
@@ -93,6 +99,7 @@ impl Node {
             has_ended: Arc::default(),
             progress: Arc::default(),
             entries: Arc::new(EntryStream::new(Box::new(move |entries| told(Message::Entries(entries))))),
+            kept_open: Mutex::default(),
             accompanied: Mutex::new(Instant::now()),
             told: Mutex::new(Told { state: BroadcastState::default(), at: Instant::now(), idle_micros: 0 }),
         });
@@ -100,14 +107,14 @@ impl Node {
             BroadcastRole::Source { roots, settings } => {
                 Some(Countable { roots: roots.clone(), settings: settings.clone() })
             }
-            BroadcastRole::Copy { .. } => None,
+            _ => None,
         };
-        let is_source = matches!(role, BroadcastRole::Source { .. });
+        let is_source = role.is_source();
         let mut node = Self { shared: Arc::clone(&shared), thread: None, is_source, countable };
         let (telling, running) = (Arc::clone(&shared), Arc::clone(&shared));
         let tell = std::thread::Builder::new().name("broadcast-state".to_owned()).stack_size(128 << 10);
         let run = std::thread::Builder::new().name("broadcast".to_owned());
-        let begun = tell.spawn(move || telling.tell()).and_then(|_| run.spawn(move || running.run(role)));
+        let begun = tell.spawn(move || telling.tell()).and_then(|_| run.spawn(move || running.run(role, moves)));
         match begun {
             Ok(thread) => node.thread = Some(thread),
             Err(error) => shared.end(failed(Exit::Connect, format!("cannot start a thread: {error}"))),
@@ -254,7 +261,7 @@ impl Shared {
         }
     }
 
-    fn run(&self, role: BroadcastRole) {
+    fn run(&self, role: BroadcastRole, moves: Option<Moves>) {
         let start = Instant::now();
         let mut summary = Summary::default();
         let stopped = Arc::clone(&self.stop);
@@ -269,6 +276,8 @@ impl Shared {
                 let make = || self.begin_tree(&directory, &names, &settings);
                 self.write(make, &mut summary)
             }
+            BroadcastRole::SourceStage { .. } | BroadcastRole::SourceStandard => self.read_stream(moves),
+            BroadcastRole::Stage { .. } => self.write_stream(moves),
         };
         tell_failed(&summary, &self.emit);
         let mut report = Report { bytes: self.spool.status().received, ..Report::default() };
@@ -413,6 +422,8 @@ impl Shared {
         proof.ok_or_else(|| self.given_up())
     }
 }
+
+mod stream;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rd_proto::session::TCP_LANES_DEFAULT;
 
-use crate::control::frames::{Begin, FOUND_MAX, Fault, Job, Message, STAGES_MAX};
+use crate::control::frames::{Begin, BroadcastRole, FOUND_MAX, Fault, Job, Message, STAGES_MAX};
 use crate::control::stages::{Share, Stages};
 use crate::control::tunnel::Emit;
 use crate::engine::work;
@@ -96,7 +96,13 @@ impl Agent {
             Message::BeginBroadcast(broadcast) => {
                 // Another one's threads and memory are not kept beside it.
                 self.node = None;
-                self.node = Some(Node::begin(Arc::clone(&self.emit), *broadcast));
+                let moves = match broadcast.role {
+                    BroadcastRole::SourceStage { stage } => self.stages.attach_outlet(stage).map(Moves::Output),
+                    BroadcastRole::Stage { stage } => self.stages.attach_inlet(stage).map(Moves::Input),
+                    BroadcastRole::SourceStandard if self.is_remote => None,
+                    _ => Some(Moves::Named),
+                };
+                self.node = Some(Node::begin(Arc::clone(&self.emit), *broadcast, moves));
             }
             Message::Signal(number) => self.stop_node(number),
             message => self.node.iter_mut().for_each(|node| node.handle(&message)),

@@ -41,6 +41,10 @@ pub const RDPIPE: &[Example] = &[
         "rdpipe fs1:'< data.tar' fs2:'tee data.tar' fs3:'tar x'",
         "A file to two more hosts at the cost of one: each passes on what it gets.",
     ),
+    (
+        "rdpipe fs1:'zfs send tank/data@monday' 'backup[1-4]:zfs receive tank/data'",
+        "To four hosts, sent once: each passes on what it gets.",
+    ),
     ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
 ];
 

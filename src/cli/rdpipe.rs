@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgMatches, CommandFactory, Parser};
 
@@ -18,8 +19,8 @@ use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, 
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::{identity, standard};
 use crate::job::Setup;
-use crate::job::pipeline::grammar::{Spec, lay_out};
-use crate::job::pipeline::{Pipeline, Plan, Ran, planned, report};
+use crate::job::pipeline::grammar::{Spec, branches, lay_out};
+use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
 use crate::options::TransferOptions;
 
 /// The shell where the user names none.
@@ -34,7 +35,8 @@ const PORTS: u16 = 64;
 /// input, unless it is a terminal, feeds the first one, and the output of the last comes to standard output. The data
 /// goes directly from host to host. '< FILE' in place of a command starts the stream from a file, '> FILE' and
 /// '>> FILE' write it to one; in the middle they begin, or end, a part of the pipeline, and the parts run one after the
-/// other.
+/// other. The HOST of the last COMMAND may be a list, such as 'n[1-4]:COMMAND': the stream is sent once, each of the hosts
+/// passes it on to the next, and each runs COMMAND with all of it, whose output comes to standard error.
 #[derive(Parser, Debug)]
 #[command(
     name = "rdpipe",
@@ -63,6 +65,8 @@ pub struct PipeArguments {
     #[arg(long)]
     no_label: bool,
     #[command(flatten)]
+    branches: BranchOptions,
+    #[command(flatten)]
     hosts: HostOptions,
     #[command(flatten)]
     transfer: TransferOptions,
@@ -70,9 +74,32 @@ pub struct PipeArguments {
     report: ReportOptions,
 }
 
+/// Options of one stream to several hosts.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Several hosts")]
+struct BranchOptions {
+    /// A host that is slow is waited for by the others (hold), or dropped once it has held them up for --stall (drop), and
+    /// has failed then
+    #[arg(long, value_enum, value_name = "hold|drop", default_value_t = Slow::Hold)]
+    slow: Slow,
+    /// Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    stall: u32,
+}
+
+/// What becomes of a host that is slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Slow {
+    /// The others wait for it.
+    Hold,
+    /// It is dropped.
+    Drop,
+}
+
 /// The exit codes, for the help.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 usage; 2 authentication between the ends; 3 cannot connect, or no agent; \
-    4 link lost; 5 a file of '<', or standard input; 6 a file of '>', or standard output; 7 integrity; 9 protocol or version; \
+    4 link lost; 5 a file of '<', or standard input; 6 a file of '>', or standard output; 7 integrity; \
+    8 some of several hosts failed; 9 protocol or version; \
     141 standard output was closed; 128+n ended by signal n; else that of the last command that failed. A command that \
     is ended by SIGPIPE, or fails after writing more than its reader wanted, has not failed";
 
@@ -94,11 +121,8 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if arguments.stages.is_empty() {
         return Err(super::usage(&PipeArguments::command(), "COMMAND is needed"));
     }
-    let specs: Vec<Spec> =
+    let mut specs: Vec<Spec> =
         arguments.stages.iter().map(|stage| Spec::parse(stage)).collect::<Result<_, _>>().map_err(usage)?;
-    if specs.len() > STAGES_MAX {
-        return Err(usage(format!("more than {STAGES_MAX} stages")));
-    }
     let shell = shell_words::split(&arguments.shell).unwrap_or_default();
     if !(1..=SHELL_WORDS_MAX).contains(&shell.len()) {
         return Err(usage(format!("--shell '{}' is not a command", escaped(OsStr::new(&arguments.shell)))));
@@ -108,6 +132,16 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     {
         return Err(usage(line));
     }
+    let has_input = has_input();
+    let first = branches(&mut specs, has_input).map_err(usage)?;
+    if first.is_some() && arguments.hosts.relay {
+        return Err(usage("--relay sends all data through this host, once for each: leave it out".to_owned()));
+    }
+    if specs.len() > STAGES_MAX {
+        return Err(usage(format!("more than {STAGES_MAX} stages")));
+    }
+    let stall = Duration::from_secs(arguments.branches.stall.into());
+    let branching = first.map(|first| Branching { first, drops_slow: arguments.branches.slow == Slow::Drop, stall });
     let shell_bytes: usize = shell.iter().map(String::len).sum();
     if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
         let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);
@@ -115,7 +149,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
             format!("stage {} takes {bytes} KiB with its shell, {most} at most; put it into a script", number + 1);
         return Err(usage(line));
     }
-    let parts = lay_out(&specs, has_input(), shell == [SHELL]);
+    let parts = lay_out(&specs, has_input, shell == [SHELL], first);
     let output = parts.last().and_then(|part| part.stages.last()).map(|stage| stage.output);
     let mut transfer = arguments.transfer;
     if let Some(first) = arguments.listen {
@@ -131,6 +165,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         label: !arguments.no_label,
         setup,
         transfer: &transfer,
+        branching,
     };
     if arguments.dry_run {
         let planned = planned::planned(&plan);
@@ -149,7 +184,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
     let reporter = Reporter::open(&arguments.report, true)?;
-    let may_draw = output == Some(Output::Nothing) || !std::io::stdout().is_terminal();
+    let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let mut console = HopsConsole::new(&reporter, may_draw);
     let Ran { stages, hops, failure } = Pipeline::new(&plan, &mut console)?.run();
     if arguments.report.verbose && failure.is_none() {

@@ -316,15 +316,6 @@ impl Run {
                 read.into()
             }),
         };
-        let mut out = None;
-        let stdout = match self.stage.output {
-            Output::Nothing => descriptors::null(),
-            Output::Standard => standard::output().map(OwnedFd::from),
-            Output::Hop | Output::Dropped => std::io::pipe().map(|(read, write)| {
-                out = Some(File::from(OwnedFd::from(read)));
-                write.into()
-            }),
-        };
         let mut complaints = None;
         let stderr = if self.tells_stderr {
             std::io::pipe().map(|(read, write)| {
@@ -334,11 +325,19 @@ impl Run {
         } else {
             std::io::stderr().as_fd().try_clone_to_owned()
         };
-        let standard = [
-            stdin.map_err(|error| cannot_start(&error))?,
-            stdout.map_err(|error| cannot_start(&error))?,
-            stderr.map_err(|error| cannot_start(&error))?,
-        ];
+        let stderr: OwnedFd = stderr.map_err(|error| cannot_start(&error))?;
+        let mut out = None;
+        let stdout = match self.stage.output {
+            Output::Error => stderr.try_clone(),
+            Output::Nothing => descriptors::null(),
+            Output::Standard => standard::output().map(OwnedFd::from),
+            Output::Hop | Output::Dropped => std::io::pipe().map(|(read, write)| {
+                out = Some(File::from(OwnedFd::from(read)));
+                write.into()
+            }),
+        };
+        let standard =
+            [stdin.map_err(|error| cannot_start(&error))?, stdout.map_err(|error| cannot_start(&error))?, stderr];
         let running = self.start(words, standard)?;
         if let (Some(hook), Some(file)) = (self.inlet.take(), into) {
             let _ = hook.send(Ok(Inlet::File(file, "pipe".into())));

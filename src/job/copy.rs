@@ -24,7 +24,7 @@ use crate::options::{Session, TreeOptions};
 use crate::tree::progress::Amount;
 use crate::tree::{Only, Root};
 
-mod broadcast;
+pub(super) mod broadcast;
 mod interrupt;
 mod manifest;
 mod placing;

@@ -47,13 +47,13 @@ pub enum Event<'a> {
     Progress(Progress),
     /// rdcp: what has become of its connections.
     Notice(Notice<'a>),
-    /// rdcp: an entry that is not copied, or not in full. The others are.
+    /// rdcp: an entry that is not copied, or not in full; the others are. rdpipe: one of several hosts that failed.
     Failed(Failed<'a>),
     /// rdcp: sources of one host have been copied.
     Copied(Copied),
-    /// rdcp to several hosts: one of them stands otherwise than before.
+    /// rdcp and rdpipe to several hosts: one of them stands otherwise than before.
     Host(Host),
-    /// rdcp to several hosts, every second: how far they have come.
+    /// rdcp and rdpipe to several hosts, every second: how far they have come.
     Hosts(Hosts),
     /// rdcp --check: an entry that is not as the manifest has it.
     Differs(Differs),

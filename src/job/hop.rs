@@ -162,6 +162,11 @@ impl Hop {
         self.has_met() && self.agreed == [true; 2]
     }
 
+    /// It is a hop of a chain, of which a pipeline has others beside: those wait.
+    pub(crate) fn is_of_chain(&self) -> bool {
+        !self.waits_for_go
+    }
+
     /// An end is ready to begin: true when both are.
     pub(crate) fn note_ready(&mut self, side: Side) -> bool {
         self.ready[side as usize] = true;

@@ -15,12 +15,16 @@ use crate::agent::end;
 use crate::control::frames::{self, Message, StageReport};
 use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
+use crate::job::progress::HostShown;
 use crate::options::TransferOptions;
 
+mod branching;
 pub(crate) mod grammar;
 pub(crate) mod planned;
 pub(crate) mod report;
 
+use super::copy::broadcast::branches::Branches;
+pub(crate) use branching::Branching;
 use grammar::{Part, Placed, Spec};
 use report::{Labelled, quoted};
 
@@ -50,6 +54,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) label: bool,
     pub(crate) setup: Setup,
     pub(crate) transfer: &'a TransferOptions,
+    /// Where the last stage is one on several hosts.
+    pub(crate) branching: Option<Branching>,
 }
 
 impl Plan<'_> {
@@ -69,6 +75,9 @@ pub(crate) trait Observer: job::Observer {
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64);
     /// How far the hops have come.
     fn progress(&mut self, hops: &[Hop]);
+    /// How far each of several hosts has come that get one stream: bytes of it, of which `made` are there so far, and all if
+    /// `is_all`.
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration);
     /// Nothing more is shown.
     fn finish(&mut self);
 }
@@ -88,6 +97,13 @@ pub(crate) struct Stage {
     /// It has been told of, and what it does may have begun.
     started: bool,
     end: Option<StageEnd>,
+    /// It is one of several that are the same on other hosts, and failed alone.
+    failure: Option<Failure>,
+    /// It alone was asked to end, and then killed.
+    ending_since: Option<Instant>,
+    is_killed: bool,
+    /// Bytes of a stream for several hosts that have come to it.
+    received: Option<u64>,
 }
 
 /// How a stage ended.
@@ -103,6 +119,10 @@ pub(crate) struct Pipeline<'a> {
     job: Job,
     observer: &'a mut dyn Observer,
     stages: Vec<Stage>,
+    /// The chain of the last stages, where they are the same on several hosts.
+    branches: Option<Branches<'a>>,
+    /// How far it was when it was looked at last.
+    bytes_of_branches: u64,
     /// Something has failed: when, or when the last byte moved since.
     failing_since: Option<Instant>,
     /// What was done about it: asked to end, killed.
@@ -127,6 +147,8 @@ impl<'a> Pipeline<'a> {
             job: Job::new(plan.setup.clone(), labels)?,
             observer,
             stages: Vec::new(),
+            branches: None,
+            bytes_of_branches: 0,
             failing_since: None,
             asked: None,
             killed: false,
@@ -153,7 +175,8 @@ impl<'a> Pipeline<'a> {
         self.start_hosts()?;
         for part in &self.plan.parts {
             let hops = self.begin(part);
-            let stages: Vec<usize> = part.stages.iter().map(|stage| stage.number).collect();
+            let is_there = |number: &usize| self.stages[*number].failure.is_none();
+            let stages: Vec<usize> = part.stages.iter().map(|stage| stage.number).filter(is_there).collect();
             self.attend(&stages, &hops);
             if self.has_failed() {
                 break;
@@ -167,14 +190,21 @@ impl<'a> Pipeline<'a> {
         for spec in &self.plan.specs {
             let host = self.job.host(&spec.host)?;
             let complaints = Labelled::new(has_labels.then(|| spec.label()));
-            self.stages.push(Stage { spec: spec.clone(), host, complaints, started: false, end: None });
+            let (spec, failure) = (spec.clone(), None);
+            let (started, end, ending_since, is_killed, received) = Default::default();
+            let stage = Stage { spec, host, complaints, started, end, failure, ending_since, is_killed, received };
+            self.stages.push(stage);
         }
-        self.job.greet()
+        match &self.plan.branching {
+            None => self.job.greet(),
+            Some(branching) => self.greet_branches(branching.first),
+        }
     }
 
     /// Tells the hosts of a part's stages, and begins its hops, whose numbers it returns.
     fn begin(&mut self, part: &Part) -> Vec<usize> {
-        for Placed { number, action, input, output } in &part.stages {
+        let is_there = |placed: &&Placed| self.stages[placed.number].failure.is_none();
+        for Placed { number, action, input, output } in part.stages.iter().filter(is_there) {
             let stage = frames::Stage {
                 number: *number as u32,
                 action: action.clone(),
@@ -200,7 +230,11 @@ impl<'a> Pipeline<'a> {
                 [end(from, send), end(to, receive)]
             })
             .collect();
-        ends.into_iter().map(|[from, to]| self.job.connect(from, to, options, true)).collect()
+        let hops = ends.into_iter().map(|[from, to]| self.job.connect(from, to, options, true)).collect();
+        if let Some(feed) = part.feed {
+            self.begin_branches(feed);
+        }
+        hops
     }
 
     /// Something has gone wrong that is no stage's own failure: the first that does is what is told.
@@ -217,12 +251,14 @@ impl<'a> Pipeline<'a> {
     fn attend(&mut self, stages: &[usize], hops: &[usize]) {
         let mut running = false;
         loop {
-            if !running && self.fatal.is_none() && hops.iter().all(|&at| self.job.hops[at].has_agreed()) {
+            self.attend_branches();
+            let are_met = hops.iter().all(|&at| self.job.hops[at].has_agreed()) && self.are_branches_connected();
+            if !running && !self.has_failed() && are_met {
                 running = true;
                 self.start(stages);
             }
             let now = Instant::now();
-            if running && self.is_over(stages, hops) {
+            if running && self.is_over(stages, hops) && self.are_branches_over() {
                 return;
             }
             // Nothing has been started: there is nothing to wait for either.
@@ -258,8 +294,10 @@ impl<'a> Pipeline<'a> {
     }
 
     fn is_over(&self, stages: &[usize], hops: &[usize]) -> bool {
-        let is_ended =
-            |&stage: &usize| self.stages[stage].end.is_some() || self.job.hosts[self.stages[stage].host].gone;
+        let is_ended = |&stage: &usize| {
+            let Stage { host, end, .. } = &self.stages[stage];
+            end.is_some() || self.job.hosts[*host].gone || self.is_given_up(stage)
+        };
         let is_told = |&at: &usize| {
             let hop = &self.job.hops[at];
             let writer = hop.stages[Side::From as usize].and_then(|stage| self.stages[stage].end.as_ref());
@@ -297,9 +335,17 @@ impl<'a> Pipeline<'a> {
         if self.fatal.is_some() || self.signal.is_some() {
             hops.iter().for_each(|&hop| self.job.stop(hop, number));
         }
+        if let Some(branches) = &self.branches {
+            branches.stop(&mut self.job, number);
+        }
     }
 
     fn heed(&mut self, update: Update) {
+        let update = match &mut self.branches {
+            Some(branches) => branches.take(&mut self.job, update),
+            None => Some(update),
+        };
+        let Some(update) = update else { return };
         match update {
             Update::Host(host, Message::StageStderr { stage, bytes }) => {
                 let known = self.stages.get_mut(stage as usize).filter(|stage| stage.host == host);
@@ -319,6 +365,7 @@ impl<'a> Pipeline<'a> {
                 let label = self.job.hops[hop].label();
                 self.fail(Failure::new(Exit::Connect, format!("cannot connect {label}: {reason}")));
             }
+            Update::Gone(host, failure) if self.is_of_branch(host) => self.lose_branch(host, failure),
             Update::Gone(_, Some(failure)) | Update::Failed(failure) => self.fail(failure),
             Update::Gone(host, None) => self.lose(host),
             Update::Signal(number) if number == libc::SIGTSTP => self.job.suspend(),
@@ -404,7 +451,8 @@ impl<'a> Pipeline<'a> {
     }
 
     fn stage_ended(&mut self, host: usize, number: usize, report: StageReport) {
-        let asked = self.asked.is_some() || self.signal.is_some();
+        let is_asked_alone = self.stages.get(number).is_some_and(|stage| stage.ending_since.is_some());
+        let asked = self.asked.is_some() || self.signal.is_some() || is_asked_alone;
         let Some(stage) = self.stages.get_mut(number).filter(|stage| stage.host == host && stage.end.is_none()) else {
             return;
         };
@@ -413,6 +461,9 @@ impl<'a> Pipeline<'a> {
         stage.end = Some(StageEnd { report, asked });
         let rest = stage.complaints.rest();
         self.observer.pass_on(&rest);
+        if self.is_branch(number) {
+            return self.branch_ended(number, well);
+        }
         let is_fine = well || (piped && number + 1 < self.stages.len()) || self.was_left(number);
         if !is_fine {
             self.failing_since.get_or_insert_with(Instant::now);
@@ -422,13 +473,18 @@ impl<'a> Pipeline<'a> {
     /// The reader of the stage's output has gone without reading all of it, and the stage wrote on: what it makes of that is
     /// no failure.
     fn was_left(&self, number: usize) -> bool {
-        let hop = self.job.hops.iter().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
+        let hop = self.hops().find(|hop| hop.stages[0] == Some(number) && hop.stages[1].is_some());
         hop.is_some_and(Hop::was_left)
+    }
+
+    /// The hops between stages; those of a chain are not.
+    fn hops(&self) -> impl DoubleEndedIterator<Item = &Hop> {
+        self.job.hops.iter().filter(|hop| !hop.is_of_chain())
     }
 
     /// The reader of our standard output, which is the stage's output, has closed it.
     fn is_unread(&self, number: usize) -> bool {
-        match self.job.hops.iter().find(|hop| hop.stages[0] == Some(number)) {
+        match self.hops().find(|hop| hop.stages[0] == Some(number)) {
             Some(hop) => hop.stages[1].is_none() && hop.was_closed(),
             // It has it itself.
             None => !self.stages[number].spec.is_write(),
@@ -438,7 +494,7 @@ impl<'a> Pipeline<'a> {
     /// An agent is not heard any more.
     fn lose(&mut self, host: usize) {
         let waits = self.stages.iter().any(|stage| stage.host == host && stage.started && stage.end.is_none())
-            || self.job.hops.iter().any(|hop| hop.hosts.contains(&host) && !hop.is_over());
+            || self.hops().any(|hop| hop.hosts.contains(&host) && !hop.is_over());
         if waits && !self.has_failed() {
             self.fail(self.job.lost(host));
         }
@@ -450,7 +506,8 @@ impl<'a> Pipeline<'a> {
             return Some(Failure::silent(Exit::Signal(number)));
         }
         let mut failures: Vec<Failure> = Vec::new();
-        for (number, stage) in self.stages.iter().enumerate() {
+        let first_branch = self.plan.branching.as_ref().map_or(self.stages.len(), |branching| branching.first);
+        for (number, stage) in self.stages.iter().enumerate().take(first_branch) {
             failures.extend(self.stage_failure(number, stage));
         }
         // What stops everything beats what a stage makes of it.
@@ -462,9 +519,10 @@ impl<'a> Pipeline<'a> {
         if standard.is_some() {
             return standard;
         }
+        failures.extend(self.judge_branches());
         let Some(last) = failures.pop() else {
             // No command need have noticed.
-            let unread = self.job.hops.iter().any(|hop| hop.stages[1].is_none() && hop.was_closed());
+            let unread = self.hops().any(|hop| hop.stages[1].is_none() && hop.was_closed());
             return unread.then_some(Failure::silent(Exit::SinkClosed));
         };
         for line in failures.iter().filter_map(|failure| failure.message.as_deref()) {
@@ -475,7 +533,7 @@ impl<'a> Pipeline<'a> {
 
     /// Our own standard input could not be read, or our own standard output not written: no stage's failure.
     fn standard_failure(&self) -> Option<Failure> {
-        let ends = self.job.hops.iter().flat_map(|hop| [(hop, Side::From), (hop, Side::To)]);
+        let ends = self.hops().flat_map(|hop| [(hop, Side::From), (hop, Side::To)]);
         let mut faults = ends
             .filter(|(hop, side)| hop.stages[*side as usize].is_none())
             .filter_map(|(hop, side)| Some(told(&self.job.hosts[hop.host(side)].name, hop.own_fault(side)?)));
@@ -492,10 +550,10 @@ impl<'a> Pipeline<'a> {
             }
             return Some(failure);
         }
-        let is_last = number + 1 == self.stages.len();
+        let is_last = number + 1 == self.stages.len() || self.is_branch(number);
         // What a redirection opened: its session tells.
         let of_session = |side: Side| {
-            let hop = self.job.hops.iter().find(|hop| hop.stages[side as usize] == Some(number))?;
+            let hop = self.hops().find(|hop| hop.stages[side as usize] == Some(number))?;
             Some(told(&stage.spec.host, hop.own_fault(side)?))
         };
         let moved = of_session(Side::From).or_else(|| of_session(Side::To));

@@ -157,6 +157,8 @@ struct State {
     /// Wakes the session that puts in.
     wake: Option<Box<dyn Fn() + Send>>,
     is_behind: bool,
+    /// The own tree is never left behind for being slow.
+    holds: bool,
     is_stopped: bool,
     has_news: bool,
     /// What the own tree has taken, also after it takes no more.
@@ -244,6 +246,7 @@ impl Spool {
             said: None,
             wake: None,
             is_behind: false,
+            holds: false,
             is_stopped: false,
             has_news: false,
             written: 0,
@@ -292,6 +295,11 @@ impl Spool {
     /// The own tree takes no more. `is_behind`: it was too slow.
     pub fn leave(&self, is_behind: bool) {
         self.cut_off(&mut self.state(), is_behind);
+    }
+
+    /// Who puts in waits for the own tree however long it stands still.
+    pub fn hold(&self) {
+        self.state().holds = true;
     }
 
     /// Gives all of it up.
@@ -549,7 +557,7 @@ impl SpoolInput {
             // A process that was stopped meanwhile has not waited for that long.
             let waited = before.elapsed().min(2 * LOOK_EVERY);
             stood_still = if state.is_held_up_by_tree() { stood_still + waited } else { Duration::ZERO };
-            if stood_still >= LAG_MAX {
+            if stood_still >= LAG_MAX && !state.holds {
                 spool.cut_off(&mut state, true);
             }
         }

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::Notice;
 
+use super::hosts::{Hosts, HostsShown};
+use super::screen::Screen;
 use super::{
-    BAR_AFTER, BAR_HZ, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line, rate_words, read_line,
-    written_line,
+    BAR_AFTER, BAR_HZ, LINE_COLUMNS, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line,
+    rate_words, read_line, written_line,
 };
 use crate::agent::end;
 use crate::cli::options::ReportOptions;
@@ -18,7 +20,7 @@ use crate::job::event::{Event, rate};
 use crate::job::hop::Hop;
 use crate::job::pipeline::Stage;
 use crate::job::pipeline::report::{limiter, report};
-use crate::job::progress::{Rate, size_words};
+use crate::job::progress::{HostShown, Rate, size_words};
 use crate::job::{self, pipeline};
 
 /// How often bars are drawn anew.
@@ -42,6 +44,9 @@ pub(crate) struct HopsConsole<'a> {
     progress: Progress,
     began: Instant,
     drawn: Instant,
+    /// Several hosts that get one stream, and the line about them.
+    hosts: Hosts,
+    line_of_hosts: Option<String>,
     bars: Option<(MultiProgress, Vec<ProgressBar>)>,
     rates: Vec<Rate>,
     notices: Notices,
@@ -59,6 +64,8 @@ impl<'a> HopsConsole<'a> {
             progress,
             began: now,
             drawn: now,
+            hosts: Hosts::default(),
+            line_of_hosts: None,
             bars: None,
             rates: Vec::new(),
             notices: Notices::new(now),
@@ -150,13 +157,15 @@ impl pipeline::Observer for HopsConsole<'_> {
             None => rate(hops[at].bytes, self.began.elapsed().as_secs_f64()),
         };
         let limiter = |at: usize| limiter_now(self.rates[at].waits());
-        let moving = hops.iter().enumerate().filter(|(_, hop)| hop.has_met() && !hop.is_over());
+        let is_moving = |hop: &Hop| hop.has_met() && !hop.is_over() && !hop.is_of_chain();
+        let moving = hops.iter().enumerate().filter(|(_, hop)| is_moving(hop));
         let lines: Vec<String> = moving
             .map(|(at, hop)| {
                 let bytes = size_words(hop.bytes);
                 let line = format!("{}: {bytes}  {} {}", hop.label(), rate_words(rate_of(at)), limiter(at));
                 line.trim_end().to_owned()
             })
+            .chain(self.line_of_hosts.take())
             .collect();
         if self.progress == Progress::Lines {
             return lines.iter().for_each(|line| self.say(line));
@@ -175,6 +184,14 @@ impl pipeline::Observer for HopsConsole<'_> {
             bar.set_message(line.to_owned());
             bar.tick();
         }
+    }
+
+    fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
+        let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
+        self.hosts.add(now, &shown);
+        self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
+        let columns = if self.progress == Progress::Bar { Screen::new().columns() } else { LINE_COLUMNS };
+        self.line_of_hosts = (self.progress != Progress::Off).then(|| self.hosts.line(&shown, columns));
     }
 
     fn finish(&mut self) {

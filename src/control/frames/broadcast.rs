@@ -55,6 +55,30 @@ pub enum BroadcastRole {
         #[n(2)]
         settings: TreeOptions,
     },
+    /// Makes it of what a stage of a pipeline puts out.
+    #[n(2)]
+    SourceStage {
+        /// The stage's number.
+        #[n(0)]
+        stage: u32,
+    },
+    /// Makes it of standard input. Never asked of an agent.
+    #[n(3)]
+    SourceStandard,
+    /// Gives it to a stage of a pipeline, which has its end once the stream is proven.
+    #[n(4)]
+    Stage {
+        /// The stage's number.
+        #[n(0)]
+        stage: u32,
+    },
+}
+
+impl BroadcastRole {
+    /// It makes the stream.
+    pub fn is_source(&self) -> bool {
+        matches!(self, Self::Source { .. } | Self::SourceStage { .. } | Self::SourceStandard)
+    }
 }
 
 /// How far a node has come, some times a second and when something changes. Counts are bytes of the stream.

@@ -209,6 +209,30 @@ pub fn samples() -> Vec<(&'static str, Message)> {
             })),
         ),
         (
+            "begin-broadcast-source-stage",
+            Message::BeginBroadcast(Box::new(Broadcast {
+                role: BroadcastRole::SourceStage { stage: 1 },
+                spool_bytes: 1 << 20,
+                has_next: true,
+            })),
+        ),
+        (
+            "begin-broadcast-source-standard",
+            Message::BeginBroadcast(Box::new(Broadcast {
+                role: BroadcastRole::SourceStandard,
+                spool_bytes: 1 << 20,
+                has_next: true,
+            })),
+        ),
+        (
+            "begin-broadcast-stage",
+            Message::BeginBroadcast(Box::new(Broadcast {
+                role: BroadcastRole::Stage { stage: 2 },
+                spool_bytes: 1 << 20,
+                has_next: false,
+            })),
+        ),
+        (
             "broadcast-state",
             Message::BroadcastState(BroadcastState {
                 received: 1 << 40,

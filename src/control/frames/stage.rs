@@ -84,6 +84,9 @@ pub enum Output {
     /// It is read to its end and dropped.
     #[n(3)]
     Dropped,
+    /// To where its standard error goes: several hosts run the same command.
+    #[n(4)]
+    Error,
 }
 
 /// One stage of a pipeline.

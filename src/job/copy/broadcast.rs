@@ -19,25 +19,25 @@ use crate::job::hop::Side;
 use crate::job::plan::Spec;
 use crate::job::progress::{Copied, Ended, HostEnded, HostShown, HostStanding};
 use crate::job::{EndOf, HERE, Update};
-use crate::options::{Session, TransferOptions, TreeOptions};
+use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
 
+pub(in crate::job) mod branches;
 mod chain;
+mod links;
 
-use chain::{Action, Chain, LinkEnd, LinkId, Node, SOURCE, Tree, Why};
+use chain::{Action, Chain, Node, SOURCE, Tree, Why};
+use links::Links;
 
 /// Bytes of the stream that each node keeps.
 const SPOOL_BYTES: u64 = 32 << 20;
 
+/// What is said when a host is lost for good.
+const OTHERS_GO_ON: &str = "the others go on without it";
+
 /// How often the chain looks at the time.
 const TICK: Duration = Duration::from_millis(100);
-
-/// For how long it is measured what a link could carry.
-const PROBE: Duration = Duration::from_millis(400);
-
-/// How long the second end of a hop that has failed may take to say so as well.
-const OTHER_END_MAX: Duration = Duration::from_millis(1800);
 
 /// How long nodes may take to end after a signal.
 const STOP_MAX: Duration = Duration::from_millis(2500);
@@ -73,10 +73,8 @@ struct Run {
     source_failure: Option<Failure>,
     proof: Option<BroadcastProof>,
     /// Hops of the chain, and of ordinary copies.
-    links: HashMap<usize, LinkId>,
+    links: Links,
     copies: HashMap<usize, (Node, Node)>,
-    /// Hops that only measure.
-    probes: Vec<usize>,
 }
 
 impl Copy<'_> {
@@ -140,9 +138,8 @@ impl Copy<'_> {
             source_report: None,
             source_failure: None,
             proof: None,
-            links: HashMap::new(),
+            links: Links::default(),
             copies: HashMap::new(),
-            probes: Vec::new(),
         };
         self.watch(&sources, HERE);
         let run = self.run_broadcast(run);
@@ -237,14 +234,9 @@ impl Copy<'_> {
         match action {
             Action::Connect { link, from, to } => {
                 let hosts = [run.host(from), run.host(to)];
-                let hop = self.hop_between(hosts, [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast], true);
-                run.links.insert(hop, link);
+                run.links.connect(&mut self.job, self.plan.transfer, link, hosts);
             }
-            Action::Stop(link) => {
-                if let Some((&hop, _)) = run.links.iter().find(|(_, one)| **one == link) {
-                    self.job.stop(hop, libc::SIGTERM as u8);
-                }
-            }
+            Action::Stop(link) => run.links.stop(&mut self.job, link),
             Action::Next(node, has_next) => self.tell_node(run, node, Message::BroadcastNext(has_next)),
             Action::Leave(node) => self.tell_node(run, node, Message::BroadcastLeave),
             Action::Prove(node) => {
@@ -254,25 +246,12 @@ impl Copy<'_> {
             }
             Action::Copy { from, to } => self.copy_node(run, from, to),
             Action::Probe(node) => {
-                let send = frames::Job::SendMemory { millis: PROBE.as_millis() as u32 };
-                let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
-                let hop = self.hop_between([run.source, run.host(node)], [send, receive], true);
-                run.probes.push(hop);
+                let hosts = [run.source, run.host(node)];
+                run.links.probe(&mut self.job, self.plan.transfer, hosts);
             }
             Action::Out(node, why) => self.note_out(run, node, why),
             Action::End => {}
         }
-    }
-
-    /// Begins a hop. `is_chain`: one that breaks is the chain's to mend, at once.
-    fn hop_between(&mut self, hosts: [usize; 2], jobs: [frames::Job; 2], is_chain: bool) -> usize {
-        let [from, to] = hosts;
-        let [send, receive] = jobs;
-        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
-        let (sender, receiver) = (end(from, send), end(to, receive));
-        let reconnect = if is_chain { 0 } else { self.plan.transfer.reconnect };
-        let options = TransferOptions { reconnect, ..self.plan.transfer.clone() };
-        self.job.connect(sender, receiver, &options, false)
     }
 
     fn tell_node(&mut self, run: &Run, node: Node, message: Message) {
@@ -302,7 +281,9 @@ impl Copy<'_> {
         let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
         let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone() };
         let hosts = [run.host(from), run.host(to)];
-        let hop = self.hop_between(hosts, [frames::Job::SendTree { roots, settings }, receive], false);
+        let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
+        let (sender, receiver) = (end(hosts[0], frames::Job::SendTree { roots, settings }), end(hosts[1], receive));
+        let hop = self.job.connect(sender, receiver, self.plan.transfer, false);
         run.copies.insert(hop, (from, to));
         let at = run.nodes[to - 1];
         run.targets[at].from = Some(hosts[0]);
@@ -329,7 +310,7 @@ impl Copy<'_> {
             Why::Failed | Why::SourceLost => return,
         };
         let then = match why {
-            Why::Lost => "the others go on without it",
+            Why::Lost => OTHERS_GO_ON,
             _ if has_all => "it has all that it needs",
             Why::CutOff | Why::StoodStill => "the others go on, and it gets its copy from one of them once it answers",
             _ => "the others go on, and it gets its copy from one of them",
@@ -427,60 +408,11 @@ impl Copy<'_> {
 
     /// Tells the chain of hops that are over, and of those that have met.
     fn settle_hops(&mut self, run: &mut Run) {
-        let now = run.began.elapsed();
-        for (&hop, &link) in &run.links {
-            if self.job.hops[hop].has_met() {
-                run.chain.link_up(link, now);
-            }
-        }
-        let is_over = |hop: &usize, other_end_max: Duration| {
-            let since = self.job.hops[*hop].ended_since;
-            self.job.is_settled(*hop)
-                || since.is_some_and(|since| since.elapsed() >= other_end_max) && self.has_failed(*hop)
-        };
-        // Of one that the chain wants to end nobody asks why it did; a node's new end takes the place of its old one.
-        let max = |link: LinkId| if run.chain.is_stopping(link) { Duration::ZERO } else { OTHER_END_MAX };
-        let links = run.links.iter().filter(|&(hop, &link)| is_over(hop, max(link)));
-        let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();
-        let copies: Vec<usize> = run.copies.keys().copied().filter(|hop| is_over(hop, OTHER_END_MAX)).collect();
-        let probes: Vec<usize> = run.probes.iter().copied().filter(|hop| is_over(hop, OTHER_END_MAX)).collect();
-        for hop in probes {
-            run.probes.retain(|other| *other != hop);
-            let received = self.job.hops[hop].report(Side::To).filter(|_| !self.has_failed(hop));
-            let rate = received.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
-            run.chain.probe_over(rate);
-        }
-        for hop in links {
-            let link = run.links.remove(&hop).expect("it is there");
-            run.chain.link_over(link, self.how_ended(hop), now);
-        }
+        run.links.settle(&self.job, &mut run.chain, run.began.elapsed());
+        let copies: Vec<usize> = run.copies.keys().copied().filter(|&hop| links::is_over(&self.job, hop)).collect();
         for hop in copies {
             let (from, to) = run.copies.remove(&hop).expect("it is there");
             self.end_copy(run, hop, from, to);
-        }
-    }
-
-    fn has_failed(&self, hop: usize) -> bool {
-        self.job.hops[hop].reports.iter().flatten().any(|report| report.fault.is_some())
-    }
-
-    fn how_ended(&self, hop: usize) -> LinkEnd {
-        let hop = &self.job.hops[hop];
-        let fault = |side: Side| hop.report(side).and_then(|report| report.fault.as_ref()).filter(|fault| fault.own);
-        let is_code = |side, exit: Exit| fault(side).is_some_and(|fault| fault.exit == exit.code());
-        if hop.reports.iter().flatten().count() == 2
-            && hop.reports.iter().flatten().all(|report| report.fault.is_none())
-        {
-            return LinkEnd::Done;
-        }
-        if hop.is_stopping && !hop.has_met() {
-            return LinkEnd::Broken;
-        }
-        match fault(Side::From) {
-            Some(fault) if fault.is_not_kept() => LinkEnd::NotKept,
-            _ if is_code(Side::From, Exit::Source) => LinkEnd::FromFailed,
-            _ if is_code(Side::To, Exit::Destination) => LinkEnd::ToFailed,
-            _ => LinkEnd::Broken,
         }
     }
 
@@ -505,7 +437,7 @@ impl Copy<'_> {
 
     /// Has all nodes end, and waits a while until they have.
     fn stop_nodes(&mut self, run: &Run, number: u8) {
-        for &hop in run.links.keys().chain(run.copies.keys()) {
+        for hop in run.links.hops().chain(run.copies.keys().copied()) {
             self.job.stop(hop, number);
         }
         for node in 0..=run.nodes.len() {

@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use crate::control::frames::{Action, Input, Output};
 use crate::fault::escaped;
+use crate::job::targets;
 
 /// One argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,9 +99,32 @@ pub(crate) fn label(host: &OsStr) -> String {
     if host.is_empty() { "localhost".to_owned() } else { escaped(host) }
 }
 
-/// `HOST:`, `USER@HOST:`, `[ADDRESS]:` or `:` in front of a command.
+/// The bytes of a host's name, or of a list such as `n[1-4]`, in front of whatever follows.
+fn name_bytes(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        at += match byte {
+            b'[' if at > 0 => {
+                let inner =
+                    bytes[at + 1..].iter().take_while(|byte| byte.is_ascii_digit() || b",-/".contains(byte)).count();
+                if inner == 0 || bytes.get(at + 1 + inner) != Some(&b']') {
+                    return at;
+                }
+                inner + 2
+            }
+            byte if is_name(byte) => 1,
+            _ => return at,
+        };
+    }
+    at
+}
+
+fn is_name(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"._-".contains(byte)
+}
+
+/// `HOST:`, `USER@HOST:`, `[ADDRESS]:`, `HOST[1-4]:` or `:` in front of a command.
 fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
-    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
     if let Some(rest) = bytes.strip_prefix(b":") {
         return Some((Vec::new(), rest));
     }
@@ -117,7 +141,7 @@ fn split(bytes: &[u8]) -> Option<(Vec<u8>, &[u8])> {
         // ssh takes an address without the brackets.
         return is_address.then(|| ([user, address].concat(), rest));
     }
-    let end = rest.iter().position(|byte| !is_name(byte)).filter(|&end| end > 0 && rest[end] == b':')?;
+    let end = Some(name_bytes(rest)).filter(|&end| end > 0 && rest.get(end) == Some(&b':'))?;
     Some(([user, &rest[..end]].concat(), &rest[end + 1..]))
 }
 
@@ -131,23 +155,37 @@ pub(crate) struct Placed {
     pub(crate) output: Output,
 }
 
+/// What a stream to several hosts is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Feed {
+    /// The caller's standard input.
+    Standard,
+    /// What this stage puts out.
+    Stage(usize),
+}
+
 /// Stages that run together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) stages: Vec<Placed>,
     /// From stage to stage; `None` is the caller's standard input, or output.
     pub(crate) hops: Vec<(Option<usize>, Option<usize>)>,
+    /// What the last stages, which are the same on several hosts, take in; they are in no hop.
+    pub(crate) feed: Option<Feed>,
 }
 
 /// Lays out a pipeline. `has_input`: the caller has a standard input for the first stage. `tees`: a stage that is `tee`
-/// may be done without a process; not where the user's own shell decides as whom, and where, it is run.
+/// may be done without a process; not where the user's own shell decides as whom, and where, it is run. `branches`: from
+/// this stage on they are one and the same on several hosts, each of which gets all of the stream.
 ///
 /// `<` begins a part, `>` ends one; between parts nothing flows. Stages of the caller's own at either end have its
 /// standard input and output themselves.
-pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool) -> Vec<Part> {
+pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool, branches: Option<usize>) -> Vec<Part> {
     let mut parts = vec![Part::default()];
     let last = specs.len() - 1;
-    for (number, spec) in specs.iter().enumerate() {
+    let feeder = branches.and_then(|first| first.checked_sub(1));
+    let branches = branches.unwrap_or(specs.len());
+    for (number, spec) in specs.iter().enumerate().take(branches) {
         let kind = spec.kind();
         let is_first = number == 0;
         let follows = !is_first && kind != Kind::Read && specs[number - 1].kind() != Kind::Write;
@@ -178,7 +216,10 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool) -> Vec<Part> 
             (Kind::Write, _) if input == Input::Standard => cat(),
             (Kind::Read, _) => Action::Read { redirection: text() },
             (Kind::Write, _) => Action::Write { redirection: text() },
-            (Kind::Run, Some((path, append))) if tees && (input, output) == (Input::Hop, Output::Hop) => {
+            // To several hosts goes what a command puts out.
+            (Kind::Run, Some((path, append)))
+                if tees && feeder != Some(number) && (input, output) == (Input::Hop, Output::Hop) =>
+            {
                 Action::Tee { path, append }
             }
             (Kind::Run, _) => Action::Run { command: text() },
@@ -191,7 +232,59 @@ pub(crate) fn lay_out(specs: &[Spec], has_input: bool, tees: bool) -> Vec<Part> 
         }
         part.stages.push(Placed { number, action, input, output });
     }
+    if branches < specs.len() {
+        let part = parts.last_mut().expect("there is one");
+        part.feed = Some(branches.checked_sub(1).map_or(Feed::Standard, Feed::Stage));
+        for (number, spec) in specs.iter().enumerate().skip(branches) {
+            let (action, output) = match spec.kind() {
+                Kind::Write => (Action::Write { redirection: spec.text.clone() }, Output::Nothing),
+                _ => (Action::Run { command: spec.text.clone() }, Output::Error),
+            };
+            part.stages.push(Placed { number, action, input: Input::Hop, output });
+        }
+    }
     parts
+}
+
+/// The last stage, where that is for several hosts, as one for each; `None` where it is not.
+///
+/// # Errors
+///
+/// A sentence: why it cannot be that.
+pub(crate) fn branches(specs: &mut Vec<Spec>, has_input: bool) -> Result<Option<usize>, String> {
+    let last = specs.len() - 1;
+    if let Some(spec) = specs[..last].iter().find(|spec| targets::is_list(&spec.host)) {
+        return Err(format!("{} is a list of hosts, which only the last stage can have", spec.label()));
+    }
+    if !targets::is_list(&specs[last].host) {
+        return Ok(None);
+    }
+    let spec = specs.pop().expect("the last");
+    let mut hosts: Vec<OsString> = Vec::new();
+    for host in targets::expand(&spec.host)? {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    specs.extend(hosts.into_iter().map(|host| Spec { host, text: spec.text.clone() }));
+    if specs.len() == last + 1 {
+        return Ok(None);
+    }
+    let label = spec.label();
+    let feeder = last.checked_sub(1).map(|at| &specs[at]);
+    if spec.is_read() {
+        return Err(format!("{label}: '<' begins a stream, and several hosts can only end one"));
+    }
+    if feeder.map_or(!has_input, Spec::is_write) {
+        return Err(format!("{label}: nothing goes into it; put a command in front of it, or give standard input"));
+    }
+    if let Some(feeder) = feeder
+        && specs[last..].iter().any(|branch| branch.host == feeder.host)
+    {
+        let host = feeder.label();
+        return Err(format!("{host} makes the stream, and cannot be one of {label} as well: put it into a tee there"));
+    }
+    Ok(Some(last))
 }
 
 #[cfg(test)]
@@ -272,7 +365,7 @@ mod tests {
             let hops: Vec<String> = part.hops.iter().map(|(from, to)| format!("{}{}", hop(from), hop(to))).collect();
             format!("{} [{}]", stages.join(" "), hops.join(" "))
         };
-        lay_out(&specs, has_input, true).iter().map(part).collect()
+        lay_out(&specs, has_input, true, None).iter().map(part).collect()
     }
 
     #[test]
@@ -314,7 +407,7 @@ mod tests {
         fn hops_join_neighbours_and_stages_agree(kinds in prop::collection::vec(0..6_usize, 1..9), has_input: bool) {
             let texts = ["h:x", "x", "h:< f", "h:> f", ":< f", "h:tee f"];
             let specs: Vec<Spec> = kinds.iter().map(|&kind| spec(texts[kind])).collect();
-            let parts = lay_out(&specs, has_input, true);
+            let parts = lay_out(&specs, has_input, true, None);
             let stages: Vec<&Placed> = parts.iter().flat_map(|part| &part.stages).collect();
             prop_assert_eq!(stages.len(), specs.len());
             for part in &parts {

@@ -63,6 +63,8 @@ pub(crate) fn report(hop: &Hop) -> Option<&Report> {
 /// command is the limiter as far as the session before it waits for it to take data, and the one behind it for data.
 pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
     let [sender, receiver] = [0, 1];
+    // Of a chain each hop is held up by others of it.
+    let hops: Vec<&Hop> = hops.iter().filter(|hop| !hop.is_of_chain()).collect();
     let reports = hops.iter().flat_map(|hop| hop.reports.iter().flatten());
     // Of the time in which anything moved: a hop that carries a last line is not held up by it.
     let seconds = reports.map(|report| report.micros).max()?.max(1) as f64 / 1e6;
@@ -82,7 +84,7 @@ pub(crate) fn limiter(stages: &[Stage], hops: &[Hop]) -> Option<(String, f64)> {
             found.push((format!("{}'s {}", stage.spec.label(), quoted(&stage.spec.text)), least));
         }
     }
-    for hop in hops {
+    for hop in &hops {
         // Neither end waits for anything but the other, or for what --bwlimit allows.
         let shares = [
             share(hop, sender, |waits| waits.cpu + waits.credits + waits.wire + waits.limit),
@@ -124,7 +126,7 @@ pub(crate) fn end<'a>(stages: &[Stage], hops: &[Hop], failure: Option<&'a Failur
             exit: report.and_then(|report| report.code),
             signal: report.and_then(|report| report.signal),
             seconds: report.map(|report| rounded(report.micros as f64 / 1e6)),
-            bytes_in: bytes(1, number),
+            bytes_in: stage.received.or_else(|| bytes(1, number)),
             bytes_out: bytes(0, number),
         }
     };

@@ -47,6 +47,17 @@ const BUSY_PERMILLE: u16 = 900;
 /// Nodes say how far they are at least once a second: one that has not for so long may be gone.
 const SILENT_MIN: Duration = Duration::from_secs(2);
 
+/// What becomes of a node that is too slow for the others, or out of the chain with less than all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::job) enum Lag {
+    /// Its tree is copied to it later.
+    Copied,
+    /// It has failed: a stream comes once.
+    Dropped,
+    /// One that is slow is waited for, however long; one that is out has failed.
+    Held,
+}
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
@@ -224,6 +235,7 @@ pub(super) struct Chain {
     /// Bytes of the stream that a node keeps.
     spool_bytes: u64,
     stall: Duration,
+    lag: Lag,
     /// Copies that one node gives at once.
     serves_max: u32,
     /// The heads of the chain whose rates have been compared with that of another link from the source.
@@ -244,6 +256,13 @@ impl Chain {
         chain
     }
 
+    /// One whose stream cannot be had again.
+    pub(super) fn of_stream(nodes: usize, spool_bytes: u64, stall: Duration, lag: Lag, now: Duration) -> Self {
+        let mut chain = Self { lag, ..Self::at_rest(nodes, spool_bytes, stall, now) };
+        chain.settle();
+        chain
+    }
+
     /// One that has not begun anything.
     fn at_rest(nodes: usize, spool_bytes: u64, stall: Duration, now: Duration) -> Self {
         let mut chain = Self {
@@ -255,6 +274,7 @@ impl Chain {
             again: BTreeMap::new(),
             spool_bytes,
             stall,
+            lag: Lag::Copied,
             serves_max: 1,
             probed: BTreeSet::new(),
             head_slow_since: None,
@@ -313,6 +333,12 @@ impl Chain {
         let member = Member { is_out: true, is_behind: true, is_over: true, has_next: false, ..Member::new(now) };
         self.members.push(member);
         self.members.len() - 1
+    }
+
+    /// Each node that is in the chain is connected with the one before it.
+    pub(super) fn is_connected(&self) -> bool {
+        let is_up = |two: &[Node]| self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some());
+        self.order.windows(2).all(is_up)
     }
 
     /// The two ends of a link have met. It may be said again.
@@ -383,7 +409,9 @@ impl Chain {
         }
         if (has_all, is_behind) != (member.has_all, member.is_behind) {
             member.has_all |= has_all;
-            member.is_behind |= is_behind;
+            if is_behind {
+                self.fall_behind(node);
+            }
             self.settle();
         }
     }
@@ -454,13 +482,17 @@ impl Chain {
             for &node in &self.order {
                 self.members[node].moved = now;
             }
+        } else if self.lag == Lag::Held {
+            // Whoever is slow is waited for.
         } else if let Some(node) = self.slow(now) {
             self.take_out(node, Why::Slow);
         } else if let Some(node) = self.busy(now) {
-            self.members[node].is_behind = true;
+            self.fall_behind(node);
             self.actions.push_back(Action::Leave(node));
         }
-        self.probe(now);
+        if self.lag != Lag::Held {
+            self.probe(now);
+        }
         self.settle();
     }
 
@@ -491,11 +523,22 @@ impl Chain {
         let Some(at) = self.order.iter().position(|&other| other == node) else { return };
         member.is_out = true;
         // One that has all makes its tree of that; any other has to have it copied.
-        member.is_behind |= !member.has_all;
+        if !member.has_all {
+            self.fall_behind(node);
+        }
         self.order.remove(at);
         self.out(node, why);
         if at == 0 {
             self.behead();
+        }
+    }
+
+    /// A node's tree takes no more of the stream.
+    fn fall_behind(&mut self, node: Node) {
+        let member = &mut self.members[node];
+        member.is_behind = true;
+        if self.lag != Lag::Copied && member.tree == Tree::Open {
+            member.tree = Tree::Failed;
         }
     }
 
@@ -515,7 +558,7 @@ impl Chain {
                 break;
             }
             member.is_out = true;
-            member.is_behind = true;
+            self.fall_behind(first);
             self.order.remove(0);
             self.out(first, Why::SourceLost);
         }
@@ -652,5 +695,7 @@ impl Chain {
 
 mod blame;
 
+#[cfg(test)]
+mod stream_tests;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Action, Chain, Node, RATE_OVER, SLOWER, SOURCE, Tree, Why};
+use super::{Action, Chain, Lag, Node, RATE_OVER, SLOWER, SOURCE, Tree, Why};
 
 /// How long it is looked for which of two hosts lost the other, before they are to meet again.
 const SUSPECT: Duration = Duration::from_millis(700);
@@ -83,6 +83,10 @@ impl Chain {
 
     /// Those whose disks stand still. Others may yet catch up with one; it alone is not waited for.
     fn give_up_disks(&mut self, now: Duration, limit: Duration) {
+        // A command may do without its input for long.
+        if self.lag != Lag::Copied {
+            return;
+        }
         for node in 1..self.members.len() {
             let member = &self.members[node];
             let is_made = member.tree == Tree::Open && !member.is_over;
@@ -123,11 +127,20 @@ impl Chain {
     pub(super) fn still(&self, now: Duration) -> Option<Node> {
         let is_still = |two: &&[Node]| {
             let is_up = self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some() && !link.is_stopping);
-            self.waits(two[0], two[1]) && is_up && now.saturating_sub(self.members[two[1]].moved) >= self.stall
+            let is_still = now.saturating_sub(self.members[two[1]].moved) >= self.stall;
+            self.waits(two[0], two[1]) && is_up && is_still && !self.is_held(two[1], now)
         };
         let links = || self.order.windows(2).rev().filter(is_still);
         let silent = links().flatten().copied().filter(|&node| node != SOURCE).find(|&node| self.is_silent(node, now));
         silent.or_else(|| links().next().map(|two| two[1]))
+    }
+
+    /// It takes nothing because what is made of the stream there, or behind it, is slow, and that is to be waited for.
+    fn is_held(&self, node: Node, now: Duration) -> bool {
+        let is_heard = |node: Node| !self.is_silent(node, now);
+        let from_it_on = self.order.iter().skip_while(|&&other| other != node);
+        let is_slow = |&node: &Node| self.members[node].is_unwritten && is_heard(node);
+        self.lag == Lag::Held && is_heard(node) && from_it_on.copied().any(|node| is_slow(&node))
     }
 
     /// One node has something that the other, which is behind it, lacks.
@@ -180,9 +193,15 @@ impl Chain {
             member.slow_since = slow.contains(&node).then(|| member.slow_since.unwrap_or(now));
         }
         // Who goes on after a while in which it was held up by another has been slow in that while.
+        let over = self.patience(SLOW_OVER);
         let is_long =
-            |node: &Node| self.members[*node].slow_since.is_some_and(|since| now.saturating_sub(since) >= SLOW_OVER);
+            |node: &Node| self.members[*node].slow_since.is_some_and(|since| now.saturating_sub(since) >= over);
         self.order.iter().rev().copied().find(is_long)
+    }
+
+    /// For how long a node that holds the others up is waited for. One that gets nothing later is given what the user allows.
+    fn patience(&self, least: Duration) -> Duration {
+        if self.lag == Lag::Copied { least } else { least.max(self.stall) }
     }
 
     /// A link has been up for long enough to be compared with others.
@@ -209,8 +228,9 @@ impl Chain {
     pub(super) fn busy(&self, now: Duration) -> Option<Node> {
         let live = || self.order.iter().copied().filter(|&node| node != SOURCE);
         let live = || live().filter(|&node| self.members[node].tree == Tree::Open && !self.members[node].is_behind);
+        let over = self.patience(BUSY_OVER);
         let is_held =
-            |node: &Node| self.members[*node].busy_since.is_some_and(|since| now.saturating_sub(since) >= BUSY_OVER);
+            |node: &Node| self.members[*node].busy_since.is_some_and(|since| now.saturating_sub(since) >= over);
         let node = live().find(is_held)?;
         let mut others = live().filter(|&other| other != node).peekable();
         others.peek()?;

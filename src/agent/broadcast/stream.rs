@@ -1,0 +1,185 @@
+//! Nodes of a pipeline: the stream is what a command puts out, and other commands take it in.
+//!
+//! # What holds
+//!
+//! * A command has the end of its input only once the stream is proven. Of one that has not had all, the input stays open
+//!   until the command is ended or the node is gone: it must not take a part for the whole.
+//! * No thread waits for a command longer than its node lives.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flume::RecvTimeoutError;
+use rd_proto::control::IoFact;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::Shared;
+use crate::agent::end::Moves;
+use crate::control::frames::{BroadcastProof, Fault, Message};
+use crate::control::stages::{Attachment, Inlet, Outlet};
+use crate::fault::Exit;
+use crate::fs::{close, io_fact, standard, std_fact};
+use crate::transport::spool::Taken;
+
+/// How often it is looked whether the node still lives, where a command keeps it waiting.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Bytes that are read at once: what a pipe holds at most.
+const READ_BYTES: usize = 1 << 20;
+
+/// Why no more is written.
+enum Unwritten {
+    /// The command has closed its input.
+    Closed,
+    Io(IoFact),
+    /// Nobody wants it to be written any more.
+    Over,
+}
+
+impl Shared {
+    /// Makes the stream of what a command puts out, or of standard input.
+    pub(super) fn read_stream(&self, moves: Option<Moves>) -> Result<(), Fault> {
+        let (file, path) = match moves {
+            Some(Moves::Output(outlet)) => match self.await_stage(&outlet)? {
+                Outlet::Command(pipe) => (pipe, PathBuf::from("pipe")),
+                Outlet::File(file, path) => (file, path),
+                Outlet::Relay(_) => return Err(impossible()),
+            },
+            Some(Moves::Named) => {
+                (standard::named_input().map_err(|fact| Fault::unreadable(&fact))?, standard::INPUT.into())
+            }
+            _ => return Err(impossible()),
+        };
+        // What is no pipe says so.
+        let _ = rustix::pipe::fcntl_setpipe_size(&file, READ_BYTES);
+        let unreadable = |error| Fault::unreadable(&io_fact(path.as_os_str(), error));
+        let (input, mut hasher, mut bytes) = (self.spool.input(), blake3::Hasher::new(), 0);
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            if self.is_stopped() {
+                return Err(self.given_up());
+            }
+            if !is_ready(&file, PollFlags::IN) {
+                continue;
+            }
+            let length = match rustix::io::read(&file, &mut buffer[..]) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(error) => return Err(unreadable(error)),
+            };
+            hasher.update(&buffer[..length]);
+            bytes += length as u64;
+            if input.append(&buffer[..length], &self.stop).is_err() {
+                return Err(self.given_up());
+            }
+        }
+        // Before anybody has the end.
+        let digest = *hasher.finalize().as_bytes();
+        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest }));
+        input.end().map_err(|_| self.given_up())
+    }
+
+    /// Gives the stream to a command, or to what a redirection opens.
+    pub(super) fn write_stream(&self, moves: Option<Moves>) -> Result<(), Fault> {
+        // Who is slow is judged by the caller, which knows what the user wants.
+        self.spool.hold();
+        let Some(Moves::Input(inlet)) = moves else { return Err(impossible()) };
+        let Inlet::File(file, path) = self.await_stage(&inlet)? else { return Err(impossible()) };
+        let done = self.write_all(&file, &path);
+        if done.is_err() {
+            *self.kept_open.lock().expect("no panics under it") = Some(file);
+        }
+        done
+    }
+
+    fn write_all(&self, file: &File, path: &Path) -> Result<(), Fault> {
+        let unwritable = |error| Fault::unwritable(&io_fact(path.as_os_str(), error));
+        // Of a pipe that is full it is heard at once, and not when there is room.
+        let flags = rustix::fs::fcntl_getfl(file).map_err(unwritable)?;
+        rustix::fs::fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(unwritable)?;
+        let _ = rustix::pipe::fcntl_setpipe_size(file, READ_BYTES);
+        let mut hasher = blake3::Hasher::new();
+        loop {
+            let slice = match self.spool.take() {
+                Taken::Slice(slice) => slice,
+                Taken::Ended => break,
+                Taken::Gone => return Err(self.left_out()),
+            };
+            hasher.update(slice.as_ref());
+            match self.write_some(file, path, slice.as_ref()) {
+                Ok(()) => {}
+                Err(Unwritten::Closed) => return Err(Fault::plain(Exit::SinkClosed.code(), "")),
+                Err(Unwritten::Io(fact)) => return Err(Fault::unwritable(&fact)),
+                Err(Unwritten::Over) => return Err(self.left_out()),
+            }
+        }
+        let proof = self.await_proof()?;
+        let received = self.spool.status().received;
+        if (BroadcastProof { bytes: received, digest: *hasher.finalize().as_bytes() }) != proof {
+            let detail = "what a host before this one has passed on is not what the source has sent";
+            return Err(Fault::plain(Exit::Integrity.code(), detail));
+        }
+        close::settle(file).map_err(unwritable)
+    }
+
+    fn write_some(&self, mut file: &File, path: &Path, bytes: &[u8]) -> Result<(), Unwritten> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match file.write(&bytes[done..]) {
+                Ok(0) => return Err(Unwritten::Io(io_fact(path.as_os_str(), Errno::IO))),
+                Ok(count) => done += count,
+                Err(error) => match error.kind() {
+                    std::io::ErrorKind::Interrupted => {}
+                    std::io::ErrorKind::WouldBlock => {
+                        while !is_ready(file, PollFlags::OUT) {
+                            if self.is_stopped() || !self.spool.status().has_tree {
+                                return Err(Unwritten::Over);
+                            }
+                        }
+                    }
+                    std::io::ErrorKind::BrokenPipe => return Err(Unwritten::Closed),
+                    _ => return Err(Unwritten::Io(std_fact(path.as_os_str(), &error))),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stage has been started, as long as the node lives.
+    fn await_stage<T>(&self, attachment: &Attachment<T>) -> Result<T, Fault> {
+        loop {
+            match attachment.recv_timeout(LOOK_AGAIN) {
+                Ok(attached) => return attached,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Fault::plain(Exit::LinkLost.code(), "the stage was never started"));
+                }
+                Err(RecvTimeoutError::Timeout) if self.is_stopped() => return Err(self.given_up()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Why a stage gets no more. The caller knows better.
+    fn left_out(&self) -> Fault {
+        if self.is_stopped() {
+            return self.given_up();
+        }
+        Fault::plain(Exit::Partial.code(), "the others do not wait for it any more")
+    }
+}
+
+/// Waits a moment until something can be read or written; true also where that would fail.
+fn is_ready(file: &File, flags: PollFlags) -> bool {
+    let limit = Timespec { tv_sec: 0, tv_nsec: LOOK_AGAIN.subsec_nanos().into() };
+    let polled = poll(&mut [PollFd::new(file, flags)], Some(&limit));
+    !matches!(polled, Ok(0) | Err(Errno::INTR))
+}
+
+fn impossible() -> Fault {
+    Fault::plain(Exit::Protocol.code(), "a job that cannot be done")
+}

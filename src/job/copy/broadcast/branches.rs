@@ -1,0 +1,359 @@
+//! One stream to the same stage on several hosts: the chain of their nodes, as a pipeline sees it.
+//!
+//! Nothing is copied later: there is nothing to copy from. So a host that is out of the chain has failed, unless it has all.
+
+use std::time::{Duration, Instant};
+
+use super::chain::{Action, Chain, Node, SOURCE, Tree, Why};
+use super::links::Links;
+use super::{OTHERS_GO_ON, SPOOL_BYTES};
+use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
+use crate::fault::{Exit, escaped};
+use crate::job::progress::{HostShown, HostStanding};
+use crate::job::{HERE, Job, Update};
+use crate::options::TransferOptions;
+
+pub(in crate::job) use super::chain::Lag;
+
+/// A host that gets the stream.
+struct Branch {
+    host: usize,
+    /// The number of its stage.
+    stage: usize,
+    name: String,
+    state: BroadcastState,
+    /// What its node came to.
+    report: Option<Report>,
+    /// Why it is out of the chain, or gets no more.
+    why: Option<Why>,
+    /// Its command has ended: whether well.
+    ended: Option<bool>,
+}
+
+/// How a branch stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::job) enum Standing {
+    Open,
+    /// It has had all, proven, or as much as its command has wanted.
+    Done,
+    /// It will not have all: what its node has found, or the reason in words.
+    Failed(Result<Fault, String>),
+}
+
+/// All of them.
+pub(in crate::job) struct Branches<'a> {
+    chain: Chain,
+    links: Links,
+    options: &'a TransferOptions,
+    stall: Duration,
+    source: usize,
+    branches: Vec<Branch>,
+    began: Instant,
+    source_state: BroadcastState,
+    source_report: Option<Report>,
+    proof: Option<BroadcastProof>,
+    is_over: bool,
+    said: Vec<String>,
+}
+
+/// What the stream is made of: what a stage on a host puts out, or standard input.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::job) enum Feed {
+    Standard,
+    Stage { host: usize, stage: usize },
+}
+
+impl<'a> Branches<'a> {
+    /// Begins the nodes of these stages, each on another host, which has been told of it.
+    pub(in crate::job) fn begin(
+        job: &mut Job,
+        feed: Feed,
+        stages: &[(usize, usize)],
+        lag: Lag,
+        stall: Duration,
+        options: &'a TransferOptions,
+    ) -> Self {
+        let (source, role) = match feed {
+            Feed::Standard => (HERE, BroadcastRole::SourceStandard),
+            Feed::Stage { host, stage } => (host, BroadcastRole::SourceStage { stage: stage as u32 }),
+        };
+        let branch = |&(host, stage): &(usize, usize)| Branch {
+            host,
+            stage,
+            name: escaped(&job.hosts[host].name),
+            state: BroadcastState::default(),
+            report: None,
+            why: None,
+            ended: None,
+        };
+        let branches: Vec<Branch> = stages.iter().map(branch).collect();
+        let mut begin = |host: usize, role: BroadcastRole, has_next: bool| {
+            let begin = Broadcast { role, spool_bytes: SPOOL_BYTES, has_next };
+            job.send(host, Message::BeginBroadcast(Box::new(begin)));
+        };
+        begin(source, role, true);
+        for (at, branch) in branches.iter().enumerate() {
+            let role = BroadcastRole::Stage { stage: branch.stage as u32 };
+            begin(branch.host, role, at + 1 < branches.len());
+        }
+        Self {
+            chain: Chain::of_stream(branches.len() + 1, SPOOL_BYTES, stall, lag, Duration::ZERO),
+            links: Links::default(),
+            options,
+            stall,
+            source,
+            branches,
+            began: Instant::now(),
+            source_state: BroadcastState::default(),
+            source_report: None,
+            proof: None,
+            is_over: false,
+            said: Vec::new(),
+        }
+    }
+
+    /// Takes what is about the chain; gives back what is not, and that a host is gone.
+    pub(in crate::job) fn take(&mut self, job: &mut Job, update: Update) -> Option<Update> {
+        match update {
+            Update::Host(host, message) => {
+                return self.hear(host, message).map(|message| Update::Host(host, message));
+            }
+            Update::End(hop, ..) if job.hops[hop].is_of_chain() => {}
+            Update::Ended(hop, side) if job.hops[hop].is_of_chain() => {
+                // The other end may not have noticed.
+                let has_failed = job.hops[hop].report(side).is_some_and(|report| report.fault.is_some());
+                if has_failed && !job.hops[hop].is_stopping {
+                    job.stop(hop, libc::SIGTERM as u8);
+                }
+            }
+            Update::Unmet(hop, _) if job.hops[hop].is_of_chain() => job.stop(hop, libc::SIGTERM as u8),
+            Update::Gone(host, failure) => {
+                if let Some(node) = self.node_of(host) {
+                    self.chain.lost(node);
+                }
+                return Some(Update::Gone(host, failure));
+            }
+            update => return Some(update),
+        }
+        None
+    }
+
+    fn hear(&mut self, host: usize, message: Message) -> Option<Message> {
+        let Some(node) = self.node_of(host) else { return Some(message) };
+        match message {
+            Message::BroadcastState(state) => {
+                // That was asked of it: by the chain, or since its command has ended.
+                let state = BroadcastState { is_behind: false, ..state };
+                self.chain.state(node, &state, self.began.elapsed());
+                match node {
+                    SOURCE => self.source_state = state,
+                    node => self.branches[node - 1].state = state,
+                }
+            }
+            Message::BroadcastProof(proof) if node == SOURCE => {
+                self.proof.get_or_insert(proof);
+                self.chain.proof();
+            }
+            Message::BroadcastEnded(report) => {
+                let fault = report.fault.as_ref();
+                if node == SOURCE {
+                    self.chain.tree_over(SOURCE, fault.is_none());
+                    self.source_report.get_or_insert(*report);
+                    return None;
+                }
+                let branch = &mut self.branches[node - 1];
+                // What a command leaves unread it did not want; how it ended says whether that was well.
+                let is_closed = fault.is_some_and(|fault| Exit::from_code(fault.exit) == Exit::SinkClosed);
+                let is_done = fault.is_none() || is_closed || branch.ended == Some(true);
+                branch.report.get_or_insert(*report);
+                self.chain.tree_over(node, is_done);
+            }
+            message => return Some(message),
+        }
+        None
+    }
+
+    /// The command of a stage has ended: it takes no more.
+    pub(in crate::job) fn stage_ended(&mut self, job: &mut Job, stage: usize, is_well: bool) {
+        let Some(at) = self.branches.iter().position(|branch| branch.stage == stage) else { return };
+        self.branches[at].ended.get_or_insert(is_well);
+        if self.branches[at].report.is_none() {
+            self.tell(job, at + 1, Message::BroadcastLeave);
+        }
+    }
+
+    /// Does what is to be done now, and looks at the time.
+    pub(in crate::job) fn turn(&mut self, job: &mut Job) {
+        if self.is_over {
+            return;
+        }
+        self.act(job);
+        self.links.settle(job, &mut self.chain, self.began.elapsed());
+        self.chain.tick(self.began.elapsed());
+        self.act(job);
+    }
+
+    fn act(&mut self, job: &mut Job) {
+        while let Some(action) = self.chain.poll() {
+            match action {
+                Action::Connect { link, from, to } => {
+                    let hosts = [self.host(from), self.host(to)];
+                    self.links.connect(job, self.options, link, hosts);
+                }
+                Action::Stop(link) => self.links.stop(job, link),
+                Action::Next(node, has_next) => self.tell(job, node, Message::BroadcastNext(has_next)),
+                Action::Leave(node) => {
+                    self.branches[node - 1].why.get_or_insert(Why::Slow);
+                    self.tell(job, node, Message::BroadcastLeave);
+                }
+                Action::Prove(node) => {
+                    if let Some(proof) = self.proof {
+                        self.tell(job, node, Message::BroadcastProof(proof));
+                    }
+                }
+                Action::Probe(node) => {
+                    let hosts = [self.source, self.host(node)];
+                    self.links.probe(job, self.options, hosts);
+                }
+                Action::Out(node, why) => self.note_out(job, node, why),
+                // A stream is not had again.
+                Action::Copy { .. } => {}
+                Action::End => {
+                    self.is_over = true;
+                    // Nobody wants any more of it: the command that makes it hears so when it writes on.
+                    if self.source_report.is_none() {
+                        self.tell(job, SOURCE, Message::Signal(libc::SIGTERM as u8));
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_out(&mut self, job: &Job, node: Node, why: Why) {
+        if node == SOURCE {
+            return self.said.push(format!("lost {}, where the stream is made", job.hosts[self.source].label()));
+        }
+        let branch = &mut self.branches[node - 1];
+        branch.why.get_or_insert(why);
+        let (name, stall) = (&branch.name, self.stall.as_secs());
+        let reason = match why {
+            Why::Lost => format!("lost {name}"),
+            Why::CutOff => format!("{name} cannot be reached by its neighbours"),
+            Why::StoodStill => format!("{name} has taken nothing for {stall} s"),
+            Why::Slow => format!("{name} is much slower than the others"),
+            Why::TooFar => format!("{name} is too far behind the others"),
+            Why::DiskStill | Why::Failed | Why::SourceLost => return,
+        };
+        let then = if branch.state.has_all && why != Why::Lost { "it has all that it needs" } else { OTHERS_GO_ON };
+        self.said.push(format!("{reason}; {then}"));
+    }
+
+    /// What is to be said to the user.
+    pub(in crate::job) fn said(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.said)
+    }
+
+    /// All that can be reached are connected, so that the stream may begin.
+    pub(in crate::job) fn are_connected(&self) -> bool {
+        self.chain.is_connected()
+    }
+
+    /// None of them takes any more.
+    pub(in crate::job) fn are_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// How far the source has come, and all of them together: what moves is not to be given up.
+    pub(in crate::job) fn bytes(&self) -> u64 {
+        let written = self.branches.iter().map(|branch| branch.state.written);
+        written.fold(self.source_state.received, u64::saturating_add)
+    }
+
+    /// The host where the stream is made.
+    pub(in crate::job) fn source(&self) -> usize {
+        self.source
+    }
+
+    /// What became of the source's node, if that was no success.
+    pub(in crate::job) fn source_fault(&self) -> Option<&Fault> {
+        self.source_report.as_ref()?.fault.as_ref()
+    }
+
+    /// How much the branch of a stage has received.
+    pub(in crate::job) fn received(&self, stage: usize) -> Option<u64> {
+        self.branches.iter().find(|branch| branch.stage == stage).map(|branch| branch.state.received)
+    }
+
+    /// How the branch of a stage stands.
+    pub(in crate::job) fn standing(&self, stage: usize) -> Standing {
+        let Some(at) = self.branches.iter().position(|branch| branch.stage == stage) else { return Standing::Open };
+        let branch = &self.branches[at];
+        let fault = branch.report.as_ref().and_then(|report| report.fault.as_ref());
+        match self.chain.tree(at + 1) {
+            Tree::Open => Standing::Open,
+            Tree::Done => Standing::Done,
+            Tree::Failed => Standing::Failed(match (branch.why, fault) {
+                (None, Some(fault)) => Ok(fault.clone()),
+                (why, _) => Err(self.why_failed(why)),
+            }),
+        }
+    }
+
+    fn why_failed(&self, why: Option<Why>) -> String {
+        let stall = self.stall.as_secs();
+        match why {
+            Some(Why::Lost) => "its agent was lost in the middle".to_owned(),
+            Some(Why::CutOff) => "it cannot be reached by its neighbours".to_owned(),
+            Some(Why::StoodStill) => format!("it had taken nothing for {stall} s, and was dropped (--stall)"),
+            Some(Why::Slow) => {
+                format!("it was slower than all others for {stall} s, and was dropped (--slow=drop)")
+            }
+            Some(Why::TooFar) => "two hosts were lost at once, and what it lacks is kept by nobody".to_owned(),
+            Some(Why::SourceLost) => "where the stream is made was lost, and no host has all of it".to_owned(),
+            Some(Why::Failed | Why::DiskStill) => "its node could not go on".to_owned(),
+            None => "the stream has not come to its end".to_owned(),
+        }
+    }
+
+    /// Has all nodes end.
+    pub(in crate::job) fn stop(&self, job: &mut Job, number: u8) {
+        for node in 0..=self.branches.len() {
+            self.tell(job, node, Message::Signal(number));
+        }
+    }
+
+    /// How far each is, of what the source has made and whether that is all, and since when. `has_failed`: the command of a
+    /// stage has.
+    pub(in crate::job) fn shown(&self, has_failed: impl Fn(usize) -> bool) -> (Vec<HostShown>, u64, bool, Duration) {
+        let shown = self.branches.iter().enumerate().map(|(at, branch)| HostShown {
+            host: branch.name.clone(),
+            standing: match self.chain.tree(at + 1) {
+                Tree::Failed => HostStanding::Failed,
+                _ if has_failed(branch.stage) => HostStanding::Failed,
+                Tree::Done => HostStanding::Done,
+                Tree::Open if branch.state.has_all => HostStanding::Finishing,
+                Tree::Open => HostStanding::Receiving,
+            },
+            received: branch.state.received,
+            written: branch.state.written,
+            before: self.chain.before(at + 1).and_then(|before| before.checked_sub(1)),
+        });
+        let BroadcastState { received, has_all, .. } = self.source_state;
+        (shown.collect(), received, has_all, self.began.elapsed())
+    }
+
+    fn tell(&self, job: &mut Job, node: Node, message: Message) {
+        let host = self.host(node);
+        if !job.hosts[host].gone {
+            job.send(host, message);
+        }
+    }
+
+    fn host(&self, node: Node) -> usize {
+        node.checked_sub(1).map_or(self.source, |at| self.branches[at].host)
+    }
+
+    fn node_of(&self, host: usize) -> Option<Node> {
+        (0..=self.branches.len()).find(|&node| self.host(node) == host)
+    }
+}

@@ -1,0 +1,133 @@
+//! Chains of streams, of which nothing is copied later.
+
+use super::*;
+
+const SPOOL: u64 = 32;
+const STALL: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(200);
+
+/// A chain whose links come up as soon as they are begun, and what it has asked for.
+struct Rig {
+    chain: Chain,
+    now: Duration,
+    asked: Vec<Action>,
+}
+
+impl Rig {
+    fn new(hosts: usize, lag: Lag) -> Self {
+        let chain = Chain::of_stream(hosts + 1, SPOOL, STALL, lag, Duration::ZERO);
+        let mut rig = Self { chain, now: Duration::ZERO, asked: Vec::new() };
+        assert!(!rig.chain.is_connected());
+        rig.act();
+        assert!(rig.chain.is_connected());
+        rig
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.chain.poll() {
+            match action {
+                Action::Connect { link, .. } => self.chain.link_up(link, self.now),
+                Action::Stop(link) => self.chain.link_over(link, LinkEnd::Broken, self.now),
+                Action::Copy { .. } => panic!("a stream comes once"),
+                _ => {}
+            }
+            self.asked.push(action);
+        }
+    }
+
+    /// Some time passes, in which nodes say this of themselves: how much they have received and written.
+    fn pass(&mut self, over: Duration, states: &[(Node, u64, u64)]) {
+        let until = self.now + over;
+        while self.now < until {
+            self.now += STEP;
+            for &(node, received, written) in states {
+                let busy_permille = if written < received { 1000 } else { 0 };
+                let state = BroadcastState { received, written, busy_permille, ..BroadcastState::default() };
+                self.chain.state(node, &state, self.now);
+            }
+            self.chain.tick(self.now);
+            self.act();
+        }
+    }
+
+    fn outs(&self) -> Vec<(Node, Why)> {
+        let out = |action: &Action| match *action {
+            Action::Out(node, why) => Some((node, why)),
+            _ => None,
+        };
+        self.asked.iter().filter_map(out).collect()
+    }
+}
+
+const HELD_UP: [(Node, u64, u64); 4] = [(0, 96, 96), (1, 64, 64), (2, 32, 0), (3, 32, 32)];
+
+/// Those before one that takes nothing wait for it, as long as it says that it is there; then it is to blame, and they are not.
+#[test]
+fn one_that_is_slow_is_waited_for_as_long_as_it_is_heard() {
+    let mut rig = Rig::new(3, Lag::Held);
+    rig.pass(40 * STALL, &HELD_UP);
+    assert!(rig.outs().is_empty(), "{:?}", rig.outs());
+    let others: Vec<_> = HELD_UP.into_iter().filter(|(node, ..)| *node != 2).collect();
+    rig.pass(STALL, &others);
+    assert_eq!(rig.outs(), [(2, Why::StoodStill)]);
+    assert_eq!((rig.chain.tree(2), rig.chain.tree(1), rig.chain.before(3)), (Tree::Failed, Tree::Open, Some(1)));
+}
+
+/// A link that carries nothing, for no command's sake, is nobody's to wait for.
+#[test]
+fn one_whose_command_waits_for_more_is_not_slow() {
+    let mut rig = Rig::new(3, Lag::Held);
+    rig.pass(2 * STALL, &[(0, 96, 96), (1, 64, 64), (2, 32, 32), (3, 32, 32)]);
+    assert_eq!(rig.outs(), [(2, Why::StoodStill)]);
+}
+
+#[test]
+fn one_that_is_slow_is_dropped_where_that_is_asked_for() {
+    let mut rig = Rig::new(3, Lag::Dropped);
+    rig.pass(STALL - 2 * STEP, &HELD_UP);
+    assert!(rig.outs().is_empty(), "{:?}", rig.outs());
+    rig.pass(4 * STEP, &HELD_UP);
+    assert_eq!(rig.outs(), [(2, Why::StoodStill)]);
+    assert!(rig.asked.contains(&Action::Leave(2)) && rig.chain.tree(2) == Tree::Failed);
+}
+
+/// One that takes something, but always less than the others could, is left behind after the same time. It still passes the
+/// stream on.
+#[test]
+fn one_that_is_always_busy_is_dropped() {
+    for (lag, is_dropped) in [(Lag::Dropped, true), (Lag::Held, false)] {
+        let mut rig = Rig::new(3, lag);
+        for second in 0..12 {
+            let at = |bytes: u64| second * 4 + bytes;
+            let states = [(0, at(12), at(12)), (1, at(10), at(10)), (2, at(9), at(1)), (3, at(8), at(8))];
+            rig.pass(Duration::from_secs(1), &states);
+        }
+        assert_eq!(rig.asked.contains(&Action::Leave(2)), is_dropped);
+        assert_eq!((rig.chain.tree(2) == Tree::Failed, rig.chain.before(3)), (is_dropped, Some(2)));
+        assert_eq!(rig.outs(), [], "{lag:?}");
+    }
+}
+
+/// All end: those that have all as done, one that was lost before as failed, and then there is nothing to wait for.
+#[test]
+fn a_stream_ends_with_the_last_of_its_hosts() {
+    for lag in [Lag::Held, Lag::Dropped] {
+        let mut rig = Rig::new(3, lag);
+        rig.pass(STEP, &HELD_UP);
+        rig.chain.lost(1);
+        rig.act();
+        assert_eq!((rig.chain.tree(1), rig.chain.before(2)), (Tree::Failed, Some(SOURCE)));
+        rig.chain.proof();
+        for node in [SOURCE, 2, 3] {
+            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            rig.chain.state(node, &state, rig.now);
+        }
+        rig.act();
+        assert!(rig.asked.contains(&Action::Prove(2)) && rig.asked.contains(&Action::Prove(3)));
+        rig.chain.tree_over(2, true);
+        rig.chain.tree_over(3, false);
+        rig.act();
+        assert_eq!((rig.chain.tree(2), rig.chain.tree(3)), (Tree::Done, Tree::Failed));
+        assert_eq!(rig.asked.last(), Some(&Action::End));
+    }
+}

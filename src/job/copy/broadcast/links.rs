@@ -1,0 +1,117 @@
+//! The hops of a chain: begun and ended as the chain says, and what it is told of them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::chain::{Chain, LinkEnd, LinkId};
+use crate::control::frames;
+use crate::fault::Exit;
+use crate::job::hop::Side;
+use crate::job::{EndOf, Job};
+use crate::options::TransferOptions;
+
+/// For how long it is measured what a link could carry.
+const PROBE: Duration = Duration::from_millis(400);
+
+/// How long the second end of a hop that has failed may take to say so as well.
+const OTHER_END_MAX: Duration = Duration::from_millis(1800);
+
+/// Those that are there.
+#[derive(Default)]
+pub(super) struct Links {
+    links: HashMap<usize, LinkId>,
+    /// Hops that only measure.
+    probes: Vec<usize>,
+}
+
+impl Links {
+    /// Begins one.
+    pub(super) fn connect(&mut self, job: &mut Job, options: &TransferOptions, link: LinkId, hosts: [usize; 2]) {
+        let hop = hop_of_chain(job, options, hosts, [frames::Job::SendBroadcast, frames::Job::ReceiveBroadcast]);
+        self.links.insert(hop, link);
+    }
+
+    /// Has both its ends end.
+    pub(super) fn stop(&self, job: &mut Job, link: LinkId) {
+        if let Some((&hop, _)) = self.links.iter().find(|(_, one)| **one == link) {
+            job.stop(hop, libc::SIGTERM as u8);
+        }
+    }
+
+    /// Measures how fast the one host can send to the other.
+    pub(super) fn probe(&mut self, job: &mut Job, options: &TransferOptions, hosts: [usize; 2]) {
+        let send = frames::Job::SendMemory { millis: PROBE.as_millis() as u32 };
+        let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
+        self.probes.push(hop_of_chain(job, options, hosts, [send, receive]));
+    }
+
+    /// The hops of the chain.
+    pub(super) fn hops(&self) -> impl Iterator<Item = usize> {
+        self.links.keys().copied()
+    }
+
+    /// Tells the chain of hops that are over, and of those that have met.
+    pub(super) fn settle(&mut self, job: &Job, chain: &mut Chain, now: Duration) {
+        for (&hop, &link) in &self.links {
+            if job.hops[hop].has_met() {
+                chain.link_up(link, now);
+            }
+        }
+        // Of one that the chain wants to end nobody asks why it did; a node's new end takes the place of its old one.
+        let max = |link: LinkId| if chain.is_stopping(link) { Duration::ZERO } else { OTHER_END_MAX };
+        let links = self.links.iter().filter(|&(hop, &link)| is_over_within(job, *hop, max(link)));
+        let links: Vec<usize> = links.map(|(&hop, _)| hop).collect();
+        let probes: Vec<usize> = self.probes.iter().copied().filter(|&hop| is_over(job, hop)).collect();
+        for hop in probes {
+            self.probes.retain(|other| *other != hop);
+            let received = job.hops[hop].report(Side::To).filter(|_| !has_failed(job, hop));
+            let rate = received.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
+            chain.probe_over(rate);
+        }
+        for hop in links {
+            let link = self.links.remove(&hop).expect("it is there");
+            chain.link_over(link, how_ended(job, hop), now);
+        }
+    }
+}
+
+/// Begins a hop of a chain: one that breaks is the chain's to mend, at once.
+fn hop_of_chain(job: &mut Job, options: &TransferOptions, hosts: [usize; 2], jobs: [frames::Job; 2]) -> usize {
+    let [from, to] = hosts;
+    let [send, receive] = jobs;
+    let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
+    let (sender, receiver) = (end(from, send), end(to, receive));
+    job.connect(sender, receiver, &TransferOptions { reconnect: 0, ..options.clone() }, false)
+}
+
+/// Whether a hop is over, or so much so that no more is waited for.
+pub(super) fn is_over(job: &Job, hop: usize) -> bool {
+    is_over_within(job, hop, OTHER_END_MAX)
+}
+
+fn is_over_within(job: &Job, hop: usize, other_end_max: Duration) -> bool {
+    let since = job.hops[hop].ended_since;
+    job.is_settled(hop) || since.is_some_and(|since| since.elapsed() >= other_end_max) && has_failed(job, hop)
+}
+
+fn has_failed(job: &Job, hop: usize) -> bool {
+    job.hops[hop].reports.iter().flatten().any(|report| report.fault.is_some())
+}
+
+fn how_ended(job: &Job, hop: usize) -> LinkEnd {
+    let hop = &job.hops[hop];
+    let fault = |side: Side| hop.report(side).and_then(|report| report.fault.as_ref()).filter(|fault| fault.own);
+    let is_code = |side, exit: Exit| fault(side).is_some_and(|fault| fault.exit == exit.code());
+    if hop.reports.iter().flatten().count() == 2 && hop.reports.iter().flatten().all(|report| report.fault.is_none()) {
+        return LinkEnd::Done;
+    }
+    if hop.is_stopping && !hop.has_met() {
+        return LinkEnd::Broken;
+    }
+    match fault(Side::From) {
+        Some(fault) if fault.is_not_kept() => LinkEnd::NotKept,
+        _ if is_code(Side::From, Exit::Source) => LinkEnd::FromFailed,
+        _ if is_code(Side::To, Exit::Destination) => LinkEnd::ToFailed,
+        _ => LinkEnd::Broken,
+    }
+}

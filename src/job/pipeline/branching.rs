@@ -1,0 +1,209 @@
+//! A last stage that runs on several hosts, each of which gets all of the stream. One that fails ends no other.
+
+use std::time::{Duration, Instant};
+
+use super::{END_MAX, Pipeline, grammar};
+use crate::control::frames::Message;
+use crate::fault::{Exit, Failure};
+use crate::job::copy::broadcast::branches::{Branches, Feed, Lag, Standing};
+use crate::job::event::{self, Event};
+use crate::job::told;
+
+/// How one stream goes to several hosts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Branching {
+    /// The first of the stages that are the same on several hosts; all behind it are.
+    pub(crate) first: usize,
+    /// One that holds the others up is dropped, not waited for.
+    pub(crate) drops_slow: bool,
+    /// How long one may take nothing.
+    pub(crate) stall: Duration,
+}
+
+impl Pipeline<'_> {
+    pub(super) fn is_branch(&self, number: usize) -> bool {
+        self.plan.branching.as_ref().is_some_and(|branching| number >= branching.first)
+    }
+
+    /// Waits for all agents. One whose host has nothing to do but one of these stages fails alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::job::Job::greet`], for any other.
+    pub(super) fn greet_branches(&mut self, first: usize) -> Result<(), Failure> {
+        for (host, failure) in self.job.greet_each()? {
+            if !self.is_of_branch(host) {
+                return Err(failure);
+            }
+            for stage in self.stages[first..].iter_mut().filter(|stage| stage.host == host) {
+                stage.failure = Some(failure.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a host has one of these stages, and no other.
+    pub(super) fn is_of_branch(&self, host: usize) -> bool {
+        let mut stages = self.stages.iter().enumerate().filter(|(_, stage)| stage.host == host).peekable();
+        stages.peek().is_some() && stages.all(|(number, _)| self.is_branch(number))
+    }
+
+    /// Begins the chain. Its stages have been told of.
+    pub(super) fn begin_branches(&mut self, feed: grammar::Feed) {
+        let plan = self.plan;
+        let Some(Branching { first, drops_slow, stall }) = plan.branching else { return };
+        let feed = match feed {
+            grammar::Feed::Standard => Feed::Standard,
+            grammar::Feed::Stage(stage) => Feed::Stage { host: self.stages[stage].host, stage },
+        };
+        let branches = self.stages.iter().enumerate().skip(first).filter(|(_, stage)| stage.failure.is_none());
+        let branches: Vec<(usize, usize)> = branches.map(|(number, stage)| (stage.host, number)).collect();
+        if branches.is_empty() {
+            // Each of them says why.
+            self.failing_since.get_or_insert_with(Instant::now);
+            return;
+        }
+        let lag = if drops_slow { Lag::Dropped } else { Lag::Held };
+        self.branches = Some(Branches::begin(&mut self.job, feed, &branches, lag, stall, plan.transfer));
+    }
+
+    /// All that can be reached are connected with each other.
+    pub(super) fn are_branches_connected(&self) -> bool {
+        self.branches.as_ref().is_none_or(Branches::are_connected)
+    }
+
+    pub(super) fn are_branches_over(&self) -> bool {
+        self.branches.as_ref().is_none_or(Branches::are_over)
+    }
+
+    /// Does what the chain says, and ends commands that will not have all.
+    pub(super) fn attend_branches(&mut self) {
+        let Some(branches) = &mut self.branches else { return };
+        branches.turn(&mut self.job);
+        let bytes = branches.bytes();
+        for line in branches.said() {
+            self.observer.remark(&line);
+        }
+        let has_failed = |number: usize| {
+            let report = self.stages[number].end.as_ref().map(|end| &end.report);
+            report.is_some_and(|report| report.fault.is_some() || report.code != Some(0))
+        };
+        let (shown, made, is_all, elapsed) = branches.shown(has_failed);
+        self.observer.show_hosts(&shown, made, is_all, elapsed);
+        let has_moved = std::mem::replace(&mut self.bytes_of_branches, bytes) != bytes;
+        let mut open = 0;
+        for number in 0..self.stages.len() {
+            let Some(received) = branches.received(number) else { continue };
+            let stage = &mut self.stages[number];
+            stage.received = Some(received);
+            if !matches!(branches.standing(number), Standing::Failed(_)) {
+                open += 1;
+                continue;
+            }
+            if !stage.started || stage.end.is_some() || self.job.hosts[stage.host].gone {
+                continue;
+            }
+            let signal = match stage.ending_since {
+                None => libc::SIGTERM,
+                Some(since) if !stage.is_killed && since.elapsed() > END_MAX => libc::SIGKILL,
+                Some(_) => continue,
+            };
+            stage.ending_since.get_or_insert_with(Instant::now);
+            stage.is_killed = signal == libc::SIGKILL;
+            self.job.send(stage.host, Message::EndStage { stage: number as u32, signal: signal as u8 });
+        }
+        if has_moved {
+            self.moved();
+        }
+        if open == 0 {
+            // Nobody is left to take what the others make.
+            self.failing_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// It was asked to end, and killed, and still has not said that it has ended.
+    pub(super) fn is_given_up(&self, number: usize) -> bool {
+        self.stages[number].ending_since.is_some_and(|since| since.elapsed() > 2 * END_MAX)
+    }
+
+    pub(super) fn branch_ended(&mut self, number: usize, is_well: bool) {
+        // A redirection is opened and done; what it has opened is its node's to write.
+        if self.stages[number].spec.is_run()
+            && let Some(branches) = &mut self.branches
+        {
+            branches.stage_ended(&mut self.job, number, is_well);
+        }
+    }
+
+    /// The agent of a host that has only one of these stages is not heard any more.
+    pub(super) fn lose_branch(&mut self, host: usize, failure: Option<Failure>) {
+        let failure = failure.unwrap_or_else(|| self.job.lost(host));
+        let is_open = |number: usize| {
+            let branches = self.branches.as_ref();
+            branches.is_some_and(|branches| branches.standing(number) != Standing::Done)
+        };
+        for number in 0..self.stages.len() {
+            let is_waited_for = self.stages[number].end.is_none() || is_open(number);
+            if self.stages[number].host == host && is_waited_for {
+                self.stages[number].failure.get_or_insert(failure.clone());
+            }
+        }
+    }
+
+    /// What became of them all; those that failed are named here.
+    pub(super) fn judge_branches(&mut self) -> Option<Failure> {
+        let first = self.plan.branching.as_ref()?.first;
+        let count = self.stages.len() - first;
+        if let Some(fault) = self.branches.as_ref().and_then(Branches::source_fault)
+            && fault.own
+            && Exit::from_code(fault.exit) == Exit::Source
+        {
+            let host = self.branches.as_ref().map_or(0, Branches::source);
+            return Some(told(&self.job.hosts[host].name, fault));
+        }
+        let failures: Vec<Failure> =
+            (first..self.stages.len()).filter_map(|number| self.branch_failure(number)).collect();
+        for failure in &failures {
+            self.observer.event(&Event::Failed(event::Failed::new(failure)));
+            self.observer.complain(failure.message.as_deref().unwrap_or_default());
+        }
+        match failures.len() {
+            0 => None,
+            failed if failed == count => {
+                let line = format!("none of {count} hosts has taken it all");
+                Some(Failure::new(failures[0].exit, line))
+            }
+            failed => {
+                let left = count - failed;
+                Some(Failure::new(Exit::Partial, format!("{failed} of {count} hosts failed; {left} have it all")))
+            }
+        }
+    }
+
+    /// Why the branch of a stage failed, with its host.
+    fn branch_failure(&self, number: usize) -> Option<Failure> {
+        let stage = &self.stages[number];
+        let label = grammar::label(&stage.spec.host);
+        let named = |failure: Failure| match &failure.message {
+            Some(line) if line.contains(&label) => failure,
+            line => {
+                let line = format!("{label}: {}", line.as_deref().unwrap_or("has failed"));
+                Failure { message: Some(line), ..failure }
+            }
+        };
+        if let Some(failure) = &stage.failure {
+            return Some(named(failure.clone()));
+        }
+        if let Some(failure) = self.stage_failure(number, stage) {
+            return Some(named(failure));
+        }
+        match self.branches.as_ref().map(|branches| branches.standing(number))? {
+            Standing::Done if stage.end.is_some() => None,
+            Standing::Failed(Ok(fault)) => Some(named(told(&stage.spec.host, &fault))),
+            Standing::Failed(Err(reason)) => Some(named(Failure::new(Exit::LinkLost, reason))),
+            Standing::Done | Standing::Open => {
+                Some(named(Failure::new(Exit::LinkLost, "it was not waited for".to_owned())))
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! `rdpipe` to several hosts: one stream, sent once, along a chain of them. Other hosts are this one, by a launcher that runs
+//! the agent; a command knows by the variable `AT` on which of them it is.
+
+mod rig;
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rig::lab::*;
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// More than what a host holds by itself.
+const MANY_BYTES: usize = 72 << 20;
+
+fn lab() -> Lab {
+    let lab = Lab::new();
+    lab.script("at", "AT=$1\nexport AT\nexec sh -c \"exec $2\"");
+    lab
+}
+
+impl Lab {
+    /// `DIR` in an argument stands for the scratch directory.
+    fn start(&self, arguments: &[&str]) -> Process {
+        let directory = self.0.path().display().to_string();
+        let mut command = self.command(rdpipe(), "at", AGENT);
+        command.args(arguments.iter().map(|argument| argument.replace("DIR", &directory)));
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn source(&self, bytes: usize) -> Vec<u8> {
+        let bytes = noise(bytes);
+        self.0.file("source", &bytes);
+        bytes
+    }
+
+    #[track_caller]
+    fn holds(&self, name: &str, bytes: &[u8]) {
+        let there = fs::read(self.join(name)).unwrap_or_default();
+        assert!(there == bytes, "{name}: {} of {} bytes, or others", there.len(), bytes.len());
+    }
+
+    /// Waits until the file of a host has so many bytes.
+    #[track_caller]
+    fn await_bytes(&self, name: &str, bytes: u64, process: &Process) {
+        let until = Instant::now() + PATIENCE;
+        while !fs::metadata(self.join(name)).is_ok_and(|file| file.len() >= bytes) {
+            assert!(Instant::now() < until, "nothing flows: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn agent(&self, host: &str) -> u32 {
+        self.launches().into_iter().find(|(_, at, _)| at == host).expect("it was launched").0
+    }
+}
+
+/// What a command puts out, a file, standard input; into commands and files.
+#[test]
+fn every_host_gets_every_byte() {
+    let lab = lab();
+    let bytes = lab.source(40 << 20);
+    for (arguments, hosts) in [
+        (&["src:cat DIR/source", "h[1-5]:cat >DIR/$AT"][..], 5),
+        (&["src:< DIR/source", "h[1-2]:> DIR/$AT"], 2),
+        (&["cat DIR/source", "mid:cat", "h[1-3]:cat >DIR/$AT"], 3),
+        (&["src:cat DIR/source", "mid:tee DIR/teed", "h[1-2,3]:cat >DIR/$AT"], 3),
+    ] {
+        let ended = lab.start(arguments).wait();
+        ended.expect(0);
+        assert_eq!(ended.stderr, "", "{arguments:?}");
+        for host in 1..=hosts {
+            lab.holds(&format!("h{host}"), &bytes);
+            fs::remove_file(lab.join(&format!("h{host}"))).expect("it is there");
+        }
+    }
+    lab.holds("teed", &bytes);
+    let mut command = lab.command(rdpipe(), "at", AGENT);
+    command.arg(format!("h[1-3]:cat >{}/$AT", lab.0.path().display()));
+    let mut process = Process::spawn(command.stdin(Stdio::piped()).stdout(Stdio::null()));
+    let fed = feed(process.stdin(), bytes.clone());
+    process.wait().expect(0);
+    fed.join().expect("no panic");
+    (1..=3).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+    lab.all_gone(Duration::from_secs(5));
+}
+
+/// What they print comes to standard error, with their names; reports have the host of each.
+#[test]
+fn what_they_say_is_told_apart() {
+    let lab = lab();
+    lab.source(3 << 20);
+    let ended = lab.start(&["--json=DIR/report", "src:cat DIR/source", "h[1-3]:wc -c"]).wait();
+    ended.expect(0);
+    let mut lines: Vec<&str> = ended.stderr.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["h1: 3145728", "h2: 3145728", "h3: 3145728"]);
+    let report = fs::read_to_string(lab.join("report")).expect("a report");
+    let events: Vec<serde_json::Value> =
+        report.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+    let done = events.iter().filter(|event| event["event"] == "host" && event["state"] == "done").count();
+    assert_eq!(done, 3, "{report}");
+    let end = events.last().expect("an end");
+    let stages = end["stages"].as_array().expect("stages");
+    assert!(stages[1..].iter().all(|stage| stage["bytes_in"] == 3_145_728), "{end}");
+}
+
+/// One whose command fails is named, and the others have it all.
+#[test]
+fn a_command_that_fails_fails_alone() {
+    for at in 1..=3 {
+        let lab = lab();
+        let bytes = lab.source(20 << 20);
+        for (command, line) in [
+            ("cat >DIR/$AT; [ $AT != hN ] || exit 3", "'cat >DIR/$AT; [ $AT != hN ] || exit 3' ended with exit code 3"),
+            ("[ $AT != hN ] || exit 3; cat >DIR/$AT", "ended with exit code 3"),
+        ] {
+            let named =
+                |text: &str| text.replace("hN", &format!("h{at}")).replace("DIR", &lab.0.path().display().to_string());
+            let ended = lab.start(&["src:cat DIR/source", &format!("h[1-3]:{}", named(command))]).wait();
+            ended.expect(8);
+            assert!(
+                ended.stderr.contains(&format!("h{at}: ")) && ended.stderr.contains(&named(line)),
+                "{}",
+                ended.stderr
+            );
+            assert!(ended.stderr.contains("1 of 3 hosts failed; 2 have it all"), "{}", ended.stderr);
+            (1..=3).filter(|&host| host != at).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+        }
+    }
+    let lab = lab();
+    lab.source(1 << 20);
+    let ended = lab.start(&["src:cat DIR/source", "h[1-3]:cat >/dev/null; exit 3"]).wait();
+    ended.expect(3);
+    assert!(ended.stderr.contains("none of 3 hosts"), "{}", ended.stderr);
+    let ended = lab.start(&["src:cat DIR/source; exit 7", "h[1-2]:cat >/dev/null"]).wait();
+    ended.expect(7);
+}
+
+/// Agents that are killed in the middle: the others go on from where they were.
+#[test]
+fn a_host_that_dies_ends_no_other() {
+    for dead in 1..=4 {
+        let lab = lab();
+        let bytes = lab.source(48 << 20);
+        let mut process = lab.start(&["--bwlimit=30M", "src:cat DIR/source", "h[1-4]:cat >DIR/$AT"]);
+        lab.await_bytes(&format!("h{dead}"), 8 << 20, &process);
+        kill_process(Pid::from_raw(lab.agent(&format!("h{dead}")) as i32).expect("not 0"), Signal::KILL)
+            .expect("it runs");
+        let ended = process.wait();
+        ended.expect(8);
+        assert!(ended.stderr.contains(&format!("h{dead}: ")), "{}", ended.stderr);
+        (1..=4).filter(|&host| host != dead).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+        none_marked(lab.0.path(), Duration::from_secs(5));
+    }
+}
+
+/// It holds the others up, or is dropped, and then its command does not take what it has had for all.
+#[test]
+fn one_that_is_slow_is_waited_for_or_dropped() {
+    let lab = lab();
+    let bytes = lab.source(MANY_BYTES);
+    for slow in [1, 3] {
+        let command =
+            |seconds: u32| format!("h[1-3]:[ $AT != h{slow} ] || sleep {seconds}; cat >DIR/$AT && : >DIR/$AT.end");
+        let began = Instant::now();
+        lab.start(&["--buffer=4M", "--stall=1", "src:cat DIR/source", &command(4)]).wait().expect(0);
+        assert!(began.elapsed() >= Duration::from_secs(4));
+        for host in 1..=3 {
+            lab.holds(&format!("h{host}"), &bytes);
+            fs::remove_file(lab.join(&format!("h{host}.end"))).expect("it has had all");
+        }
+        let ended = lab.start(&["--buffer=4M", "--slow=drop", "--stall=1", "src:cat DIR/source", &command(300)]).wait();
+        ended.expect(8).within(Duration::from_secs(60));
+        assert!(ended.stderr.contains(&format!("h{slow}: ")), "{}", ended.stderr);
+        (1..=3).filter(|&host| host != slow).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+        assert!(!lab.join(&format!("h{slow}.end")).exists(), "a part is not all");
+    }
+    none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
+/// Commands that have had enough end the one that makes the stream, as a pipe does.
+#[test]
+fn nobody_makes_what_nobody_wants() {
+    let lab = lab();
+    lab.start(&["src:yes", "h[1-3]:head -c 100 >DIR/$AT"]).wait().expect(0);
+    (1..=3).for_each(|host| lab.holds(&format!("h{host}"), &b"y\n".repeat(50)));
+    let ended = lab.start(&["src:yes", "h[1-2]:exit 4"]).wait();
+    ended.expect(4);
+    none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
+/// What cannot be is said before any host is started.
+#[test]
+fn a_list_is_the_last_stage_and_is_given_something() {
+    for (arguments, part) in [
+        (&["h[1-2]:cat", "h3:cat"][..], "only the last stage"),
+        (&["h[1-2]:cat"], "nothing goes into it"),
+        (&["h1:cat", "h2:> DIR/f", "h[1-2]:cat"], "nothing goes into it"),
+        (&["h1:cat f", "h[1-2]:cat"], "h1 makes the stream"),
+        (&["h3:cat f", "h[1-2]:< f"], "'<' begins a stream"),
+        (&["h3:cat f", "h[1-9999]:cat"], "9999 hosts"),
+    ] {
+        let lab = lab();
+        let ended = lab.start(arguments).wait();
+        ended.expect(1).one_line("rdpipe", &[part]);
+        assert!(lab.launches().is_empty());
+    }
+    // A list of one host is that host.
+    let lab = lab();
+    let bytes = lab.source(1 << 20);
+    lab.start(&["src:cat DIR/source", "h[7]:cat >DIR/$AT"]).wait().expect(0);
+    lab.holds("h7", &bytes);
+}

@@ -147,7 +147,7 @@ fn every_other_option_can_be_set() {
         for key in keys.iter().filter(|key| !REFUSED.iter().any(|(_, keys)| keys.contains(&&***key))) {
             let option = option(&command, key).expect("one of them");
             let values = if option.get_action().takes_values() {
-                ["7", "64K", "auto", "9-9", "disk", "u+r", "/x.svg", "0.5"]
+                ["7", "64K", "auto", "9-9", "disk", "u+r", "/x.svg", "0.5", "hold"]
                     .map(|text| Value::Text(text.to_owned()))
                     .to_vec()
             } else {

@@ -8,7 +8,7 @@ export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 # One program under the names of its commands, and the one that goes to hosts without it.
 PROGRAMS = rdma-pipe rdma-pipe-agent
-COMMANDS = rdcp rdsend rdrecv rdpipe rdperf rddoctor
+COMMANDS = rdcp rdsend rdrecv rdpipe rdsh rdperf rddoctor
 COMPLETED = $(COMMANDS) rdma-pipe-agent
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share

@@ -17,6 +17,7 @@ use rdma_pipe::cli::habits::LETTERS;
 use rdma_pipe::cli::perf::PerfArguments;
 use rdma_pipe::cli::rdcp::CopyArguments;
 use rdma_pipe::cli::rdpipe::PipeArguments;
+use rdma_pipe::cli::rdsh::ShellArguments;
 use rdma_pipe::cli::recv::RecvArguments;
 use rdma_pipe::cli::send::SendArguments;
 
@@ -156,6 +157,7 @@ fn pages() -> Vec<Page> {
             examples: examples::RDCP,
         },
         Page { command: PipeArguments::command(), other: "rdcp", environment: RSH, examples: examples::RDPIPE },
+        Page { command: ShellArguments::command(), other: "rdcp", environment: RSH, examples: examples::RDSH },
         Page {
             command: DoctorArguments::command(),
             other: "rdcp",

@@ -126,6 +126,12 @@ pub struct TransferOptions {
     #[arg(long, value_name = "RATE", value_parser = parse_bytes)]
     #[n(7)]
     pub bwlimit: Option<u64>,
+    /// Somebody waits for an answer: what a stream has goes out when there is no more of it for the moment, not when it has
+    /// paused for a while.
+    #[arg(skip)]
+    #[n(9)]
+    #[cbor(default)]
+    pub prompt: bool,
 }
 
 impl Default for TransferOptions {
@@ -141,6 +147,7 @@ impl Default for TransferOptions {
             port_range: None,
             reconnect: 30,
             bwlimit: None,
+            prompt: false,
         }
     }
 }

@@ -38,6 +38,7 @@ fn examples_of(name: &str) -> &'static [examples::Example] {
         "rdsend" => examples::RDSEND,
         "rdrecv" => examples::RDRECV,
         "rdpipe" => examples::RDPIPE,
+        "rdsh" => examples::RDSH,
         "rdperf" => examples::RDPERF,
         "rddoctor" => examples::RDDOCTOR,
         "rdma-pipe-agent" => examples::AGENT,
@@ -130,7 +131,7 @@ fn parts_of(line: &str) -> Vec<&str> {
 
 /// The words of the lines of a page's shell blocks that begin with one of our commands.
 fn lines_of_commands(page: &str) -> Vec<(String, Vec<String>)> {
-    let names = ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdperf", "rddoctor"];
+    let names = ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdsh", "rdperf", "rddoctor"];
     let mut found = Vec::new();
     for block in page.split("\n```").skip(1).step_by(2) {
         let Some((language, lines)) =

@@ -513,7 +513,10 @@ impl Run {
 
     fn work(&self, prepared: Prepared, chunk_bytes: usize) -> Result<Work, IoFact> {
         match prepared {
-            Prepared::Send(file, name, _) => Source::new(file, &name, chunk_bytes).map(Work::Send),
+            Prepared::Send(file, name, _) => {
+                let source = Source::new(file, &name, chunk_bytes)?;
+                Ok(Work::Send(if self.begin.options.prompt { source.prompt() } else { source }))
+            }
             Prepared::SendMemory(lasting) => Ok(Work::Send(Source::memory(lasting))),
             Prepared::SendTree(roots, settings) => {
                 let source = TreeSource::new(roots, chunk_bytes, settings, Arc::clone(&self.shared.progress))?;

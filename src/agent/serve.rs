@@ -57,7 +57,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Err(Failure::new(
             Exit::Usage,
-            "rdcp, rdpipe, rdperf and rddoctor start this program on other hosts; it has no use by hand",
+            "rdcp, rdpipe, rdsh, rdperf and rddoctor start this program on other hosts; it has no use by hand",
         ));
     }
     let system = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start: {error}"));

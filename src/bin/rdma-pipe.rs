@@ -1,4 +1,4 @@
-//! `rdcp`, `rdsend`, `rdrecv`, `rdpipe`, `rdperf` and `rddoctor`: one program under several names.
+//! `rdcp`, `rdsend`, `rdrecv`, `rdpipe`, `rdsh`, `rdperf` and `rddoctor`: one program under several names.
 
 fn main() -> std::process::ExitCode {
     rdma_pipe::cli::main()

@@ -6,7 +6,7 @@ use clap::Parser;
 
 use crate::agent::serve::serve;
 
-/// Serve rdcp, rdpipe, rdperf or rddoctor on another host
+/// Serve rdcp, rdpipe, rdsh, rdperf or rddoctor on another host
 ///
 /// Started by them, through ssh, on the hosts of a copy, a pipeline or a measurement. It takes what is to be done from
 /// its standard input and has no use by hand.

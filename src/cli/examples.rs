@@ -48,6 +48,13 @@ pub const RDPIPE: &[Example] = &[
     ("rdpipe -v db:'pg_dump shop | zstd' :'> shop.zst'", "What limits, and how fast each hop was."),
 ];
 
+/// Of `rdsh`.
+pub const RDSH: &[Example] = &[
+    ("tar -c data | rdsh backup tar -x -C /srv", "A tree, by tar."),
+    ("rdsh -p 2222 -i key me@backup 'zcat dump.gz' >dump", "Options are ssh's."),
+    ("rdsh --relay backup 'cat >dump' <dump", "Through ssh's own connection, where no other is possible."),
+];
+
 /// Of `rdperf`.
 pub const RDPERF: &[Example] = &[
     ("rdperf gpu2", "Latency and bandwidth to another host, which ssh reaches."),

@@ -19,6 +19,7 @@ pub mod options;
 pub mod perf;
 pub mod rdcp;
 pub mod rdpipe;
+pub mod rdsh;
 pub mod recv;
 pub mod report;
 pub mod send;
@@ -33,11 +34,12 @@ use crate::fault::{self, Exit, Failure};
 /// A command: the name that the program is installed under, what runs it, and what it does.
 type Entry = (&'static str, fn(Vec<OsString>) -> ExitCode, &'static str);
 
-const COMMANDS: [Entry; 6] = [
+const COMMANDS: [Entry; 7] = [
     ("rdcp", rdcp::main, "copy files and trees between hosts"),
     ("rdsend", send::main, "send a stream or a file to a waiting rdrecv"),
     ("rdrecv", recv::main, "wait for rdsend and receive from it"),
     ("rdpipe", rdpipe::main, "run commands on hosts and stream the output of each to the next"),
+    ("rdsh", rdsh::main, "run a command on a host as ssh does, with fast input and output"),
     ("rdperf", perf::main, "measure the wire, disks and memory"),
     ("rddoctor", doctor::main, "find out why RDMA does not work or is slow"),
 ];
@@ -50,6 +52,7 @@ pub fn definitions() -> [clap::Command; COMMANDS.len()] {
         send::SendArguments::command(),
         recv::RecvArguments::command(),
         rdpipe::PipeArguments::command(),
+        rdsh::ShellArguments::command(),
         perf::PerfArguments::command(),
         doctor::DoctorArguments::command(),
     ]

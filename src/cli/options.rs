@@ -100,7 +100,8 @@ mod tests {
     fn a_letter_or_word_means_the_same_in_all_commands() {
         let mut meanings: BTreeMap<String, (String, String)> = BTreeMap::new();
         let mut used = Vec::new();
-        for command in definitions() {
+        // rdsh has ssh's.
+        for command in definitions().into_iter().filter(|command| command.get_name() != "rdsh") {
             let name = command.get_name();
             for option in command.get_arguments().filter(|option| !option.is_positional()) {
                 let letter = option.get_short().map(|letter| format!("-{letter}"));

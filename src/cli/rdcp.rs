@@ -40,7 +40,7 @@ mod targets;
 use targets::TargetOptions;
 
 /// The launcher where `--rsh` names none.
-const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
+pub(super) const LAUNCHER_VARIABLE: &str = "RDCP_RSH";
 
 /// Copy files between hosts
 ///

@@ -17,7 +17,7 @@ use super::report::{HopsConsole, Reporter};
 use crate::agent::words;
 use crate::control::frames::{COMMAND_BYTES_MAX, Input, Output, SHELL_WORDS_MAX, STAGES_MAX};
 use crate::fault::{Exit, Failure, escaped};
-use crate::fs::{identity, standard};
+use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, branches, lay_out};
 use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
@@ -284,12 +284,7 @@ fn is_command(name: &OsStr) -> bool {
 /// one that cannot be read.
 fn has_input() -> bool {
     let stdin = std::io::stdin();
-    let is_null = || {
-        let (Ok(here), Ok(null)) = (rustix::fs::fstat(&stdin), rustix::fs::stat("/dev/null")) else { return true };
-        identity(&here) == identity(&null)
-            || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
-    };
-    standard::named_input().is_err() || !stdin.is_terminal() && !is_null()
+    standard::named_input().is_err() || !stdin.is_terminal() && !standard::is_null(&stdin)
 }
 
 #[cfg(test)]

@@ -24,6 +24,9 @@ const LINGER_MAX: Duration = Duration::from_millis(5);
 /// The longest single pause in a stream that does not end its part early.
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
+/// The same where somebody waits for an answer. A program that writes without a pause is seldom slower.
+const PROMPT_PAUSE_MAX: Duration = Duration::from_micros(100);
+
 /// How often a reader of a silent stream looks whether anybody still wants it.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -116,14 +119,23 @@ impl Source {
             _ => {}
         }
         let input = Input::File(file);
-        Ok(Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false }))
+        Ok(Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false }))
     }
 
     /// Memory of no meaning, as fast as it is taken, for `lasting` from the first part on: what remains is how fast the
     /// rest is.
     pub fn memory(lasting: Duration) -> Self {
         let (input, name) = (Input::Memory(lasting, None), OsString::from("memory"));
-        Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false })
+        Self::Stream(StreamSource { input, name, sequence: 0, position: 0, ended: false, is_prompt: false })
+    }
+
+    /// The same, read for somebody who waits for an answer: what comes after a pause goes out at once, and what comes
+    /// without one waits no longer than [`PROMPT_PAUSE_MAX`] for more.
+    pub fn prompt(self) -> Self {
+        match self {
+            Self::Stream(stream) => Self::Stream(StreamSource { is_prompt: true, ..stream }),
+            file @ Self::File(_) => file,
+        }
     }
 
     /// Bytes that will come, where that is known.
@@ -266,6 +278,7 @@ pub struct StreamSource {
     sequence: u64,
     position: u64,
     ended: bool,
+    is_prompt: bool,
 }
 
 /// What a stream is read from.
@@ -300,7 +313,7 @@ impl StreamSource {
     /// Reads the next part into `target`, filling it if the stream is fast. Waits without end for the first byte.
     ///
     /// A part that is not full is returned once the stream has paused for a millisecond, but not while `is_congested`
-    /// says that it could not be sent yet anyway. `None` after the end, and once `over` is set.
+    /// says that it could not be sent yet anyway; see also [`Source::prompt`]. `None` after the end, and once `over` is set.
     ///
     /// # Errors
     ///
@@ -315,6 +328,12 @@ impl StreamSource {
             return Ok(None);
         }
         let Input::File(file) = &self.input else { return Ok(Some(self.memory_part(target))) };
+        let was_silent = self.is_prompt && !is_ready(file, &self.name, PROMPT_PAUSE_MAX)?;
+        let pause_max = match (self.is_prompt, was_silent) {
+            (_, true) => Duration::ZERO,
+            (true, false) => PROMPT_PAUSE_MAX,
+            (false, false) => PAUSE_MAX,
+        };
         // Not in a read without end: the writer would not notice that nobody reads any more.
         while !is_ready(file, &self.name, LOOK_EVERY)? {
             if over.load(Ordering::Relaxed) {
@@ -330,7 +349,7 @@ impl StreamSource {
                 let pause = match (is_congested, since.elapsed() >= LINGER_MAX) {
                     (true, _) => LINGER_MAX,
                     (false, true) => Duration::ZERO,
-                    (false, false) => PAUSE_MAX,
+                    (false, false) => pause_max,
                 };
                 if !is_ready(file, &self.name, pause)? {
                     if is_congested {

@@ -99,6 +99,13 @@ pub fn is_given(number: RawFd) -> bool {
     flags != -1 && flags & libc::FD_CLOEXEC == 0
 }
 
+/// Whether an open file is the null device.
+pub fn is_null(file: impl AsFd) -> bool {
+    let (Ok(here), Ok(null)) = (fstat(file), rustix::fs::stat("/dev/null")) else { return true };
+    identity(&here) == identity(&null)
+        || here.st_rdev == null.st_rdev && null.st_rdev != 0 && here.st_mode == null.st_mode
+}
+
 /// Device and number of what [`take`] has taken.
 static TAKEN: OnceLock<[Identity; 2]> = OnceLock::new();
 

@@ -79,6 +79,8 @@ pub(crate) struct Remote {
     /// The launcher's exit code, if it ended before the agent answered.
     exit: Option<i32>,
     lacks_agent: bool,
+    /// The launcher came to the host.
+    is_reached: bool,
     /// From its start, or from when it had been sent, to its first word.
     answered_after: Duration,
     hello: Option<Hello>,
@@ -214,6 +216,9 @@ enum NotBegun {
     Failed(Failure),
 }
 
+/// What ssh ends with where it is the connection that failed; and what a shell says of a command ended by a signal is less.
+const SSH_FAILED: i32 = 255;
+
 /// What ssh says where it would have asked.
 const WOULD_ASK: [&str; 2] = ["Permission denied", "Host key verification failed"];
 
@@ -236,6 +241,7 @@ impl Remote {
             released: false,
             exit: None,
             lacks_agent: false,
+            is_reached: false,
             answered_after: Duration::ZERO,
             hello: None,
             is_unasking: !may_ask && launcher.unasking().is_some(),
@@ -363,9 +369,11 @@ impl Remote {
         if let Some(Running { process, beginning, .. }) = &mut self.running {
             if let Some(failed) = beginning.failed.lock().expect("no panic with it locked").take() {
                 self.lacks_agent = matches!(failed, NotBegun::Failed(_));
+                self.is_reached = true;
                 return failed;
             }
             self.exit = process.wait(EXIT_MAX);
+            self.is_reached = self.exit.is_none_or(|code| code < SSH_FAILED);
             // The last words may still be in the pipe.
             let until = Instant::now() + Duration::from_millis(50);
             complaint = process.last_complaint();
@@ -385,7 +393,7 @@ impl Remote {
                 self.lacks_agent = true;
                 return NotBegun::NoUse(self.choice.missing(&label, &because));
             }
-            Some(255) => format!("cannot reach {label} by {launcher}{because}"),
+            Some(SSH_FAILED) => format!("cannot reach {label} by {launcher}{because}"),
             Some(code) => format!("no agent answers on {label}: {launcher} ended with exit code {code}{because}"),
             None => format!("what answers on {label} is no rdma-pipe agent{because}"),
         };
@@ -395,6 +403,11 @@ impl Remote {
     /// The launcher came to the host, and the agent is not there and could not be brought.
     pub(crate) fn lacks_agent(&self) -> bool {
         self.lacks_agent
+    }
+
+    /// The launcher came to the host, and what answers there, if anything, is no agent.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.is_reached
     }
 
     fn label(&self) -> String {

@@ -31,6 +31,7 @@ pub mod measure;
 pub mod pipeline;
 pub mod plan;
 pub mod progress;
+pub(crate) mod shell;
 pub(crate) mod targets;
 
 use entries::EntrySink;
@@ -123,6 +124,8 @@ enum Update {
     Host(usize, Message),
     /// An end of a hop says something.
     End(usize, Side, Message),
+    /// An end of a pipeline's hop has agreed with the other.
+    Agreed,
     /// It has told how it ended.
     Ended(usize, Side),
     /// A line for the user about a hop.
@@ -417,7 +420,10 @@ impl Job {
     fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
         match message {
             message if message.is_tunnel() => self.send_end(hop, side.other(), &message),
-            Message::Agreed => self.hops[hop].note_agreed(side),
+            Message::Agreed => {
+                self.hops[hop].note_agreed(side);
+                self.updates.push_back(Update::Agreed);
+            }
             Message::Ready => {
                 if self.hops[hop].note_ready(side) {
                     self.send_end(hop, Side::From, &Message::Go);
@@ -525,7 +531,7 @@ impl Job {
                 Ok(())
             }
             Update::Signal(number) => Err(Failure::silent(Exit::Signal(number as u8))),
-            Update::Host(..) | Update::End(..) | Update::Ended(..) | Update::Say(_) => Ok(()),
+            Update::Host(..) | Update::End(..) | Update::Agreed | Update::Ended(..) | Update::Say(_) => Ok(()),
         }
     }
 

@@ -177,7 +177,7 @@ fn errors_are_red_where_that_is_wanted() {
     let piped = |option: &str| run(rdcp().args([option, "/nonexistent", "/tmp/copy"])).stderr;
     assert!(piped("--color=always").starts_with(RED) && !piped("--color=auto").contains('\u{1b}'));
     // Each command has it, and clap's help as well.
-    for name in ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdperf", "rddoctor"] {
+    for name in ["rdcp", "rdsend", "rdrecv", "rdpipe", "rdsh", "rdperf", "rddoctor"] {
         for (when, is_coloured) in [("always", true), ("never", false), ("auto", false)] {
             let mut command = Command::new(PROGRAM);
             let output = command.args([name, "--color", when, "--help"]).output().expect("it runs");

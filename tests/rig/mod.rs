@@ -58,6 +58,12 @@ pub fn rdpipe() -> Command {
     command
 }
 
+pub fn rdsh() -> Command {
+    let mut command = command("rdsh");
+    command.env_remove("RDCP_RSH");
+    command
+}
+
 pub fn rdperf() -> Command {
     let mut command = command("rdperf");
     command.env_remove("RDCP_RSH");

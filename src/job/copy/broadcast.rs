@@ -330,7 +330,7 @@ impl Copy<'_> {
             Update::End(hop, side, Message::EntriesFailed(faults)) if run.copies.contains_key(&hop) => {
                 self.tell_failures(self.job.hops[hop].host(side), &faults);
             }
-            Update::End(..) => {}
+            Update::End(..) | Update::Agreed => {}
             Update::Say(line) => self.say(&line),
             Update::Ended(hop, side) => {
                 // The other end may not have noticed.

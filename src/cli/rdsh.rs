@@ -1,0 +1,192 @@
+//! `rdsh`: runs a command on a host as ssh does, and moves its input and output by sessions.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory, Parser};
+
+use super::Arguments;
+use super::options::CommonOptions;
+use super::rdcp::LAUNCHER_VARIABLE;
+use crate::control::frames::COMMAND_BYTES_MAX;
+use crate::control::launch::{AGENT, Launcher};
+use crate::fault::{Exit, Failure, escaped, os};
+use crate::fs::standard;
+use crate::job::Setup;
+use crate::job::launching::{AgentChoice, Otherwise};
+use crate::job::shell::{self, Call, LOGIN_SHELL_BYTES, Ran};
+use crate::options::TransferOptions;
+
+mod ssh;
+
+use ssh::SshOptions;
+
+/// What ssh ends with where it has failed itself.
+const SSH_FAILED: u8 = 255;
+
+/// Run a command on a host, as ssh does, with fast standard input and output
+///
+/// In ssh's place, tools that move their data through ssh move it by RDMA, or by TCP beside ssh's own connection: `rsync -e
+/// rdsh`, `borg --rsh rdsh`, `tar c . | rdsh HOST tar x`. Standard error, the exit code, and all of ssh's options mean what
+/// they mean to ssh, which logs in and starts an agent on HOST. What ssh does better is left to it, with the same arguments:
+/// terminals, forwarding, a login without COMMAND, and hosts where no agent can be started. -v says when that is so.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rdsh",
+    version,
+    override_usage = "rdsh [OPTIONS] [USER@]HOST COMMAND [ARGUMENT]...",
+    disable_version_flag = true,
+    after_help = EXIT_CODES,
+    after_long_help = super::examples::help(super::examples::RDSH, EXIT_CODES)
+)]
+pub struct ShellArguments {
+    /// The host, as ssh takes it
+    #[arg(value_name = "HOST", index = 1)]
+    host: Option<OsString>,
+    /// What is run there: these words, joined by spaces, are read by the login's shell
+    #[arg(value_name = "COMMAND", index = 2, trailing_var_arg = true)]
+    command: Vec<OsString>,
+    #[command(flatten)]
+    ssh: SshOptions,
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+    /// The command that is ssh; RDCP_RSH in the environment sets it too
+    #[arg(long, value_name = "COMMAND", help_heading = "Hosts")]
+    rsh: Option<OsString>,
+    /// The agent's program on the host [default: rdma-pipe-agent]
+    #[arg(long, value_name = "PATH", help_heading = "Hosts")]
+    agent: Option<OsString>,
+    /// Leave it to ssh where a host has no agent, instead of copying this one to ~/.cache/rdma-pipe there
+    #[arg(long, help_heading = "Hosts")]
+    no_bootstrap: bool,
+    /// The address or interface, of either end, that the data is to go by
+    #[arg(long, value_name = "ADDRESS|INTERFACE", help_heading = "Hosts")]
+    via: Option<OsString>,
+    /// Send the data through the connection that ssh has made
+    #[arg(long, conflicts_with = "via", help_heading = "Hosts")]
+    relay: bool,
+    #[command(flatten)]
+    transfer: TransferOptions,
+    /// `--color`, `--show-config`.
+    #[command(flatten)]
+    common: CommonOptions,
+}
+
+/// The exit codes, for the help.
+const EXIT_CODES: &str = "Exit codes: else that of COMMAND; 128+n COMMAND, or rdsh, was ended by signal n; \
+    255 rdsh or ssh has failed: wrong arguments, no way to the host, a lost link";
+
+/// The whole command; `words` begin with its name.
+pub fn main(words: Vec<OsString>) -> ExitCode {
+    super::run("rdsh", || super::with_arguments(words, call).map_err(as_ssh))
+}
+
+impl Arguments for ShellArguments {
+    fn hosts(given: &ArgMatches) -> Vec<OsString> {
+        given.get_one::<OsString>("host").cloned().into_iter().collect()
+    }
+}
+
+/// A failure of ours is one of ssh's to whoever has called it.
+fn as_ssh(failure: Failure) -> Failure {
+    match failure.exit {
+        Exit::Stage(_) | Exit::Signal(_) => failure,
+        _ => Failure { exit: Exit::Stage(SSH_FAILED), ..failure },
+    }
+}
+
+fn call(arguments: ShellArguments) -> Result<(), Failure> {
+    let rsh = arguments.rsh();
+    let launcher = Launcher::new(&rsh, arguments.ssh.for_launcher())
+        .map_err(|reason| Failure::new(Exit::Usage, format!("the command of --rsh {reason}")))?;
+    if launcher.name() == "rdsh" {
+        return Err(Failure::new(Exit::Usage, "rdsh is to start itself; give it an ssh by --rsh"));
+    }
+    let command = arguments.command.join(OsStr::new(" ")).into_vec();
+    let mut console = Console { is_verbose: arguments.ssh.is_verbose() };
+    let reason = match &arguments.host {
+        _ if arguments.ssh.asks_ssh() => "what is asked for is ssh's own",
+        None => return Err(super::usage(&ShellArguments::command(), "HOST is needed")),
+        Some(_) if command.is_empty() => "there is no COMMAND",
+        Some(_) if command.len() + LOGIN_SHELL_BYTES > COMMAND_BYTES_MAX => "COMMAND is too long for an agent",
+        Some(host) => {
+            let call = Call {
+                setup: arguments.setup(launcher, console.is_verbose),
+                host: host.clone(),
+                command,
+                has_input: has_input(&arguments.ssh),
+                has_output: standard::named_output().is_ok(),
+                transfer: &TransferOptions { prompt: true, ..arguments.transfer.clone() },
+            };
+            match shell::run(call, &mut console)? {
+                Ran::Ended(0) => return Ok(()),
+                Ran::Ended(code) => return Err(Failure::silent(Exit::Stage(code))),
+                Ran::NoAgent(failure) => &failure.message.unwrap_or_default(),
+            }
+        }
+    };
+    shell::Observer::remark(&mut console, &format!("left to {}: {reason}", escaped(&rsh)));
+    Err(arguments.become_ssh())
+}
+
+impl ShellArguments {
+    /// The command that is ssh.
+    fn rsh(&self) -> OsString {
+        let variable = std::env::var_os(LAUNCHER_VARIABLE).filter(|command| !command.is_empty());
+        self.rsh.clone().or(variable).unwrap_or_else(|| "ssh".into())
+    }
+
+    fn setup(&self, launcher: Launcher, is_verbose: bool) -> Setup {
+        let otherwise = if self.no_bootstrap || self.agent.is_some() { Otherwise::Fail } else { Otherwise::Send };
+        let program = self.agent.clone().unwrap_or_else(|| OsString::from(AGENT));
+        let remark = is_verbose.then_some(super::say as fn(&str));
+        Setup {
+            launcher,
+            agent: AgentChoice { command: "rdsh", program, otherwise, remark },
+            parallel: 1,
+            relay: self.relay,
+            via: self.via.clone().map(OsStringExt::into_vec).unwrap_or_default(),
+            name: None,
+            may_ask: true,
+        }
+    }
+
+    /// Becomes ssh with the same arguments; returns only if that cannot be run.
+    fn become_ssh(&self) -> Failure {
+        // It has been split before, for the launcher.
+        let words = shell_words::split(&self.rsh().to_string_lossy()).unwrap_or_default();
+        let mut ssh = std::process::Command::new(&words[0]);
+        // A host that could be an option has come behind "--".
+        let dashes = self.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")).map(|_| "--");
+        ssh.args(&words[1..]).args(self.ssh.words()).args(dashes).args(&self.host).args(&self.command);
+        let errno = os(rustix::io::Errno::from_io_error(&ssh.exec()).unwrap_or(rustix::io::Errno::IO));
+        Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
+    }
+}
+
+/// Whether there is a standard input that the command is to have.
+fn has_input(ssh: &SshOptions) -> bool {
+    !ssh.has_no_input() && standard::named_input().is_ok() && !standard::is_null(std::io::stdin())
+}
+
+/// Standard error, which the command and we ourselves share.
+struct Console {
+    is_verbose: bool,
+}
+
+impl shell::Observer for Console {
+    fn pass_on(&mut self, bytes: &[u8]) {
+        use std::io::Write;
+        // Where standard error is closed nobody is listening.
+        let _ = std::io::stderr().write_all(bytes);
+    }
+
+    fn remark(&mut self, line: &str) {
+        if self.is_verbose {
+            super::say(&format!("rdsh: {line}"));
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! ssh's options: which there are, and what they mean for who does the work.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+/// Whom an option is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// The ssh that starts the agent.
+    Launcher,
+    /// An ssh that does all of the work.
+    Ssh,
+    /// Us.
+    Us,
+}
+
+/// An option: its letter, what its value is called if it has one, whom it is for, and what it does.
+struct Known(&'static str, Option<&'static str>, For, &'static str);
+
+/// All of ssh's, as its manual page has them.
+const OPTIONS: [Known; 47] = [
+    Known("4", None, For::Launcher, "Reach the host by IPv4 only"),
+    Known("6", None, For::Launcher, "Reach the host by IPv6 only"),
+    Known("A", None, For::Launcher, "Forward ssh's agent of keys"),
+    Known("a", None, For::Launcher, "Do not forward ssh's agent of keys"),
+    Known("B", Some("INTERFACE"), For::Launcher, "The interface from which ssh connects"),
+    Known("b", Some("ADDRESS"), For::Launcher, "The address from which ssh connects"),
+    Known("C", None, For::Launcher, "Compress what goes through ssh itself; for the data see --compress"),
+    Known("c", Some("CIPHERS"), For::Launcher, "Ciphers of ssh's own connection"),
+    Known("D", Some("FORWARD"), For::Ssh, "Forward ports by SOCKS: left to ssh"),
+    Known("E", Some("FILE"), For::Launcher, "Where ssh writes its log"),
+    Known("e", Some("CHARACTER"), For::Launcher, "The escape character of a terminal"),
+    Known("F", Some("FILE"), For::Launcher, "ssh's configuration"),
+    Known("f", None, For::Ssh, "Go to the background after the login: left to ssh"),
+    Known("G", None, For::Ssh, "Print the configuration: left to ssh"),
+    Known("g", None, For::Ssh, "Let other hosts use forwarded ports: left to ssh"),
+    Known("I", Some("FILE"), For::Launcher, "A PKCS#11 library that has keys"),
+    Known("i", Some("FILE"), For::Launcher, "ssh's key; may be repeated"),
+    Known("J", Some("HOST"), For::Launcher, "The host that ssh goes through"),
+    Known("K", None, For::Launcher, "Log in by GSSAPI, and forward its credentials"),
+    Known("k", None, For::Launcher, "Do not forward credentials of GSSAPI"),
+    Known("L", Some("FORWARD"), For::Ssh, "Forward a port from here: left to ssh"),
+    Known("l", Some("USER"), For::Launcher, "The user to log in as"),
+    Known("M", None, For::Launcher, "Be the master of a shared connection"),
+    Known("m", Some("MACS"), For::Launcher, "Checksums of ssh's own connection"),
+    Known("N", None, For::Ssh, "Run no command: left to ssh"),
+    Known("n", None, For::Us, "Have /dev/null as standard input"),
+    Known("O", Some("COMMAND"), For::Ssh, "Control a shared connection: left to ssh"),
+    Known("o", Some("OPTION"), For::Launcher, "An option of ssh's, such as Compression=no; may be repeated"),
+    Known("P", Some("TAG"), For::Launcher, "A tag for ssh's configuration"),
+    Known("p", Some("PORT"), For::Launcher, "ssh's port"),
+    Known("Q", Some("WHAT"), For::Ssh, "Print which algorithms there are: left to ssh"),
+    Known("q", None, For::Launcher, "Have ssh print errors only"),
+    Known("R", Some("FORWARD"), For::Ssh, "Forward a port from there: left to ssh"),
+    Known("S", Some("PATH"), For::Launcher, "The socket of a shared connection"),
+    Known("s", None, For::Ssh, "Run a subsystem: left to ssh"),
+    Known("T", None, For::Launcher, "Have no terminal there, which is so with COMMAND anyway"),
+    Known("t", None, For::Ssh, "Have a terminal there: left to ssh"),
+    Known("V", None, For::Ssh, "Print ssh's version"),
+    Known("v", None, For::Launcher, "Say what is done, and what is left to ssh; ssh says more with -vv and -vvv"),
+    Known("W", Some("HOST:PORT"), For::Ssh, "Connect to a port from there: left to ssh"),
+    Known("w", Some("TUN"), For::Ssh, "Make a tunnel: left to ssh"),
+    Known("X", None, For::Launcher, "Forward X11"),
+    Known("x", None, For::Launcher, "Do not forward X11"),
+    Known("Y", None, For::Launcher, "Forward X11 and trust it"),
+    Known("y", None, For::Launcher, "Have ssh log to syslog"),
+    // Of a protocol that is no more.
+    Known("1", None, For::Ssh, ""),
+    Known("2", None, For::Launcher, ""),
+];
+
+/// Options of `-o` that are for an ssh that does all of the work, unless they say no.
+const OF_SSH: [&str; 9] = [
+    "requesttty",
+    "remotecommand",
+    "sessiontype",
+    "forkafterauthentication",
+    "localforward",
+    "remoteforward",
+    "dynamicforward",
+    "tunnel",
+    "stdinnull",
+];
+
+/// Values that change nothing: of the session's type, and of the others.
+const SESSION: [&str; 1] = ["default"];
+const NO: [&str; 3] = ["no", "none", "false"];
+
+/// One option of a command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Given {
+    letter: &'static str,
+    /// How often it is given, one after the other; with a value, once.
+    times: u8,
+    value: Option<OsString>,
+}
+
+/// The options of a command line, in their order: of what is set twice, ssh takes the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SshOptions(Vec<Given>);
+
+impl SshOptions {
+    /// As they were given, one a word, or two with a value.
+    pub(super) fn words(&self) -> Vec<OsString> {
+        words(self.0.iter())
+    }
+
+    /// What the ssh that starts the agent is given.
+    pub(super) fn for_launcher(&self) -> Vec<OsString> {
+        words(self.0.iter().filter(|given| whom(given.letter) == For::Launcher))
+    }
+
+    /// Something is asked for that only ssh does.
+    pub(super) fn asks_ssh(&self) -> bool {
+        self.0.iter().any(|given| {
+            whom(given.letter) == For::Ssh || given.letter == "o" && given.value.as_deref().is_some_and(is_of_ssh)
+        })
+    }
+
+    /// `-v`.
+    pub(super) fn is_verbose(&self) -> bool {
+        self.has("v")
+    }
+
+    /// `-n`.
+    pub(super) fn has_no_input(&self) -> bool {
+        self.has("n")
+    }
+
+    fn has(&self, letter: &str) -> bool {
+        self.0.iter().any(|given| given.letter == letter)
+    }
+}
+
+fn whom(letter: &str) -> For {
+    OPTIONS.iter().find(|known| known.0 == letter).map_or(For::Ssh, |known| known.2)
+}
+
+fn words<'a>(given: impl Iterator<Item = &'a Given>) -> Vec<OsString> {
+    let of = |given: &Given| {
+        let letter = OsString::from(format!("-{}", given.letter));
+        std::iter::repeat_n(letter, given.times.into()).chain(given.value.clone()).collect::<Vec<_>>()
+    };
+    given.flat_map(of).collect()
+}
+
+/// Whether an option of `-o`, `NAME=VALUE` or `NAME VALUE`, is for an ssh that does all of the work.
+fn is_of_ssh(option: &OsStr) -> bool {
+    let text = String::from_utf8_lossy(option.as_bytes()).to_ascii_lowercase();
+    let text = text.trim();
+    let (name, value) = text.split_once(['=', ' ', '\t']).unwrap_or((text, ""));
+    let value = value.trim_matches(['=', ' ', '\t', '"']);
+    let no = if name == "sessiontype" { &SESSION[..] } else { &NO };
+    OF_SSH.contains(&name) && !no.contains(&value)
+}
+
+impl Args for SshOptions {
+    fn augment_args(command: Command) -> Command {
+        OPTIONS.iter().fold(command, |command, Known(letter, value, _, help)| {
+            let option = Arg::new(*letter).short(letter.chars().next()).help(*help).hide(help.is_empty());
+            command.arg(match value {
+                Some(name) => option
+                    .value_name(*name)
+                    .action(ArgAction::Append)
+                    .allow_hyphen_values(true)
+                    .value_parser(clap::value_parser!(OsString)),
+                // ssh counts these.
+                None if ["t", "v"].contains(letter) => option.action(ArgAction::Count),
+                None => option.action(ArgAction::SetTrue).overrides_with(*letter),
+            })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SshOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut given: Vec<(usize, Given)> = Vec::new();
+        for Known(letter, value, ..) in &OPTIONS {
+            if matches.value_source(letter) != Some(ValueSource::CommandLine) {
+                continue;
+            }
+            let places = matches.indices_of(letter).into_iter().flatten();
+            let one = |times: u8, value: Option<&OsString>| Given { letter, times, value: value.cloned() };
+            match value {
+                Some(_) => {
+                    let values = matches.get_many::<OsString>(letter).into_iter().flatten();
+                    given.extend(places.zip(values).map(|(place, value)| (place, one(1, Some(value)))));
+                }
+                None => {
+                    let times = matches.try_get_one::<u8>(letter).ok().flatten().copied().unwrap_or(1);
+                    given.push((places.max().unwrap_or_default(), one(times, None)));
+                }
+            }
+        }
+        given.sort_by_key(|(place, _)| *place);
+        Ok(Self(given.into_iter().map(|(_, given)| given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::ShellArguments;
+    use super::*;
+
+    fn parsed(line: &str) -> ShellArguments {
+        ShellArguments::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    fn joined(words: &[OsString]) -> String {
+        words.join(OsStr::new(" ")).into_string().expect("text")
+    }
+
+    #[test]
+    fn words_are_read_as_ssh_reads_them() {
+        for (line, options, host, command) in [
+            ("rdsh h ls", "", "h", "ls"),
+            ("rdsh h ls -l -- -x", "", "h", "ls -l -- -x"),
+            (
+                "rdsh -l me h rsync --server -vlogDtpre.iLsfxCIvu . dir",
+                "-l me",
+                "h",
+                "rsync --server -vlogDtpre.iLsfxCIvu . dir",
+            ),
+            // Options may stand behind the host, too.
+            ("rdsh h -p 22 ls -n", "-p 22", "h", "ls -n"),
+            ("rdsh -p22 -oA=b -4vvi key -o C=d h ls", "-p 22 -o A=b -4 -v -v -i key -o C=d", "h", "ls"),
+            ("rdsh -o -odd h ls", "-o -odd", "h", "ls"),
+            ("rdsh -- h ls", "", "h", "ls"),
+            ("rdsh h -- ls -a", "", "h", "ls -a"),
+            ("rdsh -i a -p 1 -i b h", "-i a -p 1 -i b", "h", ""),
+            ("rdsh --relay h --agent x ls --relay", "", "h", "ls --relay"),
+        ] {
+            let arguments = parsed(line);
+            let host = Some(OsString::from(host));
+            assert_eq!((joined(&arguments.ssh.words()), &arguments.host), (options.to_owned(), &host), "{line}");
+            assert_eq!(joined(&arguments.command), command, "{line}");
+        }
+        for line in ["rdsh -p", "rdsh -Z h ls", "rdsh --no-such h ls"] {
+            assert!(ShellArguments::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_only_ssh_does_is_left_to_it() {
+        for line in [
+            "-t h ls",
+            "-tt h ls",
+            "-N h",
+            "-f h ls",
+            "-L 1:h:2 h ls",
+            "-R 1 h ls",
+            "-D 1 h ls",
+            "-W h:1 g",
+            "-s h sftp",
+            "-V",
+            "-G h",
+            "-Q key",
+            "-O check h",
+            "-w 0 h ls",
+            "-o RequestTTY=force h ls",
+            "-o sessiontype=none h",
+            "-oLocalForward=1:h:2 h ls",
+            "-o ForkAfterAuthentication=yes h ls",
+            "-1 h ls",
+        ] {
+            assert!(parsed(&format!("rdsh {line}")).ssh.asks_ssh(), "{line}");
+        }
+        for line in [
+            "-n h ls",
+            "-v h ls",
+            "-T h ls",
+            "-A h ls",
+            "-C h ls",
+            "-q -x -a h ls",
+            "-o RequestTTY=no h ls",
+            "-o SessionType=default h ls",
+            "-o Compression=yes h ls",
+            "-l t h ls",
+            "h ls -t",
+            "-2 h ls",
+            "-S none -M h ls",
+        ] {
+            assert!(!parsed(&format!("rdsh {line}")).ssh.asks_ssh(), "{line}");
+        }
+        let kept = parsed("rdsh -n -v -p 1 h ls").ssh;
+        assert_eq!(joined(&kept.for_launcher()), "-v -p 1", "standard input of ssh is the agent's");
+        assert!(kept.has_no_input() && kept.is_verbose());
+    }
+}

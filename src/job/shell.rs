@@ -1,0 +1,175 @@
+//! One command on another host, between this process's standard input and output, as ssh runs one.
+//!
+//! It is a pipeline of one stage with a hop at each side, and differs from one in what ends it: nothing but the command
+//! does, and a connection that is lost. One that fails is waited for as any other, since what it has written may still be on
+//! its way to a reader that takes its time.
+
+use std::ffi::{OsStr, OsString};
+use std::time::{Duration, Instant};
+
+use super::pipeline::grammar;
+use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update, told};
+use crate::control::frames::{self, Action, Input, Message, Output, StageReport};
+use crate::control::stages::CANNOT_RUN;
+use crate::fault::{Exit, Failure, escaped};
+use crate::options::TransferOptions;
+
+/// The login's own shell reads the command, as with sshd: these words have it do so.
+const LOGIN_SHELL: [&str; 4] = ["sh", "-c", "exec \"${SHELL:-sh}\" \"$@\"", "sh"];
+
+/// How long the words are that stand before a command.
+pub(crate) const LOGIN_SHELL_BYTES: usize = 64;
+
+/// The number of the stage that the command is.
+const STAGE: u32 = 0;
+
+/// What is to be run, and how.
+pub(crate) struct Call<'a> {
+    pub(crate) setup: Setup,
+    pub(crate) host: OsString,
+    pub(crate) command: Vec<u8>,
+    /// Standard input is there to be read; else the command has /dev/null.
+    pub(crate) has_input: bool,
+    /// The same of standard output.
+    pub(crate) has_output: bool,
+    pub(crate) transfer: &'a TransferOptions,
+}
+
+/// Who is told what becomes of it.
+pub(crate) trait Observer {
+    /// What the command has written to its standard error.
+    fn pass_on(&mut self, bytes: &[u8]);
+    /// A line for a person who wants to know how it is done.
+    fn remark(&mut self, line: &str);
+}
+
+/// What became of it.
+pub(crate) enum Ran {
+    /// The command has ended with this exit code.
+    Ended(u8),
+    /// The host is there and an agent is not, for this reason. Nothing has been run, read or written.
+    NoAgent(Failure),
+}
+
+/// Runs a command.
+///
+/// # Errors
+///
+/// 128+n for a signal to this process, and what went wrong but for the command itself.
+pub(crate) fn run(call: Call<'_>, observer: &mut dyn Observer) -> Result<Ran, Failure> {
+    let mut job = Job::new(call.setup.clone(), false)?;
+    let host = job.host(&call.host)?;
+    if let Err(failure) = job.greet() {
+        let is_reached = job.remote(host).is_some_and(|remote| remote.is_reached());
+        return if is_reached { Ok(Ran::NoAgent(failure)) } else { Err(failure) };
+    }
+    let stage = frames::Stage {
+        number: STAGE,
+        action: Action::Run { command: call.command },
+        input: if call.has_input { Input::Hop } else { Input::Nothing },
+        output: if call.has_output { Output::Hop } else { Output::Nothing },
+        shell: LOGIN_SHELL.map(|word| word.as_bytes().to_vec().into()).into(),
+    };
+    job.send(host, Message::Stage(Box::new(stage)));
+    let end = |host: usize, name: &OsStr, job| EndOf { host, stage: None, name: grammar::label(name), job };
+    let here = |job| end(HERE, OsStr::new(""), job);
+    let there = |job| end(host, &call.host, job);
+    let [send, receive] = [frames::Job::SendStage { stage: STAGE }, frames::Job::ReceiveStage { stage: STAGE }];
+    let input =
+        call.has_input.then(|| job.connect(here(frames::Job::SendStandard), there(receive), call.transfer, true));
+    let output =
+        call.has_output.then(|| job.connect(there(send), here(frames::Job::ReceiveStandard), call.transfer, true));
+    let mut command = Command { job, host, input, output, report: None, observer };
+    let ended = command.attend();
+    let is_over = ended.is_ok() && command.input.is_none_or(|input| !command.job.is_heard(input));
+    command.job.close((!is_over).then_some(libc::SIGTERM as u8));
+    ended.map(Ran::Ended)
+}
+
+/// A command that is being run.
+struct Command<'a> {
+    job: Job,
+    host: usize,
+    /// The hops into it and out of it.
+    input: Option<usize>,
+    output: Option<usize>,
+    /// How it ended.
+    report: Option<StageReport>,
+    observer: &'a mut dyn Observer,
+}
+
+impl Command<'_> {
+    /// Runs it to its end, and gives its exit code.
+    fn attend(&mut self) -> Result<u8, Failure> {
+        let mut is_started = false;
+        loop {
+            let mut hops = self.input.iter().chain(&self.output);
+            if !is_started && hops.all(|&hop| self.job.hops[hop].has_agreed()) {
+                is_started = true;
+                self.job.send(self.host, Message::StartStages);
+            }
+            if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some() || self.has_all()) {
+                return self.code(report);
+            }
+            if let Some(failure) = self.broken() {
+                return Err(failure);
+            }
+            let is_ending = self.job.hops.iter().any(|hop| hop.ended_since.is_some());
+            let wait = if is_ending { LOOK_AGAIN } else { Duration::from_secs(3600) };
+            if let Some(update) = self.job.next(Instant::now() + wait) {
+                self.heed(update)?;
+            }
+        }
+    }
+
+    fn heed(&mut self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Host(host, Message::StageStderr { bytes, .. }) if host == self.host => {
+                self.observer.pass_on(&bytes);
+            }
+            Update::Host(host, Message::StageEnded { report, .. }) if host == self.host => {
+                self.report.get_or_insert(report);
+            }
+            Update::End(hop, _, Message::Say(line)) => {
+                let (label, line) = (self.job.hops[hop].label(), escaped(OsStr::new(&line)));
+                self.observer.remark(&format!("{label}: {line}"));
+            }
+            Update::Say(line) => self.observer.remark(&line),
+            // It has said all that it has to.
+            Update::Gone(_, None) if self.report.is_some() => {}
+            update => self.job.check(update)?,
+        }
+        Ok(())
+    }
+
+    /// All that the command has written to standard output has come, or nobody wants the rest.
+    fn has_all(&self) -> bool {
+        self.output.is_none_or(|hop| self.job.is_settled(hop) || self.job.hops[hop].was_closed())
+    }
+
+    /// Why a connection has failed. Whoever reads it may close it at any time, and what the command has not read when it ends
+    /// is nothing to anybody.
+    fn broken(&self) -> Option<Failure> {
+        let input = self.input.filter(|_| self.report.is_none());
+        input.into_iter().chain(self.output).find_map(|hop| {
+            let (host, fault) = self.job.first_fault(hop).filter(|_| self.job.is_settled(hop))?;
+            let is_closed = Exit::from_code(fault.exit) == Exit::SinkClosed;
+            (!is_closed).then(|| told(&self.job.hosts[host].name, fault))
+        })
+    }
+
+    fn code(&self, report: &StageReport) -> Result<u8, Failure> {
+        if let Some(fault) = &report.fault {
+            let mut failure = told(&self.job.hosts[self.host].name, fault);
+            if fault.exit == CANNOT_RUN {
+                failure.exit = Exit::Stage(CANNOT_RUN);
+            }
+            return Err(failure);
+        }
+        match (report.code, report.signal) {
+            (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
+            (None, Some(signal)) => Ok(128_u8.saturating_add(signal as u8)),
+            (None, None) => Err(self.job.unexpected(self.host)),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! `rdsh` with a command in ssh's place that runs what it is given on this host: what goes in and out, how it ends, what is left to
+//! ssh, and tools that are given it for their ssh. `tests/rdsh_hosts.rs` holds it beside a real ssh.
+
+mod rig;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rig::lab::*;
+use rig::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The longest for all processes to end, after any end.
+const GONE: Duration = Duration::from_secs(5);
+
+impl Lab {
+    /// rdsh with these arguments, its input and output piped.
+    fn rdsh_by<S: AsRef<OsStr>>(&self, launcher: &str, arguments: &[S]) -> Command {
+        let mut command = self.command(rdsh(), launcher, AGENT);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).env("SHELL", "/bin/sh");
+        command
+    }
+
+    fn start<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Process {
+        Process::spawn(&mut self.rdsh_by("rsh", arguments))
+    }
+
+    /// A command that is fed with `input`: how it ended, and its output.
+    #[track_caller]
+    fn call<S: AsRef<OsStr>>(&self, arguments: &[S], input: &[u8]) -> (Ended, Vec<u8>) {
+        finish(self.start(arguments), input)
+    }
+
+    /// What another tool is to take for ssh.
+    fn as_ssh(&self) -> String {
+        format!("{PROGRAM} rdsh --rsh {} --agent {AGENT}", self.join("rsh").display())
+    }
+
+    /// A tool, with this directory as its own.
+    #[track_caller]
+    fn tool(&self, program: &str, arguments: &[&str]) -> String {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(self.0.path()).env("HOME", self.join("home")).env(MARK, self.0.path());
+        command.env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes").env("BORG_RELOCATED_REPO_ACCESS_IS_OK", "yes");
+        let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
+        assert_eq!(said, "", "{program} {arguments:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// A tree with all that a tool could lose: some thousands of bytes, some megabytes, links, modes, empty ones.
+    fn plant(&self, name: &str) {
+        let top = self.join(name);
+        for directory in ["a", "a/b", "empty"] {
+            fs::create_dir_all(top.join(directory)).expect("a directory");
+        }
+        for number in 0..120 {
+            fs::write(top.join(format!("a/{number}")), noise(number * 97)).expect("a file");
+        }
+        fs::write(top.join("a/b/large"), noise(6 * CHUNK + 5)).expect("a file");
+        std::os::unix::fs::symlink("a/7", top.join("link")).expect("a link");
+    }
+}
+
+#[track_caller]
+fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
+    let fed = feed(process.stdin(), input.to_vec());
+    let output = drain(process.stdout());
+    let ended = process.wait();
+    fed.join().expect("no panic");
+    (ended, output.join().expect("no panic"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn input_output_error_and_exit_code() {
+    let lab = Lab::new();
+    let bytes = noise(5 * CHUNK + 3);
+    for (command, input, code, output, error) in [
+        ("cat", &bytes[..], 0, &bytes[..], ""),
+        ("cat; echo away >&2; exit 3", b"here", 3, b"here", "away\n"),
+        ("echo one; kill -9 $$", b"", 137, b"one\n", ""),
+        ("exec 2>/dev/null; sh -c 'kill -TERM $$'; exit $?", b"", 143, b"", ""),
+        ("wc -c", &bytes[..], 0, b"5242883\n", ""),
+        ("exec >&-; wc -c >&2", b"12345", 0, b"", "5\n"),
+        ("exec <&-; echo no input", b"12345", 0, b"no input\n", ""),
+        ("printf 'a\\0b\\377'", b"", 0, b"a\0b\xff", ""),
+        ("pwd; echo $0", b"", 0, format!("{}\n/bin/sh\n", lab.join("home").display()).as_bytes(), ""),
+        ("exit 255", b"", 255, b"", ""),
+    ] {
+        let (ended, got) = lab.call(&["h", command], input);
+        assert_eq!((ended.code, &*ended.stderr), (code, error), "{command}");
+        same(&got, output);
+    }
+    // Words are joined by spaces, and the shell there reads them again.
+    let (ended, got) = lab.call(&["h", "echo", "a  b", "'c  d'", "--", "$((1+1))"], b"");
+    assert_eq!((ended.expect(0).stderr.as_str(), text(&got).as_str()), ("", "a b c  d -- 2\n"));
+    let (ended, _) = lab.call(&["h", "no-such-command-here"], b"");
+    assert!(ended.expect(127).stderr.contains("not found"), "{}", ended.stderr);
+    none_marked(lab.0.path(), GONE);
+}
+
+/// With a part of a stream that is sent only after a pause of a millisecond, no round trip takes less than two. The fastest
+/// counts: others may have waited for a processor.
+#[test]
+fn an_answer_is_not_held_back() {
+    let lab = Lab::new();
+    let mut process = lab.start(&["h", "cat"]);
+    let (mut to, mut from) = (process.stdin(), process.stdout());
+    let mut fastest = Duration::MAX;
+    for number in 0..400_u32 {
+        let began = Instant::now();
+        let sent = number.to_le_bytes();
+        to.write_all(&sent).expect("written");
+        let mut got = [0; 4];
+        from.read_exact(&mut got).expect("answered");
+        assert_eq!(got, sent);
+        fastest = fastest.min(began.elapsed());
+    }
+    drop(to);
+    process.wait().expect(0);
+    assert!(fastest < Duration::from_micros(1800), "{fastest:?}");
+}
+
+#[test]
+fn what_nobody_reads_holds_nothing_up() {
+    let lab = Lab::new();
+    // Standard input stays open.
+    let mut process = lab.start(&["h", "echo done; exit 4"]);
+    let (stdin, output) = (process.stdin(), drain(process.stdout()));
+    process.wait_for(Duration::from_secs(10)).expect(4);
+    assert_eq!(text(&output.join().expect("no panic")), "done\n");
+    drop(stdin);
+    // It is endless.
+    let mut process = lab.start(&["h", "head -c 100000 | wc -c"]);
+    let (mut stdin, output) = (process.stdin(), drain(process.stdout()));
+    let fed = std::thread::spawn(move || while stdin.write_all(&[7; 65536]).is_ok() {});
+    process.wait().expect(0);
+    fed.join().expect("no panic");
+    assert_eq!(text(&output.join().expect("no panic")), "100000\n");
+    // Standard output is closed early.
+    let mut process = lab.start(&["h", "yes"]);
+    let _stdin = process.stdin();
+    let mut some = [0; 4096];
+    process.stdout().read_exact(&mut some).expect("some");
+    assert_eq!(process.wait().expect(141).stderr, "");
+    // None of either, from the beginning on.
+    let closed = in_shell("exec \"$@\" <&- >&-", &lab.rdsh_by("rsh", &["h", "cat; echo x; exit 5"]));
+    Process::spawn(&mut { closed }).wait().expect(5);
+    let (ended, got) = lab.call(&["-n", "h", "wc -c"], b"not read");
+    assert_eq!((ended.expect(0).stderr.as_str(), text(&got).as_str()), ("", "0\n"));
+    none_marked(lab.0.path(), GONE);
+}
+
+/// What a command that has failed wrote before comes through, however long its reader takes; as with ssh.
+#[test]
+fn a_slow_reader_gets_all_of_it() {
+    let lab = Lab::new();
+    let mut process = lab.start(&["h", "head -c 20000000 /dev/zero; echo oh >&2; exit 3"]);
+    process.line_with("oh");
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut got = Vec::new();
+    process.stdout().read_to_end(&mut got).expect("all of it");
+    process.wait().expect(3);
+    assert_eq!(got.len(), 20_000_000);
+}
+
+/// By connections of its own, and through that of the launcher.
+#[test]
+fn both_ways_at_once() {
+    let lab = Lab::new();
+    for options in [&[][..], &["--relay"]] {
+        let bytes = noise(48 * CHUNK);
+        let arguments = [options, &["h", "cat"]].concat();
+        let (ended, got) = lab.call(&arguments, &bytes);
+        ended.expect(0);
+        same(&got, &bytes);
+    }
+    none_marked(lab.0.path(), GONE);
+}
+
+#[test]
+fn a_signal_ends_all_of_it() {
+    let lab = Lab::new();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let mut process = lab.start(&["h", "echo on >&2; trap '' INT HUP; sleep 100 & sleep 100; wait"]);
+        process.line_with("on");
+        process.signal(signal);
+        assert_eq!(process.wait_for(GONE).expect(code).stderr, "on\n");
+        none_marked(lab.0.path(), GONE);
+    }
+}
+
+#[test]
+fn a_lost_line_is_255() {
+    let lab = Lab::new();
+    let mut process = lab.start(&["h", "echo on >&2; exec sleep 100"]);
+    process.line_with("on");
+    let (pid, ..) = lab.launches()[0];
+    kill_process(Pid::from_raw(pid as i32).expect("not 0"), Signal::KILL).expect("ours");
+    let ended = process.wait();
+    assert_eq!(ended.expect(255).stderr.lines().count(), 2, "{}", ended.stderr);
+    assert!(ended.stderr.contains("rdsh: lost the agent on h"), "{}", ended.stderr);
+    none_marked(lab.0.path(), GONE);
+    // No way there: ssh's reason, in one line.
+    lab.script("away", "echo 'no route to host' >&2; exit 255");
+    let ended = Process::spawn(&mut lab.rdsh_by("away", &["h", "true"])).wait();
+    ended.expect(255).one_line("rdsh", &["cannot reach h", "no route to host"]);
+    for (arguments, part) in [(&["--no-such"][..], "no option --no-such"), (&[], "HOST is needed")] {
+        let ended = Process::spawn(&mut lab.rdsh_by("rsh", arguments)).wait();
+        assert!(ended.expect(255).stderr.starts_with("rdsh: ") && ended.stderr.contains(part), "{}", ended.stderr);
+    }
+}
+
+/// An ssh that does not find the agent, and says what it has been asked for.
+#[test]
+fn ssh_does_the_rest() {
+    let lab = Lab::new();
+    let ssh = "case \"$*\" in *rdma-pipe-agent*) exit 127;; esac; printf '%s|' \"$@\"; cat; exit 9";
+    lab.0.file("ssh", format!("#!/bin/sh\n{ssh}\n").as_bytes());
+    fs::set_permissions(lab.join("ssh"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
+    for (arguments, given) in [
+        (&["-p", "22", "h", "-i", "key", "ls", "-l", "a  b"][..], "-p|22|-i|key|h|ls|-l|a  b|"),
+        (&["-tt", "h", "top"], "-t|-t|h|top|"),
+        (&["h"], "h|"),
+        (&["-W", "h:1", "g"], "-W|h:1|g|"),
+        (&["-s", "h", "sftp"], "-s|h|sftp|"),
+        (&["-o", "RequestTTY=yes", "h", "top"], "-o|RequestTTY=yes|h|top|"),
+        (&["-V"], "-V|"),
+    ] {
+        let (ended, got) = finish(Process::spawn(&mut lab.rdsh_by("ssh", arguments)), b"and input");
+        assert_eq!((ended.code, &*ended.stderr, text(&got)), (9, "", format!("{given}and input")), "{arguments:?}");
+    }
+    let (ended, _) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["-v", "-t", "h", "top"])), b"");
+    ended.expect(9).one_line("rdsh", &["left to", "ssh"]);
+    let (ended, _) = finish(Process::spawn(&mut lab.rdsh_by("ssh", &["-v", "h", "top"])), b"");
+    ended.expect(9).one_line("rdsh", &["left to", "has no"]);
+}
+
+#[test]
+fn tar_through_it() {
+    let lab = Lab::new();
+    lab.plant("from");
+    fs::create_dir(lab.join("to")).expect("a directory");
+    let to = lab.join("to").display().to_string();
+    lab.tool("sh", &["-c", &format!("tar -c -C from . | {} h tar -x -C {to}", lab.as_ssh())]);
+    lab.tool("diff", &["-r", "--no-dereference", "from", "to"]);
+    none_marked(lab.0.path(), GONE);
+}
+
+#[test]
+fn rsync_both_ways() {
+    let lab = Lab::new();
+    lab.plant("from");
+    let (there, back) = (lab.join("there").display().to_string(), lab.join("back").display().to_string());
+    let ssh = lab.as_ssh();
+    lab.tool("rsync", &["-a", "-e", &ssh, "from/", &format!("h:{there}/")]);
+    lab.tool("rsync", &["-a", "-e", &ssh, &format!("h:{there}/"), &format!("{back}/")]);
+    for copy in ["there", "back"] {
+        lab.tool("diff", &["-r", "--no-dereference", "from", copy]);
+        assert_eq!(lab.tool("rsync", &["-ani", "--delete", "from/", &format!("{copy}/")]), "", "times and modes, too");
+    }
+    // Again, where little differs.
+    fs::write(lab.join("from/a/b/large"), noise(6 * CHUNK + 4)).expect("a file");
+    lab.tool("rsync", &["-a", "--no-whole-file", "-e", &ssh, "from/", &format!("h:{there}/")]);
+    lab.tool("diff", &["-r", "--no-dereference", "from", "there"]);
+    none_marked(lab.0.path(), GONE);
+}
+
+#[test]
+fn borg_through_it() {
+    if Command::new("borg").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("not run: there is no borg here");
+        return;
+    }
+    let lab = Lab::new();
+    lab.plant("from");
+    let (ssh, repository) = (lab.as_ssh(), format!("ssh://h{}", lab.join("repository").display()));
+    lab.tool("borg", &["--rsh", &ssh, "init", "-e", "none", &repository]);
+    let archive = format!("{repository}::one");
+    lab.tool("borg", &["--rsh", &ssh, "create", &archive, "from"]);
+    fs::create_dir(lab.join("to")).expect("a directory");
+    lab.tool("sh", &["-c", &format!("cd to && borg --rsh '{ssh}' extract {archive}")]);
+    lab.tool("diff", &["-r", "--no-dereference", "from", "to/from"]);
+    none_marked(lab.0.path(), GONE);
+}

@@ -1,0 +1,100 @@
+//! `rdsh` beside ssh, on hosts with sshd: the same commands give the same output, standard error and exit code. `tests/run` makes
+//! the hosts, as root, and runs these tests in them; elsewhere they are not run.
+
+mod rig;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use rig::hosts::*;
+use rig::lab::*;
+use rig::network::*;
+use rig::*;
+
+/// ssh, or rdsh, on host 1, with these arguments behind those by which it finds the hosts.
+fn called(network: &Network, program: &str, arguments: &[&str]) -> Command {
+    let mut command = if program == "ssh" { Command::new("ssh") } else { rdsh() };
+    if program != "ssh" {
+        command.args(["--agent", AGENT]);
+    }
+    command.arg("-F").arg(network.path("ssh_config")).args(arguments);
+    let mut command = on(1, &command);
+    command.env(MARK, network.scratch.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+#[track_caller]
+fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
+    let fed = feed(process.stdin(), input.to_vec());
+    let output = drain(process.stdout());
+    let ended = process.wait();
+    fed.join().expect("no panic");
+    (ended, output.join().expect("no panic"))
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn as_ssh_does() {
+    let network = Network::start();
+    let input = noise(2 * CHUNK + 1);
+    for arguments in [
+        &["h2", "uname -n; pwd; echo $0 \"$HOME\" $USER $LOGNAME"][..],
+        &["h2", "cat"],
+        &["-l", "root", "-p", "22", "-4", "-C", "-q", "-T", "h2", "exit 3"],
+        &["h2", "-n", "wc", "-c"],
+        &["h2", "echo", "'a  b'", "--", "$((1 + 1))", "*"],
+        &["h2", "echo out; echo err >&2; exit 200"],
+        &["h2", "no-such-command-here"],
+        &["h2", "if"],
+        &["h2", "head -c 10 | od -c"],
+        &["h2", "sh -c 'kill -9 $$'; exit $?"],
+        &["h2", "echo $SSH_CONNECTION | cut -d' ' -f1; tty"],
+        &["h2", "umask; ulimit -n"],
+        &["-t", "h2", "echo here"],
+        &["-s", "h2", "no-such-subsystem"],
+        &["no-such-host-here", "true"],
+        &["-p", "1", "h2", "true"],
+    ] {
+        let [ssh, ours] = ["ssh", "rdsh"].map(|program| {
+            let (ended, output) = finish(Process::spawn(&mut called(&network, program, arguments)), &input);
+            (ended.code, ended.stderr, output)
+        });
+        assert_eq!(ours.0, ssh.0, "{arguments:?}: {}", ours.1);
+        // Where there is no way to a host it is told in one line of our own, with ssh's in it.
+        if ssh.0 == 255 && ours.1.starts_with("rdsh: ") {
+            assert!(ours.1.contains(ssh.1.trim_end().lines().last().unwrap_or_default()), "{} {}", ours.1, ssh.1);
+        } else {
+            assert_eq!(ours.1, ssh.1, "{arguments:?}");
+        }
+        same(&ours.2, &ssh.2);
+    }
+    none_marked(network.scratch.path(), GONE);
+}
+
+/// The data of a tool goes beside ssh, encrypted, and back.
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn rsync_between_hosts() {
+    let network = Network::start();
+    fs::create_dir(network.path("from")).expect("a directory");
+    for number in 0..40 {
+        fs::write(network.path("from").join(number.to_string()), noise(number * 30_011)).expect("a file");
+    }
+    let ssh = format!("{PROGRAM} rdsh --agent {AGENT} -F {}", network.path("ssh_config").display());
+    let run = |from: &OsStr, to: &OsStr| {
+        let mut command = Command::new("rsync");
+        command.args(["-a", "-e", &ssh]).args([from, to]);
+        let mut command = on(1, &command);
+        command.env(MARK, network.scratch.path()).stdin(Stdio::null()).stdout(Stdio::null());
+        assert_eq!(Process::spawn(&mut command).wait().expect(0).stderr, "");
+    };
+    let local = |name: &str| network.path(name).into_os_string();
+    run(&local("from/"), &network.at("root@h2", "there/"));
+    run(&network.at("h2", "there/"), &local("back/"));
+    for copy in ["there", "back"] {
+        let differs = Command::new("diff").arg("-r").arg(network.path("from")).arg(network.path(copy)).status();
+        assert!(differs.expect("diff").success(), "{copy}");
+    }
+    none_marked(network.scratch.path(), GONE);
+}

@@ -180,6 +180,36 @@ fn one_that_is_slow_is_waited_for_or_dropped() {
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
+/// With room on disk one that is slow for a while holds nobody up, and its command has all in the end.
+#[test]
+fn one_that_is_slow_falls_behind_on_its_disk() {
+    let lab = lab();
+    let bytes = lab.source(MANY_BYTES);
+    let command = "h[1-3]:[ $AT != h2 ] || while ! [ -e DIR/go ]; do sleep 0.1; done; cat >DIR/$AT";
+    let mut process =
+        lab.start(&["--buffer=4M", "--slow=drop", "--stall=1", "--spool=100M", "src:cat DIR/source", command]);
+    for host in ["h1", "h3"] {
+        lab.await_bytes(host, bytes.len() as u64, &process);
+    }
+    // Longer than it would be waited for.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(process.is_running() && !lab.join("h2").exists(), "{}", process.stderr());
+    lab.0.file("go", b"");
+    process.wait().expect(0);
+    (1..=3).for_each(|host| lab.holds(&format!("h{host}"), &bytes));
+    // By no more than that: it is dropped when the disk's part is full.
+    fs::remove_file(lab.join("go")).expect("it is there");
+    let ended =
+        lab.start(&["--buffer=4M", "--slow=drop", "--stall=1", "--spool=1M", "src:cat DIR/source", command]).wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("h2: "), "{}", ended.stderr);
+    // What has no room fails before anything flows, with what to do.
+    let ended = lab.start(&["--spool=4000000T", "src:cat DIR/source", "h[1-2]:cat >/dev/null"]).wait();
+    ended.expect(6);
+    assert!(ended.stderr.contains("--spool") && ended.stderr.contains("TMPDIR"), "{}", ended.stderr);
+    none_marked(lab.0.path(), Duration::from_secs(5));
+}
+
 /// Commands that have had enough end the one that makes the stream, as a pipe does.
 #[test]
 fn nobody_makes_what_nobody_wants() {

@@ -3,6 +3,7 @@ complete -c rdpipe -s H -d 'What the hosts next to this one call it: they connec
 complete -c rdpipe -l shell -d 'The shell, which is given -c and COMMAND' -r
 complete -c rdpipe -l slow -d 'A host that is slow is waited for by the others (hold), or dropped once it has held them up for --stall (drop), and has failed then' -r -f -a "hold\t'The others wait for it'
 drop\t'It is dropped'"
+complete -c rdpipe -l spool -d 'Let each host fall behind by SIZE on its disk (in TMPDIR there, or /var/tmp) before it is slow' -r
 complete -c rdpipe -l stall -d 'Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either' -r
 complete -c rdpipe -l rsh -d 'The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too' -r
 complete -c rdpipe -l launcher -d 'What runs a program on a host: ssh, slurm (srun in an allocation, which copies to several of its nodes take by themselves), or a command with %h for the host, and %c for what is run there if that is not to be its last word, such as \'mpirun -q -n 1 --host %h sh -c %c\'' -r

@@ -277,7 +277,7 @@ impl Shared {
                 self.write(make, &mut summary)
             }
             BroadcastRole::SourceStage { .. } | BroadcastRole::SourceStandard => self.read_stream(moves),
-            BroadcastRole::Stage { .. } => self.write_stream(moves),
+            BroadcastRole::Stage { disk_bytes, .. } => self.write_stream(moves, disk_bytes),
         };
         tell_failed(&summary, &self.emit);
         let mut report = Report { bytes: self.spool.status().received, ..Report::default() };

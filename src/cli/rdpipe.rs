@@ -21,7 +21,7 @@ use crate::fs::standard;
 use crate::job::Setup;
 use crate::job::pipeline::grammar::{Spec, branches, lay_out};
 use crate::job::pipeline::{Branching, Pipeline, Plan, Ran, planned, report};
-use crate::options::TransferOptions;
+use crate::options::{TransferOptions, parse_bytes};
 
 /// The shell where the user names none.
 const SHELL: &str = "sh";
@@ -82,6 +82,9 @@ struct BranchOptions {
     /// has failed then
     #[arg(long, value_enum, value_name = "hold|drop", default_value_t = Slow::Hold)]
     slow: Slow,
+    /// Let each host fall behind by SIZE on its disk (in TMPDIR there, or /var/tmp) before it is slow
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    spool: Option<u64>,
     /// Pass over a host that has stood still for so many seconds; with --slow=hold, one that does not answer either
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     stall: u32,
@@ -141,7 +144,8 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         return Err(usage(format!("more than {STAGES_MAX} stages")));
     }
     let stall = Duration::from_secs(arguments.branches.stall.into());
-    let branching = first.map(|first| Branching { first, drops_slow: arguments.branches.slow == Slow::Drop, stall });
+    let (drops_slow, disk_bytes) = (arguments.branches.slow == Slow::Drop, arguments.branches.spool.unwrap_or(0));
+    let branching = first.map(|first| Branching { first, drops_slow, stall, disk_bytes });
     let shell_bytes: usize = shell.iter().map(String::len).sum();
     if let Some(number) = specs.iter().position(|spec| spec.text.len() + shell_bytes > COMMAND_BYTES_MAX) {
         let (bytes, most) = ((specs[number].text.len() + shell_bytes).div_ceil(1024), COMMAND_BYTES_MAX >> 10);

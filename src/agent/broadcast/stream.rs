@@ -9,6 +9,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flume::RecvTimeoutError;
@@ -22,6 +23,7 @@ use crate::agent::end::Moves;
 use crate::control::frames::{BroadcastProof, Fault, Message};
 use crate::control::stages::{Attachment, Inlet, Outlet};
 use crate::fault::Exit;
+use crate::fs::queue::{DiskQueue, Unqueued};
 use crate::fs::{close, io_fact, standard, std_fact};
 use crate::transport::spool::Taken;
 
@@ -38,6 +40,15 @@ enum Unwritten {
     Io(IoFact),
     /// Nobody wants it to be written any more.
     Over,
+}
+
+impl From<Unqueued> for Unwritten {
+    fn from(unqueued: Unqueued) -> Self {
+        match unqueued {
+            Unqueued::Over => Self::Over,
+            Unqueued::Io(fact) => Self::Io(fact),
+        }
+    }
 }
 
 impl Shared {
@@ -84,25 +95,73 @@ impl Shared {
         input.end().map_err(|_| self.given_up())
     }
 
-    /// Gives the stream to a command, or to what a redirection opens.
-    pub(super) fn write_stream(&self, moves: Option<Moves>) -> Result<(), Fault> {
+    /// Gives the stream to a command, or to what a redirection opens, which may fall behind by so much on disk.
+    pub(super) fn write_stream(&self, moves: Option<Moves>, disk_bytes: u64) -> Result<(), Fault> {
         // Who is slow is judged by the caller, which knows what the user wants.
         self.spool.hold();
         let Some(Moves::Input(inlet)) = moves else { return Err(impossible()) };
         let Inlet::File(file, path) = self.await_stage(&inlet)? else { return Err(impossible()) };
-        let done = self.write_all(&file, &path);
+        let done = self.write_all(&file, &path, disk_bytes);
         if done.is_err() {
             *self.kept_open.lock().expect("no panics under it") = Some(file);
         }
         done
     }
 
-    fn write_all(&self, file: &File, path: &Path) -> Result<(), Fault> {
+    fn write_all(&self, file: &File, path: &Path, disk_bytes: u64) -> Result<(), Fault> {
         let unwritable = |error| Fault::unwritable(&io_fact(path.as_os_str(), error));
         // Of a pipe that is full it is heard at once, and not when there is room.
         let flags = rustix::fs::fcntl_getfl(file).map_err(unwritable)?;
         rustix::fs::fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(unwritable)?;
         let _ = rustix::pipe::fcntl_setpipe_size(file, READ_BYTES);
+        match disk_bytes {
+            0 => self.take_all(|bytes| self.write_some(file, path, bytes))?,
+            bytes => self.write_by_disk(file, path, bytes)?,
+        }
+        close::settle(file).map_err(unwritable)
+    }
+
+    /// The same by way of a queue on disk.
+    fn write_by_disk(&self, file: &File, path: &Path, disk_bytes: u64) -> Result<(), Fault> {
+        let queue = DiskQueue::new(disk_bytes).map_err(|fact| Fault::unwritable(&fact))?;
+        let is_over = AtomicBool::new(false);
+        let goes_on = || !is_over.load(Ordering::Relaxed) && !self.is_stopped() && self.spool.status().has_tree;
+        let write = || -> Result<(), Unwritten> {
+            let mut buffer = vec![0; READ_BYTES];
+            loop {
+                match queue.take(&mut buffer, goes_on)? {
+                    0 => return Ok(()),
+                    length => self.write_some(file, path, &buffer[..length])?,
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let writer = std::thread::Builder::new().name("broadcast-disk".to_owned()).spawn_scoped(scope, || {
+                let written = write();
+                if written.is_err() {
+                    // Nobody waits for more of the stream either.
+                    is_over.store(true, Ordering::Relaxed);
+                    self.spool.leave(false);
+                }
+                written
+            });
+            let writer = writer
+                .map_err(|error| Fault::plain(Exit::Connect.code(), format!("cannot start a thread: {error}")))?;
+            let taken = self.take_all(|bytes| queue.put(bytes, goes_on).map_err(Unwritten::from));
+            match taken {
+                // The end of the queue is that of a stream which is proven.
+                Ok(()) => queue.end(),
+                Err(_) => is_over.store(true, Ordering::Relaxed),
+            }
+            match writer.join().expect("it does not panic") {
+                Ok(()) | Err(Unwritten::Over) => taken,
+                Err(unwritten) => Err(self.why_unwritten(unwritten)),
+            }
+        })
+    }
+
+    /// Takes all of the stream, which is proven in the end.
+    fn take_all(&self, mut put: impl FnMut(&[u8]) -> Result<(), Unwritten>) -> Result<(), Fault> {
         let mut hasher = blake3::Hasher::new();
         loop {
             let slice = match self.spool.take() {
@@ -111,12 +170,7 @@ impl Shared {
                 Taken::Gone => return Err(self.left_out()),
             };
             hasher.update(slice.as_ref());
-            match self.write_some(file, path, slice.as_ref()) {
-                Ok(()) => {}
-                Err(Unwritten::Closed) => return Err(Fault::plain(Exit::SinkClosed.code(), "")),
-                Err(Unwritten::Io(fact)) => return Err(Fault::unwritable(&fact)),
-                Err(Unwritten::Over) => return Err(self.left_out()),
-            }
+            put(slice.as_ref()).map_err(|unwritten| self.why_unwritten(unwritten))?;
         }
         let proof = self.await_proof()?;
         let received = self.spool.status().received;
@@ -124,7 +178,15 @@ impl Shared {
             let detail = "what a host before this one has passed on is not what the source has sent";
             return Err(Fault::plain(Exit::Integrity.code(), detail));
         }
-        close::settle(file).map_err(unwritable)
+        Ok(())
+    }
+
+    fn why_unwritten(&self, unwritten: Unwritten) -> Fault {
+        match unwritten {
+            Unwritten::Closed => Fault::plain(Exit::SinkClosed.code(), ""),
+            Unwritten::Io(fact) => Fault::unwritable(&fact),
+            Unwritten::Over => self.left_out(),
+        }
     }
 
     fn write_some(&self, mut file: &File, path: &Path, bytes: &[u8]) -> Result<(), Unwritten> {

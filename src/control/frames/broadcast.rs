@@ -71,6 +71,10 @@ pub enum BroadcastRole {
         /// The stage's number.
         #[n(0)]
         stage: u32,
+        /// Bytes that the stage may fall behind by beside those in memory: they are kept on disk.
+        #[n(1)]
+        #[cbor(default)]
+        disk_bytes: u64,
     },
 }
 

@@ -227,7 +227,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         (
             "begin-broadcast-stage",
             Message::BeginBroadcast(Box::new(Broadcast {
-                role: BroadcastRole::Stage { stage: 2 },
+                role: BroadcastRole::Stage { stage: 2, disk_bytes: 1 << 40 },
                 spool_bytes: 1 << 20,
                 has_next: false,
             })),

@@ -18,6 +18,8 @@ pub(crate) struct Branching {
     pub(crate) drops_slow: bool,
     /// How long one may take nothing.
     pub(crate) stall: Duration,
+    /// Bytes that each may fall behind by on its disk.
+    pub(crate) disk_bytes: u64,
 }
 
 impl Pipeline<'_> {
@@ -51,7 +53,7 @@ impl Pipeline<'_> {
     /// Begins the chain. Its stages have been told of.
     pub(super) fn begin_branches(&mut self, feed: grammar::Feed) {
         let plan = self.plan;
-        let Some(Branching { first, drops_slow, stall }) = plan.branching else { return };
+        let Some(Branching { first, drops_slow, stall, disk_bytes }) = plan.branching else { return };
         let feed = match feed {
             grammar::Feed::Standard => Feed::Standard,
             grammar::Feed::Stage(stage) => Feed::Stage { host: self.stages[stage].host, stage },
@@ -64,7 +66,7 @@ impl Pipeline<'_> {
             return;
         }
         let lag = if drops_slow { Lag::Dropped } else { Lag::Held };
-        self.branches = Some(Branches::begin(&mut self.job, feed, &branches, lag, stall, plan.transfer));
+        self.branches = Some(Branches::begin(&mut self.job, feed, &branches, (lag, stall, disk_bytes), plan.transfer));
     }
 
     /// All that can be reached are connected with each other.

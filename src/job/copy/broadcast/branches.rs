@@ -64,13 +64,13 @@ pub(in crate::job) enum Feed {
 }
 
 impl<'a> Branches<'a> {
-    /// Begins the nodes of these stages, each on another host, which has been told of it.
+    /// Begins the nodes of these stages, each on another host, which has been told of it. `disk_bytes`: what each may fall behind
+    /// by, beside what is in memory.
     pub(in crate::job) fn begin(
         job: &mut Job,
         feed: Feed,
         stages: &[(usize, usize)],
-        lag: Lag,
-        stall: Duration,
+        (lag, stall, disk_bytes): (Lag, Duration, u64),
         options: &'a TransferOptions,
     ) -> Self {
         let (source, role) = match feed {
@@ -93,7 +93,7 @@ impl<'a> Branches<'a> {
         };
         begin(source, role, true);
         for (at, branch) in branches.iter().enumerate() {
-            let role = BroadcastRole::Stage { stage: branch.stage as u32 };
+            let role = BroadcastRole::Stage { stage: branch.stage as u32, disk_bytes };
             begin(branch.host, role, at + 1 < branches.len());
         }
         Self {

@@ -1,0 +1,190 @@
+//! A queue of bytes in a file without a name: who is slow to take them out falls behind by so many, and no further.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rd_proto::control::IoFact;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::{plain_fact, std_fact, unlinked_anywhere};
+
+/// What the file is called in failures.
+const NAME: &str = "the temporary directory (TMPDIR)";
+
+/// How often those who wait check whether they still should.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Why nothing was put in or taken out.
+#[derive(Debug)]
+pub(crate) enum Unqueued {
+    /// Nobody wants it any more.
+    Over,
+    Io(IoFact),
+}
+
+/// A queue. One thread puts in, one takes out.
+pub(crate) struct DiskQueue {
+    file: File,
+    bytes_max: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Offsets of all that ever went through: in the file they begin again when they come to its end.
+#[derive(Default)]
+struct State {
+    start: u64,
+    end: u64,
+    has_ended: bool,
+}
+
+impl DiskQueue {
+    /// One that holds so many bytes, which are taken from the disk at once where the file system can.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub(crate) fn new(bytes_max: u64) -> Result<Self, IoFact> {
+        let file = unlinked_anywhere().map_err(|error| std_fact(OsStr::new(NAME), &error))?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes_max) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(error) => {
+                let detail = "it has no room for what --spool asks for: let TMPDIR name one that has, or ask for less";
+                return Err(IoFact { errno: error.raw_os_error(), ..plain_fact(OsStr::new(NAME), detail) });
+            }
+        }
+        Ok(Self { file, bytes_max: bytes_max.max(1), state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Puts in all of it; waits for room while `goes_on`.
+    ///
+    /// # Errors
+    ///
+    /// [`Unqueued`].
+    pub(crate) fn put(&self, mut bytes: &[u8], goes_on: impl Fn() -> bool) -> Result<(), Unqueued> {
+        while !bytes.is_empty() {
+            let state = self.wait_until(|state| state.end - state.start < self.bytes_max, &goes_on)?;
+            let (at, room) = (state.end, self.bytes_max - (state.end - state.start));
+            drop(state);
+            let length = self.within(at, room.min(bytes.len() as u64));
+            self.file.write_all_at(&bytes[..length], at % self.bytes_max).map_err(|error| failed(&error))?;
+            bytes = &bytes[length..];
+            self.state().end += length as u64;
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// No more is put in.
+    pub(crate) fn end(&self) {
+        self.state().has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Takes out what comes next, and nothing at the end; waits for it while `goes_on`.
+    ///
+    /// # Errors
+    ///
+    /// [`Unqueued`].
+    pub(crate) fn take(&self, buffer: &mut [u8], goes_on: impl Fn() -> bool) -> Result<usize, Unqueued> {
+        let state = self.wait_until(|state| state.end > state.start || state.has_ended, &goes_on)?;
+        let (at, there) = (state.start, state.end - state.start);
+        drop(state);
+        let length = self.within(at, there.min(buffer.len() as u64));
+        self.file.read_exact_at(&mut buffer[..length], at % self.bytes_max).map_err(|error| failed(&error))?;
+        self.state().start += length as u64;
+        self.changed.notify_all();
+        Ok(length)
+    }
+
+    /// How many of so many bytes from there on lie in the file without a break.
+    fn within(&self, at: u64, bytes: u64) -> usize {
+        bytes.min(self.bytes_max - at % self.bytes_max) as usize
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panics under it")
+    }
+
+    fn wait_until(
+        &self,
+        is_so: impl Fn(&State) -> bool,
+        goes_on: &impl Fn() -> bool,
+    ) -> Result<MutexGuard<'_, State>, Unqueued> {
+        let mut state = self.state();
+        loop {
+            if !goes_on() {
+                return Err(Unqueued::Over);
+            }
+            if is_so(&state) {
+                return Ok(state);
+            }
+            state = self.changed.wait_timeout(state, LOOK_EVERY).expect("no panics under it").0;
+        }
+    }
+}
+
+fn failed(error: &std::io::Error) -> Unqueued {
+    Unqueued::Io(std_fact(OsStr::new(NAME), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whatever the pieces and however often it comes to the file's end.
+    #[test]
+    fn what_goes_in_comes_out_in_order() {
+        for bytes_max in [1, 7, 4096, 100_003] {
+            let queue = DiskQueue::new(bytes_max).expect("a file");
+            let data: Vec<u8> = (0..300_000_u32).map(|at| (at.wrapping_mul(at) >> 5) as u8).collect();
+            let data = &data[..data.len().min(bytes_max as usize * 2000)];
+            let mut out = Vec::new();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (number, piece) in data.chunks(1021).enumerate() {
+                        queue.put(&piece[..piece.len().min(number)], || true).expect("room");
+                        queue.put(&piece[piece.len().min(number)..], || true).expect("room");
+                    }
+                    queue.end();
+                });
+                let mut buffer = [0; 777];
+                loop {
+                    match queue.take(&mut buffer, || true).expect("more") {
+                        0 => break,
+                        length => out.extend_from_slice(&buffer[..length]),
+                    }
+                }
+            });
+            assert!(out == data, "{bytes_max}: {} of {}", out.len(), data.len());
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_what_nobody_wants() {
+        let queue = DiskQueue::new(4).expect("a file");
+        let is_over = AtomicBool::new(false);
+        let goes_on = || !is_over.swap(true, Ordering::Relaxed);
+        assert!(matches!(queue.put(b"12345", goes_on), Err(Unqueued::Over)));
+        let mut buffer = [0; 9];
+        assert!(matches!(queue.take(&mut buffer, || true), Ok(4)));
+        assert!(matches!(queue.take(&mut buffer, || false), Err(Unqueued::Over)));
+        queue.end();
+        assert!(matches!(queue.take(&mut buffer, || true), Ok(0)));
+    }
+
+    #[test]
+    fn a_disk_that_cannot_hold_it_says_so_at_once() {
+        let fact = match DiskQueue::new(1 << 62) {
+            Err(fact) => fact,
+            Ok(_) => panic!("there is no such disk"),
+        };
+        assert!(fact.errno != 0 && String::from_utf8_lossy(&fact.detail).contains("--spool"), "{fact:?}");
+    }
+}

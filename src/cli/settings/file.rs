@@ -108,7 +108,10 @@ fn check(path: &Path, file: &str, found: &std::fs::Metadata, is_directory: bool)
     let typed = shell_words::quote(&typed);
     if ![own, 0].contains(&found.uid()) {
         let uid = found.uid();
-        return Err(format!("{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}"));
+        return Err(format!(
+            "{file}{place} belongs to user {uid}, who could change it; type: chown {own} {typed}, or pass it over with \
+             RDMA_PIPE_CONFIG=none"
+        ));
     }
     if found.mode() & OTHERS_WRITE != 0 && !(is_directory && found.mode() & STICKY != 0) {
         let may = if is_directory { "others may write to" } else { "may be written by others" };

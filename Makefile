@@ -13,11 +13,15 @@ COMPLETED = $(COMMANDS) rdma-pipe-agent
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 MANDIR = $(SHAREDIR)/man/man1
+# Where zsh looks, which packages of some distributions have elsewhere; where systemd does.
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
+UNITS = packaging/rdrecv@.service
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/slurm tests/testbed/setup tests/testbed/selftest tests/testbed/deps .ci/run
+	tests/testbed/slurm tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test .ci/run
 
-.PHONY: all build install uninstall deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report clean
+.PHONY: all build install uninstall packages package-deps test-packages deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report clean
 
 all: build
 
@@ -36,17 +40,31 @@ install:
 	@for command in $(COMPLETED); do \
 		install -D -m 644 "docs/completions/$$command.bash" "$(SHAREDIR)/bash-completion/completions/$$command" && \
 		install -D -m 644 "docs/completions/$$command.fish" "$(SHAREDIR)/fish/vendor_completions.d/$$command.fish" && \
-		install -D -m 644 "docs/completions/_$$command" "$(SHAREDIR)/zsh/site-functions/_$$command" || exit 1; done
+		install -D -m 644 "docs/completions/_$$command" "$(DESTDIR)$(ZSHDIR)/_$$command" || exit 1; done
+	install -d "$(UNITDIR)" && install -m 644 $(UNITS) "$(UNITDIR)"
 
 uninstall:
 	rm -f $(COMMANDS:%="$(BINDIR)"/%) $(PROGRAMS:%="$(BINDIR)"/%) $(patsubst docs/man/%,"$(MANDIR)"/%,$(MANUALS)) \
 		$(COMPLETED:%="$(SHAREDIR)"/bash-completion/completions/%) \
-		$(COMPLETED:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMPLETED:%="$(SHAREDIR)"/zsh/site-functions/_%)
+		$(COMPLETED:%="$(SHAREDIR)"/fish/vendor_completions.d/%.fish) $(COMPLETED:%="$(DESTDIR)$(ZSHDIR)"/_%) \
+		$(UNITS:packaging/%="$(UNITDIR)"/%)
 	@# Only directories that are empty now, from the inner ones outwards; those of a system hold more than ours.
 	@for directory in "$(MANDIR)" "$(SHAREDIR)/man" "$(SHAREDIR)/bash-completion/completions" \
 		"$(SHAREDIR)/bash-completion" "$(SHAREDIR)/fish/vendor_completions.d" "$(SHAREDIR)/fish" \
-		"$(SHAREDIR)/zsh/site-functions" "$(SHAREDIR)/zsh" "$(SHAREDIR)" "$(BINDIR)" "$(DESTDIR)$(PREFIX)"; do \
+		"$(DESTDIR)$(ZSHDIR)" "$(SHAREDIR)/zsh" "$(SHAREDIR)" "$(UNITDIR)" "$(DESTDIR)$(PREFIX)/lib/systemd" \
+		"$(DESTDIR)$(PREFIX)/lib" "$(BINDIR)" "$(DESTDIR)$(PREFIX)"; do \
 		rmdir "$$directory" 2>/dev/null || true; done
+
+# A .deb, an .rpm, a tarball and a wheel under build/packages, of what `make install` installs, for glibc 2.28 and newer.
+packages: package-deps
+	packaging/build
+
+package-deps:
+	tests/testbed/deps packages
+
+# Installs each of them in a root of its own, copies between two hosts, removes it, and looks for what is left. As root.
+test-packages: packages
+	packaging/test
 
 # What tests need, and what checks need. As root it is installed; otherwise one command that installs it is printed.
 deps:

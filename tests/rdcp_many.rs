@@ -159,3 +159,66 @@ fn each_host_is_synchronized() {
     sync(&lab);
     (1..=3).for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
 }
+
+/// A host whose login takes long, and one that hangs: the others do not wait for them, and the late one gets its copy.
+#[test]
+fn hosts_that_are_late_hold_nobody() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    // Longer than any login is waited for; one that hangs until a connection gives up.
+    let late = "case $1 in h2) sleep 8 ;; h3) sleep 9; echo 'h3: connection timed out' >&2; exit 255 ;; esac";
+    lab.script("late", &format!("{late}\nexec sh -c \"exec $2\""));
+    let mut arguments = vec!["-r".into(), "--json=report".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(4));
+    let began = Instant::now();
+    let mut command = lab.command(rdcp(), "late", AGENT);
+    let mut process = Process::spawn(command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()));
+    while ![1, 4].iter().all(|host| lab.join(&format!("h{host}/copy")).exists()) {
+        assert!(began.elapsed() < Duration::from_secs(8), "they wait: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = process.wait();
+    ended.expect(8);
+    for said in ["h2 has not answered yet", "h3: connection timed out", "1 of 4 hosts failed; 3 have it all"] {
+        assert!(ended.stderr.contains(said), "{said}: {}", ended.stderr);
+    }
+    [1, 2, 4].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    assert!(!lab.join("h3/copy").exists());
+    let report = fs::read_to_string(lab.join("report")).expect("a report");
+    assert!(report.contains(r#""state":"starting""#), "{report}");
+}
+
+/// A host that another command adds gets its copy; what it comes to is that command's to tell as well.
+#[test]
+fn hosts_are_added_while_it_runs() {
+    let lab = Lab::new();
+    lab.tree("src", 24 << 20);
+    lab.script("rsh", "case $1 in h7) echo 'h7: no route to host' >&2; exit 255 ;; esac\nexec sh -c \"exec $2\"");
+    let mut arguments = vec!["-r".into(), "--bwlimit=10M".into(), lab.join("src").into_os_string()];
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    let line = process.line_with("adds a host");
+    let job = line.split("--join ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its name").to_owned();
+    let add = |target: OsString| {
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        Process::spawn(command.args(["--join", &job]).arg(target).stdin(Stdio::null()).stdout(Stdio::null()))
+    };
+    fs::create_dir(lab.join("h5")).expect("a directory");
+    let (mut added, mut unreached) = (add(lab.there("h5", "h5/copy")), add("h7:/x".into()));
+    // Without a path it is that of the first.
+    let again = add("h1".into()).wait();
+    again.expect(1);
+    assert!(again.stderr.contains("h1 is one of its hosts already"), "{}", again.stderr);
+    let unreached = unreached.wait();
+    unreached.expect(3);
+    assert!(unreached.stderr.contains("h7: no route to host"), "{}", unreached.stderr);
+    added.wait().expect(0);
+    lab.is_equal("src", "h5/copy");
+    let ended = process.wait();
+    ended.expect(8);
+    assert!(ended.stderr.contains("1 of 4 hosts failed; 3 have it all"), "{}", ended.stderr);
+    [1, 2].iter().for_each(|host| lab.is_equal("src", &format!("h{host}/copy")));
+    let gone = add("h6:/x".into()).wait();
+    gone.expect(3);
+    assert!(gone.stderr.contains("no copy with this name runs here"), "{}", gone.stderr);
+}

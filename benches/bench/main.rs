@@ -60,7 +60,7 @@ const QUICK: [&str; 12] =
     ["tcp", "encrypted", "scp", "peers", "cpu", "compress", "lanes", "sizes", "sinks", "byte", "copy-small", "hops"];
 
 /// What only `make bench-full` takes: of each kind of work, `make bench` has a row that takes less.
-const FULL: [&str; 4] = ["sync-touched", "sync-appended", "sync-million", "many-faults"];
+const FULL: [&str; 5] = ["sync-touched", "sync-appended", "sync-million", "many-faults", "many-joins"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();

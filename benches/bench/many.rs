@@ -14,7 +14,7 @@ use crate::site::{agent, identical};
 
 type Measure = fn() -> Result<Vec<Row>>;
 
-pub const ROWS: [(&str, Measure); 2] = [("many", many), ("many-faults", faults)];
+pub const ROWS: [(&str, Measure); 3] = [("many", many), ("many-faults", faults), ("many-joins", joins)];
 
 /// So many hosts get the tree; the caller is one more, and has it.
 const TARGETS: usize = 8;
@@ -191,6 +191,34 @@ impl Hosts {
         Ok((ended.at - start).as_secs_f64())
     }
 
+    /// To all but the last, which is added when nine tenths are there. Returns the seconds for the others, and those for
+    /// the last one from when it is asked for.
+    fn joined(&self) -> Result<(f64, f64)> {
+        let report = self.scratch.0.join("report");
+        let (start, others) = (Instant::now(), TARGETS - 1);
+        let running = Running::start(self.copy(others)?.arg("--json").arg(&report))?;
+        let mut job = String::new();
+        wait_until("the name of the job", || {
+            let text = fs::read_to_string(&report).unwrap_or_default();
+            let name = text.split(r#""job":""#).nth(1).and_then(|rest| rest.split('"').next());
+            job = name.unwrap_or_default().to_owned();
+            !job.is_empty()
+        })?;
+        let wire_s = self.bytes as f64 * 8.0 / 200e6;
+        std::thread::sleep(Duration::from_secs_f64(0.9 * wire_s));
+        let (asked, mut join) = (Instant::now(), self.on(0));
+        let to = format!("h{TARGETS}:{}", self.place(TARGETS).join("copy").display());
+        let joining = Running::start(join.arg(bin_directory().join("rdcp")).args(["--join", &job, &to]))?;
+        // What is new has no name before it is proven.
+        let have = || (1..=others).all(|host| self.place(host).join("copy").exists());
+        wait_until("the others", have)?;
+        let others_s = start.elapsed().as_secs_f64();
+        let joined_s = (joining.done()?.at - asked).as_secs_f64();
+        running.success()?;
+        self.all_have_it(TARGETS, None)?;
+        Ok((others_s, joined_s))
+    }
+
     /// The agent of a host, not what it has started to outlive it.
     fn agent_on(&self, host: usize) -> Result<String> {
         let output = self.testbed("pid", host).output().map_err(text)?;
@@ -270,5 +298,32 @@ fn faults() -> Result<Vec<Row>> {
     Ok(vec![
         Row::limit("many: one killed, beyond 1.15 x of 1 host", 2.0, "s", &beyond(1)),
         Row::limit("many: one cut off, beyond 1.15 x of 1 host", STALL_S + 3.0, "s", &beyond(2)),
+    ])
+}
+
+/// A host that is added when nine tenths are there: how long it takes from then on, and how long the others do.
+fn joins() -> Result<Vec<Row>> {
+    if let Some(absent) = without_root("many-joins") {
+        return Ok(absent);
+    }
+    let hosts = Hosts::start()?;
+    let added = Cell::new(0.0);
+    let others = || {
+        let (others_s, added_s) = hosts.joined()?;
+        added.set(added_s);
+        Ok(others_s)
+    };
+    let contestants = [
+        Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h8:{to}", || hosts.well(1)),
+        Contestant::new(Kind::Ours, "7 hosts", "rdcp -r {from} h[1-7]:{to}", || hosts.well(TARGETS - 1)),
+        Contestant::new(Kind::Ours, "7 hosts, while one joins", "rdcp -r {from} h[1-7]:{to}", others),
+        Contestant::new(Kind::Ours, "the one that joins", "rdcp --join {job} h8:{to}", || Ok(added.get())),
+    ];
+    let what = "7 hosts, and one that joins at 90 %";
+    let found = contest("many-joins", &title(&hosts, what), "s", &contestants, runs().min(ROUNDS))?;
+    let [one, seven, others, added] = [0, 1, 2, 3].map(|at| &found.entries[at].values);
+    Ok(vec![
+        Row::at_most("many: one that joins at 90 %, over 1", 1.15, added, one),
+        Row::at_most("many: others while one joins, over 7 alone", 1.05, others, seven),
     ])
 }

@@ -30,7 +30,7 @@ const PAGES: [(&str, &str, &[&str]); 6] = [
         &["sync-small", "sync-million", "sync-delta", "sync-touched", "sync-appended", "sync-renamed"],
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
-    ("many.md", "One tree to many hosts, measured", &["many", "many-faults"]),
+    ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];
 

@@ -8,6 +8,7 @@ complete -c rdcp -l to -d 'Copy to HOST:PATH as well, or to each of a list such 
 complete -c rdcp -l hosts -d 'Copy to each host that FILE, or standard input (-), names, one a line, where DST is the path; @GROUP asks ClusterShell\'s nodeset, and slurm stands for the nodes of the allocation' -r
 complete -c rdcp -l hosts-failed -d 'Write the hosts that failed to FILE, for --hosts; if none did, FILE is removed' -r -F
 complete -c rdcp -l stall -d 'Pass over a host that has stood still for so many seconds' -r
+complete -c rdcp -l join -d 'Add HOST, or HOST:PATH, the only argument, to the copy to several hosts that runs here as JOB, the name that it gives itself as it begins, and wait for what becomes of that host' -r
 complete -c rdcp -l exclude -d 'Exclude what matches PATTERN, written as for rsync; of several patterns, those of --include among them, the first that matches decides' -r
 complete -c rdcp -l include -d 'Include what matches PATTERN, although an --exclude behind it does' -r
 complete -c rdcp -l exclude-from -d 'Exclude what matches a line of FILE, or of standard input (-); lines that are empty or begin with # or ; are skipped, those that begin with "+ " include, and a line with ! drops all patterns before it' -r

@@ -35,6 +35,7 @@ use crate::tree::Only;
 use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
 
+mod join;
 mod targets;
 
 use targets::TargetOptions;
@@ -407,6 +408,9 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     arguments.report = arguments.report.settled();
     if let Some(medium) = arguments.check {
         return check::check(&arguments.paths, medium, &arguments.hosts, &arguments.report);
+    }
+    if let Some(job) = &arguments.targets.join {
+        return join::join(job, &arguments.paths, &arguments.report);
     }
     let parse = |text: &OsString| Spec::parse(text).map_err(|reason| Failure::new(Exit::Usage, reason));
     let mut sources: Vec<Spec> = arguments.paths.iter().map(parse).collect::<Result<_, _>>()?;

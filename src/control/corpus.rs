@@ -1,10 +1,11 @@
-//! The fuzz body of the agents' messages, run as a test: over the corpus in `fuzz/corpus`, and over damaged copies of it.
+//! The fuzz bodies of the agents' messages, and of those that add a host, run as tests: over the corpus in `fuzz/corpus`, and over damaged copies of it.
 
 use super::frames::fuzz;
+use super::join;
 use crate::transport::tests::runner::{self, Body};
 
 /// The targets of `fuzz/` that begin with `agent_`, and their bodies.
-const TARGETS: &[(&str, Body)] = &[("agent_message", fuzz::message)];
+const TARGETS: &[(&str, Body)] = &[("agent_message", fuzz::message), ("agent_join", join::fuzz::message)];
 
 #[test]
 fn every_target_has_a_body_and_a_corpus() {
@@ -14,6 +15,7 @@ fn every_target_has_a_body_and_a_corpus() {
 #[test]
 fn corpus_holds_what_this_version_makes() {
     runner::corpus_holds(&fuzz::seeds(), |_| true);
+    runner::corpus_holds(&join::fuzz::seeds(), |_| true);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! * `frames`: the messages, and their bytes.
 //! * `launch`: the launcher (ssh, or another command) as a child process.
+//! * `join`: how another command of the user adds a host to a copy that runs.
 //! * `channel`: messages over a pair of byte streams, at both ends.
 //! * `endpoints`: where an end can be reached, and which of these places to try first.
 //! * `tunnel`: connections through the channel, for hosts that can be reached in no other way.
@@ -15,6 +16,7 @@ pub mod channel;
 mod corpus;
 pub mod endpoints;
 pub mod frames;
+pub mod join;
 pub mod launch;
 pub mod names;
 pub mod stages;

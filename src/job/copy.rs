@@ -192,7 +192,7 @@ impl<'a> Copy<'a> {
             Update::End(_, side, message) => self.hear(side, message),
             Update::Say(line) => self.say(&line),
             // How it ended is taken from the hop; what hosts say is only asked for before there is one.
-            Update::Agreed | Update::Ended(..) | Update::Host(..) => {}
+            Update::Agreed | Update::Ended(..) | Update::Host(..) | Update::Arrived(_) | Update::Join(_) => {}
             Update::Unmet(_, reason) => {
                 self.stop_all(libc::SIGTERM as u8);
                 return Err(Failure::new(Exit::Connect, reason));

@@ -14,7 +14,7 @@ use crate::fault::{Exit, Failure, Site};
 
 mod hosts;
 
-pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, HostState, Hosts};
+pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, HostState, Hosts, Job};
 
 /// The version of the schema. Keys may be added within one; none goes, and none gets another meaning.
 pub const SCHEMA: u32 = 1;
@@ -51,6 +51,8 @@ pub enum Event<'a> {
     Failed(Failed<'a>),
     /// rdcp: sources of one host have been copied.
     Copied(Copied),
+    /// rdcp to several hosts: how others call it that add one, with --join.
+    Job(Job),
     /// rdcp and rdpipe to several hosts: one of them stands otherwise than before.
     Host(Host),
     /// rdcp and rdpipe to several hosts, every second: how far they have come.

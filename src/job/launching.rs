@@ -7,10 +7,11 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use flume::{Receiver, Sender};
+use flume::Sender;
 
 use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
 use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
+use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
 use crate::control::stages::{Warden, own_program};
 use crate::fault::{Exit, Failure, escaped, os};
@@ -32,6 +33,8 @@ pub(crate) enum Heard {
     EntriesTaken(u32, Result<(), Failure>),
     /// A signal to this process.
     Signal(i32),
+    /// Another command asks for one more host.
+    Join(Joiner),
 }
 
 /// Where what is heard of a host is posted, with its number.
@@ -62,6 +65,12 @@ fn await_turn(post: &Post) {
 /// How long an agent may take to answer: as long as sshd lets a user type a password.
 const HELLO_MAX: Duration = Duration::from_secs(120);
 
+/// How long one counts among those that log in at once without anything being heard of it.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a launcher that is done has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// How long a launcher that is done may take to end.
 const EXIT_MAX: Duration = Duration::from_secs(1);
 
@@ -86,8 +95,18 @@ pub(crate) struct Remote {
     hello: Option<Hello>,
     /// Its launcher was told to ask the user for nothing.
     is_unasking: bool,
+    /// It has to be started once more, by a launcher that may ask, or has been.
+    must_ask: bool,
+    /// Nothing more will be heard of it, since when; and when to look again for why.
+    silent: Option<Silent>,
     side: usize,
     post: Post,
+}
+
+/// What is known of an agent that will not be heard any more.
+struct Silent {
+    since: Instant,
+    look_at: Instant,
 }
 
 /// A launcher that was started.
@@ -112,103 +131,8 @@ pub(crate) fn may_ask(hosts: usize) -> bool {
     hosts < 2 || std::fs::File::open("/dev/tty").is_err()
 }
 
-/// Takes why a host, by its number, has failed; an error ends the waiting for the others.
-pub(crate) type TakeFailure<'a> = dyn FnMut(usize, Failure) -> Result<(), Failure> + 'a;
-
-/// Starts those of these agents that have not been, `parallel` at a time, and waits until every one has said who it is.
-/// Those whose launcher has to ask for something and was not allowed to are started again, one after the other.
-///
-/// # Errors
-///
-/// 128+n for a signal meanwhile, and what `failed` makes of a host that fails: exit 3 where it cannot be started or
-/// reached, 9 for another protocol.
-pub(crate) fn greet<'a>(
-    agents: impl Iterator<Item = &'a mut Remote>,
-    heard: &Receiver<(usize, Heard)>,
-    launcher: &Launcher,
-    parallel: usize,
-    failed: &mut TakeFailure<'_>,
-) -> Result<(), Failure> {
-    let waiting = agents.filter(|remote| remote.hello.is_none() && !remote.is_given_up).collect();
-    for remote in greet_all(waiting, heard, launcher, parallel, failed)? {
-        remote.is_unasking = false;
-        match remote.start(launcher) {
-            Ok(()) => drop(greet_all(vec![remote], heard, launcher, 1, failed)?),
-            Err(failure) => failed(remote.side, failure)?,
-        }
-    }
-    Ok(())
-}
-
-/// Gives back those that would have to ask for something.
-fn greet_all<'a>(
-    mut waiting: Vec<&'a mut Remote>,
-    heard: &Receiver<(usize, Heard)>,
-    launcher: &Launcher,
-    parallel: usize,
-    failed: &mut TakeFailure<'_>,
-) -> Result<Vec<&'a mut Remote>, Failure> {
-    let mut unasked = Vec::new();
-    while !waiting.is_empty() {
-        // In the order in which they were named.
-        let mut starting = waiting.iter().filter(|remote| remote.running.is_some()).count();
-        let mut unreached = Vec::new();
-        for remote in waiting.iter_mut().filter(|remote| remote.running.is_none()) {
-            if starting >= parallel {
-                break;
-            }
-            match remote.start(launcher) {
-                Ok(()) => starting += 1,
-                Err(failure) => unreached.push((remote.side, failure)),
-            }
-        }
-        let first = waiting.iter().filter_map(|remote| remote.hello_due()).min();
-        let from = |waiting: &Vec<&mut Remote>, side| waiting.iter().position(|remote| remote.side == side);
-        match first.map(|first| heard.recv_deadline(first)) {
-            None => {}
-            Some(Ok((side, Heard::Message(Message::Hello(hello))))) => {
-                if let Some(at) = from(&waiting, side) {
-                    waiting.remove(at).greeted(hello);
-                }
-            }
-            Some(Ok((side, Heard::Gone))) => {
-                if let Some(at) = from(&waiting, side) {
-                    match waiting[at].not_begun(launcher) {
-                        NotBegun::MustAsk => unasked.push(waiting.remove(at)),
-                        NotBegun::NoUse(failure) => {
-                            if let Err(failure) = waiting[at].pass_installed(launcher, failure) {
-                                unreached.push((side, failure));
-                            }
-                        }
-                        NotBegun::Failed(failure) => unreached.push((side, failure)),
-                    }
-                }
-            }
-            Some(Ok((side, Heard::Broken(failure)))) => unreached.push((side, failure)),
-            Some(Ok((_, Heard::Signal(number)))) if number != libc::SIGTSTP => {
-                return Err(Failure::silent(Exit::Signal(number as u8)));
-            }
-            Some(Ok(_)) => {}
-            Some(Err(_)) => {
-                // The launcher asks for something, or is in trouble: the user is to see what it says.
-                let now = Instant::now();
-                for remote in waiting.iter_mut().filter(|remote| remote.hello_due().is_some_and(|due| due <= now)) {
-                    unreached.extend(remote.late().err().map(|failure| (remote.side, failure)));
-                }
-            }
-        }
-        for (side, failure) in unreached {
-            if let Some(at) = from(&waiting, side) {
-                waiting.remove(at).give_up();
-            }
-            failed(side, failure)?;
-        }
-    }
-    Ok(unasked)
-}
-
 /// Why an agent has not begun.
-enum NotBegun {
+pub(super) enum NotBegun {
     /// The launcher has to ask for something, and was told not to.
     MustAsk,
     /// The launcher came to the host, and the agent that was looked for is not there, or of another version.
@@ -245,6 +169,8 @@ impl Remote {
             answered_after: Duration::ZERO,
             hello: None,
             is_unasking: !may_ask && launcher.unasking().is_some(),
+            must_ask: false,
+            silent: None,
             side,
             post,
         }
@@ -262,17 +188,67 @@ impl Remote {
         let launcher = unasking.as_ref().unwrap_or(launcher);
         let post = self.post.clone();
         self.running = Some(begin(launcher, &self.host, &self.choice, self.past_installed, self.side, post)?);
-        (self.released, self.exit) = (false, None);
+        (self.released, self.exit, self.silent) = (false, None, None);
         Ok(())
     }
 
-    /// Its launcher has been started, and the agent has not said who it is.
-    pub(crate) fn is_starting(&self) -> bool {
-        self.running.is_some() && self.hello.is_none() && !self.is_given_up
+    /// It was given up before the agent had said who it is.
+    pub(super) fn is_unreached(&self) -> bool {
+        self.hello.is_none() && self.is_given_up
+    }
+
+    /// The agent has not said who it is, and may yet.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.hello.is_none() && !self.is_given_up
+    }
+
+    /// Its launcher is to be started.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_arriving() && self.running.is_none() && !self.must_ask
+    }
+
+    /// It is one of those that log in at once.
+    pub(super) fn takes_turn(&self) -> bool {
+        self.is_arriving() && self.turn_ends().is_some_and(|ends| ends > Instant::now())
+    }
+
+    /// When it no longer counts among those that log in at once.
+    pub(super) fn turn_ends(&self) -> Option<Instant> {
+        self.running.as_ref().filter(|_| !self.must_ask).map(|running| running.begun() + TURN_MAX)
+    }
+
+    /// Its launcher has to ask the user for something, and waits for its turn.
+    pub(super) fn waits_to_ask(&self) -> bool {
+        self.is_arriving() && self.must_ask && self.running.is_none()
+    }
+
+    /// Its launcher may be asking the user for something.
+    pub(super) fn is_asking(&self) -> bool {
+        self.is_arriving() && self.must_ask && self.running.is_some()
+    }
+
+    /// How long ago its launcher was started.
+    pub(super) fn started_ago(&self) -> Option<Duration> {
+        self.running.as_ref().map(|running| running.started.elapsed())
+    }
+
+    /// For how long nothing has been heard of one that is on its way.
+    pub(super) fn unheard_for(&self) -> Option<Duration> {
+        self.running.as_ref().filter(|_| self.is_arriving()).map(|running| running.begun().elapsed())
+    }
+
+    /// Starts it once more: its launcher may ask the user for something now.
+    ///
+    /// # Errors
+    ///
+    /// As [`Remote::start`].
+    pub(super) fn ask(&mut self, launcher: &Launcher) -> Result<(), Failure> {
+        self.is_unasking = false;
+        self.start(launcher)
     }
 
     /// It is not waited for any more. What runs there ends by itself, but for a launcher that waits for something.
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         self.is_given_up = true;
         self.close();
         if self.may_be_asking() {
@@ -290,7 +266,7 @@ impl Remote {
     /// # Errors
     ///
     /// `failure`, where that is not to be done or has been; exit 3.
-    fn pass_installed(&mut self, launcher: &Launcher, failure: Failure) -> Result<(), Failure> {
+    pub(super) fn pass_installed(&mut self, launcher: &Launcher, failure: Failure) -> Result<(), Failure> {
         if self.past_installed || self.choice.otherwise == Otherwise::Fail {
             return Err(failure);
         }
@@ -318,9 +294,35 @@ impl Remote {
         let _ = self.post.send((self.side, Heard::Broken(failure)));
     }
 
-    /// When something must have been heard; `None` for one that has not been started.
-    fn hello_due(&self) -> Option<Instant> {
-        self.running.as_ref().map(|running| running.begun() + if self.released { HELLO_MAX } else { HOLD_MAX })
+    /// When to see to one that is on its way again; `None` for one that is not, or has not been started.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let running = self.running.as_ref().filter(|_| self.is_arriving())?;
+        let hello_due = || running.begun() + if self.released { HELLO_MAX } else { HOLD_MAX };
+        Some(self.silent.as_ref().map_or_else(hello_due, |silent| silent.look_at))
+    }
+
+    /// Nothing more will be heard of one that is on its way.
+    pub(super) fn falls_silent(&mut self) {
+        let now = Instant::now();
+        self.silent.get_or_insert(Silent { since: now, look_at: now });
+    }
+
+    /// Why one that has fallen silent has not begun; `None` while that is not known yet, and for any other.
+    pub(super) fn why_silent(&mut self, launcher: &Launcher) -> Option<NotBegun> {
+        let silent = self.silent.as_mut()?;
+        let Running { process, beginning, .. } = self.running.as_mut()?;
+        let is_known = beginning.failed.lock().expect("no panic with it locked").is_some();
+        if !is_known && silent.since.elapsed() < EXIT_MAX {
+            // How it ended says why.
+            silent.look_at = Instant::now() + LOOK_AGAIN;
+            self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
+            self.exit?;
+        }
+        let why = self.not_begun(launcher);
+        if matches!(why, NotBegun::MustAsk) {
+            (self.must_ask, self.running, self.silent) = (true, None, None);
+        }
+        Some(why)
     }
 
     /// Nothing has been heard when it was due. The launcher may be asking for something, so it is given time.
@@ -328,7 +330,7 @@ impl Remote {
     /// # Errors
     ///
     /// Exit 3 when that is used up.
-    fn late(&mut self) -> Result<(), Failure> {
+    pub(super) fn late(&mut self) -> Result<(), Failure> {
         if self.released {
             let seconds = HELLO_MAX.as_secs();
             return Err(Failure::new(Exit::Connect, format!("no agent answers on {} after {seconds} s", self.label())));
@@ -339,7 +341,7 @@ impl Remote {
     }
 
     /// The agent has introduced itself; answers with our HELLO.
-    fn greeted(&mut self, hello: Hello) {
+    pub(super) fn greeted(&mut self, hello: Hello) {
         if let Some(running) = &self.running {
             running.process.release();
             self.answered_after = running.begun().elapsed();
@@ -372,7 +374,7 @@ impl Remote {
                 self.is_reached = true;
                 return failed;
             }
-            self.exit = process.wait(EXIT_MAX);
+            self.exit = self.exit.or_else(|| process.wait(Duration::ZERO));
             self.is_reached = self.exit.is_none_or(|code| code < SSH_FAILED);
             // The last words may still be in the pipe.
             let until = Instant::now() + Duration::from_millis(50);

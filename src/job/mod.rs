@@ -14,12 +14,14 @@ use flume::{Receiver, RecvTimeoutError, unbounded};
 
 use crate::agent::Agent;
 use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
+use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
 use crate::control::tunnel::Emit;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
 
+mod arrivals;
 pub mod check;
 pub mod copy;
 pub mod entries;
@@ -37,13 +39,10 @@ pub(crate) mod targets;
 use entries::EntrySink;
 use event::Event;
 use hop::{Hop, Next, Route, Side};
-use launching::{AgentChoice, Heard, Post, Remote, TakeFailure, greet, post_in_turn};
+use launching::{AgentChoice, Heard, Post, Remote, post_in_turn};
 
 /// The host that this process itself is.
 const HERE: usize = 0;
-
-/// So many hosts need no more open files than any process may have.
-const HOSTS_FEW: usize = 64;
 
 /// How long the second end of a session may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
@@ -120,6 +119,8 @@ impl Host {
 
 /// What a command has to decide about.
 enum Update {
+    /// A host has been reached: it has said who it is.
+    Arrived(usize),
     /// A host says something that is about no session.
     Host(usize, Message),
     /// An end of a hop says something.
@@ -132,12 +133,14 @@ enum Update {
     Say(String),
     /// The ends of a hop cannot be brought together, for this reason.
     Unmet(usize, String),
-    /// A host is not heard any more; why, where its channel is of no use.
+    /// A host is not heard any more, or could not be reached; why, where its channel is of no use.
     Gone(usize, Option<Failure>),
     /// What this host was to do with what ends tell could not be done.
     Failed(Failure),
     /// A signal to this process.
     Signal(i32),
+    /// Another command asks for one more host.
+    Join(Joiner),
 }
 
 /// What one end of a hop is to do.
@@ -163,6 +166,8 @@ pub(crate) struct Job {
     updates: VecDeque<Update>,
     /// What takes the entries that ends tell of, where they are asked to.
     entries: Option<EntrySink>,
+    /// A host that cannot be reached, or is lost, does not end what is asked of others.
+    fails_alone: bool,
 }
 
 impl Job {
@@ -187,7 +192,8 @@ impl Job {
         let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
-        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries: None }
+        let (entries, fails_alone) = (None, false);
+        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone }
     }
 
     /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.
@@ -196,56 +202,28 @@ impl Job {
     ///
     /// Exit 3 where its launcher cannot be started.
     fn host(&mut self, name: &OsStr) -> Result<usize, Failure> {
-        if let Some(known) = self.hosts.iter().position(|host| host.name == name) {
+        if let Some(known) = self.hosts.iter().position(|host| host.name == name && !host.gone) {
             return Ok(known);
         }
-        let Setup { launcher, agent, may_ask, parallel, .. } = &self.setup;
+        let Setup { launcher, agent, may_ask, .. } = &self.setup;
         let number = self.hosts.len();
         let mut remote = Remote::new(launcher, name, agent, number, self.post.clone(), *may_ask);
-        let is_starting = |host: &&Host| matches!(&host.link, Link::There(remote) if remote.is_starting());
-        if self.hosts.iter().filter(is_starting).count() < *parallel {
+        if self.may_start() {
             remote.start(launcher)?;
         }
         self.hosts.push(Host { name: name.to_owned(), link: Link::There(Box::new(remote)), gone: false });
         Ok(number)
     }
 
-    /// Waits until every agent has said who it is.
+    /// Other commands of this user may ask for more hosts, as updates, under the name that is returned with it.
     ///
     /// # Errors
     ///
-    /// As [`launching::greet`].
-    fn greet(&mut self) -> Result<(), Failure> {
-        self.greet_all(&mut |_, failure| Err(failure))
-    }
-
-    /// Waits until every agent has said who it is, or failed; gives those that have.
-    ///
-    /// # Errors
-    ///
-    /// 128+n for a signal meanwhile.
-    fn greet_each(&mut self) -> Result<Vec<(usize, Failure)>, Failure> {
-        let mut failed = Vec::new();
-        self.greet_all(&mut |host, failure| {
-            failed.push((host, failure));
-            Ok(())
-        })?;
-        for (host, _) in &failed {
-            self.hosts[*host].gone = true;
-        }
-        Ok(failed)
-    }
-
-    fn greet_all(&mut self, failed: &mut TakeFailure<'_>) -> Result<(), Failure> {
-        if self.hosts.len() > HOSTS_FEW {
-            // Each takes its pipes.
-            crate::fs::raise_open_files();
-        }
-        let agents = self.hosts.iter_mut().filter_map(|host| match &mut host.link {
-            Link::Here(_) => None,
-            Link::There(remote) => Some(&mut **remote),
-        });
-        greet(agents, &self.heard, &self.setup.launcher, self.setup.parallel, failed)
+    /// A sentence.
+    fn listen_for_joiners(&self) -> Result<JoinListener, String> {
+        use rand_core::Rng as _;
+        let post = self.post.clone();
+        JoinListener::start(rng().next_u32(), move |joiner| post.send((HERE, Heard::Join(joiner))).is_ok())
     }
 
     /// The agent on another host.
@@ -359,7 +337,12 @@ impl Job {
             if let Some(update) = self.updates.pop_front() {
                 return Some(update);
             }
-            let due = self.hops.iter().filter_map(Hop::due).min().map_or(deadline, |due| due.min(deadline));
+            if self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
+                self.see_to_arrivals();
+                continue;
+            }
+            let due = self.hops.iter().filter_map(Hop::due).chain(self.arrivals_due()).min();
+            let due = due.map_or(deadline, |due| due.min(deadline));
             match self.heard.recv_deadline(due) {
                 Ok((host, heard)) => self.hear(host, heard),
                 Err(RecvTimeoutError::Timeout) => {
@@ -391,6 +374,13 @@ impl Job {
     }
 
     fn hear(&mut self, host: usize, heard: Heard) {
+        if self.remote(host).is_some_and(|remote| remote.is_arriving()) {
+            return self.hear_arriving(host, heard);
+        }
+        if self.remote(host).is_some_and(|remote| remote.is_unreached()) {
+            // It was said when it was given up.
+            return;
+        }
         match heard {
             Heard::Message(Message::ForEnd { end, message }) => {
                 let Some(&(hop, side)) = self.ends.get(&end) else { return };
@@ -408,6 +398,7 @@ impl Job {
             Heard::Broken(failure) => self.lose(host, Some(failure)),
             Heard::EntriesTaken(end, taken) => self.note_entries_taken(end, taken),
             Heard::Signal(number) => self.updates.push_back(Update::Signal(number)),
+            Heard::Join(joiner) => self.updates.push_back(Update::Join(joiner)),
         }
     }
 
@@ -493,27 +484,29 @@ impl Job {
         faults().find(|(_, fault)| fault.own && fault.exit < 128).or_else(|| faults().next())
     }
 
-    /// The answer of a host to a question, while nothing else goes on.
+    /// The answer of a host to a question, while nothing else goes on but others that arrive, or do not.
     ///
     /// # Errors
     ///
     /// Exit 3 if it does not answer within `limit`, 4 if it is lost, 128+n for a signal to this process.
     fn answer(&mut self, host: usize, limit: Duration) -> Result<Message, Failure> {
         let deadline = Instant::now() + limit;
-        loop {
-            match self.next(deadline) {
-                Some(Update::Host(from, message)) if from == host => return Ok(message),
-                Some(Update::Host(other, _)) => return Err(self.unexpected(other)),
+        self.setting_aside(
+            host,
+            |job, update| match update {
+                Some(Update::Host(from, message)) if from == host => Some(Ok(message)),
+                Some(Update::Host(other, _)) => Some(Err(job.unexpected(other))),
                 // Of a session that is over.
-                Some(Update::Unmet(..)) => {}
-                Some(update) => self.check(update)?,
+                Some(Update::Unmet(..)) => None,
+                Some(update) => job.check(update).err().map(Err),
                 None => {
-                    let (label, within) = (self.hosts[host].label(), limit.as_secs());
+                    let (label, within) = (job.hosts[host].label(), limit.as_secs());
                     let line = format!("{label} does not answer within {within} s; try again");
-                    return Err(Failure::new(Exit::Connect, line));
+                    Some(Err(Failure::new(Exit::Connect, line)))
                 }
-            }
-        }
+            },
+            deadline,
+        )
     }
 
     /// Does what most commands do with an update: all but what ends them is passed over.
@@ -531,7 +524,13 @@ impl Job {
                 Ok(())
             }
             Update::Signal(number) => Err(Failure::silent(Exit::Signal(number as u8))),
-            Update::Host(..) | Update::End(..) | Update::Agreed | Update::Ended(..) | Update::Say(_) => Ok(()),
+            Update::Arrived(_)
+            | Update::Host(..)
+            | Update::End(..)
+            | Update::Agreed
+            | Update::Ended(..)
+            | Update::Say(_)
+            | Update::Join(_) => Ok(()),
         }
     }
 

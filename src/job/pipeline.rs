@@ -357,7 +357,7 @@ impl<'a> Pipeline<'a> {
             Update::Host(host, Message::StageEnded { stage, report }) => {
                 self.stage_ended(host, stage as usize, report);
             }
-            Update::Host(..) | Update::Agreed => {}
+            Update::Host(..) | Update::Agreed | Update::Arrived(_) | Update::Join(_) => {}
             Update::End(hop, side, message) => self.hear_end(hop, side, message),
             Update::Ended(hop, side) => self.hop_ended(hop, side),
             Update::Say(line) => self.observer.remark(&line),

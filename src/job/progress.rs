@@ -195,6 +195,8 @@ impl HostEnded {
 /// How one of several hosts stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostStanding {
+    /// It has not answered yet.
+    Starting,
     /// It takes the stream as it comes.
     Receiving,
     /// It has all of the stream, and is not done with it.

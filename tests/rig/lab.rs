@@ -51,6 +51,7 @@ impl Lab {
     pub fn command(&self, mut command: Command, launcher: &str, agent: &str) -> Command {
         command.arg("--rsh").arg(self.join(launcher)).args(["--agent", agent]);
         command.current_dir(self.0.path()).env("HOME", self.join("home")).env(MARK, self.0.path());
+        command.env("XDG_RUNTIME_DIR", self.join("home"));
         command
     }
 

@@ -40,6 +40,14 @@ pub struct TargetOptions {
     /// Pass over a host that has stood still for so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) stall: u32,
+    /// Add HOST, or HOST:PATH, the only argument, to the copy to several hosts that runs here as JOB, the name that it gives
+    /// itself as it begins, and wait for what becomes of that host
+    #[arg(
+        long,
+        value_name = "JOB",
+        conflicts_with_all = ["to", "hosts", "hosts_failed", "target_directory", "no_target_directory", "dry_run", "watch", "check"]
+    )]
+    pub(super) join: Option<String>,
 }
 
 impl TargetOptions {

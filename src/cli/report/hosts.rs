@@ -93,7 +93,7 @@ impl Hosts {
         let Sum { rates, done, failed, holding } = self.sum(shown);
         let count = shown.hosts.len();
         // The last of them decides when all is done.
-        let unfinished = |host: &&HostShown| !matches!(host.standing, HostStanding::Failed);
+        let unfinished = |host: &&HostShown| !matches!(host.standing, HostStanding::Failed | HostStanding::Starting);
         let least = shown.hosts.iter().filter(unfinished).map(|host| host.received).min().unwrap_or(shown.made);
         let share = (shown.is_all && shown.made > 0).then(|| least as f64 / shown.made as f64);
         let slowest = rates.first().copied();

@@ -14,6 +14,7 @@ use crate::agent::place::target;
 use crate::control::frames::{
     self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
 };
+use crate::control::join::Joiner;
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
@@ -25,9 +26,11 @@ use crate::tree::progress::Amount;
 
 pub(in crate::job) mod branches;
 mod chain;
+mod joining;
 mod links;
 
 use chain::{Action, Chain, Node, SOURCE, Tree, Why};
+use joining::Placing;
 use links::Links;
 
 /// Bytes of the stream that each node keeps.
@@ -46,6 +49,7 @@ const STOP_MAX: Duration = Duration::from_millis(2500);
 struct Target {
     spec: Spec,
     host: Option<usize>,
+    placing: Option<Placing>,
     placed: Option<Placed>,
     state: BroadcastState,
     /// What its node came to, or an ordinary copy to it.
@@ -56,6 +60,10 @@ struct Target {
     /// Why it is not in the chain.
     why: Option<Why>,
     done_after: Option<Duration>,
+    /// Who has asked for it, and is told what becomes of it.
+    joiner: Option<Joiner>,
+    /// It failed, and was added again.
+    is_replaced: bool,
 }
 
 /// A broadcast that is being made.
@@ -64,6 +72,11 @@ struct Run {
     /// The targets of nodes 1 and above.
     nodes: Vec<usize>,
     chain: Chain,
+    has_begun: bool,
+    /// When those that have asked for a host were told last how it is.
+    told_joiners: Instant,
+    /// How long the quickest host took from its start until its destination was known.
+    quickest: Option<Duration>,
     source: usize,
     found: Vec<(usize, Found)>,
     settings: TreeOptions,
@@ -89,15 +102,9 @@ impl Copy<'_> {
         if sources.iter().any(|&host| host != source) {
             return Err(Failure::new(Exit::Usage, "several hosts get what one host has: name sources of one host"));
         }
-        let mut targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec)).collect();
-        for (host, failure) in self.job.greet_each()? {
-            if host == source {
-                return Err(failure);
-            }
-            if let Some(target) = targets.iter_mut().find(|target| target.host == Some(host)) {
-                target.failure = Some(failure);
-            }
-        }
+        self.job.fails_alone = true;
+        let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source)).collect();
+        self.job.greet_one(source)?;
         let found = self.find(&sources)?;
         if let Some((_, found)) =
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
@@ -106,30 +113,14 @@ impl Copy<'_> {
             let line = format!("{name} is no file or directory, and only those go to several hosts");
             return Err(Failure::new(Exit::Usage, line));
         }
-        for target in &mut targets {
-            if target.failure.is_none() {
-                self.place_target(source, &found, target);
-            }
-        }
-        if self.plan.dry_run {
-            return self.tell_broadcast(&found, &targets);
-        }
-        let nodes: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].placed.is_some()).collect();
-        let now = Duration::ZERO;
         let contents = matches!(&found[..], [(_, found)] if self.is_root(found));
-        let mut chain = match self.plan.tree.sync {
-            true => Chain::of_copies(nodes.len(), now),
-            false => Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, now),
-        };
-        for (at, &target) in nodes.iter().enumerate() {
-            if targets[target].placed.as_ref().is_some_and(|placed| placed.is_there) {
-                chain.keep_to_itself(at + 1);
-            }
-        }
-        let run = Run {
-            chain,
+        let mut run = Run {
+            chain: Chain::of_copies(targets.len(), Duration::ZERO),
             targets,
-            nodes,
+            nodes: Vec::new(),
+            has_begun: false,
+            told_joiners: Instant::now(),
+            quickest: None,
             source,
             found,
             settings: TreeOptions { contents, ..self.plan.tree.clone() },
@@ -141,36 +132,33 @@ impl Copy<'_> {
             links: Links::default(),
             copies: HashMap::new(),
         };
+        let listener = self.begin_to_listen();
+        while !self.may_begin(&run) {
+            self.take_updates(&mut run)?;
+        }
+        if self.plan.dry_run {
+            return self.tell_broadcast(&run.found, &run.targets);
+        }
         self.watch(&sources, HERE);
-        let run = self.run_broadcast(run);
+        let ended = self.run_broadcast(&mut run);
+        drop(listener);
         self.observer.finish();
-        run.map(|run| self.came_to_broadcast(run))
+        ended.map(|()| self.came_to_broadcast(run))
     }
 
     /// Starts a host. One that cannot be started fails alone.
-    fn start(&mut self, spec: &Spec) -> Target {
+    fn start(&mut self, spec: &Spec, source: usize) -> Target {
         let (host, failure) = match self.host_of(spec) {
+            Ok(host) if host == source => {
+                let line = format!("{} is where the sources are: copy there by itself", self.label(host));
+                (None, Some(Failure::new(Exit::Usage, line)))
+            }
             Ok(host) => (Some(host), None),
             Err(failure) => (None, Some(failure)),
         };
-        let (spec, state) = (spec.clone(), BroadcastState::default());
-        Target { spec, host, placed: None, state, report: None, failure, from: None, why: None, done_after: None }
-    }
-
-    fn place_target(&mut self, source: usize, found: &[(usize, Found)], target: &mut Target) {
-        let Some(host) = target.host else { return };
-        if host == source {
-            let line = format!("{} is where the sources are: copy there by itself", self.label(host));
-            target.failure = Some(Failure::new(Exit::Usage, line));
-            return;
-        }
-        self.destination = target.spec.clone();
-        let mut all = found.to_vec();
-        match self.place(host, &mut all) {
-            Ok(Some(placed)) if all.len() == found.len() => target.placed = Some(placed),
-            Ok(_) => target.failure = Some(Failure::silent(Exit::Partial)),
-            Err(failure) => target.failure = Some(failure),
-        }
+        let (spec, state, placing) = (spec.clone(), BroadcastState::default(), None);
+        let (placed, report, from, why, done_after, joiner, is_replaced) = Default::default();
+        Target { joiner, is_replaced, spec, host, placing, placed, state, report, failure, from, why, done_after }
     }
 
     fn tell_broadcast(&mut self, found: &[(usize, Found)], targets: &[Target]) -> Result<Ended, Failure> {
@@ -189,31 +177,35 @@ impl Copy<'_> {
         Ok(Ended { summary: std::mem::take(&mut self.total), failure, copied: None, hosts: Vec::new() })
     }
 
-    fn run_broadcast(&mut self, mut run: Run) -> Result<Run, Failure> {
-        // With --sync each host is compared with the source, and gets what it lacks.
-        if !self.plan.tree.sync {
-            self.begin_nodes(&run);
-        }
+    fn run_broadcast(&mut self, run: &mut Run) -> Result<(), Failure> {
+        self.begin_chain(run);
         loop {
             let mut is_over = false;
             while let Some(action) = run.chain.poll() {
                 is_over |= action == Action::End;
-                self.act(&mut run, action);
+                self.act(run, action);
             }
+            self.tell_joiners(run, is_over);
             if is_over {
-                return Ok(run);
+                return Ok(());
             }
-            let deadline = Instant::now() + TICK;
-            // All that is there, so that the time that passes is not taken for theirs.
-            let mut next = self.job.next(deadline);
-            while let Some(update) = next {
-                self.take(&mut run, update)?;
-                next = self.job.next(Instant::now());
-            }
-            self.settle_hops(&mut run);
+            self.take_updates(run)?;
+            self.settle_hops(run);
+            self.give_up_late(run);
             run.chain.tick(run.began.elapsed());
-            self.show_hosts(&run);
+            self.show_hosts(run);
         }
+    }
+
+    /// Takes all updates that are there, so that the time that passes meanwhile is not taken for that of hosts.
+    fn take_updates(&mut self, run: &mut Run) -> Result<(), Failure> {
+        let mut next = self.job.next(Instant::now() + TICK);
+        while let Some(update) = next {
+            self.take(run, update)?;
+            next = self.job.next(Instant::now());
+        }
+        self.give_up_placing(run);
+        Ok(())
     }
 
     fn begin_nodes(&mut self, run: &Run) {
@@ -321,7 +313,11 @@ impl Copy<'_> {
     /// Does what follows from what was heard.
     fn take(&mut self, run: &mut Run, update: Update) -> Result<(), Failure> {
         match update {
-            Update::Host(host, message) => self.hear_node(run, host, message),
+            Update::Arrived(host) => self.ask_arrived(run, host),
+            Update::Host(host, message) => match run.is_asked(host) {
+                Some(at) => self.hear_placing(run, at, message),
+                None => self.hear_node(run, host, message),
+            },
             Update::End(hop, _, Message::Progress { tree: Some(tree), .. }) => {
                 if let Some(&(_, to)) = run.copies.get(&hop) {
                     run.target_mut(to).state.tree = Some(tree);
@@ -342,13 +338,19 @@ impl Copy<'_> {
             Update::Unmet(hop, _) => self.job.stop(hop, libc::SIGTERM as u8),
             Update::Gone(host, failure) => {
                 let failure = failure.unwrap_or_else(|| self.job.lost(host));
+                if host == run.source && !run.has_begun {
+                    return Err(failure);
+                }
                 if let Some(node) = run.node_of(host) {
                     if node != SOURCE {
                         run.target_mut(node).failure.get_or_insert(failure);
                     }
                     run.chain.lost(node);
+                } else if let Some(at) = run.target_of(host) {
+                    self.fail_target(run, at, failure);
                 }
             }
+            Update::Join(joiner) => self.add_target(run, joiner),
             Update::Failed(failure) => return Err(failure),
             Update::Signal(libc::SIGTSTP) => self.job.suspend(),
             Update::Signal(number) => {
@@ -470,7 +472,7 @@ impl Copy<'_> {
         let (mut failed_hosts, mut first) = (0, None);
         let mut amount = Amount::default();
         let has_any = targets.iter().any(|target| target.done_after.is_some());
-        for target in targets {
+        for target in targets.into_iter().filter(|target| !target.is_replaced) {
             let Target { spec, failure, report, done_after, why, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
@@ -564,6 +566,7 @@ impl Run {
         let tree = node.map(|node| self.chain.tree(node));
         let standing = match (tree, &target.failure) {
             (Some(Tree::Done), _) => HostStanding::Done,
+            (None, None) => HostStanding::Starting,
             (None | Some(Tree::Failed), _) => HostStanding::Failed,
             (Some(Tree::Open), _) if target.from.is_some() => HostStanding::Copying,
             (Some(Tree::Open), _) if target.why.is_some() || target.state.is_behind => HostStanding::Behind,
@@ -573,7 +576,8 @@ impl Run {
         HostShown {
             host: crate::fault::escaped(target.spec.host()),
             standing,
-            received: target.state.received,
+            // Of one that gets a copy, what that has come to.
+            received: target.state.tree.as_ref().map_or(0, |tree| tree.bytes).max(target.state.received),
             written: target.state.written,
             before: node.and_then(|node| self.before(node, target)),
         }

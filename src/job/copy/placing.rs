@@ -25,6 +25,16 @@ struct Objection {
     is_itself: bool,
 }
 
+/// How many sources are asked about at once: those of one side, as whether inodes can be compared is the same for all of them.
+pub(super) fn batch(rest: &[(usize, Found)]) -> usize {
+    let mut bytes = 0;
+    let fits = rest.iter().take_while(|(side, found)| {
+        bytes += message_bytes(found);
+        *side == rest[0].0 && bytes <= BATCH_BYTES_MAX
+    });
+    fits.count().max(1)
+}
+
 impl Copy<'_> {
     /// All sources that are there, each with its host, in the order of the command line. The others are named.
     pub(super) fn find(&mut self, sides: &[usize]) -> Result<Vec<(usize, Found)>, Failure> {
@@ -154,16 +164,7 @@ impl Copy<'_> {
         let mut rest = &all[..];
         let mut placed = None;
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take_while(|(_, found)| {
-                bytes += message_bytes(found);
-                bytes <= BATCH_BYTES_MAX
-            });
-            let count = fits.count().max(1);
-            // Of one side only: whether inodes can be compared is the same for all of them.
-            let from = rest[0].0;
-            let count = rest[..count].iter().take_while(|(side, _)| *side == from).count();
-            let (some, others) = rest.split_at(count);
+            let (some, others) = rest.split_at(batch(rest));
             rest = others;
             self.place_some(side, some, several, found, &mut placed)?;
         }
@@ -217,6 +218,21 @@ impl Copy<'_> {
         some: &[(usize, Found)],
         several: bool,
     ) -> Result<Result<Placed, Objection>, Failure> {
+        let asked = self.place_question(side, some, several)?;
+        // Only then can it be known.
+        let may_be_itself = asked.same_kernel;
+        self.job.send(side, Message::Place(asked));
+        Ok(match self.job.answer(side, ANSWER_MAX)? {
+            Message::Failed(fault) => Err(Objection {
+                failure: self.unplaceable(side, some, several, &fault),
+                is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
+            }),
+            answer => Ok(self.placed(side, answer, several)?),
+        })
+    }
+
+    /// What a host is asked about its destination.
+    pub(super) fn place_question(&self, side: usize, some: &[(usize, Found)], several: bool) -> Result<Place, Failure> {
         let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         // What is read becomes a file, whatever it was.
         let is_read = |found: &Found| self.is_read(found) || found.kind == Kind::Block && !self.plan.recursive;
@@ -240,7 +256,7 @@ impl Copy<'_> {
         let names_directory = path.ends_with(b"/") && some.iter().any(|(_, found)| found.kind != Kind::Directory);
         let is_generation = self.plan.tree.generations.snapshot.is_some();
         let is_into = names_directory || is_synced || is_generation;
-        let asked = Place {
+        Ok(Place {
             path: path.to_vec(),
             directory: self.plan.directory && !is_contents || several || is_into && !exact,
             exact,
@@ -249,26 +265,23 @@ impl Copy<'_> {
             same_kernel: !(standard || self.plan.only.is_some() && side == HERE)
                 && some.first().is_some_and(|(from, _)| self.job.is_one_kernel(*from, side)),
             is_generation,
-        };
-        // Only then can it be known.
-        let may_be_itself = asked.same_kernel;
-        self.job.send(side, Message::Place(asked));
-        Ok(match self.job.answer(side, ANSWER_MAX)? {
-            Message::Placed(placed) if placed.directory.len() > PATH_BYTES_MAX => {
-                return Err(self.job.unexpected(side));
-            }
-            // Only a single source gets another name than its own, however many are asked about at once.
-            Message::Placed(placed) => Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed }),
-            Message::Failed(fault) => Err(Objection {
-                failure: self.unplaceable(side, several, standard, &fault),
-                is_itself: may_be_itself && fault.exit == Exit::Usage.code() && fault.errno == SAME_FILE,
-            }),
-            _ => return Err(self.job.unexpected(side)),
         })
     }
 
+    /// What it answers where it has nothing against it.
+    pub(super) fn placed(&self, side: usize, answer: Message, several: bool) -> Result<Placed, Failure> {
+        match answer {
+            // Only a single source gets another name than its own, however many are asked about at once.
+            Message::Placed(placed) if placed.directory.len() <= PATH_BYTES_MAX => {
+                Ok(Placed { as_name: placed.as_name.filter(|_| !several), ..placed })
+            }
+            _ => Err(self.job.unexpected(side)),
+        }
+    }
+
     /// What the destination has against a copy, and what to do about it.
-    fn unplaceable(&self, side: usize, several: bool, standard: bool, fault: &Fault) -> Failure {
+    pub(super) fn unplaceable(&self, side: usize, some: &[(usize, Found)], several: bool, fault: &Fault) -> Failure {
+        let standard = some.first().is_some_and(|(from, found)| self.is_standard(*from, found));
         let mut failure = self.failure(side, fault);
         let advice = match fault.errno {
             libc::ENOENT if fault.path.starts_with(b"~") && side != HERE => "no user has that name there".to_owned(),

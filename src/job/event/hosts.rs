@@ -5,6 +5,13 @@ use serde::Serialize;
 
 use crate::job::progress::HostStanding;
 
+/// See [`super::Event::Job`].
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Job {
+    /// What `rdcp --join` calls it.
+    pub job: String,
+}
+
 /// See [`super::Event::Host`].
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Host {
@@ -22,6 +29,8 @@ pub struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostState {
+    /// It has not answered yet.
+    Starting,
     /// It takes the stream as it comes.
     Receiving,
     /// It has all of the stream, and is not done with it.
@@ -39,6 +48,7 @@ pub enum HostState {
 impl From<HostStanding> for HostState {
     fn from(standing: HostStanding) -> Self {
         match standing {
+            HostStanding::Starting => Self::Starting,
             HostStanding::Receiving => Self::Receiving,
             HostStanding::Finishing => Self::Finishing,
             HostStanding::Behind => Self::Behind,

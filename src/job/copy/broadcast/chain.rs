@@ -162,6 +162,8 @@ struct Member {
     serves: u32,
     is_served: bool,
     copies: u32,
+    /// It has a part in the stream, so it says how far it is.
+    speaks: bool,
     /// Nodes from which it could not be copied.
     tried: Vec<Node>,
     has_next: bool,
@@ -213,6 +215,7 @@ impl Member {
             serves: 0,
             is_served: false,
             copies: 0,
+            speaks: true,
             tried: Vec::new(),
             has_next: true,
             is_proven: false,
@@ -243,6 +246,8 @@ pub(super) struct Chain {
     /// Since when the first link has been what holds all up.
     head_slow_since: Option<Duration>,
     has_proof: bool,
+    /// So many hosts may yet join.
+    expected: usize,
     ticked: Duration,
     actions: VecDeque<Action>,
     has_ended: bool,
@@ -279,6 +284,7 @@ impl Chain {
             probed: BTreeSet::new(),
             head_slow_since: None,
             has_proof: false,
+            expected: 0,
             ticked: now,
             actions: VecDeque::new(),
             has_ended: false,
@@ -289,15 +295,10 @@ impl Chain {
         chain
     }
 
-    /// No chain: each host gets an ordinary copy from the source, a few at a time.
-    pub(super) fn of_copies(hosts: usize, now: Duration) -> Self {
-        let mut chain = Self { serves_max: COPIES_AT_ONCE, ..Self::at_rest(1, 0, Duration::MAX, now) };
+    /// No chain: each host that joins gets an ordinary copy from the source, a few at a time. So many are expected.
+    pub(super) fn of_copies(expected: usize, now: Duration) -> Self {
+        let mut chain = Self { serves_max: COPIES_AT_ONCE, expected, ..Self::at_rest(1, 0, Duration::MAX, now) };
         chain.members[SOURCE].tree = Tree::Done;
-        for _ in 0..hosts {
-            let node = chain.add(now);
-            chain.members[node].may_serve = false;
-        }
-        chain.settle();
         chain
     }
 
@@ -320,18 +321,43 @@ impl Chain {
         self.members[node].tree
     }
 
-    /// A node that joins while the others are at it: it gets its tree by an ordinary copy.
-    #[cfg(test)]
-    pub(super) fn join(&mut self, now: Duration) -> Node {
-        let node = self.add(now);
+    /// So many more hosts may join; there is no end before they have, or will not.
+    pub(super) fn expect(&mut self, hosts: usize) {
+        self.expected += hosts;
         self.settle();
-        node
     }
 
-    /// A node that is not in the chain.
-    fn add(&mut self, now: Duration) -> Node {
-        let member = Member { is_out: true, is_behind: true, is_over: true, has_next: false, ..Member::new(now) };
-        self.members.push(member);
+    /// One that was expected will not join.
+    pub(super) fn will_not_join(&mut self) {
+        self.expected = self.expected.saturating_sub(1);
+        self.settle();
+    }
+
+    /// Nobody can have all of what could not be read.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.members[SOURCE].tree == Tree::Failed && !self.has_proof
+    }
+
+    /// All is done, and nobody can join any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Nobody is waited for but hosts that may yet join.
+    pub(super) fn waits_for_joiners(&self) -> bool {
+        self.expected > 0 && self.members[1..].iter().all(|member| member.tree != Tree::Open)
+    }
+
+    /// One that was expected joins: it gets its tree by an ordinary copy. `may_serve`: others may have it from there.
+    pub(super) fn join(&mut self, may_serve: bool, now: Duration) -> Node {
+        self.expected = self.expected.saturating_sub(1);
+        let may_serve = may_serve && self.serves_max == 1;
+        let tree = if self.is_hopeless() { Tree::Failed } else { Tree::Open };
+        let (is_out, is_behind, is_over) = (true, true, true);
+        let joined =
+            Member { is_out, is_behind, is_over, has_next: false, speaks: false, may_serve, tree, ..Member::new(now) };
+        self.members.push(joined);
+        self.settle();
         self.members.len() - 1
     }
 
@@ -498,7 +524,10 @@ impl Chain {
 
     /// Nodes of a chain say how far they are some times a second.
     fn is_silent(&self, node: Node, now: Duration) -> bool {
-        self.stall < Duration::MAX && now.saturating_sub(self.members[node].spoke) >= (self.stall / 2).max(SILENT_MIN)
+        let member = &self.members[node];
+        self.stall < Duration::MAX
+            && member.speaks
+            && now.saturating_sub(member.spoke) >= (self.stall / 2).max(SILENT_MIN)
     }
 
     fn are_neighbours(&self, from: Node, to: Node) -> bool {
@@ -686,7 +715,7 @@ impl Chain {
                 }
             }
         }
-        if self.members[1..].iter().all(|member| member.tree != Tree::Open) {
+        if self.expected == 0 && self.members[1..].iter().all(|member| member.tree != Tree::Open) {
             self.has_ended = true;
             self.actions.push_back(Action::End);
         }

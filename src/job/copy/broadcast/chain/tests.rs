@@ -40,6 +40,8 @@ struct Peer {
     is_told: bool,
     /// Units that it takes in a step.
     rate: u64,
+    /// It has no part in the stream, and says nothing of itself.
+    is_joined: bool,
 }
 
 struct Wire {
@@ -78,6 +80,7 @@ impl World {
             is_proven: false,
             is_told: false,
             rate: 8,
+            is_joined: false,
         };
         Self {
             seed,
@@ -91,6 +94,26 @@ impl World {
             sent_by_source: 0,
             is_ended: false,
         }
+    }
+
+    fn join(&mut self) -> Node {
+        let node = self.chain.join(true, self.now);
+        let (fault, next) = (None, None);
+        let (has_next, may_leave, is_proven, is_told, is_joined) = (false, false, false, true, true);
+        let peer = Peer {
+            fault,
+            received: 0,
+            kept_from: 0,
+            next,
+            has_next,
+            may_leave,
+            is_proven,
+            is_told,
+            rate: 8,
+            is_joined,
+        };
+        self.peers.push(peer);
+        node
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -209,7 +232,7 @@ impl World {
     /// What nodes say of themselves.
     fn report(&mut self) {
         for node in 1..self.peers.len() {
-            if !self.is_well(node) {
+            if !self.is_well(node) || self.peers[node].is_joined {
                 continue;
             }
             let (received, has_all) = (self.peers[node].received, self.peers[node].received == self.length);
@@ -409,21 +432,11 @@ fn a_slow_host_is_served_later() {
 #[test]
 fn one_that_joins_gets_it_from_another() {
     let mut world = World::new(1, 4, 400);
+    world.chain.expect(1);
     let mut joined = None;
     world.run(|world| {
         if joined.is_none() && world.peers[1].received > 300 {
-            let node = world.chain.join(world.now);
-            world.peers.push(Peer {
-                fault: None,
-                received: 0,
-                kept_from: 0,
-                next: None,
-                has_next: false,
-                may_leave: false,
-                is_proven: false,
-                is_told: true,
-                rate: 8,
-            });
+            let node = world.join();
             joined = Some(node);
         }
     });
@@ -431,10 +444,42 @@ fn one_that_joins_gets_it_from_another() {
     assert_eq!(world.chain.tree(joined.expect("it has joined")), Tree::Done);
 }
 
+/// Those that are late, or were added: who comes gets it, who does not is not waited for, and faults of others change nothing.
+#[test]
+fn late_ones_get_it_whatever_happens_to_others() {
+    for seed in seeds(60) {
+        let mut world = World::new(seed, 2 + (seed % 7) as usize, 200 + seed % 300);
+        let hosts = world.peers.len() as u64 - 1;
+        let late = 1 + world.below(5);
+        world.chain.expect(late as usize);
+        let mut coming: Vec<(Duration, bool)> =
+            (0..late).map(|_| (Duration::from_millis(world.below(12_000)), world.below(4) > 0)).collect();
+        let fault = [Fault::Killed, Fault::CutOff, Fault::Stopped][world.below(3) as usize];
+        let (at, node) = (Duration::from_millis(world.below(6000)), 1 + world.below(hosts) as usize);
+        world.run(|world| {
+            if at <= world.now && world.peers[node].fault.is_none() {
+                world.spoil(node, fault);
+            }
+            coming.retain(|&(at, comes)| {
+                let is_due = at <= world.now;
+                match comes {
+                    true if is_due => drop(world.join()),
+                    false if is_due => world.chain.will_not_join(),
+                    _ => {}
+                }
+                !is_due
+            });
+        });
+        assert!(coming.is_empty(), "seed {seed}: it ended before all had come");
+        world.check(true);
+    }
+}
+
 /// Without a chain the source gives each its copy; who fails is tried again, and whoever is well has it in the end.
 #[test]
 fn copies_come_from_the_source_alone() {
     let mut chain = Chain::of_copies(20, Duration::ZERO);
+    (1..=20).for_each(|node| assert_eq!(chain.join(true, Duration::ZERO), node));
     let (mut going, mut begun, mut is_ended) = (VecDeque::new(), 0, false);
     while !is_ended {
         while let Some(action) = chain.poll() {

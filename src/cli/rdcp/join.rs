@@ -1,0 +1,41 @@
+//! `rdcp --join`: adds a host to a copy that runs here, and waits for what becomes of it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::cli::options::ReportOptions;
+use crate::cli::report::Reporter;
+use crate::control::join::{JoinError, JoinRequest, ask};
+use crate::fault::{Exit, Failure, escaped};
+
+/// `paths`: HOST or HOST:PATH.
+///
+/// # Errors
+///
+/// As the copy to this host ends; exit 3 where there is no such job, 4 where it ends without saying what became of the host.
+pub(super) fn join(job: &str, paths: &[OsString], options: &ReportOptions) -> Result<(), Failure> {
+    let [target] = paths else { return Err(Failure::new(Exit::Usage, "--join takes one argument: HOST or HOST:PATH")) };
+    let reporter = Reporter::open(options, false)?;
+    let request = JoinRequest { target: target.as_bytes().to_vec() };
+    // Progress is shown where the copy runs.
+    let (failure, last_line) = match ask(job, &request, |_| {}) {
+        Ok(outcome) => {
+            // As another process tells it.
+            let line = escaped(outcome.line.as_ref());
+            match outcome.exit {
+                0 => (None, Some(line)),
+                code => (Some(Failure::new(Exit::from_code(code), line)), None),
+            }
+        }
+        Err(error) => {
+            let exit = match error {
+                JoinError::Closed | JoinError::Silent => Exit::LinkLost,
+                JoinError::Protocol => Exit::Protocol,
+                JoinError::NoJob | JoinError::Io(_) => Exit::Connect,
+            };
+            (Some(Failure::new(exit, format!("job {}: {error}", escaped(job.as_ref())))), None)
+        }
+    };
+    let told = reporter.finish(None, failure.as_ref(), last_line.as_deref());
+    failure.map_or(told, Err)
+}

@@ -1,0 +1,393 @@
+//! Adding a host to a copy that runs: another command of the same user asks for it at a unix socket.
+//!
+//! The socket has the job's name and lies in a directory that is the user's alone. Who connects is asked for nothing but a
+//! host and a path, and the copy reaches that host as it does any other, by its own launcher: neither the host nor whoever
+//! connects is handed a key.
+//!
+//! A message is its length in four bytes, big-endian, then CBOR. There is one request on a connection, then states of the
+//! host, of which the last one has an outcome.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use minicbor::{Decode, Encode};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+/// Bytes of one message at most: a host with a path, or a sentence.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// How long a request may take to come.
+const REQUEST_MAX: Duration = Duration::from_secs(5);
+
+/// The state of a host is sent at least so often.
+pub const STATE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a copy may say nothing before it is taken for one that stands still.
+const SILENT_MAX: Duration = Duration::from_secs(60);
+
+/// Sockets of jobs that are gone, which are removed at most at once.
+const STALE_MAX: usize = 100;
+
+/// Bytes of a job's name.
+const NAME_BYTES: usize = 8;
+
+/// Whether this can be a job's name: hexadecimal digits.
+fn is_name(name: &str) -> bool {
+    name.len() == NAME_BYTES && name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Asks for a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct JoinRequest {
+    /// HOST or HOST:PATH.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub target: Vec<u8>,
+}
+
+/// How a host that was asked for stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct JoinState {
+    /// Bytes that it has.
+    #[n(0)]
+    pub bytes: u64,
+    /// What came of it; nothing follows.
+    #[n(1)]
+    pub outcome: Option<JoinOutcome>,
+}
+
+/// What came of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct JoinOutcome {
+    /// The exit code of its copy.
+    #[n(0)]
+    pub exit: u8,
+    /// What it came to, or why not, for a person.
+    #[n(1)]
+    pub line: String,
+}
+
+/// Why nothing is known of what became of a host.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// There is none, or it is over.
+    #[error("no copy with this name runs here")]
+    NoJob,
+    /// It has ended, or does not want to talk to this user.
+    #[error("the copy has ended without saying what became of the host")]
+    Closed,
+    /// It has said nothing for long.
+    #[error("the copy has said nothing for {} s", SILENT_MAX.as_secs())]
+    Silent,
+    /// What it says is no message.
+    #[error("what answers is no copy of this version")]
+    Protocol,
+    /// The system.
+    #[error("{0}")]
+    Io(String),
+}
+
+/// Where copies of this user listen.
+fn directory() -> Result<PathBuf, String> {
+    let uid = geteuid().as_raw();
+    let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = PathBuf::from(format!("/run/user/{uid}"));
+    let path = match given.or_else(|| own.is_dir().then_some(own)) {
+        Some(runtime) => runtime.join("rdma-pipe"),
+        None => std::env::temp_dir().join(format!("rdma-pipe-{uid}")),
+    };
+    made(&path).map(|()| path.clone()).map_err(|reason| format!("{}: {reason}", path.display()))
+}
+
+/// Makes a directory that is this user's alone, or finds that it is.
+fn made(path: &Path) -> Result<(), String> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.to_string()),
+        _ => {}
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let stat = openat(CWD, path, flags, Mode::empty()).and_then(fstat).map_err(|error| error.to_string())?;
+    match stat.st_uid == geteuid().as_raw() && stat.st_mode & 0o077 == 0 {
+        true => Ok(()),
+        false => Err("it must be yours, with mode 0700: others could reach what is there".to_owned()),
+    }
+}
+
+fn socket_of(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.sock"))
+}
+
+/// Removes sockets that nobody listens at any more, as of copies that were killed.
+fn remove_stale(directory: &Path) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in entries.take(STALE_MAX).map(|entry| entry.path()).filter(|path| path.extension().is_some()) {
+        if UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether the other end is this user, or root.
+fn is_ours(stream: &UnixStream) -> bool {
+    socket_peercred(stream).is_ok_and(|peer| peer.uid == geteuid() || peer.uid.is_root())
+}
+
+/// Where a copy listens for those that ask for a host. Dropping it ends that.
+pub struct JoinListener {
+    name: String,
+    path: PathBuf,
+    is_over: Arc<AtomicBool>,
+}
+
+impl JoinListener {
+    /// Listens in a thread. The job is named by `number`. `take` gets who asks, and says whether it will take more.
+    ///
+    /// # Errors
+    ///
+    /// A sentence.
+    pub fn start(number: u32, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
+        Self::start_in(&directory()?, &format!("{number:08x}"), take)
+    }
+
+    fn start_in(directory: &Path, name: &str, take: impl Fn(Joiner) -> bool + Send + 'static) -> Result<Self, String> {
+        remove_stale(directory);
+        let (name, path) = (name.to_owned(), socket_of(directory, name));
+        let failed = |error: io::Error| format!("{}: {error}", path.display());
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(failed)?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&is_over);
+        let accept = move || {
+            while let Ok((stream, _)) = listener.accept() {
+                if ends.load(Ordering::Relaxed) {
+                    return;
+                }
+                let request = is_ours(&stream).then(|| read::<JoinRequest>(&stream, Instant::now() + REQUEST_MAX));
+                if let Some(Ok(request)) = request
+                    && stream.set_nonblocking(true).is_ok()
+                    && !take(Joiner { request, stream, is_gone: false })
+                {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("join".to_owned()).stack_size(128 << 10).spawn(accept).map_err(failed)?;
+        Ok(Self { name, path, is_over })
+    }
+
+    /// The job's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for JoinListener {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // The thread looks.
+        let _ = UnixStream::connect(&self.path);
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Who has asked for a host, and waits for what comes of it.
+pub struct Joiner {
+    /// What is asked for.
+    pub request: JoinRequest,
+    stream: UnixStream,
+    is_gone: bool,
+}
+
+impl Joiner {
+    /// Tells how the host stands. Nobody waits for one that does not read, which hears no more.
+    pub fn tell(&mut self, state: &JoinState) {
+        let bytes = encoded(state);
+        let is_sent = |stream: &mut UnixStream| stream.write(&bytes).is_ok_and(|count| count == bytes.len());
+        self.is_gone = self.is_gone || !is_sent(&mut self.stream);
+    }
+}
+
+/// Asks a copy for a host, and waits for what comes of it. `take`: how it stands meanwhile.
+///
+/// # Errors
+///
+/// See [`JoinError`].
+pub fn ask(name: &str, request: &JoinRequest, take: impl FnMut(&JoinState)) -> Result<JoinOutcome, JoinError> {
+    ask_in(&directory().map_err(JoinError::Io)?, name, request, take)
+}
+
+fn ask_in(
+    directory: &Path,
+    name: &str,
+    request: &JoinRequest,
+    mut take: impl FnMut(&JoinState),
+) -> Result<JoinOutcome, JoinError> {
+    if !is_name(name) {
+        return Err(JoinError::NoJob);
+    }
+    let failed = |error: io::Error| JoinError::Io(error.to_string());
+    let path = socket_of(directory, name);
+    let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => JoinError::NoJob,
+        _ => failed(error),
+    })?;
+    stream.set_write_timeout(Some(REQUEST_MAX)).map_err(failed)?;
+    stream.write_all(&encoded(request)).map_err(|_| JoinError::Closed)?;
+    loop {
+        let state: JoinState = read(&stream, Instant::now() + SILENT_MAX)?;
+        match state.outcome {
+            Some(outcome) => return Ok(outcome),
+            None => take(&state),
+        }
+    }
+}
+
+fn encoded<T: Encode<()>>(message: &T) -> Vec<u8> {
+    let body = minicbor::to_vec(message).unwrap_or_default();
+    [&(body.len() as u32).to_be_bytes()[..], &body].concat()
+}
+
+/// Reads one message.
+fn read<T: for<'b> Decode<'b, ()>>(stream: &UnixStream, deadline: Instant) -> Result<T, JoinError> {
+    let mut length = [0; 4];
+    read_exact(stream, &mut length, deadline)?;
+    let mut body = vec![0; checked_length(length)?];
+    read_exact(stream, &mut body, deadline)?;
+    minicbor::decode(&body).map_err(|_| JoinError::Protocol)
+}
+
+fn checked_length(length: [u8; 4]) -> Result<usize, JoinError> {
+    let length = u32::from_be_bytes(length) as usize;
+    if length > MESSAGE_BYTES_MAX { Err(JoinError::Protocol) } else { Ok(length) }
+}
+
+fn read_exact(mut stream: &UnixStream, mut into: &mut [u8], deadline: Instant) -> Result<(), JoinError> {
+    while !into.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(JoinError::Silent);
+        }
+        stream.set_read_timeout(Some(left)).map_err(|error| JoinError::Io(error.to_string()))?;
+        match stream.read(into) {
+            Ok(0) => return Err(JoinError::Closed),
+            Ok(count) => into = &mut into[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Err(JoinError::Silent);
+            }
+            Err(_) => return Err(JoinError::Closed),
+        }
+    }
+    Ok(())
+}
+
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::*;
+
+    /// No input may panic, and what decodes says what was encoded.
+    pub fn message(bytes: &[u8]) {
+        let Some((length, body)) = bytes.split_first_chunk() else { return };
+        let Ok(length) = checked_length(*length) else { return };
+        let body = &body[..length.min(body.len())];
+        if let Ok(request) = minicbor::decode::<JoinRequest>(body) {
+            assert_eq!(minicbor::decode(&encoded(&request)[4..]).ok(), Some(request));
+        }
+        if let Ok(state) = minicbor::decode::<JoinState>(body) {
+            assert_eq!(minicbor::decode(&encoded(&state)[4..]).ok(), Some(state));
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        let request = JoinRequest { target: b"h5:/models".to_vec() };
+        let outcome = JoinOutcome { exit: 8, line: "h5: no space".to_owned() };
+        vec![
+            ("agent_join", "request", encoded(&request)),
+            ("agent_join", "state", encoded(&JoinState { bytes: 1 << 40, outcome: None })),
+            ("agent_join", "outcome", encoded(&JoinState { bytes: 7, outcome: Some(outcome) })),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "0123abcd";
+
+    fn request() -> JoinRequest {
+        JoinRequest { target: b"h5:/models".to_vec() }
+    }
+
+    #[test]
+    fn who_asks_hears_how_it_ends_and_nobody_else_may_ask() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let directory = scratch.path().join("own");
+        made(&directory).expect("it is ours");
+        let (give, asked) = flume::unbounded();
+        let listener = JoinListener::start_in(&directory, NAME, move |joiner| give.send(joiner).is_ok()).expect("free");
+        let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!((mode(&directory), mode(&socket_of(&directory, NAME))), (0o700, 0o600));
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut joiner = asked.recv_timeout(REQUEST_MAX).expect("it asks");
+                assert_eq!(joiner.request, request());
+                joiner.tell(&JoinState { bytes: 5, outcome: None });
+                let outcome = JoinOutcome { exit: 6, line: "full".to_owned() };
+                joiner.tell(&JoinState { bytes: 7, outcome: Some(outcome) });
+            });
+            let mut bytes = 0;
+            let outcome = ask_in(&directory, NAME, &request(), |state| bytes = state.bytes);
+            (bytes, outcome.expect("it answers"))
+        });
+        assert_eq!((told.0, told.1.exit, &*told.1.line), (5, 6, "full"));
+        for name in ["0123abce", "../own/x", "0123abc", "0123ABCD"] {
+            assert!(matches!(ask_in(&directory, name, &request(), |_| {}), Err(JoinError::NoJob)), "{name}");
+        }
+        drop(listener);
+        assert!(!socket_of(&directory, NAME).exists());
+    }
+
+    /// One that sends nothing, or too much, is not waited for; the next is heard.
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (give, asked) = flume::unbounded();
+        let _listener = JoinListener::start_in(scratch.path(), NAME, move |it| give.send(it).is_ok()).expect("free");
+        for bytes in [&b""[..], b"\xff\xff\xff\xff", b"\0\0\0\x01\xff", b"\0\0\0\x40short"] {
+            let mut stream = UnixStream::connect(socket_of(scratch.path(), NAME)).expect("it listens");
+            stream.write_all(bytes).expect("a short one");
+            stream.shutdown(std::net::Shutdown::Write).expect("a socket");
+            assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
+        }
+        let mut stream = UnixStream::connect(socket_of(scratch.path(), NAME)).expect("it listens");
+        stream.write_all(&encoded(&request())).expect("a short one");
+        assert_eq!(asked.recv_timeout(REQUEST_MAX).expect("it is heard").request, request());
+        assert!(asked.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_directory_of_others_is_refused_and_what_the_dead_have_left_goes() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let open = scratch.path().join("open");
+        std::fs::create_dir(&open).expect("a directory");
+        std::fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("ours");
+        assert!(made(&open).is_err_and(|reason| reason.contains("0700")));
+        let link = scratch.path().join("link");
+        std::os::unix::fs::symlink(scratch.path(), &link).expect("a link");
+        assert!(made(&link).is_err());
+        let (stale, other) = (socket_of(scratch.path(), "00000000"), socket_of(scratch.path(), NAME));
+        drop(UnixListener::bind(&stale).expect("free"));
+        let _alive = JoinListener::start_in(scratch.path(), NAME, |_| true).expect("free");
+        assert!(!stale.exists() && other.exists());
+    }
+}

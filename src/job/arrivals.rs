@@ -1,0 +1,228 @@
+//! Hosts on their way: each is started in its turn, and heard of until it has said who it is or has failed. Nothing here
+//! waits but what is asked to.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::launching::{Heard, NotBegun, Remote};
+use super::{Job, Link, Update};
+use crate::control::frames::Message;
+use crate::fault::Failure;
+
+/// So many hosts need no more open files than any process may have.
+const HOSTS_FEW: usize = 64;
+
+/// Nothing is waited for so long.
+const LONG: Duration = Duration::from_secs(3600);
+
+impl Job {
+    /// Whether one more host may log in now.
+    pub(super) fn may_start(&self) -> bool {
+        self.remotes().filter(|(_, remote)| remote.takes_turn()).count() < self.setup.parallel
+    }
+
+    fn remotes(&self) -> impl Iterator<Item = (usize, &Remote)> {
+        (0..self.hosts.len()).filter_map(|host| Some((host, self.remote(host)?)))
+    }
+
+    fn first(&self, is_it: fn(&Remote) -> bool) -> Option<usize> {
+        self.remotes().find(|(_, remote)| is_it(remote)).map(|(host, _)| host)
+    }
+
+    fn remote_mut(&mut self, host: usize) -> Option<&mut Remote> {
+        match &mut self.hosts[host].link {
+            Link::Here(_) => None,
+            Link::There(remote) => Some(remote),
+        }
+    }
+
+    /// Starts those whose turn it is, in the order in which they were named, and one of those that have to ask for something.
+    fn start_some(&mut self) {
+        if self.hosts.len() > HOSTS_FEW {
+            // Each takes its pipes.
+            crate::fs::raise_open_files();
+        }
+        let launcher = self.setup.launcher.clone();
+        while self.may_start()
+            && let Some(host) = self.first(Remote::is_waiting)
+        {
+            let started = self.remote_mut(host).map_or(Ok(()), |remote| remote.start(&launcher));
+            self.give_up_if(host, started);
+        }
+        while !self.is_any_asking()
+            && let Some(host) = self.first(Remote::waits_to_ask)
+        {
+            let started = self.remote_mut(host).map_or(Ok(()), |remote| remote.ask(&launcher));
+            self.give_up_if(host, started);
+        }
+    }
+
+    /// The user may be asked for something to reach a host.
+    pub(super) fn is_any_asking(&self) -> bool {
+        self.remotes().any(|(_, remote)| remote.is_asking())
+    }
+
+    /// How long ago the launcher of a host was started; `None` for one that waits for its turn, or to ask for something.
+    pub(super) fn started_ago(&self, host: usize) -> Option<Duration> {
+        self.remote(host)?.started_ago()
+    }
+
+    /// For how long nothing has been heard of a host that is on its way, and for which nobody is being asked for anything.
+    pub(super) fn unheard_for(&self, host: usize) -> Option<Duration> {
+        self.remote(host).filter(|remote| !remote.is_asking())?.unheard_for()
+    }
+
+    fn give_up_if(&mut self, host: usize, outcome: Result<(), Failure>) {
+        if let Err(failure) = outcome {
+            self.give_up_arriving(host, failure);
+        }
+    }
+
+    /// A host that is on its way is not waited for any more.
+    pub(super) fn give_up_arriving(&mut self, host: usize, failure: Failure) {
+        self.remote_mut(host).into_iter().for_each(Remote::give_up);
+        self.lose(host, Some(failure));
+    }
+
+    /// What is heard of a host that is on its way.
+    pub(super) fn hear_arriving(&mut self, host: usize, heard: Heard) {
+        let Some(remote) = self.remote_mut(host) else { return };
+        match heard {
+            Heard::Message(Message::Hello(hello)) => {
+                remote.greeted(hello);
+                self.updates.push_back(Update::Arrived(host));
+            }
+            Heard::Gone => {
+                remote.falls_silent();
+                self.see_to(host);
+            }
+            Heard::Broken(failure) => self.give_up_arriving(host, failure),
+            Heard::Message(_) | Heard::EntriesTaken(..) | Heard::Signal(_) | Heard::Join(_) => {}
+        }
+        self.start_some();
+    }
+
+    /// When to see to those on their way.
+    pub(super) fn arrivals_due(&self) -> Option<Instant> {
+        let due = self.remotes().filter_map(|(_, remote)| remote.due()).min();
+        let waits = self.remotes().any(|(_, remote)| remote.is_waiting());
+        let turns = self.remotes().filter(|(_, remote)| waits && remote.takes_turn());
+        turns.filter_map(|(_, remote)| remote.turn_ends()).chain(due).min()
+    }
+
+    pub(super) fn see_to_arrivals(&mut self) {
+        let now = Instant::now();
+        let due: Vec<usize> = self
+            .remotes()
+            .filter(|(_, remote)| remote.due().is_some_and(|due| due <= now))
+            .map(|(host, _)| host)
+            .collect();
+        due.into_iter().for_each(|host| self.see_to(host));
+        self.start_some();
+    }
+
+    /// Sees to one that has fallen silent, or has not been heard when that was due.
+    fn see_to(&mut self, host: usize) {
+        let launcher = self.setup.launcher.clone();
+        let now = Instant::now();
+        let Some(remote) = self.remote_mut(host) else { return };
+        let outcome = match remote.why_silent(&launcher) {
+            Some(NotBegun::MustAsk) => Ok(()),
+            Some(NotBegun::NoUse(failure)) => remote.pass_installed(&launcher, failure),
+            Some(NotBegun::Failed(failure)) => Err(failure),
+            // The launcher asks for something, or is in trouble: the user is to see what it says.
+            None if remote.due().is_some_and(|due| due <= now) => remote.late(),
+            None => Ok(()),
+        };
+        self.give_up_if(host, outcome);
+    }
+
+    /// Waits until every agent has said who it is.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for one with another protocol.
+    pub(super) fn greet(&mut self) -> Result<(), Failure> {
+        self.greet_all(&mut |_, failure| Err(failure))
+    }
+
+    /// Waits until every agent has said who it is, or failed; gives those that have.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal meanwhile.
+    pub(super) fn greet_each(&mut self) -> Result<Vec<(usize, Failure)>, Failure> {
+        let mut failed = Vec::new();
+        self.greet_all(&mut |host, failure| {
+            failed.push((host, failure));
+            Ok(())
+        })?;
+        Ok(failed)
+    }
+
+    fn greet_all(&mut self, failed: &mut dyn FnMut(usize, Failure) -> Result<(), Failure>) -> Result<(), Failure> {
+        self.start_some();
+        loop {
+            let is_any = self.remotes().any(|(_, remote)| remote.is_arriving());
+            let update = if is_any { self.next(Instant::now() + LONG) } else { self.updates.pop_front() };
+            match update {
+                None if !is_any => return Ok(()),
+                Some(Update::Gone(host, failure)) => failed(host, failure.unwrap_or_else(|| self.lost(host)))?,
+                Some(update) => self.check_arriving(update)?,
+                None => {}
+            }
+        }
+    }
+
+    /// Waits until this agent has said who it is. What becomes of others is left for later.
+    ///
+    /// # Errors
+    ///
+    /// As [`Job::greet`].
+    pub(super) fn greet_one(&mut self, host: usize) -> Result<(), Failure> {
+        self.start_some();
+        while self.remote(host).is_some_and(Remote::is_arriving) || self.hosts[host].gone {
+            self.setting_aside(
+                host,
+                |job, update| Some(update.map_or(Ok(()), |update| job.check_arriving(update))),
+                Instant::now() + LONG,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// As [`Job::check`], but that nothing has been begun that could be stopped for a while.
+    fn check_arriving(&self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Signal(libc::SIGTSTP) => Ok(()),
+            update => self.check(update),
+        }
+    }
+
+    /// Takes updates until `take` has come to something. Where each host fails alone, what becomes of others stays for later.
+    pub(super) fn setting_aside<T>(
+        &mut self,
+        host: usize,
+        mut take: impl FnMut(&Self, Option<Update>) -> Option<T>,
+        deadline: Instant,
+    ) -> T {
+        let mut aside = VecDeque::new();
+        let come = loop {
+            match self.next(deadline) {
+                Some(update @ (Update::Arrived(other) | Update::Gone(other, _)))
+                    if self.fails_alone && other != host =>
+                {
+                    aside.push_back(update);
+                }
+                update => {
+                    if let Some(come) = take(self, update) {
+                        break come;
+                    }
+                }
+            }
+        };
+        aside.append(&mut self.updates);
+        self.updates = aside;
+        come
+    }
+}

@@ -1,0 +1,334 @@
+//! Hosts that come to a broadcast: each is asked about its destination when it arrives, and nobody waits for one that is late.
+//!
+//! The chain is made of those that are there when it begins. Any other joins when it is there, and gets an ordinary copy from
+//! one that is done.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use super::chain::Chain;
+use super::{Copy, Run, SPOOL_BYTES, Target};
+use crate::control::frames::{Message, Placed};
+use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::copy::placing::batch;
+use crate::job::copy::{ANSWER_MAX, entries};
+use crate::job::event::{self, Event};
+use crate::job::plan::Spec;
+use crate::job::progress::{HostStanding, size_words};
+use crate::job::targets::{HOSTS_MAX, is_list};
+
+/// A host that was started so long ago, and twice as long as the quickest took, is not waited for. That is what a login
+/// takes with a slow name server or a home on a busy network disk; hosts alike differ by less than half.
+const LATE_AFTER: Duration = Duration::from_secs(5);
+
+/// How long one that says nothing is waited for when all others are done.
+const LATE_MAX: Duration = Duration::from_secs(30);
+
+/// What a host is being asked about its destination.
+pub(super) struct Placing {
+    /// It is asked about the sources before this one.
+    until: usize,
+    due: Instant,
+    /// What it has said of those before.
+    placed: Option<Placed>,
+}
+
+impl Copy<'_> {
+    /// Whether a chain can be begun, of those that are there.
+    pub(super) fn may_begin(&self, run: &Run) -> bool {
+        // With --sync there is no chain that they could be late for.
+        let is_chain = !self.plan.tree.sync || self.plan.dry_run;
+        let mut missing = run.targets.iter().filter(|target| target.is_open()).peekable();
+        if !is_chain || missing.peek().is_none() {
+            return true;
+        }
+        let Some(quickest) = run.quickest else { return false };
+        let late_after = LATE_AFTER.max(quickest.saturating_mul(2));
+        let is_any_there = run.targets.iter().any(|target| target.placed.is_some());
+        let has_late_login = |host: usize| self.job.started_ago(host).is_some_and(|ago| ago >= late_after);
+        // Whoever types a password is not late.
+        !self.plan.dry_run
+            && is_any_there
+            && !self.job.is_any_asking()
+            && missing.all(|target| target.host.is_none_or(has_late_login))
+    }
+
+    /// Begins with those that are there.
+    pub(super) fn begin_chain(&mut self, run: &mut Run) {
+        run.began = Instant::now();
+        run.has_begun = true;
+        let there = |is_there: bool| {
+            let targets = run.targets.iter().enumerate();
+            let these =
+                targets.filter(move |(_, target)| if is_there { target.placed.is_some() } else { target.is_open() });
+            these.map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let (nodes, late) = (there(true), there(false));
+        // With --sync each host is compared with the source, and gets what it lacks.
+        if self.plan.tree.sync {
+            run.chain = Chain::of_copies(nodes.len() + late.len(), Duration::ZERO);
+            nodes.into_iter().for_each(|at| self.join(run, at));
+            // Nobody may be left.
+            run.chain.expect(0);
+            return;
+        }
+        for &at in &late {
+            let label = escaped(run.targets[at].spec.host());
+            self.say(&format!("{label} has not answered yet; the others begin, and it gets its copy once it does"));
+        }
+        run.chain = Chain::new(nodes.len() + 1, SPOOL_BYTES, self.plan.stall, Duration::ZERO);
+        run.chain.expect(late.len());
+        for (node, &at) in (1..).zip(&nodes) {
+            if run.targets[at].placed.as_ref().is_some_and(|placed| placed.is_there) {
+                run.chain.keep_to_itself(node);
+            }
+        }
+        run.nodes = nodes;
+        self.begin_nodes(run);
+    }
+
+    /// Asks a host that has just arrived about its destination.
+    pub(super) fn ask_arrived(&mut self, run: &mut Run, host: usize) {
+        if let Some(at) = run.target_of(host) {
+            self.ask_placing(run, at, 0, None);
+        }
+    }
+
+    /// Asks about the sources from this one on. `placed`: what was said of those before.
+    fn ask_placing(&mut self, run: &mut Run, at: usize, from: usize, placed: Option<Placed>) {
+        let Some(host) = run.targets[at].host else { return };
+        let some = &run.found[from..][..batch(&run.found[from..])];
+        self.destination = run.targets[at].spec.clone();
+        match self.place_question(host, some, self.are_several(&run.found)) {
+            Ok(asked) => {
+                let (until, due) = (from + some.len(), Instant::now() + ANSWER_MAX);
+                run.targets[at].placing = Some(Placing { until, due, placed });
+                self.job.send(host, Message::Place(asked));
+            }
+            Err(failure) => self.fail_target(run, at, failure),
+        }
+    }
+
+    /// What a host answers about its destination.
+    pub(super) fn hear_placing(&mut self, run: &mut Run, at: usize, answer: Message) {
+        let target = &mut run.targets[at];
+        let (Some(host), Some(Placing { until, placed, .. })) = (target.host, target.placing.take()) else { return };
+        let several = self.are_several(&run.found);
+        let outcome = match answer {
+            Message::Failed(fault) => Err(self.unplaceable(host, &run.found[until - 1..until], several, &fault)),
+            answer => self.placed(host, answer, several),
+        };
+        match outcome {
+            Ok(answer) => {
+                let is_there = answer.is_there || placed.is_some_and(|placed| placed.is_there);
+                let placed = Placed { is_there, ..answer };
+                if until < run.found.len() {
+                    return self.ask_placing(run, at, until, Some(placed));
+                }
+                run.targets[at].placed = Some(placed);
+                if let Some(took) = self.job.started_ago(host) {
+                    run.quickest = Some(run.quickest.map_or(took, |quickest| quickest.min(took)));
+                }
+                if run.has_begun {
+                    self.join(run, at);
+                }
+            }
+            Err(failure) => self.fail_target(run, at, failure),
+        }
+    }
+
+    /// A host that is there joins those that have begun.
+    fn join(&mut self, run: &mut Run, at: usize) {
+        let is_new = run.targets[at].placed.as_ref().is_some_and(|placed| !placed.is_there);
+        run.nodes.push(at);
+        let node = run.chain.join(is_new, run.began.elapsed());
+        debug_assert_eq!(node, run.nodes.len());
+    }
+
+    /// From now on others can add hosts.
+    pub(super) fn begin_to_listen(&mut self) -> Option<JoinListener> {
+        if self.plan.dry_run {
+            return None;
+        }
+        match self.job.listen_for_joiners() {
+            Ok(listener) => {
+                let name = listener.name();
+                self.say(&format!("job {name}; rdcp --join {name} HOST adds a host"));
+                self.observer.event(&Event::Job(event::Job { job: name.to_owned() }));
+                Some(listener)
+            }
+            Err(reason) => {
+                self.say(&format!("no host can be added with --join: {reason}"));
+                None
+            }
+        }
+    }
+
+    /// Another command asks for one more host.
+    pub(super) fn add_target(&mut self, run: &mut Run, mut joiner: Joiner) {
+        let path = self.plan.targets[0].path();
+        let spec = added(OsStr::from_bytes(&joiner.request.target), path).and_then(|spec| {
+            // One that has failed may come again.
+            let is_there = |target: &Target| target.spec.host() == spec.host() && !run.has_failed(target);
+            match run.targets.len() {
+                _ if run.chain.has_ended() => Err("the copy is over".to_owned()),
+                HOSTS_MAX.. => Err(format!("a copy goes to {HOSTS_MAX} hosts at most")),
+                _ if run.targets.iter().any(is_there) => {
+                    Err(format!("{} is one of its hosts already", escaped(spec.host())))
+                }
+                _ => Ok(spec),
+            }
+        });
+        let spec = match spec {
+            Ok(spec) => spec,
+            Err(reason) => {
+                let outcome = Some(JoinOutcome { exit: Exit::Usage.code(), line: reason });
+                return joiner.tell(&JoinState { bytes: 0, outcome });
+            }
+        };
+        self.say(&format!("{} is added", escaped(spec.host())));
+        if let Some(before) = run.targets.iter_mut().find(|target| target.spec.host() == spec.host()) {
+            before.is_replaced = true;
+        }
+        let target = self.start(&spec, run.source);
+        let is_open = target.is_open();
+        run.targets.push(Target { joiner: Some(joiner), ..target });
+        if is_open && run.has_begun {
+            run.chain.expect(1);
+        }
+    }
+
+    /// Tells those that have asked for hosts how these are, and once what became of them.
+    pub(super) fn tell_joiners(&mut self, run: &mut Run, is_over: bool) {
+        let is_due = run.told_joiners.elapsed() >= STATE_EVERY;
+        if is_due {
+            run.told_joiners = Instant::now();
+        }
+        for at in 0..run.targets.len() {
+            if run.targets[at].joiner.is_none() {
+                continue;
+            }
+            let shown = run.shown(at, &run.targets[at]);
+            let has_come = matches!(shown.standing, HostStanding::Done | HostStanding::Failed) || is_over;
+            let outcome = has_come.then(|| run.outcome(at));
+            if has_come || is_due {
+                let target = &mut run.targets[at];
+                let is_last = outcome.is_some();
+                target
+                    .joiner
+                    .iter_mut()
+                    .for_each(|joiner| joiner.tell(&JoinState { bytes: shown.received, outcome: outcome.clone() }));
+                if is_last {
+                    target.joiner = None;
+                }
+            }
+        }
+    }
+
+    /// A host that is no node will not be one.
+    pub(super) fn fail_target(&mut self, run: &mut Run, at: usize, failure: Failure) {
+        let target = &mut run.targets[at];
+        (target.placing, target.placed) = (None, None);
+        if target.failure.is_none() {
+            target.failure = Some(failure);
+            if run.has_begun {
+                run.chain.will_not_join();
+            }
+        }
+    }
+
+    /// Gives up hosts that have been asked about their destinations and do not answer.
+    pub(super) fn give_up_placing(&mut self, run: &mut Run) {
+        let now = Instant::now();
+        for at in 0..run.targets.len() {
+            if run.targets[at].placing.as_ref().is_some_and(|placing| placing.due <= now) {
+                let (label, within) = (escaped(run.targets[at].spec.host()), ANSWER_MAX.as_secs());
+                let line = format!("{label} does not answer within {within} s; try again");
+                self.fail_target(run, at, Failure::new(Exit::Connect, line));
+            }
+        }
+    }
+
+    /// Gives up hosts that do not answer when nobody else is waited for, or there is nothing to be had.
+    pub(super) fn give_up_late(&mut self, run: &mut Run) {
+        if !run.chain.waits_for_joiners() {
+            return;
+        }
+        for at in 0..run.targets.len() {
+            let Some(host) = run.targets[at].host.filter(|_| run.targets[at].is_open()) else { continue };
+            if run.chain.is_hopeless() {
+                let failure = run.source_failure.clone().unwrap_or(Failure::silent(Exit::Partial));
+                self.fail_target(run, at, failure);
+            } else if self.job.unheard_for(host).is_some_and(|silent| silent >= LATE_MAX) {
+                let (label, seconds) = (self.label(host), LATE_MAX.as_secs());
+                let line = format!("no agent answers on {label} after {seconds} s, and all others are done");
+                self.job.give_up_arriving(host, Failure::new(Exit::Connect, line));
+            }
+        }
+    }
+}
+
+impl Target {
+    /// Nobody knows yet whether it can be copied to.
+    fn is_open(&self) -> bool {
+        self.placed.is_none() && self.failure.is_none()
+    }
+}
+
+/// What another command asks for: HOST or HOST:PATH; without PATH it is `path`.
+fn added(text: &OsStr, path: &OsStr) -> Result<Spec, String> {
+    let whole = match Spec::parse(text)? {
+        Spec::Here(host) if !host.as_bytes().contains(&b'/') => Spec::parse(&[&host, path].join(OsStr::new(":")))?,
+        spec => spec,
+    };
+    match whole {
+        Spec::There(..) if is_list(whole.host()) => Err(format!("{}: name one host at a time", escaped(text))),
+        Spec::There(..) => Ok(whole),
+        _ => Err(format!("{}: give HOST or HOST:PATH", escaped(text))),
+    }
+}
+
+impl Run {
+    /// It will not have its tree.
+    fn has_failed(&self, target: &Target) -> bool {
+        let at = self.targets.iter().position(|other| std::ptr::eq(other, target));
+        at.is_some_and(|at| self.shown(at, target).standing == HostStanding::Failed)
+    }
+
+    /// What came of a host, for who asked for it.
+    fn outcome(&self, at: usize) -> JoinOutcome {
+        let target = &self.targets[at];
+        let label = escaped(target.spec.host());
+        let failed = target.report.as_ref().map_or(0, |report| report.failed);
+        match (&target.failure, &target.report, target.done_after) {
+            (None, Some(report), Some(_)) if failed == 0 => {
+                let size = size_words(report.data_bytes);
+                JoinOutcome { exit: 0, line: format!("{label}: {}, {size}, verified", entries(report.entries)) }
+            }
+            (None, Some(_), Some(_)) => {
+                let line = format!("{label}: {} not copied in full; the others are there", entries(failed));
+                JoinOutcome { exit: Exit::Partial.code(), line }
+            }
+            (failure, ..) => {
+                let failure = failure.clone().or_else(|| self.source_failure.clone());
+                let exit = failure.as_ref().map_or(Exit::LinkLost, |failure| failure.exit);
+                let line = failure.and_then(|failure| failure.message);
+                let line = line.unwrap_or_else(|| super::why_failed(target.why, false).to_owned());
+                let line = if line.contains(&label) { line } else { format!("{label}: {line}") };
+                JoinOutcome { exit: exit.code(), line }
+            }
+        }
+    }
+
+    /// The target on a host that is no node.
+    pub(super) fn target_of(&self, host: usize) -> Option<usize> {
+        (0..self.targets.len()).find(|at| self.targets[*at].host == Some(host) && !self.nodes.contains(at))
+    }
+
+    /// The target of a host that is being asked about its destination.
+    pub(super) fn is_asked(&self, host: usize) -> Option<usize> {
+        self.target_of(host).filter(|&at| self.targets[at].placing.is_some())
+    }
+}

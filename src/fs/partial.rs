@@ -298,6 +298,8 @@ pub(crate) fn for_each<E: From<Errno>>(
     directory: impl AsFd,
     mut look: impl FnMut(&CStr) -> Result<(), E>,
 ) -> Result<(), E> {
+    // It may have been listed before by the same descriptor, which stands at the end then.
+    rustix::fs::seek(&directory, rustix::fs::SeekFrom::Start(0))?;
     let mut space = Vec::with_capacity(LISTING_BYTES);
     let mut entries = RawDir::new(directory, space.spare_capacity_mut());
     while let Some(entry) = entries.next() {

@@ -48,6 +48,7 @@ fn try_copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (S
     let source = Arc::new(if is_local { source.local() } else { source });
     let (parent, name) = (to.parent().expect("one"), to.file_name().expect("one"));
     let names = Names::Only(name.as_encoded_bytes().to_vec());
+    let is_dry = options.dry_run;
     let options = TreeOptions { manifest: true, ..options.clone() };
     let destination = Destination { options, names, is_local, ..Destination::default() };
     let mut sink = TreeSink::new(parent, destination, local::answer(&source)).expect("a sink");
@@ -90,7 +91,7 @@ fn try_copy(from: &Path, to: &Path, options: &TreeOptions, is_local: bool) -> (S
         entries::Entry::Listed(entry) => Some(entry),
         _ => None,
     });
-    if report.as_ref().is_ok_and(|report| report.failed == 0) {
+    if !is_dry && report.as_ref().is_ok_and(|report| report.failed == 0) {
         holds(listed.collect(), to);
     }
     (source.sent(), report)
@@ -329,6 +330,31 @@ fn a_tree_that_changes_is_followed() {
             assert_eq!(picture(&from), picture(&to), "seed {seed}, round {round}, once more");
             maker.change(&from);
         }
+    }
+}
+
+/// Names of ours whose entries are not sent any more, so that nobody comes to them: a killed transfer's go where there is
+/// deletion, those that a transfer holds stay.
+#[test]
+fn what_a_killed_transfer_has_left_is_deleted() {
+    use crate::fs::{PARTIAL, WHOLE, name_beside};
+    for (is_local, delete) in [(true, true), (false, true), (true, false)] {
+        let scratch = scratch();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        fs::create_dir_all(from.join("below")).expect("a directory");
+        fs::write(from.join("below/file"), "contents").expect("a file");
+        copy(&from, &to, &sync(), is_local);
+        let beside = |name: &[u8], ending| to.join("below").join(name_beside(name, ending));
+        let (left, link, held) = (beside(b"gone", PARTIAL), beside(b"link", WHOLE), beside(b"other", PARTIAL));
+        fs::write(&left, "a part").expect("a file");
+        symlink("anywhere", &link).expect("a link");
+        let other = fs::File::create(&held).expect("a file");
+        rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
+        copy(&from, &to, &TreeOptions { delete, dry_run: true, ..sync() }, is_local);
+        assert!(left.exists() && link.is_symlink(), "nothing is deleted in a dry run");
+        let (_, report) = copy(&from, &to, &TreeOptions { delete, ..sync() }, is_local);
+        assert_eq!((report.failed, report.deleted), (0, 0), "{report:?}");
+        assert_eq!((left.exists(), link.is_symlink(), held.exists()), (!delete, !delete, true), "{is_local}");
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) struct Extraneous {
     found: Names,
     /// Whether the walk has met any entry.
     pub has_met: bool,
+    /// Whether there was a name of ours, that a transfer which was killed may have left.
+    pub has_leftovers: bool,
     /// Why not all of them are known.
     failure: Option<Fault>,
 }
@@ -36,16 +38,18 @@ pub(super) struct Extraneous {
 impl Extraneous {
     /// All that is in the directory.
     pub fn of(directory: impl AsFd) -> Result<Self, Fault> {
-        let mut left = Names::default();
+        let (mut left, mut has_leftovers) = (Names::default(), false);
         partial::for_each(directory, |name| {
             // Ours: of another transfer, or removed by the one that comes to it.
-            if !is_temporary_name(name.to_bytes()) {
+            if is_temporary_name(name.to_bytes()) {
+                has_leftovers = true;
+            } else {
                 left.push(FileType::Unknown, name)?;
             }
             Ok::<_, Fault>(())
         })?;
         left.sort()?;
-        Ok(Self { left, found: Names::default(), has_met: false, failure: None })
+        Ok(Self { left, found: Names::default(), has_met: false, has_leftovers, failure: None })
     }
 
     /// The walk has come to a name; those before it will not come any more.

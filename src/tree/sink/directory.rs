@@ -391,6 +391,9 @@ impl OpenDirectory {
             return;
         }
         let has_met = extraneous.has_met;
+        if extraneous.has_leftovers && !self.shared.options.dry_run {
+            self.delete_leftovers();
+        }
         let unlisted = |fault| {
             let fault = match fault {
                 Fault::System(error) => Fault::Explained(error, "what is in it is to be deleted"),
@@ -422,6 +425,17 @@ impl OpenDirectory {
                 return unlisted(error);
             }
         }
+    }
+
+    /// Deletes what a killed transfer has left of entries that did not come any more; one that came has taken it over. What
+    /// another transfer holds stays, as does what cannot be removed: no entry is made or lost by it.
+    fn delete_leftovers(&self) {
+        let _ = partial::for_each(&self.fd, |name| {
+            if is_temporary_name(name.to_bytes()) {
+                let _ = partial::make_way(self.fd.as_fd(), name);
+            }
+            Ok::<_, Errno>(())
+        });
     }
 
     /// Removes what an earlier transfer has left, and this one has not come to.

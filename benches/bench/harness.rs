@@ -90,6 +90,17 @@ impl Row {
         Row::ratio(name, target, theirs, ours)
     }
 
+    /// The median of `values` at least `least`.
+    pub fn at_least(name: &str, least: f64, unit: &str, values: &[f64]) -> Self {
+        let spread = Spread::of(values);
+        Row {
+            name: name.into(),
+            target: format!(">= {least:.2} {unit}"),
+            measured: format!("{spread} {unit}"),
+            verdict: verdict(spread, least, spread.median >= least),
+        }
+    }
+
     /// The median of `values` at most `limit`.
     pub fn limit(name: &str, limit: f64, unit: &str, values: &[f64]) -> Self {
         let spread = Spread::of(values);

@@ -21,6 +21,7 @@ mod guest;
 mod harness;
 mod instructions;
 mod many;
+mod net;
 mod peers;
 mod pipe;
 mod place;
@@ -41,8 +42,9 @@ use record::Record;
 type Measure = fn() -> Result<Vec<Row>>;
 
 /// What `ONLY` calls the rows, and what measures them; beside those that one contest of streams serves.
-const ROWS: [(&str, Measure); 8] = [
+const ROWS: [(&str, Measure); 9] = [
     ("compress", streams::compress),
+    ("compress-slow", streams::compress_slow),
     ("lanes", streams::lanes),
     ("sizes", sizes::rows),
     ("sinks", streams::sinks),

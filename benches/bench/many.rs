@@ -3,13 +3,14 @@
 
 use std::cell::Cell;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::*;
-use crate::record::{self, Kind};
+use crate::net::{Net, without_root};
+use crate::record::Kind;
 use crate::site::{agent, identical};
 
 type Measure = fn() -> Result<Vec<Row>>;
@@ -40,9 +41,7 @@ struct Hosts {
     scratch: Scratch,
     source: PathBuf,
     bytes: u64,
-    /// The testbed's, which removes them when its input ends.
-    keeper: Child,
-    directory: String,
+    net: Net,
     servers: Vec<Running>,
     is_compared: Cell<bool>,
 }
@@ -62,18 +61,8 @@ impl Hosts {
         for number in 0..SMALL_FILES {
             fs::write(source.join(format!("part{number}")), number.to_string()).map_err(text)?;
         }
-        let mut with = testbed("with", &(TARGETS + 1).to_string());
-        let with = with.args(["sh", "-c", "echo $RD_HOSTS_DIR; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut keeper = with.spawn().map_err(text)?;
-        let mut directory = String::new();
-        let mut said = BufReader::new(keeper.stdout.take().expect("it is piped"));
-        said.read_line(&mut directory).map_err(text)?;
-        let directory = directory.trim().to_owned();
-        let mut hosts =
-            Hosts { scratch, source, bytes, keeper, directory, servers: Vec::new(), is_compared: Cell::default() };
-        if hosts.directory.is_empty() {
-            return Err("the testbed made no hosts".into());
-        }
+        let net = Net::start(TARGETS + 1)?;
+        let mut hosts = Hosts { scratch, source, bytes, net, servers: Vec::new(), is_compared: Cell::default() };
         hosts.serve()?;
         Ok(hosts)
     }
@@ -97,21 +86,21 @@ impl Hosts {
         fs::write(path("sshd_config"), server).map_err(text)?;
         let mut client = File::create(path("ssh_config")).map_err(text)?;
         for host in 1..=TARGETS {
-            writeln!(client, "Host h{host}\n  HostName 10.9.0.{}", host + 1).map_err(text)?;
+            writeln!(client, "Host h{host}\n  HostName {}", Net::address(host)).map_err(text)?;
         }
         let options = "UserKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n  LogLevel ERROR\n  BatchMode yes";
         writeln!(client, "Host *\n  IdentityFile {}\n  IdentitiesOnly yes\n  {options}", path("user_key"))
             .map_err(text)?;
         for host in 0..=TARGETS {
-            self.hold(host, RATE)?;
-            let mut server = self.on(host);
+            self.net.hold(host, RATE)?;
+            let mut server = self.net.on(host);
             server.args(["/usr/sbin/sshd", "-D", "-e", "-f", &path("sshd_config")]);
             self.servers.push(Running::start(&mut server)?);
         }
         for host in 1..=TARGETS {
             let to = format!("h{host}");
             let reaches = || {
-                let mut ssh = self.on(0);
+                let mut ssh = self.net.on(0);
                 let ssh = ssh.args(["ssh", "-F", &path("ssh_config"), &to, "true"]);
                 ssh.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
             };
@@ -120,28 +109,13 @@ impl Hosts {
         Ok(())
     }
 
-    /// The testbed's command line, for a host.
-    fn testbed(&self, verb: &str, host: usize) -> Command {
-        let mut command = testbed(verb, &(host + 1).to_string());
-        command.env("RD_HOSTS_DIR", &self.directory);
-        command
-    }
-
-    fn on(&self, host: usize) -> Command {
-        self.testbed("exec", host)
-    }
-
-    fn hold(&self, host: usize, rate: &str) -> Result<()> {
-        timed(self.testbed("rate", host).arg(rate)).map(|_| ())
-    }
-
     fn place(&self, host: usize) -> PathBuf {
         self.scratch.0.join(format!("at{host}"))
     }
 
     /// `rdcp` to so many hosts, each with an empty directory of its own.
     fn copy(&self, targets: usize) -> Result<Command> {
-        let mut command = self.on(0);
+        let mut command = self.net.on(0);
         command.arg(bin_directory().join("rdcp")).arg("-F").arg(self.scratch.0.join("ssh_config"));
         command.arg("--agent").arg(agent()).arg("-r").arg(&self.source);
         for host in 1..=TARGETS {
@@ -221,7 +195,7 @@ impl Hosts {
 
     /// The agent of a host, not what it has started to outlive it.
     fn agent_on(&self, host: usize) -> Result<String> {
-        let output = self.testbed("pid", host).output().map_err(text)?;
+        let output = self.net.testbed("pid", host).output().map_err(text)?;
         let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
         let of_host = network(String::from_utf8_lossy(&output.stdout).trim());
         let is_it = |pid: &String| {
@@ -240,19 +214,7 @@ impl Drop for Hosts {
         for server in &self.servers {
             let _ = Command::new("kill").arg(server.id.to_string()).status();
         }
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
     }
-}
-
-fn testbed(verb: &str, host: &str) -> Command {
-    let mut command = Command::new(record::root().join("tests/testbed/host"));
-    command.args([verb, host]);
-    command
-}
-
-fn without_root(row: &str) -> Option<Vec<Row>> {
-    (!rustix::process::geteuid().is_root()).then(|| vec![Row::absent(row, "hosts need root")])
 }
 
 fn title(hosts: &Hosts, what: &str) -> String {
@@ -281,8 +243,8 @@ fn faults() -> Result<Vec<Row>> {
     }
     let hosts = Hosts::start()?;
     let kill = || timed(Command::new("kill").args(["-KILL", &hosts.agent_on(SPOILT)?])).map(|_| ());
-    let cut_off = || timed(hosts.testbed("partition", SPOILT).arg("silent")).map(|_| ());
-    let heal = || timed(&mut hosts.testbed("heal", SPOILT)).map(|_| ());
+    let cut_off = || timed(hosts.net.testbed("partition", SPOILT).arg("silent")).map(|_| ());
+    let heal = || timed(&mut hosts.net.testbed("heal", SPOILT)).map(|_| ());
     let command = "rdcp -r {from} h[1-8]:{to}";
     let contestants = [
         Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),

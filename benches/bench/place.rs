@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{Result, gib, text};
+use crate::harness::{Result, gib, text, timed};
 use crate::process::free_port;
 use crate::record::root;
 
@@ -89,6 +89,30 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A file system that shares blocks between files (XFS), in an image in memory. Taken away at the end. As root.
+pub struct Image {
+    /// Where it is mounted.
+    pub path: PathBuf,
+    file: PathBuf,
+}
+
+impl Image {
+    pub fn within(scratch: &Scratch, bytes: u64) -> Result<Self> {
+        let (path, file) = (scratch.0.join("mounted"), scratch.hole("image", bytes)?);
+        fs::create_dir(&path).map_err(text)?;
+        timed(Command::new("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&file))?;
+        timed(Command::new("mount").args(["-o", "loop"]).args([&file, &path]))?;
+        Ok(Image { path, file })
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.path).status();
+        let _ = fs::remove_file(&self.file);
     }
 }
 

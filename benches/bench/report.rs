@@ -17,7 +17,19 @@ const PAGES: [(&str, &str, &[&str]); 6] = [
     (
         "streams.md",
         "Streams over TCP, measured",
-        &["peers", "cpu", "compress", "lanes", "sizes", "sinks", "cold", "memory", "byte", "instructions"],
+        &[
+            "peers",
+            "cpu",
+            "compress",
+            "compress-slow",
+            "lanes",
+            "sizes",
+            "sinks",
+            "cold",
+            "memory",
+            "byte",
+            "instructions",
+        ],
     ),
     (
         "copies.md",
@@ -27,7 +39,7 @@ const PAGES: [(&str, &str, &[&str]); 6] = [
     (
         "synchronizing.md",
         "What has changed since, measured",
-        &["sync-small", "sync-million", "sync-delta", "sync-touched", "sync-appended", "sync-renamed"],
+        &["sync-small", "sync-million", "sync-delta", "sync-reflink", "sync-touched", "sync-appended", "sync-renamed"],
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::*;
+use crate::net::{Net, without_root};
 use crate::peers::{MOVERS, STREAMS, Scene, Way};
+use crate::process::free_port;
 use crate::record::Kind;
 use crate::sshd::{HOST, Sshd};
 
@@ -15,6 +17,9 @@ pub const KEY: &str = "bench-key-of-no-value";
 
 const PLAIN: &str = "rdsend plain";
 const ENCRYPTED: &str = "rdsend encrypted";
+
+/// What LZ4 brings from end to end on two processors.
+const LZ4_GB_S: f64 = 0.85;
 
 /// Less processor time cannot be compared: the clock that counts it has steps of 10 ms.
 const CPU_S_MIN: f64 = 0.2;
@@ -139,6 +144,7 @@ pub fn streams(wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Row>> {
 pub fn compress() -> Result<Vec<Row>> {
     let bytes = size() / 4;
     let scratch = Scratch::with_room(bytes + (64 << 20))?;
+    let mut rows = Vec::new();
     for (data, path) in [("text", scratch.text_file(bytes)?), ("random", scratch.random_file(bytes)?)] {
         let contestants: Vec<Contestant<'_>> = [
             ("plain", "--encrypt never"),
@@ -152,9 +158,50 @@ pub fn compress() -> Result<Vec<Row>> {
         .map(|(name, options)| scene(&path).stream(ours(name, options, ""), bytes))
         .collect();
         let title = format!("{:.2} GiB of {data} through TCP over loopback to /dev/null", gib(bytes));
-        contest("compress", &title, "GB/s", &contestants, runs())?;
+        let found = contest("compress", &title, "GB/s", &contestants, runs())?;
+        let name = format!("compress: auto / plain, {data}");
+        rows.push(
+            found.compare(&name, ["auto", "plain"], |auto, plain| Row::ratio(&name, 0.95, &auto.values, &plain.values)),
+        );
+        if let Some(lz4) = found.entries.iter().find(|entry| entry.name == "lz4" && data == "text") {
+            rows.push(Row::at_least("compress: lz4, text", LZ4_GB_S, "GB/s", &lz4.values));
+        }
     }
-    Ok(Vec::new())
+    Ok(rows)
+}
+
+/// Text over a line that is slower than any compression.
+pub fn compress_slow() -> Result<Vec<Row>> {
+    const RATE: &str = "200mbit";
+    if let Some(absent) = without_root("compress-slow") {
+        return Ok(absent);
+    }
+    let bytes = if quick() { 16 << 20 } else { 256 << 20 };
+    let scratch = Scratch::with_room(bytes + (64 << 20))?;
+    let path = scratch.text_file(bytes)?;
+    let net = Net::start(2)?;
+    for host in 0..2 {
+        net.hold(host, RATE)?;
+    }
+    let program = |name: &str| bin_directory().join(name).display().to_string();
+    let port = free_port()?.to_string();
+    let run = |how: &str| -> Result<f64> {
+        let receive = format!("exec {} --transport tcp {port} {KEY} > /dev/null", program("rdrecv"));
+        let receiver = Running::start(net.on(1).args(["sh", "-c", &receive]))?;
+        let mut send = net.on(0);
+        let send = send.arg(program("rdsend")).args(["--transport", "tcp", "--compress", how, &Net::address(1), &port]);
+        let seconds = timed(send.arg(KEY).arg(&path))?;
+        receiver.success()?;
+        Ok(seconds)
+    };
+    let command = |how: &str| format!("rdsend --transport tcp --compress {how} {{host}} {{port}} {{secret}} {{file}}");
+    let ways = ["off", "auto", "lz4", "zstd"];
+    let run = &run;
+    let contestants = ways.map(|how| Contestant::new(Kind::Ours, how, &command(how), move || run(how)));
+    let title = format!("{:.2} GiB of text over a line of 200 Mb/s", gib(bytes));
+    let found = contest("compress-slow", &title, "s", &contestants, runs().min(3))?;
+    let name = "compress-slow: off / auto";
+    Ok(vec![found.compare(name, ["off", "auto"], |off, auto| Row::faster(name, 1.9, &auto.values, &off.values))])
 }
 
 /// One connection, two and four.

@@ -12,12 +12,14 @@ use std::time::{Duration, SystemTime};
 
 use crate::copy::{FILE_BYTES, FILES, Measure, on_the_wire};
 use crate::harness::*;
+use crate::place::Image;
 use crate::record::Kind;
 use crate::site::{Site, WatchedAgent, identical, remote};
 
-pub const ROWS: [(&str, Measure); 6] = [
+pub const ROWS: [(&str, Measure); 7] = [
     ("sync-small", small),
     ("sync-delta", delta),
+    ("sync-reflink", reflinked),
     ("sync-touched", touched),
     ("sync-appended", appended),
     ("sync-million", million),
@@ -43,8 +45,12 @@ struct Pair {
 impl Pair {
     /// With the copy made.
     fn new(site: &Site, from: PathBuf) -> Result<Self> {
+        Self::at(site, from, site.fresh()?)
+    }
+
+    fn at(site: &Site, from: PathBuf, to: PathBuf) -> Result<Self> {
         let launcher = site.script("launcher", "shift\nexec sh -c \"$*\"")?;
-        let pair = Pair { launcher, from, to: site.fresh()?, more: [&[], &[]] };
+        let pair = Pair { launcher, from, to, more: [&[], &[]] };
         timed(Command::new("cp").arg("-a").args([&pair.from, &pair.to]))?;
         Ok(pair)
     }
@@ -202,6 +208,10 @@ fn of_a_file(row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>) -> R
     // A new file may be made beside the old.
     let site = Site::start(3 * bytes, 0)?;
     let pair = Pair::new(&site, site.scratch.random_file(bytes)?)?;
+    Ok((of_a_pair(&pair, row, what, age)?, bytes))
+}
+
+fn of_a_pair(pair: &Pair, row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>) -> Result<Found> {
     let turns = RefCell::new(0_u64);
     let make_old = || {
         let copy = OpenOptions::new().write(true).open(&pair.to).map_err(text)?;
@@ -209,25 +219,38 @@ fn of_a_file(row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>) -> R
         age(&copy, *turns.borrow())?;
         copy.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).map_err(text)
     };
-    let title = format!("1 file of {:.2} GiB, {what}", gib(bytes));
-    Ok((pair.contest(row, &title, runs(), &make_old)?, bytes))
+    let title = format!("1 file of {:.2} GiB, {what}", gib(size()));
+    pair.contest(row, &title, runs(), &make_old)
+}
+
+/// Another one of every hundred pieces in each turn, one in each of as many equal parts.
+fn change_pieces(copy: &File, turn: u64) -> Result<()> {
+    let (pieces, count) = (size() / PIECE_BYTES, size() / PIECE_BYTES / CHANGED_IN);
+    for part in 0..count {
+        let at = part * (pieces / count) + (turn * 37 + part * 11) % (pieces / count);
+        copy.write_all_at(&turn.to_le_bytes().repeat(PIECE_BYTES as usize / 8), at * PIECE_BYTES).map_err(text)?;
+    }
+    Ok(())
 }
 
 fn delta() -> Result<Vec<Row>> {
-    let bytes = size();
-    let (pieces, count) = (bytes / PIECE_BYTES, bytes / PIECE_BYTES / CHANGED_IN);
-    let (found, bytes) = of_a_file("sync-delta", "1 % of it changed in pieces of 64 KiB", |copy, turn| {
-        // One in each of as many equal parts, at another place in each turn.
-        for part in 0..count {
-            let at = part * (pieces / count) + (turn * 37 + part * 11) % (pieces / count);
-            copy.write_all_at(&turn.to_le_bytes().repeat(PIECE_BYTES as usize / 8), at * PIECE_BYTES).map_err(text)?;
-        }
-        Ok(())
-    })?;
+    let (found, bytes) = of_a_file("sync-delta", "1 % of it changed in pieces of 64 KiB", change_pieces)?;
     Ok(vec![
         found.faster("sync-delta: over rsync --no-whole-file", 4.0),
         found.sent("sync-delta: on the wire", 1.5, bytes),
     ])
+}
+
+/// As `delta`, where the new file can share the old one's blocks; rsync's is written anew there as well.
+fn reflinked() -> Result<Vec<Row>> {
+    let bytes = size();
+    // Beside the source, the old copy and a new one, and as much again for what the file system holds in memory.
+    let site = Site::start(4 * bytes, 0)?;
+    let image = Image::within(&site.scratch, 3 * bytes + (1 << 30))?;
+    let pair = Pair::at(&site, site.scratch.random_file(bytes)?, image.path.join("copy"))?;
+    let what = "1 % of it changed in pieces of 64 KiB, on XFS";
+    let found = of_a_pair(&pair, "sync-reflink", what, change_pieces)?;
+    Ok(vec![found.faster("sync-reflink: over rsync --no-whole-file", 4.0)])
 }
 
 fn touched() -> Result<Vec<Row>> {

@@ -1,0 +1,64 @@
+//! Hosts that are network namespaces, whose links can be held to a rate. As root.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use crate::harness::{Result, Row, text, timed};
+use crate::record;
+
+/// So many hosts, numbered from 0.
+pub struct Net {
+    /// The testbed's, which removes them when its input ends.
+    keeper: Child,
+    directory: String,
+}
+
+impl Net {
+    pub fn start(hosts: usize) -> Result<Self> {
+        let mut with = testbed("with", &hosts.to_string());
+        let with = with.args(["sh", "-c", "echo $RD_HOSTS_DIR; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut keeper = with.spawn().map_err(text)?;
+        let mut directory = String::new();
+        let mut said = BufReader::new(keeper.stdout.take().expect("it is piped"));
+        said.read_line(&mut directory).map_err(text)?;
+        let net = Net { keeper, directory: directory.trim().to_owned() };
+        if net.directory.is_empty() { Err("the testbed made no hosts".into()) } else { Ok(net) }
+    }
+
+    /// The testbed's command line, for a host.
+    pub fn testbed(&self, verb: &str, host: usize) -> Command {
+        let mut command = testbed(verb, &(host + 1).to_string());
+        command.env("RD_HOSTS_DIR", &self.directory);
+        command
+    }
+
+    pub fn on(&self, host: usize) -> Command {
+        self.testbed("exec", host)
+    }
+
+    /// Its address for the others.
+    pub fn address(host: usize) -> String {
+        format!("10.9.0.{}", host + 1)
+    }
+
+    pub fn hold(&self, host: usize, rate: &str) -> Result<()> {
+        timed(self.testbed("rate", host).arg(rate)).map(|_| ())
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+fn testbed(verb: &str, host: &str) -> Command {
+    let mut command = Command::new(record::root().join("tests/testbed/host"));
+    command.args([verb, host]);
+    command
+}
+
+pub fn without_root(row: &str) -> Option<Vec<Row>> {
+    (!rustix::process::geteuid().is_root()).then(|| vec![Row::absent(row, "hosts need root")])
+}

@@ -74,7 +74,7 @@ pub enum Compress {
     #[default]
     #[n(0)]
     Off,
-    /// LZ4 while the link is the bottleneck and the data shrinks
+    /// LZ4 or Zstandard, as strong as the line leaves time for; data as it is where that goes faster or does not shrink
     #[n(1)]
     Auto,
     /// LZ4

@@ -274,6 +274,7 @@ impl Engine {
             Half::Send { machine, reader, .. } => {
                 let backlog = machine.backlog();
                 self.shared.backlog.store(backlog, Ordering::Relaxed);
+                self.shared.is_line_busy.store(!machine.is_starved(), Ordering::Relaxed);
                 if machine.waits_for_credit() {
                     &mut waits.credits
                 } else if backlog {

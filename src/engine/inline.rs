@@ -23,7 +23,8 @@ use crate::transport::{Buffer, Inline};
 
 /// Whether parts of the source can be planned for lanes to read.
 pub(super) fn may_plan(shared: &Shared) -> bool {
-    matches!(shared.source, Some(Parts::File(_))) && shared.compress == Compress::Off && shared.pace.is_free()
+    let may_be_plain = matches!(shared.compress, Compress::Off | Compress::Auto);
+    matches!(shared.source, Some(Parts::File(_))) && may_be_plain && shared.pace.is_free()
 }
 
 /// What the threads of one lane do.
@@ -87,13 +88,14 @@ impl Engine {
         };
         // Chunks that go by RDMA have no thread that could read them, though the lane of control frames is one of TCP.
         let is_tcp = machine.core_ref().path() == Some(Path::Tcp) && self.lanes.values().any(|live| live.is_inline);
-        if !self.may_plan || !is_tcp {
+        if !self.may_plan || !is_tcp || self.shared.method().is_some() {
             return false;
         }
         let Some(part) = source.next_part(machine.part_bytes()) else {
             machine.handle_unfilled(id);
             return true;
         };
+        self.shared.note_ready(part.length);
         let header = header_of(&part, encrypt);
         if let Some(buffer) = &mut self.buffers[id as usize] {
             *buffer.header_mut() = header.encode();

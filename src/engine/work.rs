@@ -1,12 +1,12 @@
 //! Worker threads: reading, compressing, sealing, opening and writing chunks. They own no state of the session; buffers
 //! come with a job and go back with its result.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, WeakSender, unbounded};
-use rd_proto::compress::{Compressor, Decompressor};
+use rd_proto::compress::{Chooser, Compressor, Decompressor, Method};
 use rd_proto::control::IoFact;
 use rd_proto::frame::{ChunkHeader, Compression};
 use rd_proto::record::PayloadKeys;
@@ -80,8 +80,10 @@ pub struct Shared {
     pub compress: Compress,
     /// Limits how fast the source is read.
     pub pace: Pace,
-    /// Chunks wait for the peer: there is time to compress, and no hurry to send a part that is not full.
+    /// Chunks wait for the peer: there is no hurry to send a part that is not full.
     pub backlog: AtomicBool,
+    /// No lane waits for chunks: there is time to compress.
+    pub is_line_busy: AtomicBool,
     /// How much is read into a buffer: all of it, or less where a line is slow.
     pub part_bytes: AtomicUsize,
     /// Threads compress, seal, open or decompress, for the report.
@@ -99,7 +101,7 @@ pub struct Shared {
     direct: OnceLock<DirectReads>,
     /// The transfer has ended: a reader that still waits for its stream gives up.
     pub over: AtomicBool,
-    shrinks: Shrinks,
+    auto: Auto,
 }
 
 impl Shared {
@@ -112,6 +114,7 @@ impl Shared {
             compress,
             pace,
             backlog: AtomicBool::new(false),
+            is_line_busy: AtomicBool::new(false),
             part_bytes: AtomicUsize::new(usize::MAX),
             busy: Clock::default(),
             reading: Clock::default(),
@@ -121,12 +124,34 @@ impl Shared {
             means: Means::default(),
             direct: OnceLock::new(),
             over: AtomicBool::new(false),
-            shrinks: Shrinks { skip: AtomicU64::new(0) },
+            auto: Auto { start: Instant::now(), chooser: Mutex::new(Chooser::new(workers())) },
         }
     }
 
     fn part_bytes(&self) -> usize {
         self.part_bytes.load(Ordering::Relaxed)
+    }
+
+    fn chooser(&self) -> MutexGuard<'_, Chooser> {
+        self.auto.chooser.lock().expect("no panic with it locked")
+    }
+
+    /// How to compress the next chunk.
+    pub(super) fn method(&self) -> Option<Method> {
+        match self.compress {
+            Compress::Off => None,
+            Compress::Lz4 => Some(Method::Lz4),
+            Compress::Zstd => Some(Method::Zstd { level: ZSTD_LEVEL }),
+            Compress::Auto => self.chooser().choose(),
+        }
+    }
+
+    /// A chunk of so many bytes is ready for the line.
+    pub(super) fn note_ready(&self, wire_bytes: usize) {
+        if self.compress == Compress::Auto {
+            let is_busy = self.is_line_busy.load(Ordering::Relaxed);
+            self.chooser().note_ready(self.auto.start.elapsed(), wire_bytes, is_busy);
+        }
     }
 
     /// Seals the chunk in a buffer under this header, which stands before it then, with its tag.
@@ -140,17 +165,20 @@ impl Shared {
     }
 }
 
-/// Whether the data has been shrinking lately.
-struct Shrinks {
-    /// Chunks to pass over before compression is tried again.
-    skip: AtomicU64,
+/// `--compress auto`.
+struct Auto {
+    start: Instant,
+    chooser: Mutex<Chooser>,
 }
 
 /// Compressing must save at least an eighth to be worth the other end's time.
 const SHRINK_EIGHTHS_MAX: usize = 7;
 
-/// Chunks that go uncompressed after one that did not shrink.
-const SHRINK_RETRY_CHUNKS: u64 = 64;
+/// The first part of a chunk, by which it is seen whether it shrinks.
+const SAMPLE_BYTES: usize = 64 << 10;
+
+/// `--compress zstd`: the fastest of its regular levels, since a link of 25 Gb/s is to be kept busy.
+const ZSTD_LEVEL: i32 = 1;
 
 /// Threads that one end of a session has at most, with so many TCP lanes: its loop, workers, a reader or writer, two for
 /// each lane, and some that bring up lanes.
@@ -238,14 +266,10 @@ impl Opener {
         if plain_bytes > buffer.payload().len() {
             return false;
         }
-        self.scratch.resize(plain_bytes, 0);
-        let payload = &buffer.payload()[..wire_bytes];
-        let decompressed = self.decompressor.decompress(header.compression, payload, &mut self.scratch, plain_bytes);
-        if decompressed.is_err() {
-            return false;
-        }
-        buffer.payload_mut()[..plain_bytes].copy_from_slice(&self.scratch);
-        true
+        // The shorter of both is the one that is moved.
+        self.scratch.clear();
+        self.scratch.extend_from_slice(&buffer.payload()[..wire_bytes]);
+        self.decompressor.decompress(header.compression, &self.scratch, buffer.payload_mut(), plain_bytes).is_ok()
     }
 }
 
@@ -358,31 +382,37 @@ impl Worker {
         Event::Sealed(buffer, header)
     }
 
+    /// How the payload of this length stands in the buffer then, and in how many bytes.
     fn compress(&mut self, buffer: &mut Buffer, length: usize) -> (Compression, usize) {
-        let kind = match self.shared.compress {
-            Compress::Off => Compression::None,
-            Compress::Lz4 => Compression::Lz4,
-            Compress::Zstd => Compression::Zstd,
-            Compress::Auto if !self.shared.backlog.load(Ordering::Relaxed) => Compression::None,
-            Compress::Auto => {
-                let skip = &self.shared.shrinks.skip;
-                let passed = skip.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-                if passed.is_ok() { Compression::None } else { Compression::Lz4 }
-            }
-        };
-        if kind == Compression::None {
-            return (kind, length);
-        }
+        let shrunk = self.shared.method().and_then(|method| self.shrink(buffer, length, method));
+        let (kind, wire_bytes) = shrunk.unwrap_or((Compression::None, length));
+        self.shared.note_ready(wire_bytes);
+        (kind, wire_bytes)
+    }
+
+    fn shrink(&mut self, buffer: &mut Buffer, length: usize, method: Method) -> Option<(Compression, usize)> {
+        let is_auto = self.shared.compress == Compress::Auto;
         self.scratch.resize(length, 0);
-        let Some(written) = self.compressor.compress(kind, &buffer.payload()[..length], &mut self.scratch) else {
-            self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
-            return (Compression::None, length);
-        };
-        if self.shared.compress == Compress::Auto && written > length / 8 * SHRINK_EIGHTHS_MAX {
-            self.shared.shrinks.skip.store(SHRINK_RETRY_CHUNKS, Ordering::Relaxed);
+        let payload = &buffer.payload()[..length];
+        if is_auto && length > 2 * SAMPLE_BYTES {
+            let sample = self.compressor.compress(Method::Lz4, &payload[..SAMPLE_BYTES], &mut self.scratch);
+            if sample.is_none_or(|sample| sample > SAMPLE_BYTES / 8 * SHRINK_EIGHTHS_MAX) {
+                self.shared.chooser().note_incompressible();
+                return None;
+            }
         }
+        let start = Instant::now();
+        let written = self.compressor.compress(method, payload, &mut self.scratch);
+        if is_auto {
+            let is_worth_it = |written: &usize| *written <= length / 8 * SHRINK_EIGHTHS_MAX;
+            match written.filter(is_worth_it) {
+                Some(written) => self.shared.chooser().note_compressed(method, length, written, start.elapsed()),
+                None => self.shared.chooser().note_incompressible(),
+            }
+        }
+        let written = written?;
         buffer.payload_mut()[..written].copy_from_slice(&self.scratch[..written]);
-        (kind, written)
+        Some((method.kind(), written))
     }
 
     fn encrypt(&mut self, mut buffer: Buffer) -> Event {

@@ -7,8 +7,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use rd_proto::compress::{Compressor, Decompressor};
-use rd_proto::frame::{CHUNK_BYTES_MAX, ChunkHeader, Compression};
+use rd_proto::compress::{Compressor, Decompressor, Method};
+use rd_proto::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use rd_proto::record::{Accept, PayloadKeys, PayloadSecret};
 
 /// How long each figure is measured.
@@ -36,17 +36,20 @@ fn main() {
     let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
     let mut wire = vec![0; CHUNK_BYTES_MAX];
     let mut back = vec![0; CHUNK_BYTES_MAX];
-    for kind in [Compression::Lz4, Compression::Zstd] {
-        let wire_bytes = compressor.compress(kind, &text, &mut wire).expect("text shrinks");
-        let name = format!("{kind:?} {:.1}:1", CHUNK_BYTES_MAX as f64 / wire_bytes as f64);
+    let levels = [-5, 1, 3, 6].map(|level| Method::Zstd { level });
+    for method in [Method::Lz4].into_iter().chain(levels) {
+        let wire_bytes = compressor.compress(method, &text, &mut wire).expect("text shrinks");
+        let name = format!("{method:?} {:.1}:1", CHUNK_BYTES_MAX as f64 / wire_bytes as f64);
         print_rate(&format!("{name} compress"), || {
-            black_box(compressor.compress(kind, &text, &mut wire));
+            black_box(compressor.compress(method, &text, &mut wire));
         });
         print_rate(&format!("{name} decompress"), || {
-            decompressor.decompress(kind, &wire[..wire_bytes], &mut back, CHUNK_BYTES_MAX).expect("as announced");
+            decompressor
+                .decompress(method.kind(), &wire[..wire_bytes], &mut back, CHUNK_BYTES_MAX)
+                .expect("as announced");
         });
-        print_rate(&format!("{kind:?} compress of noise"), || {
-            black_box(compressor.compress(kind, &plain, &mut wire));
+        print_rate(&format!("{method:?} compress of noise"), || {
+            black_box(compressor.compress(method, &plain, &mut wire));
         });
     }
 }

@@ -5,12 +5,35 @@
 
 use std::fmt;
 
-use lz4_flex::block;
+use lz4::block;
 
 use crate::frame::{CHUNK_BYTES_MAX, Compression};
 
-/// The level of Zstandard: the fastest of its regular ones, since a link of 25 Gb/s is to be kept busy.
-const ZSTD_LEVEL: i32 = 1;
+mod choice;
+
+pub use choice::Chooser;
+
+/// How a payload is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// A block of LZ4.
+    Lz4,
+    /// A frame of Zstandard.
+    Zstd {
+        /// Its effort: the fastest of its regular levels is 1; from 7 on a chunk would take longer than it is worth.
+        level: i32,
+    },
+}
+
+impl Method {
+    /// What a chunk's header says of it: the other end need not know the level.
+    pub fn kind(self) -> Compression {
+        match self {
+            Method::Lz4 => Compression::Lz4,
+            Method::Zstd { .. } => Compression::Zstd,
+        }
+    }
+}
 
 /// A payload that does not decompress to what its header announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,45 +43,46 @@ pub struct DecompressError {
     pub plain_bytes: usize,
 }
 
-/// Compresses payloads; holds what it needs from one to the next, about 1 MiB. One for each thread.
+/// Compresses payloads; holds what it needs from one to the next, some MiB. One for each thread.
 #[derive(Default)]
 pub struct Compressor {
-    /// LZ4 wants room for the worst case, which the caller's buffer does not have.
-    lz4_room: Vec<u8>,
-    zstd: Option<zstd::bulk::Compressor<'static>>,
+    /// With its level.
+    zstd: Option<(zstd::bulk::Compressor<'static>, i32)>,
 }
 
 impl Compressor {
-    /// A compressor that allocates on its first use of each kind.
+    /// A compressor that allocates on its first use.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Compresses `src`, at most [`CHUNK_BYTES_MAX`] bytes, into `dst`; returns the bytes written.
     ///
-    /// `None` if the result would not be shorter than `src`, or does not fit `dst`, or nothing is to be compressed
-    /// ([`Compression::None`]): then send `src` as it is. `dst` may have been written to.
-    pub fn compress(&mut self, kind: Compression, src: &[u8], dst: &mut [u8]) -> Option<usize> {
+    /// `None` if the result would not be shorter than `src`, or does not fit `dst`: then send `src` as it is. `dst` may have
+    /// been written to.
+    pub fn compress(&mut self, method: Method, src: &[u8], dst: &mut [u8]) -> Option<usize> {
         let room = dst.len().min(src.len().saturating_sub(1));
-        if src.len() > CHUNK_BYTES_MAX {
+        if src.len() > CHUNK_BYTES_MAX || room == 0 {
             return None;
         }
         let dst = &mut dst[..room];
-        match kind {
-            Compression::None => None,
-            Compression::Lz4 => {
-                self.lz4_room.resize(block::get_maximum_output_size(CHUNK_BYTES_MAX), 0);
-                let written = block::compress_into(src, &mut self.lz4_room).ok()?;
-                dst.get_mut(..written)?.copy_from_slice(&self.lz4_room[..written]);
-                Some(written)
-            }
-            Compression::Zstd => {
-                if self.zstd.is_none() {
-                    self.zstd = zstd::bulk::Compressor::new(ZSTD_LEVEL).ok();
-                }
-                self.zstd.as_mut()?.compress_to_buffer(src, dst).ok()
-            }
+        match method {
+            Method::Lz4 => block::compress_to_buffer(src, None, false, dst).ok(),
+            Method::Zstd { level } => self.zstd(level)?.compress_to_buffer(src, dst).ok(),
         }
+    }
+
+    fn zstd(&mut self, level: i32) -> Option<&mut zstd::bulk::Compressor<'static>> {
+        match &mut self.zstd {
+            Some((zstd, known)) => {
+                if *known != level {
+                    zstd.set_compression_level(level).ok()?;
+                    *known = level;
+                }
+            }
+            none => *none = Some((zstd::bulk::Compressor::new(level).ok()?, level)),
+        }
+        self.zstd.as_mut().map(|(zstd, _)| zstd)
     }
 }
 
@@ -102,7 +126,10 @@ impl Decompressor {
                 }
                 src.len()
             }
-            Compression::Lz4 => block::decompress_into(src, dst).map_err(|_| error)?,
+            Compression::Lz4 => {
+                let size = i32::try_from(plain_bytes).map_err(|_| error)?;
+                block::decompress_to_buffer(src, Some(size), dst).map_err(|_| error)?
+            }
             Compression::Zstd => {
                 if self.zstd.is_none() {
                     self.zstd = zstd::bulk::Decompressor::new().ok();
@@ -147,9 +174,9 @@ pub mod fuzz {
     pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         let plain = b"abcabcabcabcabcabcabcabcabcabcabcabc, and once more: abcabcabcabcabcabcabcabc".repeat(3);
         let mut seeds = Vec::new();
-        for (name, code, kind) in [("lz4", 1, Compression::Lz4), ("zstd", 2, Compression::Zstd)] {
+        for (name, code, method) in [("lz4", 1, Method::Lz4), ("zstd", 2, Method::Zstd { level: 1 })] {
             let mut dst = vec![0; plain.len()];
-            let bytes = Compressor::new().compress(kind, &plain, &mut dst).expect("it repeats");
+            let bytes = Compressor::new().compress(method, &plain, &mut dst).expect("it repeats");
             seeds.push(("decompress", name, [&[code, plain.len() as u8, 0, 0], &dst[..bytes]].concat()));
         }
         seeds.push(("decompress", "none", [&[0, plain.len() as u8, 0, 0], &plain[..]].concat()));
@@ -163,7 +190,8 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [Compression; 2] = [Compression::Lz4, Compression::Zstd];
+    const METHODS: [Method; 4] =
+        [Method::Lz4, Method::Zstd { level: 1 }, Method::Zstd { level: 3 }, Method::Zstd { level: 6 }];
 
     fn text(bytes: usize) -> Vec<u8> {
         b"The quick brown fox jumps over the lazy dog. ".iter().copied().cycle().take(bytes).collect()
@@ -188,14 +216,14 @@ mod tests {
     #[test]
     fn payloads_come_back() {
         let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
-        for kind in KINDS {
+        for method in METHODS {
             for bytes in [100, 1000, 65_536, CHUNK_BYTES_MAX - 1, CHUNK_BYTES_MAX] {
                 let plain = text(bytes);
                 let mut wire = vec![0; CHUNK_BYTES_MAX];
-                let wire_bytes = compressor.compress(kind, &plain, &mut wire).expect("it repeats");
+                let wire_bytes = compressor.compress(method, &plain, &mut wire).expect("it repeats");
                 assert!(wire_bytes < bytes);
                 let mut back = vec![0; CHUNK_BYTES_MAX];
-                decompressor.decompress(kind, &wire[..wire_bytes], &mut back, bytes).expect("as announced");
+                decompressor.decompress(method.kind(), &wire[..wire_bytes], &mut back, bytes).expect("as announced");
                 assert_eq!(back[..bytes], plain[..]);
             }
         }
@@ -204,40 +232,41 @@ mod tests {
     #[test]
     fn what_does_not_shrink_is_left() {
         let mut compressor = Compressor::new();
-        for kind in [Compression::None, Compression::Lz4, Compression::Zstd] {
+        for method in METHODS {
             let mut wire = vec![0; 2 * CHUNK_BYTES_MAX];
-            assert_eq!(compressor.compress(kind, &noise(CHUNK_BYTES_MAX), &mut wire), None);
-            assert_eq!(compressor.compress(kind, &noise(1000), &mut wire), None);
-            assert_eq!(compressor.compress(kind, b"", &mut wire), None);
-            assert_eq!(compressor.compress(kind, b"x", &mut wire), None);
-            assert_eq!(compressor.compress(kind, &text(100_000), &mut wire[..10]), None);
-            assert_eq!(compressor.compress(kind, &text(CHUNK_BYTES_MAX + 1), &mut wire), None);
+            assert_eq!(compressor.compress(method, &noise(CHUNK_BYTES_MAX), &mut wire), None);
+            assert_eq!(compressor.compress(method, &noise(1000), &mut wire), None);
+            assert_eq!(compressor.compress(method, b"", &mut wire), None);
+            assert_eq!(compressor.compress(method, b"x", &mut wire), None);
+            assert_eq!(compressor.compress(method, &text(100_000), &mut wire[..10]), None);
+            assert_eq!(compressor.compress(method, &text(CHUNK_BYTES_MAX + 1), &mut wire), None);
             // It goes on after each of these.
-            if kind != Compression::None {
-                assert!(compressor.compress(kind, &text(100_000), &mut wire).is_some());
-            }
+            assert!(compressor.compress(method, &text(100_000), &mut wire).is_some());
         }
     }
 
     #[test]
     fn the_announced_length_holds() {
         let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
-        for kind in KINDS {
+        for method in METHODS {
             let plain = text(5000);
             let mut wire = vec![0; 5000];
-            let wire_bytes = compressor.compress(kind, &plain, &mut wire).expect("it repeats");
+            let wire_bytes = compressor.compress(method, &plain, &mut wire).expect("it repeats");
             let wire = &wire[..wire_bytes];
             let mut back = vec![0xa5; CHUNK_BYTES_MAX + 10];
             for plain_bytes in [0, 1, 4999, 5001, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, usize::MAX] {
-                let result = decompressor.decompress(kind, wire, &mut back, plain_bytes);
-                assert_eq!(result, Err(DecompressError { plain_bytes }), "{kind:?}");
+                let result = decompressor.decompress(method.kind(), wire, &mut back, plain_bytes);
+                assert_eq!(result, Err(DecompressError { plain_bytes }), "{method:?}");
                 assert!(back[plain_bytes.clamp(5000, CHUNK_BYTES_MAX)..].iter().all(|byte| *byte == 0xa5));
             }
-            assert!(decompressor.decompress(kind, wire, &mut back[..4999], 5000).is_err());
+            assert!(decompressor.decompress(method.kind(), wire, &mut back[..4999], 5000).is_err());
             for cut in 1..wire.len() {
-                assert!(decompressor.decompress(kind, &wire[..cut], &mut back, 5000).is_err(), "{kind:?} at {cut}");
+                assert!(
+                    decompressor.decompress(method.kind(), &wire[..cut], &mut back, 5000).is_err(),
+                    "{method:?} at {cut}"
+                );
             }
-            decompressor.decompress(kind, wire, &mut back, 5000).expect("it goes on after each of these");
+            decompressor.decompress(method.kind(), wire, &mut back, 5000).expect("it goes on after each of these");
         }
         let mut back = [0; 8];
         assert!(decompressor.decompress(Compression::None, b"1234", &mut back, 5).is_err());
@@ -268,14 +297,14 @@ mod tests {
         #[test]
         fn any_payload_comes_back(
             words in proptest::collection::vec(0..4_u32, 0..3000),
-            is_zstd: bool,
+            at in 0..METHODS.len(),
         ) {
             let plain: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let kind = KINDS[usize::from(is_zstd)];
+            let method = METHODS[at];
             let mut wire = vec![0; plain.len()];
-            if let Some(bytes) = Compressor::new().compress(kind, &plain, &mut wire) {
+            if let Some(bytes) = Compressor::new().compress(method, &plain, &mut wire) {
                 let mut back = vec![0; plain.len()];
-                Decompressor::new().decompress(kind, &wire[..bytes], &mut back, plain.len()).expect("as announced");
+                Decompressor::new().decompress(method.kind(), &wire[..bytes], &mut back, plain.len()).expect("as announced");
                 prop_assert_eq!(back, plain);
             }
         }

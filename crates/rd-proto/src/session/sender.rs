@@ -420,7 +420,7 @@ impl Sender {
     }
 
     /// Whether a lane that could send has nothing to send.
-    fn is_starved(&self) -> bool {
+    pub fn is_starved(&self) -> bool {
         self.cursor == self.sealed_end
             && self.core.lanes.payload().any(|lane| {
                 let account = self.lanes.iter().find(|account| account.lane == lane);

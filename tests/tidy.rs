@@ -41,7 +41,7 @@ const PROTO_DEPENDENCIES: &[&str] = &[
     "aws-lc-rs",
     "blake3",
     "curve25519-dalek",
-    "lz4_flex",
+    "lz4",
     "rand_core",
     "rapidhash",
     "sha2",

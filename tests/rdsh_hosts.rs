@@ -39,16 +39,17 @@ fn as_ssh_does() {
     let network = Network::start();
     let input = noise(2 * CHUNK + 1);
     for arguments in [
-        &["h2", "uname -n; pwd; echo $0 \"$HOME\" $USER $LOGNAME"][..],
+        // HOME is another than that of the login, by which sshd goes.
+        &["h2", "uname -n; cd; pwd; echo $0 \"$HOME\" $USER $LOGNAME"][..],
         &["h2", "cat"],
         &["-l", "root", "-p", "22", "-4", "-C", "-q", "-T", "h2", "exit 3"],
         &["h2", "-n", "wc", "-c"],
-        &["h2", "echo", "'a  b'", "--", "$((1 + 1))", "*"],
+        &["h2", "echo", "'a  b'", "--", "$((1 + 1))", "/usr/l*"],
         &["h2", "echo out; echo err >&2; exit 200"],
         &["h2", "no-such-command-here"],
         &["h2", "if"],
         &["h2", "head -c 10 | od -c"],
-        &["h2", "sh -c 'kill -9 $$'; exit $?"],
+        &["h2", "exec 2>/dev/null; sh -c 'kill -9 $$'; exit $?"],
         &["h2", "echo $SSH_CONNECTION | cut -d' ' -f1; tty"],
         &["h2", "umask; ulimit -n"],
         &["-t", "h2", "echo here"],
@@ -67,6 +68,7 @@ fn as_ssh_does() {
         } else {
             assert_eq!(ours.1, ssh.1, "{arguments:?}");
         }
+        assert_eq!(ours.2.len(), ssh.2.len(), "{arguments:?}");
         same(&ours.2, &ssh.2);
     }
     none_marked(network.scratch.path(), GONE);

@@ -14,11 +14,17 @@ use crate::control::stages::CANNOT_RUN;
 use crate::fault::{Exit, Failure, escaped};
 use crate::options::TransferOptions;
 
-/// The login's own shell reads the command, as with sshd: these words have it do so.
-const LOGIN_SHELL: [&str; 4] = ["sh", "-c", "exec \"${SHELL:-sh}\" \"$@\"", "sh"];
+/// The login's own shell reads the command, as with sshd: these words have it do so. Where it is found by its bare name, it is
+/// called by that, which it puts in front of what it complains of.
+const LOGIN_SHELL: [&str; 4] = [
+    "sh",
+    "-c",
+    "s=${SHELL:-sh}; [ \"$(command -v \"${s##*/}\")\" -ef \"$s\" ] && s=${s##*/}; exec \"$s\" \"$@\"",
+    "sh",
+];
 
-/// How long the words are that stand before a command.
-pub(crate) const LOGIN_SHELL_BYTES: usize = 64;
+/// More than the length of the words that stand before a command.
+pub(crate) const LOGIN_SHELL_BYTES: usize = 256;
 
 /// The number of the stage that the command is.
 const STAGE: u32 = 0;

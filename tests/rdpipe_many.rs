@@ -221,6 +221,13 @@ fn nobody_makes_what_nobody_wants() {
     none_marked(lab.0.path(), Duration::from_secs(5));
 }
 
+/// `rdsend` says who sends to several.
+#[test]
+fn rdsend_has_one_receiver() {
+    let mut process = Process::spawn(rdsend().args(["n[1-4]", "7000", "k"]).stdin(Stdio::null()));
+    process.wait().expect(1).one_line("rdsend", &["n[1-4] is a list", "rdpipe 'n[1-4]:> FILE' <FILE"]);
+}
+
 /// What cannot be is said before any host is started.
 #[test]
 fn a_list_is_the_last_stage_and_is_given_something() {

@@ -1,6 +1,7 @@
 //! `rdsend`: the sending end of a pipe between two hosts.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
 use crate::fs::standard;
 use crate::job::progress::Ended;
+use crate::job::targets::is_list;
 use crate::options::TransferOptions;
 
 /// The pause between two attempts to connect.
@@ -103,6 +105,14 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     {
         let name = escaped(name.as_ref());
         return Err(Failure::new(Exit::Usage, format!("HOST and PORT are two words: rdsend {name} {number}")));
+    }
+    if is_list(&host) && !host.as_bytes().starts_with(b"[") {
+        let line = format!(
+            "{0} is a list of hosts, and each rdrecv waits for a sender of its own; to several goes rdpipe, which starts its own \
+             ends: rdpipe '{0}:> FILE' <FILE",
+            escaped(&host)
+        );
+        return Err(Failure::new(Exit::Usage, line));
     }
     let port = parse_port(&port).map_err(|message| Failure::new(Exit::Usage, message))?;
     if port == 0 {

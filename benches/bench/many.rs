@@ -170,7 +170,8 @@ impl Hosts {
     fn joined(&self) -> Result<(f64, f64)> {
         let report = self.scratch.0.join("report");
         let (start, others) = (Instant::now(), TARGETS - 1);
-        let running = Running::start(self.copy(others)?.arg("--json").arg(&report))?;
+        let _ = fs::remove_file(&report);
+        let running = Running::start(self.copy(others)?.arg(format!("--json={}", report.display())))?;
         let mut job = String::new();
         wait_until("the name of the job", || {
             let text = fs::read_to_string(&report).unwrap_or_default();
@@ -180,7 +181,7 @@ impl Hosts {
         })?;
         let wire_s = self.bytes as f64 * 8.0 / 200e6;
         std::thread::sleep(Duration::from_secs_f64(0.9 * wire_s));
-        let (asked, mut join) = (Instant::now(), self.on(0));
+        let (asked, mut join) = (Instant::now(), self.net.on(0));
         let to = format!("h{TARGETS}:{}", self.place(TARGETS).join("copy").display());
         let joining = Running::start(join.arg(bin_directory().join("rdcp")).args(["--join", &job, &to]))?;
         // What is new has no name before it is proven.

@@ -31,7 +31,7 @@ complete -c rdsh -l encrypt -d 'Whether the data is encrypted' -r -f -a "auto\t'
 always\t'On every transport'
 never\t'On none; data is still checked against accidents'"
 complete -c rdsh -l compress -d 'How the sender compresses the data; ignored by a receiver' -r -f -a "off\t'Send data as it is'
-auto\t'LZ4 while the link is the bottleneck and the data shrinks'
+auto\t'LZ4 or Zstandard, as strong as the line leaves time for; data as it is where that goes faster or does not shrink'
 lz4\t'LZ4'
 zstd\t'Zstandard, level 1'"
 complete -c rdsh -l lanes -d 'Connections to spread the data over, 1 to 16; the lower of the two ends\' values applies [default: 2 on TCP and software RDMA, 1 on RDMA adapters]' -r

@@ -23,7 +23,7 @@ _rdcp() {
 
     case "${cmd}" in
         rdcp)
-            opts="-t -T -b -0 -n -r -x -L -k -u -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --backup --files-from --from0 --dry-run --watch --check --manifest --manifest-b3sum --stats --human-readable --no-human-readable --to --hosts --hosts-failed --stall --join --recursive --exclude --include --exclude-from --include-from --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --one-file-system --copy-links --copy-dirlinks --copy-unsafe-links --safe-links --chmod --chown --numeric-ids --in-place --append-verify --fsync --verify --sync --checksum --digest-cache --modify-window --delete --delete-after --delete-excluded --max-delete --force-empty --existing --ignore-existing --update --link-dest --snapshot --find-moves --itemize-changes --backup-dir --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --show-config --help --version"
+            opts="-t -T -b -0 -n -r -x -L -k -u -P -i -J -F -o -v -q -h -V --target-directory --no-target-directory --backup --files-from --from0 --dry-run --watch --check --manifest --manifest-b3sum --stats --human-readable --no-human-readable --to --hosts --hosts-failed --stall --join --recursive --exclude --include --exclude-from --include-from --no-mode --no-owner --no-times --no-xattrs --no-hard-links --no-sparse --no-symlinks --no-specials --one-file-system --copy-links --copy-dirlinks --copy-unsafe-links --safe-links --chmod --chown --numeric-ids --in-place --append-verify --fsync --verify --sync --checksum --digest-cache --modify-window --delete --delete-after --delete-excluded --max-delete --force-empty --existing --ignore-existing --update --link-dest --snapshot --find-moves --itemize-changes --backup-dir --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --report --color --show-config --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -210,6 +210,10 @@ _rdcp() {
                     return 0
                     ;;
                 --json-fd)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --report)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

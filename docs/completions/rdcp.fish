@@ -51,6 +51,7 @@ complete -c rdcp -l reconnect -d 'Seconds to wait for a lost connection to come 
 complete -c rdcp -l bwlimit -d 'Most bytes a second that the sender reads, such as 200M; ignored by a receiver' -r
 complete -c rdcp -l json -d 'Report as JSON, one object per line, to FILE, or to standard output if that carries no data' -r -F
 complete -c rdcp -l json-fd -d 'Report as JSON to the open file descriptor FD' -r
+complete -c rdcp -l report -d 'Write a page to FILE.html, to be looked at: rate and what limited over time, events, and what to change; also when it fails' -r -F
 complete -c rdcp -l color -d 'When to use colours' -r -f -a "auto\t'On a terminal, unless NO_COLOR is set'
 always\t'Always'
 never\t'Never'"

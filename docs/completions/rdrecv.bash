@@ -23,7 +23,7 @@ _rdrecv() {
 
     case "${cmd}" in
         rdrecv)
-            opts="-v -q -h -V --wait --key-file --key-fd --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --color --show-config --help --version"
+            opts="-v -q -h -V --wait --key-file --key-fd --transport --encrypt --compress --lanes --buffer --chunk --port-range --reconnect --bwlimit --verbose --quiet --progress --json --json-fd --report --color --show-config --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -82,6 +82,10 @@ _rdrecv() {
                     return 0
                     ;;
                 --json-fd)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --report)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -54,7 +54,7 @@ pub(crate) fn check(
     let setup = hosts.setup("rdcp", [host], options.quiet, false)?;
     let is_json_on_stdout =
         options.json.as_ref().is_some_and(|path| path == Path::new("-")) || options.json_fd == Some(1);
-    let reporter = Reporter::open(options, false)?;
+    let reporter = Reporter::open("rdcp", options, false)?;
     let mut checking = Checking {
         reporter: &reporter,
         host,
@@ -83,7 +83,7 @@ pub(crate) fn check(
     });
     let last_line = outcome.as_ref().ok().map(|report| summary(report, checking.differing));
     let failure = checking.failure(&file, outcome).or(checking.printed.err());
-    let told = reporter.finish(None, failure.as_ref(), last_line.as_deref());
+    let told = reporter.finish(None, failure.as_ref(), None, last_line.as_deref());
     failure.map_or(told, Err)
 }
 

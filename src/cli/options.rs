@@ -38,6 +38,9 @@ pub struct ReportOptions {
     /// Report as JSON to the open file descriptor FD
     #[arg(long, value_name = "FD", conflicts_with = "json", allow_negative_numbers = true)]
     pub json_fd: Option<i32>,
+    /// Write a page to FILE.html, to be looked at: rate and what limited over time, events, and what to change; also when it fails
+    #[arg(long = "report", value_name = "FILE.html")]
+    pub page: Option<PathBuf>,
     /// `--color`, `--show-config`.
     #[command(flatten)]
     pub common: CommonOptions,

@@ -18,7 +18,7 @@ use super::habits::{self, NO_KEY, Translated};
 use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
-use super::report::{Console, Digits, reported, stats};
+use super::report::{Console, Digits, here, reported, stats};
 use super::watch;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
@@ -83,7 +83,7 @@ pub struct CopyArguments {
     #[arg(short = '0', long, requires = "files_from", overrides_with = "from0")]
     from0: bool,
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, conflicts_with = "page")]
     dry_run: bool,
     /// Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is
     /// waited for
@@ -98,7 +98,7 @@ pub struct CopyArguments {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "disk",
-        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run", "to", "hosts", "hosts_failed"]
+        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run", "to", "hosts", "hosts_failed", "page"]
     )]
     check: Option<CheckMedium>,
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
@@ -398,6 +398,15 @@ fn check_lists(only: &Only, source: &Spec, destination: &Spec) -> Result<(), Fai
     }
 }
 
+/// A side of the command line, with its host, for the page of `--report`.
+fn place(spec: &Spec) -> (String, String) {
+    let path = escaped(spec.path());
+    match spec {
+        Spec::There(host, _) => (escaped(host), path),
+        Spec::Here(_) | Spec::Standard => here(path),
+    }
+}
+
 /// `typed`: the command line, with what it has beside the arguments.
 fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure> {
     let usage = |message: &str| Failure::new(Exit::Usage, message);
@@ -490,8 +499,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
+    let page = report.page.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
     let mut plan = Plan {
         manifests,
+        page,
         sources,
         only,
         destination,
@@ -512,7 +523,10 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     let mut copy = |touched: Option<Only>| {
         // A manifest is of all, and what -R names is all that is copied.
         plan.only = selected.clone().or(touched.filter(|_| plan.manifests.is_empty()));
-        reported(&arguments.report, carries_data, |reporter| {
+        reported("rdcp", &arguments.report, carries_data, |reporter| {
+            let all = if plan.targets.is_empty() { std::slice::from_ref(&plan.destination) } else { &plan.targets };
+            let places = |specs: &[Spec]| specs.iter().map(place).collect();
+            reporter.record(|record| record.set_route(places(&plan.sources), places(all)));
             let may_draw = plan.destination != Spec::Standard && !plan.tree.itemize_changes;
             let mut console = Console::new("rdcp", reporter, may_draw, !plan.tree.times);
             let mut ended = Copy::new(&plan, &mut console)?.run()?;
@@ -556,6 +570,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         .flatten()
         .map(PathBuf::from)
         .chain(arguments.report.json.clone())
+        .chain(arguments.report.page.clone())
         .collect();
     watch::run(&sources, &written, say, copy)
 }

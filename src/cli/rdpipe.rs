@@ -50,7 +50,7 @@ pub struct PipeArguments {
     #[arg(value_name = "[HOST:]COMMAND")]
     stages: Vec<OsString>,
     /// Say what would be run where, and which connections be made, and start nothing
-    #[arg(short = 'n', long)]
+    #[arg(short = 'n', long, conflicts_with = "page")]
     dry_run: bool,
     /// Listen on PORT, or one of the next that is free, instead of a port of the system's choice
     #[arg(short = 'p', value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "port_range")]
@@ -175,7 +175,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         let planned = planned::planned(&plan);
         let report = &arguments.report;
         if report.json.is_some() || report.json_fd.is_some() {
-            return Reporter::open(report, false)?.last(&json::Event::WouldRun(planned));
+            return Reporter::open("rdpipe", report, false)?.last(&json::Event::WouldRun(planned));
         }
         let text: String = planned_lines(&planned, &plan).iter().map(|line| format!("{line}\n")).collect();
         return super::print(&text);
@@ -187,14 +187,18 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     if matches!(output, Some(Output::Standard | Output::Hop)) {
         standard::named_output().map_err(|fact| words::destination(&fact))?;
     }
-    let reporter = Reporter::open(&arguments.report, true)?;
+    let reporter = Reporter::open("rdpipe", &arguments.report, true)?;
     let may_draw = matches!(output, Some(Output::Nothing | Output::Error)) || !std::io::stdout().is_terminal();
     let mut console = HopsConsole::new(&reporter, may_draw);
-    let Ran { stages, hops, failure } = Pipeline::new(&plan, &mut console)?.run();
+    let Ran { stages, hops, failure } = match Pipeline::new(&plan, &mut console) {
+        Ok(pipeline) => pipeline.run(),
+        Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), failure: Some(failure) },
+    };
     if arguments.report.verbose && failure.is_none() {
         console.sum_up(&stages, &hops, &plan.setup.launcher_name());
     }
-    let told = reporter.end(json::End::Pipeline(report::end(&stages, &hops, failure.as_ref())));
+    let end = json::End::Pipeline(report::end(&stages, &hops, failure.as_ref()));
+    let told = reporter.end(end, None, None);
     // What went wrong matters more than that it could not be reported.
     failure.map_or(told, Err)
 }

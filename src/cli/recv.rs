@@ -17,15 +17,16 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{NonBlocking, Terminal, reported};
+use super::report::{NonBlocking, Reporter, Terminal, here, reported};
 use super::send::{EXIT_CODES, check_transport};
 use crate::agent::words;
 use crate::engine::listen::{GUESSES_MAX, Incoming, Listener};
 use crate::engine::session::{FirstLane, NoWork, Session};
 use crate::engine::{Event, Work, channel};
-use crate::fault::{Exit, Failure, os, shown_path};
+use crate::fault::{Exit, Failure, escaped, os, shown_path};
 use crate::fs::sink::{NO_TEXT, StreamSink, Target};
 use crate::fs::standard;
+use crate::job::hop::Side;
 use crate::job::progress::Ended;
 use crate::options::TransferOptions;
 use crate::transport::rdma::interface_addresses;
@@ -94,8 +95,10 @@ fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
     let is_forced = file.as_ref().is_some_and(|path| path == "-");
     let file = file.filter(|_| !is_forced);
     let text_only = file.is_none() && !is_forced && std::io::stdout().is_terminal();
-    reported(&arguments.report, file.is_none(), |_| {
-        let mut ended = transfer(&arguments, port, key, file.as_ref(), text_only)?;
+    reported("rdrecv", &arguments.report, file.is_none(), |reporter| {
+        let to = file.as_ref().map_or_else(|| standard::OUTPUT.to_owned(), |path| escaped(path));
+        reporter.record(|record| record.set_route(vec![("the sender".to_owned(), String::new())], vec![here(to)]));
+        let mut ended = transfer(&arguments, reporter, port, key, file.as_ref(), text_only)?;
         if matches!(&ended.summary.outcome, Outcome::Aborted(Cause::Sink(fact)) if fact.detail == NO_TEXT.as_bytes()) {
             ended.failure = Some(Failure::new(Exit::Usage, BINARY));
         }
@@ -109,6 +112,7 @@ const BINARY: &str = "what comes is no text, and standard output is a terminal: 
 
 fn transfer(
     arguments: &RecvArguments,
+    reporter: &Reporter<'_>,
     port: u16,
     key: Option<OsString>,
     file: Option<&OsString>,
@@ -175,7 +179,8 @@ fn transfer(
             transfer: &arguments.transfer,
             post,
             events: events.clone(),
-            observer: NonBlocking::start(Terminal::new("rdrecv", &arguments.report, may_draw)),
+            observer: reporter
+                .recording(Side::To, NonBlocking::start(Terminal::new("rdrecv", &arguments.report, may_draw))),
             takes_signals: true,
             reports_for_both: true,
         };

@@ -5,12 +5,15 @@ mod hosts;
 mod itemize;
 pub(crate) mod line;
 mod nonblocking;
+mod page;
+mod record;
 mod screen;
 mod stats;
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rd_proto::session::Notice;
@@ -22,7 +25,8 @@ use super::options::ReportOptions;
 use super::{color, json};
 use crate::fault::{Exit, Failure, escaped, os, printable};
 use crate::job::entries::TakeEntries;
-use crate::job::progress::{Ended, HostShown, Rate, Shown, size_words};
+use crate::job::hop::{Hop, Side};
+use crate::job::progress::{Copied, Ended, HostShown, Rate, Shown, size_words};
 use crate::job::{
     self,
     event::{ceiling, rate},
@@ -31,6 +35,8 @@ pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 use itemize::Style;
 pub(crate) use nonblocking::NonBlocking;
+use page::{CameTo, Page};
+use record::{Record, Weight};
 use screen::Screen;
 pub(crate) use stats::{Digits, stats};
 
@@ -224,7 +230,12 @@ impl job::Observer for Console<'_> {
         self.reporter.event(event);
     }
 
+    fn measured(&mut self, hop: &Hop, side: Side, bytes: u64, waits: Waits) {
+        self.reporter.record(|record| record.measured(hop, side, bytes, waits));
+    }
+
     fn remark(&mut self, line: &str) {
+        self.reporter.happened(Weight::Plain, line);
         match &mut self.terminal {
             _ if self.reporter.options.quiet => {}
             Some(terminal) => terminal.say(line),
@@ -233,6 +244,7 @@ impl job::Observer for Console<'_> {
     }
 
     fn complain(&mut self, line: &str) {
+        self.reporter.happened(Weight::Failed, line);
         match &mut self.terminal {
             Some(terminal) => terminal.complain(line),
             None => super::complain(self.name, line),
@@ -244,6 +256,7 @@ impl job::copy::Observer for Console<'_> {
     fn observe(&mut self, event: SessionEvent) {
         let options = self.reporter.options;
         let new = || Terminal::new(self.name, options, self.may_draw);
+        self.reporter.noticed(&event);
         match event {
             begun @ SessionEvent::Begun { .. } => self.terminal.get_or_insert_with(new).observe(begun),
             event => {
@@ -267,6 +280,7 @@ impl job::copy::Observer for Console<'_> {
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
         self.hosts.add(now, &shown);
+        self.reporter.record(|record| record.hosts(hosts, Hosts::held_up(&shown)));
         self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
         let new = || Terminal::new(self.name, self.reporter.options, self.may_draw);
         self.terminal.get_or_insert_with(new).show_line(|columns| self.hosts.line(&shown, columns));
@@ -289,6 +303,46 @@ impl job::copy::Observer for Console<'_> {
 pub(crate) fn limiter_now(waits: Waits) -> String {
     let words = |Limiter { what, share }: Limiter| format!("({} {:.0} %)", what.name(), share * 100.0);
     waits.limiter().map(words).unwrap_or_default()
+}
+
+/// Keeps what a session has noticed.
+fn noticed(record: &mut Record, event: &SessionEvent) {
+    let SessionEvent::Notice(notice, reason) = event else { return };
+    let because = reason.as_deref().map(|reason| format!(" ({})", printable(reason))).unwrap_or_default();
+    let (weight, line) = match notice {
+        Notice::FellBack => (Weight::Lost, "RDMA cannot be used; the data goes on over TCP".to_owned()),
+        Notice::BackOnRdma => (Weight::Healed, "RDMA is back".to_owned()),
+        Notice::LaneLost(lane) => (Weight::Lost, format!("connection {}.{} is lost", lane.index, lane.generation)),
+        Notice::LinkLost => (Weight::Lost, "the link is lost: no connection is left".to_owned()),
+        Notice::LinkRestored => (Weight::Healed, "the link is there again, and the data goes on".to_owned()),
+    };
+    record.happened(weight, &format!("{line}{because}"));
+}
+
+/// Keeps what it sees of a session, and hands it on.
+struct Recording {
+    record: Arc<Mutex<Record>>,
+    side: Side,
+    peer: String,
+    inner: Box<dyn Observer>,
+}
+
+impl Observer for Recording {
+    fn observe(&mut self, event: SessionEvent) {
+        if let SessionEvent::Begun { peer, .. } = &event {
+            self.peer = escaped(peer.as_ref());
+        }
+        {
+            let mut record = self.record.lock().expect("no panic with it locked");
+            match &event {
+                SessionEvent::Progress(counters, waits) => {
+                    record.measured_here(&self.peer, self.side, counters.bytes, *waits);
+                }
+                event => noticed(&mut record, event),
+            }
+        }
+        self.inner.observe(event);
+    }
 }
 
 /// What has become of the lanes to `peer`, for a person; `None` for what needs no telling.
@@ -327,19 +381,27 @@ pub(crate) fn rate_words(bytes_per_second: f64) -> String {
     }
 }
 
-/// Runs a command's transfer and tells how it went, also where no session began. `carries_data`: standard output is where
+/// A path on this host, with its name, for the page of `--report`.
+pub(crate) fn here(path: String) -> (String, String) {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    (format!("{} (this host)", escaped(name.as_ref())), path)
+}
+
+/// Runs the transfer of `command` and tells how it went, also where no session began. `carries_data`: standard output is where
 /// the data goes.
 pub(crate) fn reported(
+    command: &'static str,
     options: &ReportOptions,
     carries_data: bool,
     transfer: impl FnOnce(&Reporter<'_>) -> Result<Ended, Failure>,
 ) -> Result<(), Failure> {
-    let reporter = Reporter::open(options, carries_data)?;
+    let reporter = Reporter::open(command, options, carries_data)?;
     let (summary, failure, copied) = match transfer(&reporter) {
         Ok(Ended { summary, failure, copied, .. }) => (Some(summary), failure, copied),
         Err(failure) => (None, Some(failure), None),
     };
-    let told = reporter.finish(summary.as_ref(), failure.as_ref(), copied.map(|copied| copied.line()).as_deref());
+    let last_line = copied.map(|copied| copied.line());
+    let told = reporter.finish(summary.as_ref(), failure.as_ref(), copied.as_ref(), last_line.as_deref());
     // What went wrong with the transfer matters more than that it could not be reported.
     failure.map_or(told, Err)
 }
@@ -352,10 +414,12 @@ impl From<session::Ended> for Ended {
     }
 }
 
-/// Where the report of `--json` goes. Opened before anything else is done, so that it cannot be missing in the end.
+/// Where the reports of `--json` and `--report` go. Opened before anything else is done, so that they cannot be missing in
+/// the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
     sink: Option<(File, String)>,
+    page: Option<Page>,
 }
 
 impl<'a> Reporter<'a> {
@@ -364,7 +428,8 @@ impl<'a> Reporter<'a> {
     /// # Errors
     ///
     /// Exit 1 if it cannot be opened, or is standard output and carries data.
-    pub fn open(options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
+    pub fn open(command: &'static str, options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
+        let page = options.page.as_ref().map(|path| Page::open(command, path)).transpose()?;
         let (name, opened) = match (&options.json, options.json_fd) {
             (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
             (None, Some(1)) | (Some(_), _) if carries_data => {
@@ -373,10 +438,10 @@ impl<'a> Reporter<'a> {
             }
             (Some(_), _) | (None, Some(1)) => ("standard output".to_owned(), standard::output()),
             (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
-            (None, None) => return Ok(Self { options, sink: None }),
+            (None, None) => return Ok(Self { options, sink: None, page }),
         };
         let file = opened.map_err(|error| unreportable(Exit::Usage, &name, &error))?;
-        Ok(Self { options, sink: Some((file, name)) })
+        Ok(Self { options, sink: Some((file, name)), page })
     }
 
     /// Tells of something that has happened before the end.
@@ -385,13 +450,47 @@ impl<'a> Reporter<'a> {
         let _ = self.write(event);
     }
 
-    /// Tells how it ended, where `--json` asks for it.
+    /// Keeps something for the page of `--report`, where it is asked for.
+    pub(crate) fn record(&self, keep: impl FnOnce(&mut Record)) {
+        if let Some(page) = &self.page {
+            keep(&mut page.record());
+        }
+    }
+
+    /// The same of a line that a person is told.
+    fn happened(&self, weight: Weight, line: &str) {
+        self.record(|record| record.happened(weight, line));
+    }
+
+    /// The same of what has become of lanes.
+    fn noticed(&self, event: &SessionEvent) {
+        self.record(|record| noticed(record, event));
+    }
+
+    /// An observer of the only session that keeps what it sees for the page as well, and hands it on. `side`: which end this is.
+    pub(crate) fn recording(&self, side: Side, inner: Box<dyn Observer>) -> Box<dyn Observer> {
+        match &self.page {
+            Some(page) => Box::new(Recording { record: page.shared(), side, peer: String::new(), inner }),
+            None => inner,
+        }
+    }
+
+    /// Tells how it ended, where `--json` or `--report` asks for it.
     ///
     /// # Errors
     ///
-    /// Exit 6 if it cannot be written, 141 without a word if its reader has gone.
-    pub(crate) fn end(&self, end: json::End<'_>) -> Result<(), Failure> {
-        self.last(&json::Event::End(end))
+    /// Exit 6 if it cannot be written, 141 without a word if the reader of `--json` has gone.
+    pub(crate) fn end(
+        &self,
+        end: json::End<'_>,
+        summary: Option<&Summary>,
+        copied: Option<&Copied>,
+    ) -> Result<(), Failure> {
+        let event = json::Event::End(end);
+        let told = self.last(&event);
+        let json::Event::End(end) = &event else { return told };
+        let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(CameTo { end, summary, copied }));
+        told.and(written)
     }
 
     /// Tells the last thing that there is to tell.
@@ -421,13 +520,15 @@ impl<'a> Reporter<'a> {
     /// # Errors
     ///
     /// Exit 6 if the report cannot be written.
-    pub fn finish(
+    pub(crate) fn finish(
         self,
         summary: Option<&Summary>,
         failure: Option<&Failure>,
+        copied: Option<&Copied>,
         last_line: Option<&str>,
     ) -> Result<(), Failure> {
         let nothing = Summary::default();
+        let begun = summary;
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
             let lines = [read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
@@ -443,7 +544,7 @@ impl<'a> Reporter<'a> {
             }
             _ => {}
         }
-        self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))))
+        self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))), begun, copied)
     }
 }
 
@@ -488,6 +589,6 @@ fn limiter_line(summary: &Summary) -> Option<String> {
 }
 
 fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {
-    let errno = os(Errno::from_io_error(error).unwrap_or(Errno::IO));
-    Failure::new(exit, format!("cannot write the report to {name}: {errno}"))
+    let reason = Errno::from_io_error(error).map_or_else(|| printable(&error.to_string()), os);
+    Failure::new(exit, format!("cannot write the report to {name}: {reason}"))
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::Arguments;
 use super::key;
 use super::options::{KeyOptions, ReportOptions, parse_port};
-use super::report::{NonBlocking, Terminal, reported};
+use super::report::{NonBlocking, Reporter, Terminal, here, reported};
 use crate::agent::words;
 use crate::engine::link::LinkError;
 use crate::engine::session::{FirstLane, Session};
@@ -22,6 +22,7 @@ use crate::engine::{self, Work, channel};
 use crate::fault::{Exit, Failure, escaped};
 use crate::fs::source::Source;
 use crate::fs::standard;
+use crate::job::hop::Side;
 use crate::job::progress::Ended;
 use crate::job::targets::is_list;
 use crate::options::TransferOptions;
@@ -121,11 +122,17 @@ fn send(mut arguments: SendArguments) -> Result<(), Failure> {
     if host.is_empty() {
         return Err(Failure::new(Exit::Usage, "HOST is empty"));
     }
-    reported(&arguments.report, false, |_| transfer(&arguments, &host, port, key, file.as_ref()))
+    reported("rdsend", &arguments.report, false, |reporter| {
+        let from = file.as_ref().map_or_else(|| standard::INPUT.to_owned(), |path| escaped(path));
+        let to = format!("port {port}");
+        reporter.record(|record| record.set_route(vec![here(from)], vec![(escaped(&host), to)]));
+        transfer(&arguments, reporter, &host, port, key, file.as_ref())
+    })
 }
 
 fn transfer(
     arguments: &SendArguments,
+    reporter: &Reporter<'_>,
     host: &OsString,
     port: u16,
     key: Option<OsString>,
@@ -153,7 +160,7 @@ fn transfer(
         transfer: &arguments.transfer,
         post,
         events,
-        observer: NonBlocking::start(Terminal::new("rdsend", &arguments.report, true)),
+        observer: reporter.recording(Side::From, NonBlocking::start(Terminal::new("rdsend", &arguments.report, true))),
         takes_signals: true,
         reports_for_both: true,
     };

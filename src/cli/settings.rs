@@ -69,6 +69,7 @@ const REFUSED: [(&str, &[&str]); 4] = [
             "manifest-b3sum",
             "no-target-directory",
             "plot",
+            "report",
             "show-config",
             "snapshot",
             "target-directory",

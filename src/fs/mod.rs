@@ -7,6 +7,7 @@ pub mod direct;
 pub mod metadata;
 mod named;
 pub(crate) mod partial;
+pub(crate) mod prepared;
 pub(crate) mod queue;
 pub mod sink;
 pub(crate) mod sort;

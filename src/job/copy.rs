@@ -137,6 +137,7 @@ impl<'a> Copy<'a> {
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
+        self.check_page(&found, destination, placed.as_ref())?;
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
         self.take_entries(destination, manifest.clone())?;
         if self.plan.dry_run && !self.plan.tree.sync {
@@ -483,6 +484,10 @@ impl<'a> Copy<'a> {
         let (reports, tunneled, is_within) = (hop.reports.clone(), hop.tunneled, hop.sides().len() == 1);
         let [from, to] = hop.hosts;
         for (side, report) in [Side::From, Side::To].into_iter().zip(&reports) {
+            if let Some(report) = report {
+                let bytes = if is_within { report.data_bytes } else { report.bytes };
+                self.observer.measured(&self.job.hops[at], side, bytes, end::waits(&report.waits));
+            }
             self.count_failures(at, side, report.as_ref().map_or(0, |report| report.failed));
         }
         match &reports {

@@ -366,11 +366,11 @@ pub enum End<'a> {
 #[derive(Serialize, JsonSchema)]
 pub struct Result<'a> {
     /// Its exit code.
-    exit: u8,
+    pub exit: u8,
     /// What went wrong, for a person; null where nothing did.
-    error: Option<&'a str>,
+    pub error: Option<&'a str>,
     /// Where it went wrong; null where nothing did.
-    failure: Option<Error>,
+    pub failure: Option<Error>,
 }
 
 impl<'a> Result<'a> {
@@ -388,54 +388,54 @@ impl<'a> Result<'a> {
 #[derive(Serialize, JsonSchema)]
 pub struct Transfer<'a> {
     #[serde(flatten)]
-    result: Result<'a>,
+    pub(crate) result: Result<'a>,
     /// Bytes that were sent; of a copy, of all its sessions.
-    bytes: u64,
+    pub bytes: u64,
     /// From the first connection to the end.
-    seconds: f64,
+    pub seconds: f64,
     /// Their ratio, in 10^9 bytes a second.
-    gb_per_s: f64,
+    pub gb_per_s: f64,
     /// `tcp`, `rdma`, `rdma-software`, joined by `+` where it changed; empty for a copy within a host.
-    transport: String,
+    pub transport: String,
     /// The most connections that carried data at once.
-    lanes: usize,
+    pub lanes: usize,
     /// All data was encrypted.
-    encrypted: bool,
+    pub encrypted: bool,
     /// Chunks that were sent again as they were damaged or lost.
-    retries: u64,
+    pub retries: u64,
     /// Chunks that were sent again after a lost connection.
-    replayed_chunks: u64,
+    pub replayed_chunks: u64,
     /// Chunks that did not match their checksum.
-    corrupt_chunks: u64,
+    pub corrupt_chunks: u64,
     /// Bytes of files that were read past the page cache.
-    read_direct_bytes: u64,
+    pub read_direct_bytes: u64,
     /// Bytes of files that were read from it.
-    read_cached_bytes: u64,
+    pub read_cached_bytes: u64,
     /// Bytes of files that were written past the page cache.
-    written_direct_bytes: u64,
+    pub written_direct_bytes: u64,
     /// Bytes of files that were written through it.
-    written_buffered_bytes: u64,
+    pub written_buffered_bytes: u64,
     /// What was waited for, and for how long.
-    wait_seconds: WaitSeconds,
+    pub wait_seconds: WaitSeconds,
     /// What was waited for most; null where nothing was sent.
-    limiter: Option<Limiter>,
+    pub limiter: Option<Limiter>,
 }
 
 /// Seconds that were spent waiting.
 #[derive(Default, Serialize, JsonSchema)]
 pub struct WaitSeconds {
     /// For the file or program that is read.
-    source: f64,
+    pub source: f64,
     /// For processors.
-    cpu: f64,
+    pub cpu: f64,
     /// For room at the receiver.
-    credits: f64,
+    pub credits: f64,
     /// For the network.
-    wire: f64,
+    pub wire: f64,
     /// For the file or program that is written.
-    sink: f64,
+    pub sink: f64,
     /// As --bwlimit asks for.
-    limit: f64,
+    pub limit: f64,
 }
 
 impl WaitSeconds {
@@ -461,11 +461,11 @@ impl WaitSeconds {
 #[derive(Serialize, JsonSchema)]
 pub struct Limiter {
     /// A key of `wait_seconds`.
-    name: &'static str,
+    pub name: &'static str,
     /// Its share of the time, 0 to 1.
-    share: f64,
+    pub share: f64,
     /// The rate that it would allow by itself, in 10^9 bytes a second.
-    ceiling_gb_per_s: f64,
+    pub ceiling_gb_per_s: f64,
 }
 
 impl<'a> Transfer<'a> {

@@ -17,6 +17,7 @@ use crate::control::frames::{self, Begin, Fault, Hello, Message, SessionKey};
 use crate::control::join::{JoinListener, Joiner};
 use crate::control::launch::Launcher;
 use crate::control::tunnel::Emit;
+use crate::engine::Waits;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
@@ -61,6 +62,8 @@ pub(crate) trait Observer {
     fn remark(&mut self, line: &str);
     /// The line of an error.
     fn complain(&mut self, line: &str);
+    /// How many bytes an end of a hop has moved so far, and where its time went, as it reports them: any numbers.
+    fn measured(&mut self, _hop: &Hop, _side: Side, _bytes: u64, _waits: Waits) {}
 }
 
 /// How other hosts are reached, as the command line has it.

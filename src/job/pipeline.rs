@@ -385,6 +385,7 @@ impl<'a> Pipeline<'a> {
         let hop = &mut self.job.hops[at];
         match message {
             Message::Progress { bytes, waits, .. } => {
+                self.observer.measured(hop, side, bytes, end::waits(&waits));
                 if side == Side::From {
                     hop.waits = end::waits(&waits);
                 }
@@ -417,6 +418,9 @@ impl<'a> Pipeline<'a> {
 
     fn hop_ended(&mut self, at: usize, side: Side) {
         let hop = &self.job.hops[at];
+        if let Some(report) = hop.report(side) {
+            self.observer.measured(hop, side, report.bytes, end::waits(&report.waits));
+        }
         let Some(fault) = hop.report(side).and_then(|report| report.fault.clone()) else { return };
         let exit = Exit::from_code(fault.exit);
         // The reader has ended, which is allowed; the writing command gets SIGPIPE.

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rd_proto::tree::PATH_BYTES_MAX;
@@ -140,6 +140,8 @@ impl Spec {
 pub(crate) struct Plan<'a> {
     /// Files in which the copy is listed.
     pub manifests: Vec<Target>,
+    /// The file of `--report`.
+    pub(crate) page: Option<PathBuf>,
     pub(crate) sources: Vec<Spec>,
     /// Only these paths of the only source.
     pub(crate) only: Option<Only>,

@@ -11,6 +11,7 @@ mod files;
 mod forms;
 mod limiters;
 mod options;
+mod page;
 mod quiet;
 mod settings;
 mod strangers;

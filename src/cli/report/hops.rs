@@ -7,6 +7,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rd_proto::session::Notice;
 
 use super::hosts::{Hosts, HostsShown};
+use super::record::Weight;
 use super::screen::Screen;
 use super::{
     BAR_AFTER, BAR_HZ, LINE_COLUMNS, LINE_EVERY, Progress, Reporter, in_foreground, limiter_now, notice_line,
@@ -14,10 +15,10 @@ use super::{
 };
 use crate::agent::end;
 use crate::cli::options::ReportOptions;
-use crate::engine::Read;
+use crate::engine::{Read, SessionEvent, Waits};
 use crate::job::copy::route;
 use crate::job::event::{Event, rate};
-use crate::job::hop::Hop;
+use crate::job::hop::{Hop, Side};
 use crate::job::pipeline::Stage;
 use crate::job::pipeline::report::{limiter, report};
 use crate::job::progress::{HostShown, Rate, size_words};
@@ -86,6 +87,15 @@ impl<'a> HopsConsole<'a> {
         }
     }
 
+    /// A few lines at a time, and then how many more there were.
+    fn say_some(&mut self, line: &str) {
+        let (held, may_say) = self.notices.count(Instant::now());
+        self.tell_held(held);
+        if may_say {
+            self.say(line);
+        }
+    }
+
     fn tell_held(&self, held: u32) {
         if held > 0 {
             self.say(&format!("{held} more lines like that, of other hops or of these again"));
@@ -108,28 +118,32 @@ impl job::Observer for HopsConsole<'_> {
         self.reporter.event(event);
     }
 
+    fn measured(&mut self, hop: &Hop, side: Side, bytes: u64, waits: Waits) {
+        self.reporter.record(|record| record.measured(hop, side, bytes, waits));
+    }
+
     fn remark(&mut self, line: &str) {
+        self.reporter.happened(Weight::Plain, line);
         self.say(line);
     }
 
     fn complain(&mut self, line: &str) {
+        self.reporter.happened(Weight::Failed, line);
         self.beside_bars(|| crate::cli::complain("rdpipe", line));
     }
 }
 
 impl pipeline::Observer for HopsConsole<'_> {
-    /// A few lines at a time, and then how many more there were.
     fn notice(&mut self, line: &str) {
-        let (held, may_say) = self.notices.count(Instant::now());
-        self.tell_held(held);
-        if may_say {
-            self.say(line);
-        }
+        self.reporter.happened(Weight::Plain, line);
+        self.say_some(line);
     }
 
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64) {
+        let event = SessionEvent::Notice(notice, reason.map(|reason| format!("{}, {reason}", hop.label())));
+        self.reporter.noticed(&event);
         if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.verbose) {
-            self.notice(&format!("{}: {line}", hop.label()));
+            self.say_some(&format!("{}: {line}", hop.label()));
         }
     }
 
@@ -189,6 +203,7 @@ impl pipeline::Observer for HopsConsole<'_> {
     fn show_hosts(&mut self, hosts: &[HostShown], made: u64, is_all: bool, elapsed: Duration) {
         let (now, shown) = (Instant::now(), HostsShown { hosts, made, is_all, elapsed });
         self.hosts.add(now, &shown);
+        self.reporter.record(|record| record.hosts(hosts, Hosts::held_up(&shown)));
         self.hosts.events(now, &shown).iter().for_each(|event| self.reporter.event(event));
         let columns = if self.progress == Progress::Bar { Screen::new().columns() } else { LINE_COLUMNS };
         self.line_of_hosts = (self.progress != Progress::Off).then(|| self.hosts.line(&shown, columns));

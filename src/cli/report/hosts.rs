@@ -74,6 +74,11 @@ impl Hosts {
         }
     }
 
+    /// The host that others wait for now, what of it, and how many they are.
+    pub(super) fn held_up(shown: &HostsShown<'_>) -> Option<(usize, HeldUpBy, usize)> {
+        holding(shown).map(|Holding { host, by, others }| (host, by, others))
+    }
+
     fn sum(&self, shown: &HostsShown<'_>) -> Sum {
         let standing = |standing| shown.hosts.iter().filter(|host| host.standing == standing).count();
         let rate = |at: usize| match self.rates.get(at).and_then(Rate::bytes_per_second) {

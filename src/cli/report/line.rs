@@ -189,7 +189,7 @@ pub(super) fn seconds_left(seconds: u64) -> String {
 }
 
 /// How long something took.
-fn seconds_words(seconds: f64) -> String {
+pub(super) fn seconds_words(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match seconds {
         ..10.0 => format!("{seconds:.2} s"),

@@ -15,6 +15,7 @@ use crate::control::frames::{
     self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
 };
 use crate::control::join::Joiner;
+use crate::engine::Summary;
 use crate::fault::{Exit, Failure};
 use crate::job::hop::Side;
 use crate::job::plan::Spec;
@@ -106,6 +107,7 @@ impl Copy<'_> {
         let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source)).collect();
         self.job.greet_one(source)?;
         let found = self.find(&sources)?;
+        self.check_page(&found, HERE, None)?;
         if let Some((_, found)) =
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
         {
@@ -312,6 +314,11 @@ impl Copy<'_> {
 
     /// Does what follows from what was heard.
     fn take(&mut self, run: &mut Run, update: Update) -> Result<(), Failure> {
+        if let Update::End(hop, side, Message::Progress { bytes, waits, .. }) = &update
+            && !run.links.is_probe(*hop)
+        {
+            self.observer.measured(&self.job.hops[*hop], *side, *bytes, end::waits(waits));
+        }
         match update {
             Update::Arrived(host) => self.ask_arrived(run, host),
             Update::Host(host, message) => match run.is_asked(host) {
@@ -508,6 +515,7 @@ impl Copy<'_> {
         let seconds = began.elapsed().as_secs_f64();
         let mut summary = source_report.as_ref().map(end::summary).unwrap_or_default();
         (summary.seconds, summary.counters.bytes) = (seconds, amount.bytes);
+        self.note_hops(&mut summary);
         let count = hosts.len();
         let failure = match (failed_hosts, self.first_failed) {
             (0, None) => None,
@@ -532,6 +540,19 @@ impl Copy<'_> {
             ..Copied::default()
         });
         Ended { summary, failure, copied, hosts }
+    }
+
+    /// What all hops went by.
+    fn note_hops(&self, summary: &mut Summary) {
+        let reports = self.job.hops.iter().filter_map(|hop| hop.report(Side::From)).map(end::summary);
+        let hops: Vec<Summary> = reports.filter(|hop| !hop.media.is_empty()).collect();
+        summary.encrypted = !hops.is_empty() && hops.iter().all(|hop| hop.encrypted);
+        for Summary { media, lanes, .. } in hops {
+            summary.lanes = summary.lanes.max(lanes);
+            summary
+                .media
+                .extend(media.into_iter().filter(|medium| !summary.media.contains(medium)).collect::<Vec<_>>());
+        }
     }
 
     /// As with rsync: the root is what is in SRC/.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rd_proto::control::IoFact;
@@ -16,7 +16,7 @@ use crate::fault::{Exit, Failure, escaped, os_number, printable};
 use crate::fs::directory_of;
 use crate::tree::entries;
 use crate::tree::manifest::Entry;
-use crate::tree::manifest::write::{Target, Writer};
+use crate::tree::manifest::write::Writer;
 
 /// What its entries are given to, while the copy is made.
 #[derive(Clone)]
@@ -43,8 +43,13 @@ impl Copy<'_> {
         if found.is_empty() {
             return Err(Failure::new(Exit::Usage, "nothing is copied, of which there could be a manifest"));
         }
+        let tree = match found {
+            [(_, one)] if one.kind == Kind::Directory => target(placed, one),
+            _ => OsStr::from_bytes(&placed.directory).into(),
+        };
         for file in targets {
-            self.check_place(file, found, to, placed)?;
+            let what = ("the manifest", &*file.path, "which it lists");
+            self.check_place(what, found, to, std::slice::from_ref(&tree))?;
         }
         let root = match found {
             // Of the contents of a directory, the destination itself is what is listed.
@@ -58,20 +63,40 @@ impl Copy<'_> {
         Ok(Some(Manifest { writer: Arc::new(Mutex::new(Some(writer))), root }))
     }
 
+    /// Refuses a report (`--report`) that would be part of what is copied.
+    ///
+    /// # Errors
+    ///
+    /// As [`Copy::check_place`].
+    pub(super) fn check_page(
+        &self,
+        found: &[(usize, Found)],
+        to: usize,
+        placed: Option<&Placed>,
+    ) -> Result<(), Failure> {
+        let Some(page) = &self.plan.page else { return Ok(()) };
+        let trees: Vec<PathBuf> =
+            placed.map(|placed| found.iter().map(|(_, one)| target(placed, one)).collect()).unwrap_or_default();
+        self.check_place(("the report", page, "which is copied"), found, to, &trees)
+    }
+
     /// Refuses a file that would be part of the copy, or of its source: its name, and what is written beside it, would come
     /// into one of them meanwhile.
-    fn check_place(&self, file: &Target, found: &[(usize, Found)], to: usize, placed: &Placed) -> Result<(), Failure> {
+    fn check_place(
+        &self,
+        (what, file, why): (&str, &Path, &str),
+        found: &[(usize, Found)],
+        to: usize,
+        trees: &[PathBuf],
+    ) -> Result<(), Failure> {
         let refused = |host: usize, path: &Path| {
-            let (file, tree) = (escaped(file.path.as_os_str()), self.name(host, path.as_os_str().as_bytes()));
-            Err(Failure::new(
-                Exit::Usage,
-                format!("the manifest {file} would be in {tree}, which it lists; name another place"),
-            ))
+            let (file, tree) = (escaped(file.as_os_str()), self.name(host, path.as_os_str().as_bytes()));
+            Err(Failure::new(Exit::Usage, format!("{what} {file} would be in {tree}, {why}; name another place")))
         };
         let identity = |stat: std::fs::Metadata| (stat.dev(), stat.ino());
-        let fact = |error: &std::io::Error| unwritable(&crate::fs::std_fact(file.path.as_os_str(), error));
-        let directory = directory_of(&file.path).canonicalize().map_err(|error| fact(&error))?;
-        let own = file.path.symlink_metadata().ok();
+        let fact = |error: &std::io::Error| unwritable(&crate::fs::std_fact(file.as_os_str(), error));
+        let directory = directory_of(file).canonicalize().map_err(|error| fact(&error))?;
+        let own = file.symlink_metadata().ok();
         let around = directory.ancestors().filter_map(|path| path.metadata().ok());
         let around: BTreeSet<_> = own.into_iter().chain(around).map(identity).collect();
         for (from, source) in found {
@@ -80,18 +105,13 @@ impl Copy<'_> {
                 return refused(*from, Path::new(OsStr::from_bytes(&source.path)));
             }
         }
-        let tree = match found {
-            [(_, one)] if one.kind == Kind::Directory => target(placed, one),
-            _ => OsStr::from_bytes(&placed.directory).into(),
-        };
-        if to != HERE && !(self.job.is_one_kernel(to, HERE) && tree.is_absolute()) {
-            return Ok(());
-        }
-        // One that is not there yet can only be the file itself.
-        let is_itself = directory_of(&tree).canonicalize().ok().as_ref() == Some(&directory)
-            && tree.file_name() == file.path.file_name();
-        if is_itself || tree.metadata().is_ok_and(|stat| around.contains(&identity(stat))) {
-            return refused(to, &tree);
+        for tree in trees.iter().filter(|tree| to == HERE || self.job.is_one_kernel(to, HERE) && tree.is_absolute()) {
+            // One that is not there yet can only be the file itself.
+            let is_itself = directory_of(tree).canonicalize().ok().as_ref() == Some(&directory)
+                && tree.file_name() == file.file_name();
+            if is_itself || tree.metadata().is_ok_and(|stat| around.contains(&identity(stat))) {
+                return refused(to, tree);
+            }
         }
         Ok(())
     }

@@ -213,6 +213,7 @@ impl Copy<'_> {
         waits: &[u64],
         tree: Option<TreeProgress>,
     ) {
+        self.observer.measured(&self.job.hops[hop], side, bytes, end::waits(waits));
         let end = match (self.job.hops[hop].sides(), side) {
             ([_], _) => ReportingEnd::Both,
             (_, Side::From) => ReportingEnd::Sender,

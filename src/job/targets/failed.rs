@@ -4,47 +4,23 @@
 //! when some host has failed. When none has, what is there of an earlier copy goes: it would be taken for this one's. A
 //! command that is killed leaves what was there.
 
-use std::fs::{File, Permissions};
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::io;
+use std::path::Path;
 
 use super::line_of;
 use crate::fault::{Exit, Failure, escaped, os};
-use crate::fs::partial::{self, remove_named};
-use crate::fs::{PARTIAL, directory_of, name_beside, umask};
+use crate::fs::prepared::Prepared;
 use crate::job::plan::Spec;
 
-/// How long to wait for another process that writes to the same file.
-const HELD_MAX: Duration = Duration::from_secs(6);
-
 /// The file, before it is known whether there will be one.
-pub(crate) struct FailedHosts {
-    path: PathBuf,
-    directory: File,
-    beside: String,
-    file: OwnedFd,
-}
+pub(crate) struct FailedHosts(Prepared);
 
 impl FailedHosts {
     /// # Errors
     ///
     /// Exit 1 where no file can be made there.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
-        // A link keeps leading to it.
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let failed = |error: &io::Error| cannot_write(Exit::Usage, &path, error);
-        let name = path.file_name().filter(|_| !path.exists() || path.is_file());
-        let name = name.ok_or_else(|| failed(&io::Error::other("it is no regular file")))?;
-        let directory = File::open(directory_of(&path)).map_err(|error| failed(&error))?;
-        let beside = name_beside(name.as_bytes(), PARTIAL);
-        let (file, _) =
-            partial::patiently(Instant::now() + HELD_MAX, || false, || partial::open(&directory, &beside, false))
-                .map_err(|blocked| failed(&blocked.error.into()))?;
-        Ok(Self { path, directory, beside, file })
+        Prepared::open(path).map(Self).map_err(|error| cannot_write(Exit::Usage, path, &error))
     }
 
     /// Writes down who has failed of all targets, and why; with none of them there is no file.
@@ -54,29 +30,13 @@ impl FailedHosts {
     /// Exit 6.
     pub(crate) fn finish(self, targets: &[Spec], failed: &[(&Spec, &str)]) -> Result<(), Failure> {
         let written = match failed {
-            [] => match std::fs::remove_file(&self.path) {
+            [] => match std::fs::remove_file(self.0.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(()),
             },
-            failed => self.publish(&text(targets, failed)),
+            failed => self.0.publish(&text(targets, failed)),
         };
-        written.map_err(|error| cannot_write(Exit::Destination, &self.path, &error))
-    }
-
-    fn publish(&self, text: &[u8]) -> io::Result<()> {
-        let mut file = File::from(self.file.try_clone()?);
-        file.write_all(text)?;
-        file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
-        file.sync_all()?;
-        partial::publish(&self.directory, &*self.beside, &self.file, self.path.file_name().unwrap_or_default())?;
-        Ok(())
-    }
-}
-
-impl Drop for FailedHosts {
-    fn drop(&mut self) {
-        // Published, it has another name.
-        remove_named(&self.directory, &*self.beside, &self.file);
+        written.map_err(|error| cannot_write(Exit::Destination, self.0.path(), &error))
     }
 }
 

@@ -45,6 +45,11 @@ impl Links {
         self.probes.push(hop_of_chain(job, options, hosts, [send, receive]));
     }
 
+    /// Whether a hop only measures.
+    pub(super) fn is_probe(&self, hop: usize) -> bool {
+        self.probes.contains(&hop)
+    }
+
     /// The hops of the chain.
     pub(super) fn hops(&self) -> impl Iterator<Item = usize> {
         self.links.keys().copied()

@@ -1,0 +1,216 @@
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use quick_xml::Reader;
+use quick_xml::events::Event as Xml;
+
+use super::*;
+use crate::engine::Wait;
+use crate::job::event::{Pipeline, Transfer};
+use crate::job::progress::{HostShown, HostStanding};
+use crate::tree::progress::Amount;
+
+/// What a page has: names of its elements, its attributes, and all of its text but the style sheet.
+#[derive(Default)]
+struct Parsed {
+    elements: Vec<String>,
+    attributes: Vec<(String, String)>,
+    text: String,
+}
+
+/// Reads it with an XML parser, and refuses what is not well-formed, runs, or is loaded from elsewhere.
+#[track_caller]
+fn parsed(page: &[u8]) -> Parsed {
+    let text = std::str::from_utf8(page).expect("UTF-8");
+    assert!(!text.contains("://") && !text.contains("url(") && !text.contains("@import"), "something is loaded");
+    let mut reader = Reader::from_str(text);
+    let mut parsed = Parsed::default();
+    let mut open: Vec<String> = Vec::new();
+    loop {
+        let event = reader.read_event().expect("well-formed");
+        let (start, is_empty) = match event {
+            Xml::Eof => break,
+            Xml::Start(start) => (start, false),
+            Xml::Empty(start) => (start, true),
+            Xml::End(_) => {
+                open.pop();
+                continue;
+            }
+            Xml::Text(text) => {
+                if open.last().is_none_or(|name| name != "style") {
+                    parsed.text += &text;
+                }
+                continue;
+            }
+            Xml::GeneralRef(name) => {
+                parsed.text += match &*name {
+                    "lt" => "<",
+                    "gt" => ">",
+                    "amp" => "&",
+                    "quot" => "\"",
+                    "apos" => "'",
+                    other => panic!("an unknown reference: {other}"),
+                };
+                continue;
+            }
+            _ => continue,
+        };
+        let name = start.name().as_ref().to_owned();
+        assert!(!["script", "iframe", "img", "link", "object", "embed", "a"].contains(&&*name), "{name}");
+        for attribute in start.attributes() {
+            let attribute = attribute.expect("an attribute");
+            let key = attribute.key.as_ref().to_owned();
+            assert!(!key.starts_with("on") && !["src", "href", "srcset", "action"].contains(&&*key), "{key}");
+            parsed.attributes.push((key, attribute.value.to_string()));
+        }
+        if !is_empty {
+            open.push(name.clone());
+        }
+        parsed.elements.push(name);
+    }
+    assert!(open.is_empty(), "{open:?} are not closed");
+    assert!(!parsed.text.chars().any(|letter| letter.is_control() && letter != '\n'), "control characters");
+    parsed
+}
+
+fn summary(bytes: u64) -> Summary {
+    let mut summary = Summary { seconds: 2.0, lanes: 2, encrypted: true, view: View::Both, ..Summary::default() };
+    summary.counters.bytes = bytes;
+    summary.waits = Waits { source: 1.5, wire: 0.5, ..Waits::default() };
+    summary.media = vec![crate::transport::Medium::Tcp];
+    summary
+}
+
+fn rendered(record: &Record, failure: Option<&Failure>, copied: Option<&Copied>) -> Parsed {
+    let summary = summary(3_000_000_000);
+    let end = End::Transfer(Box::new(Transfer::new(&summary, failure)));
+    parsed(&render(record, CameTo { end: &end, summary: Some(&summary), copied }))
+}
+
+fn host(name: &str, standing: HostStanding) -> HostShown {
+    HostShown { host: name.to_owned(), standing, received: 1 << 30, written: 0, before: None }
+}
+
+const HOSTILE: &str = "</code><script>alert(1)</script><img src=x onerror=y>\u{1b}[31m\u{202e}\u{0}\"' &lt;";
+
+/// A run with everything in it, all of whose names are hostile.
+fn hostile_record() -> Record {
+    let mut record = Record::new("rdcp");
+    let name = escaped(std::ffi::OsStr::from_bytes(&[HOSTILE.as_bytes(), b"\xff\xfe"].concat()));
+    record.set_route(vec![(name.clone(), HOSTILE.to_owned()); 40], vec![(HOSTILE.to_owned(), name.clone())]);
+    for weight in [Weight::Plain, Weight::Lost, Weight::Healed, Weight::Failed] {
+        record.happened(weight, HOSTILE);
+    }
+    for bytes in [0, u64::MAX, 5] {
+        record.measured_here(HOSTILE, crate::job::hop::Side::From, bytes, Waits { wire: 1e13, ..Waits::default() });
+    }
+    record
+}
+
+#[test]
+fn hostile_names_are_text_and_the_page_stays_well_formed() {
+    let failure = Failure::new(Exit::Destination, HOSTILE);
+    for failure in [None, Some(&failure)] {
+        let page = rendered(&hostile_record(), failure, None);
+        assert!(page.text.contains("<script>alert(1)</script>"), "it is shown as it is: {}", page.text);
+        let mut record = hostile_record();
+        for standing in [HostStanding::Receiving, HostStanding::Behind, HostStanding::Failed] {
+            std::thread::sleep(Duration::from_millis(2));
+            record.hosts(&[host(HOSTILE, standing), host("b", standing)], Some((0, HeldUpBy::Disk, 1)));
+        }
+        let page = rendered(&record, failure, None);
+        assert!(page.text.contains("its disk held up 1 other"), "{}", page.text);
+    }
+}
+
+#[test]
+fn a_pipeline_has_each_stage_and_each_hop_and_all_of_it_is_text() {
+    let stage = |host: &str| event::Stage {
+        host: host.to_owned(),
+        command: HOSTILE.to_owned(),
+        exit: None,
+        signal: Some(9),
+        seconds: Some(1.5),
+        bytes_in: None,
+        bytes_out: Some(7),
+    };
+    let hop = event::Hop {
+        from: HOSTILE.to_owned(),
+        to: "this host".to_owned(),
+        bytes: 1234,
+        seconds: 1.0,
+        gb_per_s: 0.001234,
+        transport: "tcp+rdma".to_owned(),
+        lanes: 2,
+        encrypted: false,
+        retries: 3,
+        read_direct_bytes: 0,
+        read_cached_bytes: 0,
+        written_direct_bytes: 0,
+        written_buffered_bytes: 0,
+        through_launcher: true,
+    };
+    let failure = Failure::new(Exit::Stage(3), "a stage failed");
+    let pipeline = Pipeline {
+        result: event::Result::new(Some(&failure)),
+        stages: vec![stage("a"), stage(HOSTILE)],
+        hops: vec![hop],
+        limiter: Some(event::PipelineLimiter { name: format!("the hop {HOSTILE}"), share: 0.8 }),
+    };
+    let end = End::Pipeline(pipeline);
+    let page = parsed(&render(&hostile_record(), CameTo { end: &end, summary: None, copied: None }));
+    for part in
+        ["a stage failed", "signal 9", "TCP, then RDMA, through the launcher", "3 chunks", "for 80 % of the time"]
+    {
+        assert!(page.text.contains(part), "{part}: {}", page.text);
+    }
+    assert!(page.attributes.contains(&("value".to_owned(), "1234".to_owned())));
+}
+
+#[test]
+fn what_it_says_is_what_happened() {
+    let record = Record::new("rdcp");
+    let amount = Amount { entries: 12, directories: 2, bytes: 3_000_000_000 };
+    let copied = Copied { amount, seconds: 2.0, is_verified: true, is_synced: true, ..Copied::default() };
+    let page = rendered(&record, None, Some(&copied));
+    for part in [
+        &*copied.line(),
+        "No data was moved.",
+        "it is on stable storage",
+        "Limited by the source, for 75 % of the time: it allows 2.00 GB/s.",
+        "A faster source would help",
+        "Nothing was lost",
+    ] {
+        assert!(page.text.contains(part), "{part}: {}", page.text);
+    }
+    let failure = Failure::silent(Exit::Signal(15));
+    let page = rendered(&record, Some(&failure), None);
+    assert!(page.text.contains("ended by signal 15") && page.text.contains("none: it did not end well"));
+    assert!(page.attributes.contains(&("value".to_owned(), "143".to_owned())));
+}
+
+#[test]
+fn every_wait_has_its_words() {
+    for view in [View::Sender, View::Receiver, View::Both] {
+        let mut words: Vec<_> =
+            Waits::default().named().iter().map(|(wait, _)| chart::wait_words(*wait, view)).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), 6);
+    }
+    assert_eq!(chart::wait_words(Wait::Wire, View::Both), "line");
+}
+
+#[test]
+fn a_page_is_there_when_it_is_whole_and_refused_where_it_cannot_be() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let path = scratch.path().join("r.html");
+    let page = Page::open("rdcp", &path).expect("made");
+    assert!(!path.exists());
+    drop(page);
+    assert_eq!(scratch.path().read_dir().expect("entries").count(), 0);
+    for none in ["-", "/", "/no/such/directory/r.html", "/dev/null"] {
+        let failure = Page::open("rdcp", Path::new(none)).err().expect("refused");
+        assert_eq!(failure.exit, Exit::Usage, "{none}");
+    }
+}

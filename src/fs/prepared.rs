@@ -1,0 +1,69 @@
+//! A file that is made, without its name, before there is anything to write to it, so that it cannot be missing in the end.
+//! It gets its name when it is whole. A command that is killed leaves what was there.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::partial::{self, remove_named};
+use super::{PARTIAL, directory_of, name_beside, umask};
+
+/// How long to wait for another process that writes to the same file.
+const HELD_MAX: Duration = Duration::from_secs(6);
+
+/// The file, before it has its name.
+pub(crate) struct Prepared {
+    path: PathBuf,
+    directory: File,
+    beside: String,
+    file: OwnedFd,
+}
+
+impl Prepared {
+    /// A link keeps leading to the file.
+    ///
+    /// # Errors
+    ///
+    /// No file can be made there.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let name = path.file_name().filter(|_| !path.exists() || path.is_file());
+        let name = name.ok_or_else(|| io::Error::other("it is no regular file"))?;
+        let directory = File::open(directory_of(&path))?;
+        let beside = name_beside(name.as_bytes(), PARTIAL);
+        let (file, _) =
+            partial::patiently(Instant::now() + HELD_MAX, || false, || partial::open(&directory, &beside, false))
+                .map_err(|blocked| io::Error::from(blocked.error))?;
+        Ok(Self { path, directory, beside, file })
+    }
+
+    /// Where it will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes it, and gives it its name.
+    ///
+    /// # Errors
+    ///
+    /// What the system answered.
+    pub(crate) fn publish(&self, text: &[u8]) -> io::Result<()> {
+        let mut file = File::from(self.file.try_clone()?);
+        file.write_all(text)?;
+        file.set_permissions(Permissions::from_mode(0o666 & !umask()))?;
+        file.sync_all()?;
+        partial::publish(&self.directory, &*self.beside, &self.file, self.path.file_name().unwrap_or_default())?;
+        Ok(())
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // Published, it has another name.
+        remove_named(&self.directory, &*self.beside, &self.file);
+    }
+}

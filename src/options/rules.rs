@@ -131,7 +131,8 @@ pub(crate) fn read_bounded(file: &OsStr, bytes_max: u64) -> Result<Vec<u8>, Stri
         b"-" => std::io::stdin().take(bytes_max + 1).read_to_end(&mut text),
         _ => std::fs::File::open(file).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut text)),
     };
-    read.map_err(|error| error.to_string())?;
+    // As everywhere else.
+    read.map_err(|error| error.to_string().replace("(os error ", "(errno "))?;
     let is_whole = text.len() as u64 <= bytes_max;
     if is_whole { Ok(text) } else { Err(format!("it is longer than {} MiB", bytes_max >> 20)) }
 }
@@ -156,6 +157,12 @@ fn add_rule(rules: &mut Vec<Rule>, text: &[u8], is_include: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_not_there_is_said_as_everywhere() {
+        let said = read_bounded(OsStr::new("/nowhere/at/all"), 1).expect_err("not there");
+        assert!(said.ends_with("(errno 2)"), "{said}");
+    }
 
     #[test]
     fn lines_of_files_are_rules() {

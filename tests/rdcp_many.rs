@@ -222,3 +222,55 @@ fn hosts_are_added_while_it_runs() {
     gone.expect(3);
     assert!(gone.stderr.contains("no copy with this name runs here"), "{}", gone.stderr);
 }
+
+/// What a host gives another later is proven against the source: changed, it is not taken, and comes from the source.
+#[test]
+fn a_host_that_gives_something_else_is_found_out() {
+    let lab = Lab::new();
+    lab.tree("src", 64 << 20);
+    let mut arguments = vec!["-r".into(), "--bwlimit=40M".into(), "--stall=1".into()];
+    arguments.push(lab.join("src").into_os_string());
+    arguments.extend(lab.to(2));
+    let mut process = lab.start_many(&arguments);
+    let until = Instant::now() + PATIENCE;
+    let agent = loop {
+        if let Some((agent, ..)) = lab.launches().into_iter().find(|(_, host, _)| host == "h2") {
+            break Pid::from_raw(agent as i32).expect("not 0");
+        }
+        assert!(Instant::now() < until, "no agent: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    std::thread::sleep(Duration::from_millis(1000));
+    kill_process(agent, Signal::STOP).expect("it runs");
+    let forged = lab.join("h1/copy/small8");
+    while !forged.exists() {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let modified = fs::metadata(&forged).and_then(|found| found.modified()).expect("there");
+    fs::write(&forged, noise(57).iter().rev().copied().collect::<Vec<u8>>()).expect("ours");
+    fs::File::open(&forged).and_then(|file| file.set_modified(modified)).expect("ours");
+    kill_process(agent, Signal::CONT).expect("it runs");
+    let ended = process.wait();
+    ended.expect(0);
+    assert!(ended.stderr.contains("is not what the source has"), "{}", ended.stderr);
+    lab.is_equal("src", "h2/copy");
+}
+
+/// Two names of one machine, with one place: one is refused, with a line that says so.
+#[test]
+fn one_place_is_written_to_once() {
+    let lab = Lab::new();
+    lab.tree("src", 1 << 20);
+    fs::create_dir_all(lab.join("both/below")).expect("directories");
+    symlink(lab.join("both"), lab.join("link")).expect("a link");
+    let mut arguments = vec!["-r".into(), lab.join("src").into_os_string(), lab.there("h1", "both/copy")];
+    arguments.extend(["--to".into(), lab.there("h2", "link/below/../copy")]);
+    arguments.extend(["--to".into(), lab.there("h3", "both/other")]);
+    let ended = lab.start_many(&arguments).wait();
+    ended.expect(8);
+    // Whichever answers first.
+    let said = ["h2 is the same machine as h1", "h1 is the same machine as h2"];
+    assert!(said.iter().any(|said| ended.stderr.contains(said)), "{}", ended.stderr);
+    ["both/copy", "both/other"].iter().for_each(|copy| lab.is_equal("src", copy));
+}

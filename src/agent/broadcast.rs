@@ -33,6 +33,7 @@ use crate::tree::Root;
 use crate::tree::entries::EntryStream;
 use crate::tree::packed::{self, Unpacker};
 use crate::tree::progress::Progress;
+use crate::tree::proof::Summing;
 use crate::tree::sink::{Bytes, Destination, Refused, TreeSink};
 use crate::tree::source::TreeSource;
 
@@ -312,14 +313,18 @@ impl Shared {
 
     /// Makes the stream of a tree.
     fn read(&self, roots: Vec<Root>, settings: TreeOptions, summary: &mut Summary) -> Result<(), Fault> {
+        let mut summing = Summing::new(roots.len(), &settings);
         let source = TreeSource::new(roots, packed::PART_BYTES, settings, Arc::clone(&self.progress));
         let source = source.map_err(|fact| Fault::unreadable(&fact))?.unanswered();
         let (input, tally) = (self.spool.input(), Tally::default());
         let (mut hasher, mut bytes, mut is_cut) = (blake3::Hasher::new(), 0, false);
-        let packed = packed::pack(&source, &tally, |piece| {
-            hasher.update(piece);
-            bytes += piece.len() as u64;
-            is_cut = input.append(piece, &self.stop).is_err();
+        let packed = packed::pack(&source, &tally, |packet| {
+            hasher.update(packet.bytes);
+            bytes += packet.bytes.len() as u64;
+            if let Some((item, position, data)) = packet.part {
+                summing.take(item, position, data);
+            }
+            is_cut = input.append(packet.bytes, &self.stop).is_err();
             !is_cut
         });
         let sent = source.sent();
@@ -332,7 +337,8 @@ impl Shared {
         }
         // Before anybody has the end.
         let digest = *hasher.finalize().as_bytes();
-        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest }));
+        let proof = BroadcastProof { bytes, digest, tree: summing.finish() };
+        (self.emit)(Message::BroadcastProof(proof));
         input.end().map_err(|_| self.given_up())
     }
 
@@ -393,11 +399,11 @@ impl Shared {
         }
         let proof = self.await_proof()?;
         let received = self.spool.status().received;
-        if (BroadcastProof { bytes: received, digest: *hasher.finalize().as_bytes() }) != proof {
+        if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
             sink.iter_mut().for_each(TreeSink::discard_forged);
             let detail = "what a host before this one has passed on is not what the source has sent: \
                           what has no final name yet gets none";
-            return Err(Fault::plain(Exit::Integrity.code(), detail));
+            return Err(Fault::misled(detail));
         }
         let sink = sink.as_mut().filter(|_| unpacker.has_ended());
         let Some(sink) = sink else {

@@ -39,6 +39,8 @@ use crate::tree::Root;
 use crate::tree::check::Medium;
 use crate::tree::entries::EntryStream;
 use crate::tree::progress::Progress;
+use crate::tree::proof::Expected;
+use crate::tree::sink::Destination;
 use crate::tree::source::TreeSource;
 
 mod telling;
@@ -406,7 +408,7 @@ enum Prepared {
     SendMemory(Duration),
     Receive(Option<Target>),
     SendTree(Vec<Root>, TreeOptions),
-    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions),
+    ReceiveTree(Vec<u8>, Vec<ByteVec>, TreeOptions, Option<Expected>),
     /// Of a stage that has not been started.
     Stage(Role),
     SendRelay(RelayOutput),
@@ -534,12 +536,12 @@ impl Run {
                 Ok(Work::ReceiveStream(Box::new(move || Ok(sink.and(Passing(relay))))))
             }
             Prepared::Stage(_) => unreachable!("has been started"),
-            Prepared::ReceiveTree(directory, names, settings) => {
+            Prepared::ReceiveTree(directory, names, settings, expected) => {
                 if !settings.dry_run {
                     self.make(&directory, &settings)?;
                 }
                 let Shared { post, progress, entries, .. } = &*self.shared;
-                let destination = tree::destination(&names, &settings, progress, entries);
+                let destination = Destination { expected, ..tree::destination(&names, &settings, progress, entries) };
                 Ok(Work::ReceiveTree(Box::new(tree::sink(&directory, destination, entries, post, &self.emit)?)))
             }
             Prepared::Receive(target) => Work::receive(target.as_ref()),
@@ -576,8 +578,8 @@ impl Run {
             Job::ReceiveStandard => Ok(Prepared::Receive(None)),
             Job::SendMemory { millis } => Ok(Prepared::SendMemory(Duration::from_millis((*millis).into()))),
             Job::SendTree { roots, settings } => Ok(Prepared::SendTree(roots.clone(), settings.clone())),
-            Job::ReceiveTree { directory, names, settings } => {
-                Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone()))
+            Job::ReceiveTree { directory, names, settings, expected } => {
+                Ok(Prepared::ReceiveTree(directory.clone(), names.clone(), settings.clone(), *expected))
             }
             Job::Copy { .. } | Job::Check { .. } => unreachable!("has no other end"),
             Job::SendBroadcast | Job::ReceiveBroadcast => {

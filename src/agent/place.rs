@@ -10,7 +10,8 @@ use rd_proto::control::IoFact;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use crate::control::frames::{Fault, Found, Kind, Place, Placed};
+use crate::control::endpoints;
+use crate::control::frames::{Fault, Found, Kind, Place, Placed, Spot};
 use crate::control::names;
 use crate::fault::{Exit, escaped};
 use crate::fs::{io_fact, partial, plain_fact, std_fact};
@@ -134,7 +135,16 @@ pub(crate) fn place(asked: &Place, expand: bool) -> Result<Placed, Fault> {
     check_targets(asked, &placed)?;
     let is_there =
         asked.sources.iter().any(|source| source.kind == Kind::Directory && has_entries(&target(&placed, source)));
-    Ok(Placed { is_there, ..placed })
+    let spot = spot(Path::new(OsStr::from_bytes(&placed.directory)));
+    Ok(Placed { is_there, spot, addresses: endpoints::own(0, b""), ..placed })
+}
+
+/// Which directory a path leads to, whether it is there or not.
+fn spot(path: &Path) -> Option<Spot> {
+    let path = std::path::absolute(path).ok()?;
+    let (above, found) = path.ancestors().find_map(|above| Some((above, std::fs::metadata(above).ok()?)))?;
+    let rest = path.strip_prefix(above).ok()?.as_os_str().as_bytes().to_vec();
+    Some(Spot { device: found.dev(), inode: found.ino(), rest })
 }
 
 /// Whether something is in a directory. It is looked at without leaving a trace, or not at all: then there may be.

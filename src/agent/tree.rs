@@ -145,6 +145,7 @@ pub(crate) fn add_to(report: &mut Report, summary: &Summary) {
         report.failed = received.failed;
         report.failed_there = received.unsent;
         report.is_synced = received.is_synced;
+        report.is_other = received.is_other;
         report.is_read_back = received.is_read_back;
     }
 }

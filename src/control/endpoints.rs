@@ -14,6 +14,20 @@ pub const ENDPOINTS_MAX: usize = 32;
 const LISTED_MAX: usize = 8;
 
 impl Endpoint {
+    /// Its address, if the bytes are one, without what is not its subnet's.
+    pub fn subnet(&self) -> Option<IpAddr> {
+        Some(match self.socket_address()?.ip() {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32_u32.saturating_sub(self.prefix_bits.into())).unwrap_or(0);
+                Ipv4Addr::from(u32::from(v4) & mask).into()
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128_u32.saturating_sub(self.prefix_bits.into())).unwrap_or(0);
+                Ipv6Addr::from(u128::from(v6) & mask).into()
+            }
+        })
+    }
+
     /// Its address, if the bytes are one.
     pub fn socket_address(&self) -> Option<SocketAddr> {
         let ip = match self.address.len() {

@@ -27,7 +27,7 @@ pub use stage::{
 };
 pub use tree::{
     FOUND_MAX, Found, KEPT_PATH_BYTES_MAX, Kept, Kind, MANIFEST_PIECE_BYTES, MANIFEST_WINDOW, PROGRESS_NAME_BYTES_MAX,
-    Place, Placed, RULE_OVERHEAD_BYTES, RULES_BYTES_MAX, TreeProgress,
+    Place, Placed, RULE_OVERHEAD_BYTES, RULES_BYTES_MAX, Spot, TreeProgress,
 };
 
 use minicbor::{Decode, Decoder, Encode};
@@ -36,6 +36,7 @@ use zeroize::Zeroize;
 use crate::options::{TransferOptions, TreeOptions};
 use crate::tree::Root;
 use crate::tree::entries::Entry;
+use crate::tree::proof::Expected;
 
 /// What the agent writes first. Whatever a login script has printed before it is skipped.
 pub const MAGIC: &[u8] = b"\x00rdma-pipe agent\x00\n";
@@ -161,6 +162,10 @@ pub enum Job {
         /// How.
         #[n(2)]
         settings: TreeOptions,
+        /// What they must be, whoever sends them.
+        #[n(3)]
+        #[cbor(default)]
+        expected: Option<Expected>,
     },
     /// Copies files and trees to another place of the same host: a session without another end.
     #[n(8)]

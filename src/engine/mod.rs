@@ -418,6 +418,10 @@ impl Engine {
                 self.reason = Some(refused.to_string());
                 Cause::Protocol
             }
+            Refused::Forged => {
+                self.summary.is_forged = true;
+                Cause::Integrity
+            }
             Refused::Io(fact) => Cause::Sink(fact),
         };
         self.half.machine().abort(cause, now);

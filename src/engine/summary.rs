@@ -77,6 +77,8 @@ pub struct Summary {
     pub sent_tree: Option<Sent>,
     /// What became of a tree that was received.
     pub received_tree: Option<TreeReport>,
+    /// It is not what it must be.
+    pub is_forged: bool,
 }
 
 /// How much of files was read in which way. Nothing where the source was a stream.

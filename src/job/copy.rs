@@ -376,7 +376,7 @@ impl<'a> Copy<'a> {
             return self.outcomes(hop, Side::From);
         }
         let send = frames::Job::SendTree { roots, settings: settings.clone() };
-        self.session(from, send, to, frames::Job::ReceiveTree { directory, names, settings })
+        self.session(from, send, to, frames::Job::ReceiveTree { directory, names, settings, expected: None })
     }
 
     /// The failure of a copy that has left entries out.

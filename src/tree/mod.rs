@@ -22,6 +22,7 @@ pub mod patterns;
 #[cfg(test)]
 mod plain_tests;
 pub mod progress;
+pub mod proof;
 mod root;
 pub mod sink;
 pub mod source;

@@ -27,6 +27,15 @@ const ROOM_BYTES: usize = 2 * PAGE_BYTES as usize;
 /// Threads that read the source: while one waits for a disk, the other can read what is cached.
 const READERS: usize = 2;
 
+/// A piece of the stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// The part that it is made of: item, position and data. None at the end.
+    pub part: Option<(u32, u64, &'a [u8])>,
+}
+
 /// Who puts its part in next, and where.
 struct Line<P> {
     sequence: u64,
@@ -42,7 +51,7 @@ struct Line<P> {
 /// # Errors
 ///
 /// What the system answered to making a thread.
-pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(&[u8]) -> bool + Send) -> std::io::Result<()> {
+pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(Packet<'_>) -> bool + Send) -> std::io::Result<()> {
     let line = Mutex::new(Line { sequence: 0, offset: 0, put, is_over: false });
     let moved = Condvar::new();
     let read = || {
@@ -81,19 +90,20 @@ pub fn pack(source: &TreeSource, tally: &Tally, put: impl FnMut(&[u8]) -> bool +
     })?;
     let mut line = line.into_inner().expect("no panics under it");
     if !line.is_over {
-        (line.put)(&Head::End.encode());
+        (line.put)(Packet { bytes: &Head::End.encode(), part: None });
     }
     Ok(())
 }
 
-impl<P: FnMut(&[u8]) -> bool> Line<P> {
+impl<P: FnMut(Packet<'_>) -> bool> Line<P> {
     fn take(&mut self, target: &mut AlignedBytes, part: &Part) -> bool {
         let head = Head::Data { item: part.item, length: part.length as u32, position: part.position };
         let padding = head.padding(self.offset + HEAD_BYTES as u64) as usize;
         let bytes = target.with_head(&head, padding, part.length);
         self.sequence += 1;
         self.offset += bytes.len() as u64;
-        (self.put)(bytes)
+        let data = &bytes[bytes.len() - part.length..];
+        (self.put)(Packet { bytes, part: Some((part.item, part.position, data)) })
     }
 }
 

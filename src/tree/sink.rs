@@ -17,6 +17,7 @@ mod asked;
 mod backup;
 mod basis;
 mod delete;
+mod destination;
 mod device;
 mod directory;
 mod elsewhere;
@@ -30,6 +31,7 @@ mod links;
 mod look;
 mod manifest;
 mod moves;
+mod prove;
 mod rehearse;
 mod report;
 mod snapshot;
@@ -37,7 +39,7 @@ mod snapshot;
 mod tests;
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::hash::BuildHasher;
 use std::os::fd::AsFd;
@@ -54,7 +56,6 @@ use rd_proto::control::IoFact;
 use rd_proto::tree::{Answer, Order, Record, TreeError, Verdict, is_name};
 use rustix::io::Errno;
 
-use super::contents::Medium;
 use super::digest_cache::DigestCache;
 use super::entries::EntryStream;
 use super::first::First;
@@ -71,6 +72,7 @@ use crate::options::TreeOptions;
 use backup::Backup;
 use basis::Compared;
 use delete::Deferred;
+pub use destination::{Destination, Names};
 use directory::OpenDirectory;
 use entry::Large;
 use held::Held;
@@ -78,6 +80,7 @@ pub use jobs::Local;
 use jobs::{Batch, Job, work};
 use judge::{AllWanted, Wanted};
 use large::Slot;
+use prove::Proving;
 use rehearse::AllPlanned;
 pub use report::Report;
 use snapshot::Snapshot;
@@ -100,50 +103,6 @@ const FAILED_MAX: usize = 1 << 16;
 /// How long to wait for a name that another transfer holds: one that was killed releases it within seconds.
 const HELD_MAX: Duration = Duration::from_secs(6);
 
-/// The names that entries may have at the top. The sender is not trusted to keep to them.
-#[derive(Clone, Debug, Default)]
-pub enum Names {
-    /// Any.
-    #[default]
-    Any,
-    /// The single entry at the top gets this name instead of its own. With `.`, it must be a directory, and what is in it
-    /// appears in the destination itself, which gets its metadata.
-    Only(Vec<u8>),
-    /// These and no others.
-    Among(BTreeSet<Vec<u8>>),
-}
-
-/// Where a tree is written, and how.
-#[derive(Clone, Default)]
-pub struct Destination {
-    /// What of it, and how. If it is not recursive, nothing but regular files may appear, and no directories: the sender
-    /// was asked for the files that links lead to.
-    pub options: TreeOptions,
-    /// The names at the top.
-    pub names: Names,
-    /// Threads that write, at most 8; 0 takes as many as there are cores, and at least 2.
-    pub threads: usize,
-    /// Bytes of the blocks by which large files are compared with what is there, unless a file would have too many; 0 takes
-    /// 16 MiB.
-    pub block_bytes: u64,
-    /// What has been made and written is counted here as well.
-    pub progress: Arc<Progress>,
-    /// Where the caller is told of each entry, if it is.
-    pub entries: Option<Arc<EntryStream>>,
-    /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
-    /// comparing them takes longer than copying, and may share their blocks with their sources.
-    pub is_local: bool,
-    /// What comes is proven only at the end: before [`TreeSink::finish`] a directory at the top that was not there, a large
-    /// file at the top, and a file that is all of the tree, get no names.
-    pub awaits_proof: bool,
-}
-
-impl From<TreeOptions> for Destination {
-    fn from(options: TreeOptions) -> Self {
-        Self { options, ..Self::default() }
-    }
-}
-
 /// Why the transfer cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -153,6 +112,9 @@ pub enum Refused {
     /// The peer's data does not fit its records.
     #[error("{0}")]
     Data(&'static str),
+    /// It is not what it must be.
+    #[error("what it has sent is not what the source has")]
+    Forged,
     /// A failure that every further entry would meet as well, such as a full disk.
     #[error("{0:?}")]
     Io(IoFact),
@@ -191,6 +153,9 @@ pub struct TreeSink {
     snapshot: Option<Snapshot>,
     /// What is held back until the end, if it is.
     held: Option<Held>,
+    /// What it must be, if that is known; and whether it is something else.
+    proving: Option<Proving>,
+    is_other: bool,
 }
 
 /// What the threads share.
@@ -372,7 +337,7 @@ impl Shared {
     fn note_link(&self, linked: Result<(), Fault>, directory: &OpenDirectory, name: &[u8]) {
         match linked {
             Ok(()) => {
-                directory.list(name, Medium::Cache);
+                directory.list_link(name);
                 self.others.fetch_add(1, Relaxed);
                 self.progress.made(false);
             }
@@ -393,8 +358,9 @@ impl TreeSink {
     ///
     /// The directory's path and the error number; EINVAL if [`Names::Only`] cannot be a name.
     pub fn new(directory: &Path, destination: impl Into<Destination>, answer: SendAnswer) -> Result<Self, IoFact> {
-        let Destination { options, names, threads, block_bytes, progress, entries, is_local, awaits_proof } =
+        let Destination { options, names, threads, block_bytes, progress, entries, is_local, awaits_proof, expected } =
             destination.into();
+        let proving = expected.map(|expected| Proving::new(expected, &options));
         if let Names::Only(name) = &names
             && !is_name(name)
             && name != b"."
@@ -480,7 +446,9 @@ impl TreeSink {
             threads: Vec::new(),
             tell_kept: None,
             snapshot,
-            held: awaits_proof.then(Held::default),
+            held: (awaits_proof || proving.is_some()).then(Held::default),
+            proving,
+            is_other: false,
         };
         for _ in 0..threads {
             let (shared, queue) = (Arc::clone(&sink.shared), queue.clone());
@@ -533,6 +501,7 @@ impl TreeSink {
             return Err(Refused::Data("data of a large file is missing"));
         }
         self.shared.wait_drained();
+        self.prove()?;
         if let Some(mut held) = self.held.take()
             && let Some(job) = held.take_job()
         {
@@ -573,6 +542,7 @@ impl TreeSink {
             others: shared.others.load(Relaxed),
             bytes: shared.bytes.load(Relaxed),
             written: shared.writes.written(),
+            is_other: self.is_other,
             skipped: self.skipped,
             failed: failures.count,
             unsent: self.unsent,
@@ -594,6 +564,9 @@ impl TreeSink {
         loop {
             let offset = bytes.len() - rest.len();
             let Some(mut record) = Record::decode(&mut rest)? else { break };
+            if let (Some(proving), None) = (&mut self.proving, &self.wanted) {
+                proving.take(&record);
+            }
             self.shared.owners.localize(&mut record);
             self.order.check(&record)?;
             let brings = matches!(record, Record::Wanted { .. } | Record::File { .. } | Record::Large { .. });

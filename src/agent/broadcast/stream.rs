@@ -91,7 +91,7 @@ impl Shared {
         }
         // Before anybody has the end.
         let digest = *hasher.finalize().as_bytes();
-        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest }));
+        (self.emit)(Message::BroadcastProof(BroadcastProof { bytes, digest, tree: None }));
         input.end().map_err(|_| self.given_up())
     }
 
@@ -174,7 +174,7 @@ impl Shared {
         }
         let proof = self.await_proof()?;
         let received = self.spool.status().received;
-        if (BroadcastProof { bytes: received, digest: *hasher.finalize().as_bytes() }) != proof {
+        if (received, hasher.finalize().as_bytes()) != (proof.bytes, &proof.digest) {
             let detail = "what a host before this one has passed on is not what the source has sent";
             return Err(Fault::plain(Exit::Integrity.code(), detail));
         }

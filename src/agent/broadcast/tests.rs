@@ -12,6 +12,7 @@ use crate::control::endpoints;
 use crate::control::frames::{Begin, Job, SessionKey};
 use crate::options::TransferOptions;
 use crate::transport::spool::SpoolStatus;
+use crate::tree::proof::Expected;
 use crate::tree::sync_tests::{Maker, picture, scratch};
 
 /// Nothing here takes as long.
@@ -137,8 +138,13 @@ fn until<T>(hosts: &mut [Host], what: &str, mut found: impl FnMut(&mut [Host]) -
 
 /// Connects one host to another: the numbers of the ends are all `number`.
 fn hop(hosts: &mut [Host], number: u32, from: usize, to: usize, bwlimit: Option<u64>) {
+    meet(hosts, number, (from, Job::SendBroadcast), (to, Job::ReceiveBroadcast), bwlimit);
+}
+
+fn meet(hosts: &mut [Host], number: u32, sender: (usize, Job), receiver: (usize, Job), bwlimit: Option<u64>) {
+    let (from, to) = (sender.0, receiver.0);
     let options = TransferOptions { buffer: 2 << 20, reconnect: 1, bwlimit, ..TransferOptions::default() };
-    for (host, job) in [(to, Job::ReceiveBroadcast), (from, Job::SendBroadcast)] {
+    for (host, job) in [receiver, sender] {
         let begin = Begin {
             key: SessionKey([number as u8; 32]),
             job,
@@ -363,12 +369,13 @@ fn a_host_that_changes_a_byte_is_found_out_by_all_behind_it() {
     let options = || TreeOptions::default();
     let source = TreeSource::new(vec![Root::new(&from, "tree")], packed::PART_BYTES, options(), Arc::default());
     let mut stream = Vec::new();
-    packed::pack(&source.expect("a source").unanswered(), &Tally::default(), |piece| {
-        stream.extend_from_slice(piece);
+    packed::pack(&source.expect("a source").unanswered(), &Tally::default(), |packet| {
+        stream.extend_from_slice(packet.bytes);
         true
     })
     .expect("packed");
-    let proof = BroadcastProof { bytes: stream.len() as u64, digest: *blake3::hash(&stream).as_bytes() };
+    let digest = *blake3::hash(&stream).as_bytes();
+    let proof = BroadcastProof { bytes: stream.len() as u64, digest, tree: None };
     let mut maker = Maker(seed);
     for case in 0..12 {
         let mut forged = stream.clone();
@@ -461,4 +468,42 @@ fn a_receiver_that_lies_about_what_it_has_ends_its_hop() {
     assert_eq!((fault.exit, fault.own), (Exit::Protocol.code(), true), "{fault:?}");
     // The node has lost nothing by it.
     assert!(hosts[0].ended.is_none());
+}
+
+/// A host that gives its tree to another later can give nothing but what the source had.
+#[test]
+fn what_a_host_gives_later_is_proven_against_the_source() {
+    let scratch = scratch();
+    let from = scratch.path().join("from");
+    random_tree(&from, seed(), 8, &[5 << 20]);
+    let mut hosts = vec![Host::source(&from, SPOOL_BYTES), Host::copy(scratch.path().join("h1"), SPOOL_BYTES, false)];
+    hop(&mut hosts, 1, 0, 1, None);
+    all_ended(&mut hosts);
+    let proof = hosts[0].proof.and_then(|proof| proof.tree).expect("it is told");
+    for at in 2..4 {
+        hosts.push(Host::new(scratch.path().join(format!("h{at}"))));
+        let expected = Some(Expected { proof, is_bound: true });
+        let (settings, names) = (TreeOptions::default(), vec![b"tree".to_vec().into()]);
+        let roots = vec![Root::new(hosts[1].tree(), "tree")];
+        let send = Job::SendTree { roots, settings: settings.clone() };
+        let directory = hosts[at].at.as_os_str().as_encoded_bytes().to_vec();
+        let receive = Job::ReceiveTree { directory, names, settings, expected };
+        meet(&mut hosts, at as u32, (1, send), (at, receive), None);
+        let report = until(&mut hosts, "it ends", |hosts| hosts[at].ended(at as u32).cloned());
+        if at == 2 {
+            assert_eq!(report.fault, None);
+            assert!(picture(&hosts[at].tree()) == picture(&from));
+        } else {
+            let fault = report.fault.expect("it is refused");
+            assert!(fault.is_misled() && fault.exit == Exit::Integrity.code(), "{fault:?}");
+            assert!(!hosts[at].at.exists(), "nothing of it stays");
+        }
+        // The first is hostile from now on.
+        let large = hosts[1].tree().join("large0");
+        let modified = fs::metadata(&large).and_then(|found| found.modified()).expect("there");
+        let mut data = fs::read(&large).expect("there");
+        data[3 << 20] ^= 1;
+        fs::write(&large, data).expect("ours");
+        fs::File::open(&large).and_then(|file| file.set_modified(modified)).expect("ours");
+    }
 }

@@ -87,6 +87,9 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
     let fault = failure.as_ref().map(|failure| match &summary.outcome {
         Outcome::Aborted(Cause::Source(fact)) => Fault::unreadable(fact),
         Outcome::Aborted(Cause::Sink(fact)) => Fault::unwritable(fact),
+        Outcome::Aborted(Cause::Integrity) if summary.is_forged => {
+            Fault::misled(format!("what {peer} has given is not what the source has"))
+        }
         Outcome::PeerAborted(_) | Outcome::LinkLost { .. } => Fault { own: false, ..plain(failure) },
         _ => plain(failure),
     });

@@ -27,6 +27,7 @@ impl Message {
                 waits.len() <= REPORTED_MAX
                     && tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
             }
+            Self::Placed(placed) => placed.addresses.len() <= ENDPOINTS_MAX,
             Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,
             Self::BeginBroadcast(broadcast) => broadcast.spool_bytes <= SPOOL_BYTES_MAX,
             Self::BroadcastState(state) => {

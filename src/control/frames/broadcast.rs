@@ -11,6 +11,7 @@ use minicbor::{Decode, Encode};
 use super::TreeProgress;
 use crate::options::TreeOptions;
 use crate::tree::Root;
+use crate::tree::proof::TreeProof;
 
 /// The most that a node may be asked to keep of the stream, in bytes.
 pub const SPOOL_BYTES_MAX: u64 = 1 << 30;
@@ -113,7 +114,7 @@ pub struct BroadcastState {
     pub busy_permille: u16,
 }
 
-/// What the whole stream is: its length in bytes, and its BLAKE3 digest.
+/// What the whole stream is: its length in bytes, its BLAKE3 digest, and what the tree is that it is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct BroadcastProof {
     /// In bytes.
@@ -122,4 +123,8 @@ pub struct BroadcastProof {
     /// BLAKE3.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub digest: [u8; 32],
+    /// What every copy of the tree must be; none if that cannot be told.
+    #[n(2)]
+    #[cbor(default)]
+    pub tree: Option<TreeProof>,
 }

@@ -7,6 +7,7 @@ use crate::options::{Compress, Encryption, Rule, Rules, Transport, Verify};
 use crate::tree::check::{Aspect, Finding};
 use crate::tree::entries::{Change, Effect, FileKind, differs};
 use crate::tree::manifest;
+use crate::tree::proof::{Expected, TreeProof};
 use crate::tree::stats::{Kinds, Stats};
 
 /// No input may panic, and what decodes says what was encoded.
@@ -127,7 +128,10 @@ pub fn samples() -> Vec<(&'static str, Message)> {
     let unreadable = Finding::Unreadable { path: b"sub/d".to_vec(), errno: 13 };
     let placed =
         |as_name| Message::Placed(Placed { directory: b".".to_vec(), as_name, is_there: true, ..Placed::default() });
-    let receive = Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone() };
+    let proof = TreeProof { entries: [3; 32], rights: [4; 32] };
+    let expected = Some(Expected { proof, is_bound: true });
+    let receive =
+        Job::ReceiveTree { directory: b"/to".to_vec(), names: names.clone(), settings: tree.clone(), expected };
     let copy = Job::Copy {
         roots: vec![root.clone()],
         directory: b"/to".to_vec(),
@@ -244,7 +248,10 @@ pub fn samples() -> Vec<(&'static str, Message)> {
                 busy_permille: 900,
             }),
         ),
-        ("broadcast-proof", Message::BroadcastProof(BroadcastProof { bytes: 1 << 33, digest: [9; 32] })),
+        (
+            "broadcast-proof",
+            Message::BroadcastProof(BroadcastProof { bytes: 1 << 33, digest: [9; 32], tree: Some(proof) }),
+        ),
         ("broadcast-next", Message::BroadcastNext(true)),
         ("broadcast-ended", Message::BroadcastEnded(Box::new(report))),
         ("broadcast-leave", Message::BroadcastLeave),

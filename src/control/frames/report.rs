@@ -64,6 +64,16 @@ impl Fault {
         self.own && self.path.is_empty() && self.errno == libc::ESTALE
     }
 
+    /// What came is not what the source has.
+    pub fn misled(detail: impl Into<String>) -> Self {
+        Self { errno: libc::EBADMSG, ..Self::plain(Exit::Integrity.code(), detail) }
+    }
+
+    /// This end has found that what came is not what the source has.
+    pub fn is_misled(&self) -> bool {
+        self.own && self.exit == Exit::Integrity.code() && self.path.is_empty() && self.errno == libc::EBADMSG
+    }
+
     /// A failure about no file, as a sentence.
     pub fn plain(exit: u8, detail: impl Into<String>) -> Self {
         Self { exit, what: String::new(), path: Vec::new(), errno: 0, detail: detail.into(), own: true }
@@ -168,4 +178,8 @@ pub struct Report {
     #[n(28)]
     #[cbor(default)]
     pub stats: Stats,
+    /// The tree is whole, and another one than was expected.
+    #[n(29)]
+    #[cbor(default)]
+    pub is_other: bool,
 }

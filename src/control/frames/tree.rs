@@ -3,7 +3,7 @@
 use minicbor::{Decode, Encode};
 use rd_proto::tree::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 
-use super::MESSAGE_BYTES_MAX;
+use super::{Endpoint, MESSAGE_BYTES_MAX};
 
 /// Sources in one [`super::Message::Found`]: with the longest paths they fit a message.
 pub const FOUND_MAX: usize = 32;
@@ -101,6 +101,28 @@ pub struct Placed {
     #[n(4)]
     #[cbor(default)]
     pub is_there: bool,
+    /// Which directory that is, whatever it is called.
+    #[n(5)]
+    #[cbor(default)]
+    pub spot: Option<Spot>,
+    /// The host's addresses; the ports say nothing.
+    #[n(6)]
+    #[cbor(default)]
+    pub addresses: Vec<Endpoint>,
+}
+
+/// A directory of one machine, by whatever name it was found. It need not be there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
+pub struct Spot {
+    /// The device of the directory, or of the nearest one above it that is there.
+    #[n(0)]
+    pub device: u64,
+    /// Its inode.
+    #[n(1)]
+    pub inode: u64,
+    /// The way from there, where it is not there.
+    #[cbor(n(2), with = "minicbor::bytes")]
+    pub rest: Vec<u8>,
 }
 
 /// The most bytes of a name in [`TreeProgress`].

@@ -12,7 +12,7 @@ use super::{Copy, entries, names_of, root_of};
 use crate::agent::end;
 use crate::agent::place::target;
 use crate::control::frames::{
-    self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Found, Kind, Message, Placed, Report,
+    self, Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Found, Kind, Message, Placed, Report,
 };
 use crate::control::join::Joiner;
 use crate::engine::Summary;
@@ -24,13 +24,15 @@ use crate::job::{EndOf, HERE, Update};
 use crate::options::{Session, TreeOptions};
 use crate::tree::Root;
 use crate::tree::progress::Amount;
+use crate::tree::proof::Expected;
 
 pub(in crate::job) mod branches;
 mod chain;
 mod joining;
 mod links;
+mod neighbours;
 
-use chain::{Action, Chain, Node, SOURCE, Tree, Why};
+use chain::{Action, Chain, CopyEnd, Node, SOURCE, Tree, Why};
 use joining::Placing;
 use links::Links;
 
@@ -60,6 +62,8 @@ struct Target {
     from: Option<usize>,
     /// Why it is not in the chain.
     why: Option<Why>,
+    /// Why it and another host did not meet.
+    unmet: Option<String>,
     done_after: Option<Duration>,
     /// Who has asked for it, and is told what becomes of it.
     joiner: Option<Joiner>,
@@ -159,8 +163,22 @@ impl Copy<'_> {
             Err(failure) => (None, Some(failure)),
         };
         let (spec, state, placing) = (spec.clone(), BroadcastState::default(), None);
-        let (placed, report, from, why, done_after, joiner, is_replaced) = Default::default();
-        Target { joiner, is_replaced, spec, host, placing, placed, state, report, failure, from, why, done_after }
+        let (placed, report, from, why, unmet, done_after, joiner, is_replaced) = Default::default();
+        Target {
+            joiner,
+            is_replaced,
+            spec,
+            host,
+            placing,
+            placed,
+            state,
+            report,
+            failure,
+            from,
+            why,
+            unmet,
+            done_after,
+        }
     }
 
     fn tell_broadcast(&mut self, found: &[(usize, Found)], targets: &[Target]) -> Result<Ended, Failure> {
@@ -273,7 +291,9 @@ impl Copy<'_> {
         };
         let placed = run.target(to).placed.as_ref().expect("it is a node");
         let (directory, names) = (placed.directory.clone(), names_of(placed, &run.found));
-        let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone() };
+        let proof = run.proof.as_ref().and_then(|proof| proof.tree);
+        let expected = proof.map(|proof| Expected { proof, is_bound: from != SOURCE });
+        let receive = frames::Job::ReceiveTree { directory, names, settings: settings.clone(), expected };
         let hosts = [run.host(from), run.host(to)];
         let end = |host: usize, job| EndOf { host, stage: None, name: self.label(host), job };
         let (sender, receiver) = (end(hosts[0], frames::Job::SendTree { roots, settings }), end(hosts[1], receive));
@@ -302,9 +322,19 @@ impl Copy<'_> {
             Why::DiskStill => return,
             // It says so itself.
             Why::Failed | Why::SourceLost => return,
+            Why::Misled => format!("{label} was given something else than the source has sent"),
+            Why::Lied | Why::Forged => {
+                let line = match why {
+                    Why::Lied => "says what cannot be: it is not to be trusted",
+                    _ => "has passed on something else than it got: it is not to be trusted",
+                };
+                run.targets[at].failure = Some(Failure::new(Exit::Integrity, format!("{label} {line}")));
+                return;
+            }
         };
         let then = match why {
             Why::Lost => OTHERS_GO_ON,
+            Why::Misled => "it gets its copy from there",
             _ if has_all => "it has all that it needs",
             Why::CutOff | Why::StoodStill => "the others go on, and it gets its copy from one of them once it answers",
             _ => "the others go on, and it gets its copy from one of them",
@@ -342,14 +372,21 @@ impl Copy<'_> {
                     self.job.stop(hop, libc::SIGTERM as u8);
                 }
             }
-            Update::Unmet(hop, _) => self.job.stop(hop, libc::SIGTERM as u8),
+            Update::Unmet(hop, reason) => {
+                let nodes = run.links.link(hop).and_then(|link| run.chain.ends(link)).or(run.copies.get(&hop).copied());
+                for node in nodes.into_iter().flat_map(|(from, to)| [from, to]).filter(|&node| node != SOURCE) {
+                    run.target_mut(node).unmet = Some(reason.clone());
+                }
+                self.job.stop(hop, libc::SIGTERM as u8);
+            }
             Update::Gone(host, failure) => {
                 let failure = failure.unwrap_or_else(|| self.job.lost(host));
                 if host == run.source && !run.has_begun {
                     return Err(failure);
                 }
                 if let Some(node) = run.node_of(host) {
-                    if node != SOURCE {
+                    // One that is done has been proven, and is not needed any more.
+                    if node != SOURCE && run.chain.tree(node) != Tree::Done {
                         run.target_mut(node).failure.get_or_insert(failure);
                     }
                     run.chain.lost(node);
@@ -381,12 +418,15 @@ impl Copy<'_> {
                 }
             }
             Message::BroadcastProof(proof) if node == SOURCE => {
-                run.proof.get_or_insert(proof);
-                run.chain.proof();
+                let proof = *run.proof.get_or_insert(proof);
+                run.chain.proof(proof.bytes, proof.tree.is_some());
             }
             Message::BroadcastEnded(report) => {
                 let fault = report.fault.clone();
-                run.chain.tree_over(node, fault.is_none());
+                match &fault {
+                    Some(fault) if node != SOURCE && fault.is_misled() => run.chain.misled(node),
+                    fault => run.chain.tree_over(node, fault.is_none()),
+                }
                 if node == SOURCE {
                     run.source_failure = fault.map(|fault| self.failure(host, &fault));
                     run.source_report = Some(*report);
@@ -429,19 +469,37 @@ impl Copy<'_> {
         let now = run.began.elapsed();
         let fault = self.job.first_fault(hop).map(|(host, fault)| (host, self.failure(host, fault)));
         let received = self.job.hops[hop].report(Side::To).cloned();
-        let is_made = fault.is_none() && received.is_some();
-        let is_to_blame = fault.as_ref().is_some_and(|(host, _)| *host == run.host(to));
+        let is_forged = self.job.hops[hop].report(Side::To).and_then(|report| report.fault.as_ref());
+        let is_forged = is_forged.is_some_and(Fault::is_misled);
+        let end = match &fault {
+            _ if is_forged => CopyEnd::Forged,
+            Some((host, _)) if *host == run.host(to) => CopyEnd::ToFailed,
+            None if received.is_some() => CopyEnd::Made,
+            _ => CopyEnd::Broken,
+        };
+        let names = [from, to].map(|node| self.label(run.host(node)));
+        if is_forged {
+            let [from, to] = &names;
+            self.say(&format!(
+                "what {from} has given {to} is not what the source has sent: {to} gets it from the source"
+            ));
+        }
+        if received.as_ref().is_some_and(|report| report.is_other) {
+            run.chain.keep_to_itself(to);
+            let line = "has changed since the others got it";
+            self.say(&format!("{}: what {} has {line}; it has got it as it is now", names[1], names[0]));
+        }
         if received.as_ref().is_some_and(|report| report.failed > 0) {
             run.chain.keep_to_itself(to);
         }
         let target = run.target_mut(to);
         target.report = received;
-        if is_made {
+        if end == CopyEnd::Made {
             (target.done_after, target.failure) = (Some(now), None);
         } else if let Some((_, failure)) = fault {
             target.failure = Some(failure);
         }
-        run.chain.copy_over(from, to, is_made, is_to_blame);
+        run.chain.copy_over(from, to, end);
     }
 
     /// Has all nodes end, and waits a while until they have.
@@ -480,12 +538,14 @@ impl Copy<'_> {
         let mut amount = Amount::default();
         let has_any = targets.iter().any(|target| target.done_after.is_some());
         for target in targets.into_iter().filter(|target| !target.is_replaced) {
-            let Target { spec, failure, report, done_after, why, .. } = target;
+            let Target { spec, failure, report, done_after, why, unmet, .. } = target;
             if failure.is_some() || done_after.is_none() {
                 failed_hosts += 1;
-                let failure = failure
-                    .or_else(|| source_failure.clone())
-                    .unwrap_or_else(|| Failure::new(Exit::LinkLost, why_failed(why, has_any)));
+                let failure = failure.or_else(|| source_failure.clone()).unwrap_or_else(|| {
+                    let line = why_failed(why, has_any);
+                    let because = unmet.map(|unmet| format!(" ({unmet})")).unwrap_or_default();
+                    Failure::new(Exit::LinkLost, format!("{line}{because}"))
+                });
                 first.get_or_insert(failure.exit);
                 let label = crate::fault::escaped(spec.host());
                 let line = failure.message.clone().unwrap_or_default();

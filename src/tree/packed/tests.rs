@@ -22,8 +22,8 @@ fn packed_counting(from: &Path, tally: &Tally) -> Vec<u8> {
     let roots = vec![Root::new(from, "tree")];
     let source = TreeSource::new(roots, PART_BYTES, TreeOptions::default(), Arc::default()).expect("a source");
     let mut stream = Vec::new();
-    let put = |bytes: &[u8]| {
-        stream.extend_from_slice(bytes);
+    let put = |packet: Packet<'_>| {
+        stream.extend_from_slice(packet.bytes);
         true
     };
     pack(&source.unanswered(), tally, put).expect("threads");
@@ -103,7 +103,7 @@ fn packing_ends_when_nobody_takes_it() {
     let roots = vec![Root::new(scratch.path(), "tree")];
     let source = TreeSource::new(roots, PART_BYTES, TreeOptions::default(), Arc::default()).expect("a source");
     let mut count = 0;
-    let put = |_: &[u8]| {
+    let put = |_: Packet<'_>| {
         count += 1;
         count < 3
     };

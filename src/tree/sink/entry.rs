@@ -29,6 +29,7 @@ use super::itemize::{self, Coming};
 use super::judge;
 use super::links::{link, link_again};
 use super::look::Look;
+use super::prove;
 use super::{Bytes, Local, Shared};
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
@@ -370,7 +371,7 @@ pub(super) struct Large {
     // Before the directory, which must be finished last.
     pub(super) partial: Partial,
     bypass: WriteBypass,
-    name: Vec<u8>,
+    pub(super) name: Vec<u8>,
     metadata: OwnedMetadata,
     pub(super) size: u64,
     /// A transfer before this one has left it.
@@ -389,18 +390,20 @@ pub(super) struct Large {
     /// Ranges for the thread that is writing to it; none if no thread is.
     waiting: Mutex<Option<VecDeque<(Bytes, u64)>>>,
     /// All has arrived, and the sender found it intact.
-    is_complete: AtomicBool,
+    pub(super) is_complete: AtomicBool,
     pub(super) has_failed: AtomicBool,
     /// It was this file that found no more space: kept, it would be in the way of the next transfer as well.
     has_filled_up: AtomicBool,
     written_bytes: AtomicU64,
     /// Of what has been written into it, for a manifest; none where it is to have what was there as well.
-    digest: Option<RangeDigest>,
+    pub(super) digest: Option<RangeDigest>,
+    /// What is not sent has been added.
+    filled: OnceLock<Result<(), Errno>>,
     /// It shares all blocks of a file of this host.
     is_shared: OnceLock<bool>,
     /// Hard links to it that came before its end.
     links: Mutex<Vec<(Arc<OpenDirectory>, Vec<u8>)>>,
-    directory: Arc<OpenDirectory>,
+    pub(super) directory: Arc<OpenDirectory>,
     pub(super) shared: Arc<Shared>,
     /// What is there was not read before then.
     began: SystemTime,
@@ -482,6 +485,7 @@ impl Large {
             has_filled_up: AtomicBool::new(false),
             written_bytes: AtomicU64::new(0),
             digest: (shared.makes_manifest() && comes_whole).then(|| RangeDigest::new(size)),
+            filled: OnceLock::new(),
             is_shared: OnceLock::new(),
             links: Mutex::default(),
             directory: Arc::clone(directory),
@@ -621,14 +625,26 @@ impl Large {
     /// Lists the file, which has its name.
     fn list(&self) {
         let Some(digest) = &self.digest else { return self.directory.list(&self.name, Medium::Cache) };
-        let read = |target: &mut [u8], at: u64| match read_up_to(&self.partial.file, target, at)? {
-            count if count < target.len() => Err(Errno::NODATA),
-            _ => Ok(()),
-        };
-        match digest.finish(read) {
+        match prove::finish(digest, &self.partial.file) {
             Ok(digest) => self.directory.list_file(&self.name, &self.partial.file, digest),
             Err(error) => self.shared.report(&self.path(), error),
         }
+    }
+
+    /// Adds what is not sent, and has all of it with the kernel.
+    pub(super) fn fill(&self) -> Result<(), Errno> {
+        let fill = || {
+            let file = &self.partial.file;
+            let check = |data: &[u8], position| {
+                if self.shared.is_stopped.load(Relaxed) {
+                    return Err(Errno::CANCELED);
+                }
+                check_stored(&self.shared, file, data, position)
+            };
+            let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
+            filled.and_then(|()| self.bypass.settle(file))
+        };
+        *self.filled.get_or_init(fill)
     }
 
     pub fn fail_once(&self, error: Errno) {
@@ -698,16 +714,7 @@ impl Large {
                 }
             }
         }
-        let file = &self.partial.file;
-        let is_stopped = || self.shared.is_stopped.load(Relaxed);
-        let check = |data: &[u8], position| {
-            if is_stopped() {
-                return Err(Errno::CANCELED);
-            }
-            check_stored(&self.shared, file, data, position)
-        };
-        let filled = self.basis.as_ref().map_or(Ok(()), |basis| basis.fill(file, check));
-        let settled = filled.and_then(|()| self.bypass.settle(&self.partial.file));
+        let settled = self.fill();
         // What takes long comes while another transfer could still go on with the file: with the owner and the mode that
         // publishing gives it, it would not be known for ours any more. What is left to sync then is those alone.
         let is_synced_first = self.is_lasting && self.shared.options.syncs();
@@ -727,7 +734,7 @@ impl Large {
                 true
             }
             Err(error) => {
-                if !is_stopped() {
+                if !self.shared.is_stopped.load(Relaxed) {
                     self.fail(error);
                 }
                 false

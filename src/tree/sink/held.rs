@@ -31,13 +31,21 @@ impl Held {
         }
     }
 
-    /// Gives back a job that makes nothing, or is not the first.
+    /// Gives back a job that makes nothing or asks for something, or is not the first.
     pub(super) fn hold_job(&mut self, job: Job) -> Option<Job> {
-        if self.job.is_some() || matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty()) {
+        if self.job.is_some() || matches!(&job, Job::Make(_, batch) if batch.offsets.is_empty() || batch.has_listed()) {
             return Some(job);
         }
         self.job = Some(job);
         None
+    }
+
+    pub(super) fn files(&self) -> &[Arc<Large>] {
+        &self.files
+    }
+
+    pub(super) fn job(&self) -> Option<&Job> {
+        self.job.as_ref()
     }
 
     pub(super) fn take_job(&mut self) -> Option<Job> {

@@ -75,6 +75,16 @@ impl Batch {
         follows
     }
 
+    /// The entries' records.
+    pub(super) fn records<'a>(&'a self, chunk: &'a [u8]) -> impl Iterator<Item = Record<'a>> {
+        self.offsets.iter().filter_map(|&offset| Record::decode(&mut &chunk[offset..]).ok().flatten())
+    }
+
+    /// The sender waits for what is said of some of them.
+    pub(super) fn has_listed(&self) -> bool {
+        self.listed.1 > 0
+    }
+
     fn make(self, shared: &Shared, chunk: &[u8]) {
         let mut offsets = self.offsets.into_iter();
         let (first, mut verdicts) = (self.listed.0, Vec::new());

@@ -20,13 +20,17 @@ use crate::tree::Fault;
 use crate::tree::contents::{self, Job, Medium};
 use crate::tree::entries::{self, EntryStream};
 use crate::tree::manifest::{Entry, Kind};
+use crate::tree::proof::Contents;
 
 /// Bytes of a thread's stack.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The entries of a manifest, on their way.
 pub(super) struct Manifest {
-    entries: Arc<EntryStream>,
+    /// Where the caller is told of them, if it is.
+    entries: Option<Arc<EntryStream>>,
+    /// What they are together, where that is to be proven.
+    contents: Option<Contents>,
     reading: Mutex<Option<Reading>>,
 }
 
@@ -42,14 +46,19 @@ struct Unread {
     path: Vec<u8>,
     /// In the manifest.
     tree_path: Vec<u8>,
+    /// It is another name of a file.
+    is_link: bool,
     stat: Stat,
 }
 
 impl TreeSink {
-    /// Has the caller get what a manifest says of each entry, if it wants that. Before the first record comes.
+    /// Has the caller get what a manifest says of each entry, if it wants that. Before the first record comes, and also where
+    /// the tree is to be proven.
     pub fn list_to(&mut self, entries: &Arc<EntryStream>) {
-        if self.shared.options.manifest {
-            let manifest = Manifest { entries: Arc::clone(entries), reading: Mutex::default() };
+        let contents = self.proving.is_some().then(Contents::default);
+        let entries = self.shared.options.manifest.then(|| Arc::clone(entries));
+        if entries.is_some() || contents.is_some() {
+            let manifest = Manifest { entries, contents, reading: Mutex::default() };
             let _ = self.shared.manifest.set(manifest);
         }
     }
@@ -73,8 +82,18 @@ impl Shared {
         }
     }
 
+    /// The path of an entry of the manifest as all hosts have it: a single root has another name on each.
+    pub fn proven_path<'a>(&self, path: &'a [u8]) -> &'a [u8] {
+        match self.root_name() {
+            Some(root) if root != b"." => {
+                path.iter().position(|&byte| byte == b'/').map_or(b"", |slash| &path[slash + 1..])
+            }
+            _ => path,
+        }
+    }
+
     fn take_contents(&self, unread: Unread, file: &OwnedFd, found: Result<Hash, Errno>) {
-        let Unread { path, tree_path, stat } = unread;
+        let Unread { path, tree_path, is_link, stat } = unread;
         // The time of the last change of the inode says nothing: a further name is one.
         let state = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
         let digest = found.and_then(|digest| match state(&fstat(file)?) == state(&stat) {
@@ -84,6 +103,9 @@ impl Shared {
         match (digest, self.manifest.get()) {
             (Ok(digest), Some(manifest)) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
+                if !is_link {
+                    manifest.sum(self.proven_path(&tree_path), &kind);
+                }
                 manifest.send(Entry::new(tree_path, &stat, kind));
             }
             (Err(error), _) => self.report(&path, Fault::Explained(error, UNREAD)),
@@ -93,16 +115,29 @@ impl Shared {
 }
 
 /// What could not be done, beside why.
-const UNREAD: &str = "it is to be read for the manifest";
+const UNREAD: &str = "it is to be read for its digest";
 
 impl Manifest {
     fn send(&self, entry: Entry) {
-        self.entries.tell(entries::Entry::Listed(entry));
+        if let Some(entries) = &self.entries {
+            entries.tell(entries::Entry::Listed(entry));
+        }
+    }
+
+    /// What the files are together, where that is to be proven.
+    pub fn contents(&self) -> Option<&Contents> {
+        self.contents.as_ref()
+    }
+
+    fn sum(&self, path: &[u8], kind: &Kind) {
+        if let (Some(contents), Kind::File { size, digest }) = (&self.contents, kind) {
+            contents.add(path, *size, digest);
+        }
     }
 
     /// Waits until all is on its way.
     pub fn flush(&self) {
-        self.entries.flush();
+        self.entries.iter().for_each(|entries| entries.flush());
     }
 
     fn reading(&self) -> std::sync::MutexGuard<'_, Option<Reading>> {
@@ -143,7 +178,9 @@ impl OpenDirectory {
         match fstat(file) {
             Ok(stat) => {
                 let kind = Kind::File { size: stat.st_size as u64, digest: *digest.as_bytes() };
-                manifest.send(Entry::new(self.manifest_path(name), &stat, kind));
+                let path = self.manifest_path(name);
+                manifest.sum(self.shared.proven_path(&path), &kind);
+                manifest.send(Entry::new(path, &stat, kind));
             }
             Err(error) => self.shared.report(&self.path(name), error),
         }
@@ -151,14 +188,23 @@ impl OpenDirectory {
 
     /// Lists what stands under a name, if anything does. A file is read, from where `medium` says.
     pub fn list(&self, name: &[u8], medium: Medium) {
-        if let Some(manifest) = self.shared.manifest.get()
-            && let Err(fault) = self.try_list(manifest, name, medium)
+        self.list_as(name, medium, false);
+    }
+
+    /// Lists what has got another name; it has been proven by its first.
+    pub fn list_link(&self, name: &[u8]) {
+        self.list_as(name, Medium::Cache, true);
+    }
+
+    fn list_as(&self, name: &[u8], medium: Medium, is_link: bool) {
+        if let Some(manifest) = self.shared.manifest.get().filter(|manifest| manifest.entries.is_some() || !is_link)
+            && let Err(fault) = self.try_list(manifest, name, medium, is_link)
         {
             self.shared.report(&self.path(name), fault);
         }
     }
 
-    fn try_list(&self, manifest: &Manifest, name: &[u8], medium: Medium) -> Result<(), Fault> {
+    fn try_list(&self, manifest: &Manifest, name: &[u8], medium: Medium, is_link: bool) -> Result<(), Fault> {
         let stat = match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(()),
             stat => stat?,
@@ -172,7 +218,7 @@ impl OpenDirectory {
                 if identity(&fstat(&file)?) != identity(&stat) {
                     return Err(Fault::Explained(Errno::STALE, UNREAD));
                 }
-                let unread = Unread { path: self.path(name), tree_path: self.manifest_path(name), stat };
+                let unread = Unread { path: self.path(name), tree_path: self.manifest_path(name), is_link, stat };
                 contents::read(&manifest.jobs(&self.shared)?, file, stat.st_size as u64, medium, unread);
                 return Ok(());
             }

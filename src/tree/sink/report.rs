@@ -18,6 +18,8 @@ pub struct Report {
     pub bytes: u64,
     /// How data was written, also that of files that were not published.
     pub written: Written,
+    /// The tree is another one than was expected.
+    pub is_other: bool,
     /// Entries not tried, since their directory had failed, or since they were not asked for.
     pub skipped: u64,
     /// Entries that were not sent, or not intact, as the sender says.

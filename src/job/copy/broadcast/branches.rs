@@ -151,8 +151,8 @@ impl<'a> Branches<'a> {
                 }
             }
             Message::BroadcastProof(proof) if node == SOURCE => {
-                self.proof.get_or_insert(proof);
-                self.chain.proof();
+                let proof = *self.proof.get_or_insert(proof);
+                self.chain.proof(proof.bytes, false);
             }
             Message::BroadcastEnded(report) => {
                 let fault = report.fault.as_ref();
@@ -242,7 +242,7 @@ impl<'a> Branches<'a> {
             Why::StoodStill => format!("{name} has taken nothing for {stall} s"),
             Why::Slow => format!("{name} is much slower than the others"),
             Why::TooFar => format!("{name} is too far behind the others"),
-            Why::DiskStill | Why::Failed | Why::SourceLost => return,
+            Why::DiskStill | Why::Failed | Why::SourceLost | Why::Misled | Why::Lied | Why::Forged => return,
         };
         let then = if branch.state.has_all && why != Why::Lost { "it has all that it needs" } else { OTHERS_GO_ON };
         self.said.push(format!("{reason}; {then}"));
@@ -310,7 +310,8 @@ impl<'a> Branches<'a> {
             }
             Some(Why::TooFar) => "two hosts were lost at once, and what it lacks is kept by nobody".to_owned(),
             Some(Why::SourceLost) => "where the stream is made was lost, and no host has all of it".to_owned(),
-            Some(Why::Failed | Why::DiskStill) => "its node could not go on".to_owned(),
+            Some(Why::Lied) => "it says what cannot be: it is not to be trusted".to_owned(),
+            Some(Why::Failed | Why::DiskStill | Why::Misled | Why::Forged) => "its node could not go on".to_owned(),
             None => "the stream has not come to its end".to_owned(),
         }
     }

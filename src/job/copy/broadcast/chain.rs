@@ -12,6 +12,8 @@
 //! * A node sends to at most one node at a time and receives from at most one: a link begins only after those of the
 //!   same ends are over, or are to end and replaced by it.
 //! * A node is taken out once, and every node ends as done or failed.
+//! * What nodes say of themselves is believed no further than the node before them and the length of the stream allow
+//!   (`chain/claims.rs`).
 //! * Nothing waits without a deadline: a link that carries nothing although there is something to send is given up after
 //!   the time that the user allows.
 
@@ -100,6 +102,12 @@ pub(super) enum Why {
     DiskStill,
     /// The source is lost, and no node before it has all.
     SourceLost,
+    /// What it was given is not what the source has sent.
+    Misled,
+    /// It says what cannot be.
+    Lied,
+    /// It has passed on something else than what it says that it got.
+    Forged,
 }
 
 /// How a link ended.
@@ -115,6 +123,19 @@ pub(super) enum LinkEnd {
     FromFailed,
     /// The receiving node could not go on.
     ToFailed,
+}
+
+/// How an ordinary copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyEnd {
+    /// The tree is there, and proven.
+    Made,
+    /// What came is not what the source has.
+    Forged,
+    /// The receiving node could not go on.
+    ToFailed,
+    /// Something else went wrong.
+    Broken,
 }
 
 /// How far a node's own tree is.
@@ -138,7 +159,13 @@ struct Member {
     /// Nothing is made of the stream any more, so its tree may be copied.
     is_over: bool,
     tree: Tree,
+    /// How much it has, and has passed on, as it says itself; and that this is all.
+    said: u64,
+    passed: u64,
+    says_all: bool,
+    /// The most that it may have, and what others bear out: see [`Chain::learn`].
     received: u64,
+    sure: u64,
     has_all: bool,
     /// When `received` last grew, or a link to it came up.
     moved: Duration,
@@ -148,7 +175,7 @@ struct Member {
     written: u64,
     wrote: Duration,
     is_unwritten: bool,
-    /// Where it was, and when: for its rate.
+    /// When a rate was taken last, and the most that it may have had then.
     mark: (Duration, u64),
     /// Bytes a second, over the last while, and the most that it was.
     rate: f64,
@@ -166,6 +193,13 @@ struct Member {
     speaks: bool,
     /// Nodes from which it could not be copied.
     tried: Vec<Node>,
+    /// It was given something else than what the source has: it believes the source alone.
+    wants_source: bool,
+    /// What it got of the stream was not the source's, or was.
+    is_misled: bool,
+    is_proof_met: bool,
+    /// Who gave it the stream.
+    fed_by: BTreeSet<Node>,
     has_next: bool,
     is_proven: bool,
     /// Its tree is the source's and nothing else, so others may have it.
@@ -199,7 +233,11 @@ impl Member {
             is_behind: false,
             is_over: false,
             tree: Tree::Open,
+            said: 0,
+            passed: 0,
+            says_all: false,
             received: 0,
+            sure: 0,
             has_all: false,
             moved: now,
             spoke: now,
@@ -217,6 +255,10 @@ impl Member {
             copies: 0,
             speaks: true,
             tried: Vec::new(),
+            wants_source: false,
+            is_misled: false,
+            is_proof_met: false,
+            fed_by: BTreeSet::new(),
             has_next: true,
             is_proven: false,
             may_serve: true,
@@ -248,6 +290,11 @@ pub(super) struct Chain {
     has_proof: bool,
     /// So many hosts may yet join.
     expected: usize,
+    /// The length of the stream, once the source has told it, and whether copies that others give can be proven.
+    length: Option<u64>,
+    is_provable: bool,
+    /// Nodes behind which another one has stood still.
+    stilled: BTreeSet<Node>,
     ticked: Duration,
     actions: VecDeque<Action>,
     has_ended: bool,
@@ -285,6 +332,9 @@ impl Chain {
             head_slow_since: None,
             has_proof: false,
             expected: 0,
+            length: None,
+            is_provable: false,
+            stilled: BTreeSet::new(),
             ticked: now,
             actions: VecDeque::new(),
             has_ended: false,
@@ -371,8 +421,15 @@ impl Chain {
     pub(super) fn link_up(&mut self, link: LinkId, now: Duration) {
         if let Some(link) = self.links.get_mut(&link).filter(|link| link.up_since.is_none()) {
             link.up_since = Some(now);
-            self.members[link.to].moved = now;
+            let to = &mut self.members[link.to];
+            to.moved = now;
+            to.fed_by.insert(link.from);
         }
+    }
+
+    /// The nodes at the ends of a link.
+    pub(super) fn ends(&self, link: LinkId) -> Option<(Node, Node)> {
+        self.links.get(&link).map(|link| (link.from, link.to))
     }
 
     /// A link is to end, whatever becomes of it.
@@ -409,7 +466,7 @@ impl Chain {
 
     /// How far a node has come.
     pub(super) fn state(&mut self, node: Node, state: &BroadcastState, now: Duration) {
-        let &BroadcastState { received, written, has_all, is_behind, busy_permille, .. } = state;
+        let &BroadcastState { received, written, passed, has_all, is_behind, busy_permille, .. } = state;
         let is_full = received.saturating_sub(written) >= self.spool_bytes / 4;
         let member = &mut self.members[node];
         member.spoke = now;
@@ -423,21 +480,13 @@ impl Chain {
         } else {
             member.busy_since.get_or_insert(now);
         }
-        if received > member.received {
-            member.received = received;
-            member.moved = now;
+        let was = (member.has_all, member.is_behind, member.tree);
+        if is_behind && !member.is_behind {
+            self.fall_behind(node);
         }
-        let (since, bytes) = member.mark;
-        if let Some(over) = now.checked_sub(since).filter(|over| *over >= RATE_OVER) {
-            member.rate = (received.saturating_sub(bytes)) as f64 / over.as_secs_f64();
-            member.peak = member.peak.max(member.rate);
-            member.mark = (now, received);
-        }
-        if (has_all, is_behind) != (member.has_all, member.is_behind) {
-            member.has_all |= has_all;
-            if is_behind {
-                self.fall_behind(node);
-            }
+        self.claim(node, (received, passed, has_all), now);
+        let member = &self.members[node];
+        if (member.has_all, member.is_behind, member.tree) != was {
             self.settle();
         }
     }
@@ -450,30 +499,34 @@ impl Chain {
         }
         let member = &mut self.members[node];
         member.is_over = true;
+        member.is_proof_met |= is_made && node != SOURCE && !member.is_behind;
         // What is behind is copied.
         if member.tree == Tree::Open && (is_made || !member.is_behind) {
             member.tree = if is_made { Tree::Done } else { Tree::Failed };
         }
+        self.check(node);
         self.settle();
     }
 
-    /// The source has said what the stream was.
-    pub(super) fn proof(&mut self) {
-        self.has_proof = true;
+    /// The source has said what the stream was: its length. `is_provable`: also what a copy of the tree must be.
+    pub(super) fn proof(&mut self, length: u64, is_provable: bool) {
+        (self.has_proof, self.length, self.is_provable) = (true, Some(length), is_provable);
+        (1..self.members.len()).for_each(|node| self.check(node));
         self.settle();
     }
 
     /// An ordinary copy is over.
-    pub(super) fn copy_over(&mut self, from: Node, to: Node, is_made: bool, is_to_blame: bool) {
+    pub(super) fn copy_over(&mut self, from: Node, to: Node, end: CopyEnd) {
         self.members[from].serves = self.members[from].serves.saturating_sub(1);
         let member = &mut self.members[to];
         member.is_served = false;
-        if is_made {
+        if end == CopyEnd::Made {
             member.tree = Tree::Done;
-        } else if is_to_blame || member.copies >= COPIES_MAX {
+        } else if end == CopyEnd::ToFailed || member.copies >= COPIES_MAX {
             member.tree = Tree::Failed;
         } else {
             member.tried.push(from);
+            member.wants_source |= end == CopyEnd::Forged;
         }
         self.settle();
     }
@@ -499,10 +552,16 @@ impl Chain {
             }
         }
         self.ticked = now;
+        for at in 0..self.order.len() {
+            self.learn(self.order[at], now);
+        }
         self.judge(now);
         self.give_up(now);
         self.excuse(now);
         if let Some(node) = self.still(now) {
+            // Where the one behind it has gone for the same reason, it is what both had in common.
+            let before = self.before(node).filter(|&before| before != SOURCE);
+            let node = before.filter(|&before| !self.stilled.insert(before)).unwrap_or(node);
             self.take_out(node, Why::StoodStill);
             // Those before it may have been waiting for it, and those behind it for what it had.
             for &node in &self.order {
@@ -538,9 +597,9 @@ impl Chain {
         self.links.values().find(|link| (link.from, link.to) == (from, to))
     }
 
-    /// Bytes that one node has and the other, which is behind it, lacks.
+    /// Bytes that one node has for sure, and the other, which is behind it, lacks.
     fn lag(&self, from: Node, to: Node) -> u64 {
-        self.members[from].received.saturating_sub(self.members[to].received)
+        self.members[from].sure.saturating_sub(self.members[to].received)
     }
 
     /// Takes a node out of the order, once.
@@ -598,6 +657,7 @@ impl Chain {
         if self.has_ended {
             return;
         }
+        self.blame_forgers();
         self.stop_links();
         self.begin_links();
         self.say_next();
@@ -680,11 +740,14 @@ impl Chain {
                 let member = &self.members[*node];
                 let has_tree = member.tree == Tree::Done && *node != SOURCE && member.may_serve;
                 // The source gives what nobody else can, once it is not needed for the others.
+                let has_tree = has_tree && self.is_provable;
                 let is_there = member.is_heard && !self.is_silent(*node, self.ticked);
                 is_there && member.serves < self.serves_max && (has_tree || *node == SOURCE && !is_live)
             };
             let tried = &self.members[to].tried;
-            let whole = || (0..self.members.len()).rev().filter(|&node| node != to).filter(is_whole);
+            let believes_source = self.members[to].wants_source && self.members[SOURCE].is_heard;
+            let may_give = |&node: &Node| node != to && (node == SOURCE || !believes_source);
+            let whole = || (0..self.members.len()).rev().filter(may_give).filter(is_whole);
             // One that has failed it once is asked again only when there will be no other.
             let again = || whole().next().filter(|_| !is_live);
             let Some(from) = whole().find(|node| !tried.contains(node)).or_else(again) else {
@@ -705,8 +768,8 @@ impl Chain {
         // Those that nobody can give anything any more.
         let can_give = |member: &Member| member.is_heard && member.tree != Tree::Failed;
         let is_source_there = self.members[SOURCE].is_heard;
-        let is_any_whole =
-            self.members[1..].iter().any(|member| can_give(member) && member.tree == Tree::Done && member.may_serve);
+        let gives = |member: &Member| can_give(member) && member.tree == Tree::Done && member.may_serve;
+        let is_any_whole = self.is_provable && self.members[1..].iter().any(gives);
         let is_any_coming = self.order.iter().any(|&node| node != SOURCE && self.members[node].tree == Tree::Open);
         if !is_source_there && !is_any_whole && (!is_any_coming || !self.has_proof) {
             for member in &mut self.members[1..] {
@@ -723,6 +786,7 @@ impl Chain {
 }
 
 mod blame;
+mod claims;
 
 #[cfg(test)]
 mod stream_tests;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use super::chain::Chain;
-use super::{Copy, Run, SPOOL_BYTES, Target};
+use super::{Copy, Run, SPOOL_BYTES, Target, neighbours};
 use crate::control::frames::{Message, Placed};
 use crate::control::join::{JoinListener, JoinOutcome, JoinState, Joiner, STATE_EVERY};
 use crate::fault::{Exit, Failure, escaped};
@@ -66,6 +66,8 @@ impl Copy<'_> {
             these.map(|(at, _)| at).collect::<Vec<_>>()
         };
         let (nodes, late) = (there(true), there(false));
+        let placed = nodes.iter().filter_map(|&at| Some((at, run.targets[at].placed.as_ref()?)));
+        let nodes = neighbours::near_each_other(placed);
         // With --sync each host is compared with the source, and gets what it lacks.
         if self.plan.tree.sync {
             run.chain = Chain::of_copies(nodes.len() + late.len(), Duration::ZERO);
@@ -126,6 +128,9 @@ impl Copy<'_> {
                 let placed = Placed { is_there, ..answer };
                 if until < run.found.len() {
                     return self.ask_placing(run, at, until, Some(placed));
+                }
+                if let Some(failure) = self.is_same_place(run, at, &placed) {
+                    return self.fail_target(run, at, failure);
                 }
                 run.targets[at].placed = Some(placed);
                 if let Some(took) = self.job.started_ago(host) {

@@ -50,6 +50,11 @@ impl Links {
         self.probes.contains(&hop)
     }
 
+    /// What a hop is to the chain.
+    pub(super) fn link(&self, hop: usize) -> Option<LinkId> {
+        self.links.get(&hop).copied()
+    }
+
     /// The hops of the chain.
     pub(super) fn hops(&self) -> impl Iterator<Item = usize> {
         self.links.keys().copied()
@@ -69,8 +74,9 @@ impl Links {
         let probes: Vec<usize> = self.probes.iter().copied().filter(|&hop| is_over(job, hop)).collect();
         for hop in probes {
             self.probes.retain(|other| *other != hop);
-            let received = job.hops[hop].report(Side::To).filter(|_| !has_failed(job, hop));
-            let rate = received.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
+            // What the source says: the other host may want to look fast.
+            let sent = job.hops[hop].report(Side::From).filter(|_| !has_failed(job, hop));
+            let rate = sent.map_or(0.0, |report| report.bytes as f64 / (report.micros.max(1) as f64 / 1e6));
             chain.probe_over(rate);
         }
         for hop in links {

@@ -146,7 +146,7 @@ impl Chain {
     /// One node has something that the other, which is behind it, lacks.
     pub(super) fn waits(&self, from: Node, to: Node) -> bool {
         let (from, to) = (&self.members[from], &self.members[to]);
-        from.received > to.received || from.has_all && !to.has_all
+        from.sure > to.received || self.length == Some(from.sure) && !to.has_all
     }
 
     /// Whoever has nothing to take does not stand still.
@@ -176,14 +176,12 @@ impl Chain {
             let (from, node) = (self.order[at - 1], self.order[at]);
             let to = &self.members[node];
             let peak = if node == fastest { second } else { peak };
-            // One that is itself held up takes no more because it has no room: it keeps what the next but one lacks.
-            let mut behind = self.order[at + 1..].iter().take(2);
-            let is_held = behind.any(|&next| lags(node, next));
             // What is not heard is not slow, whatever it was.
             let is_heard = now.saturating_sub(to.spoke) <= RATE_OVER;
             self.is_measured(from, node, now)
                 && is_heard
-                && !is_held
+                && !self.is_blocked(at, now)
+                && !self.is_disputed(from, node, now)
                 && lags(from, node)
                 && to.rate > 0.0
                 && to.rate * SLOWER < peak
@@ -204,6 +202,18 @@ impl Chain {
         if self.lag == Lag::Copied { least } else { least.max(self.stall) }
     }
 
+    /// The node at this place is itself held up: it takes no more because it has no room, as it keeps what the next but one
+    /// lacks. Whatever those behind it say: what it has passed on it says itself.
+    fn is_blocked(&self, at: usize, now: Duration) -> bool {
+        let is_full = |bytes: u64| bytes >= self.spool_bytes / 2;
+        let keeps = |two: &[Node]| {
+            let passed = self.passed_to(two[0], two[1], now);
+            passed.is_none_or(|passed| is_full(self.members[two[0]].received.saturating_sub(passed)))
+        };
+        let mut behind = self.order[at + 1..].iter().take(2);
+        behind.any(|&next| is_full(self.lag(self.order[at], next))) || self.order[at..].windows(2).take(2).any(keeps)
+    }
+
     /// A link has been up for long enough to be compared with others.
     fn is_measured(&self, from: Node, to: Node, now: Duration) -> bool {
         let up_since = self.link(from, to).and_then(|link| link.up_since);
@@ -215,7 +225,7 @@ impl Chain {
         let &[SOURCE, head, behind, ..] = &self.order[..] else { return };
         let waits = self.lag(SOURCE, head) >= self.spool_bytes / 2;
         // Else it may be waiting for those behind it.
-        let passes = self.lag(head, behind) < self.spool_bytes / 4;
+        let passes = self.lag(head, behind) < self.spool_bytes / 4 && !self.is_blocked(1, now);
         let is_slow = self.is_measured(SOURCE, head, now) && waits && passes && self.members[head].rate > 0.0;
         self.head_slow_since = is_slow.then(|| self.head_slow_since.unwrap_or(now));
         let is_long = self.head_slow_since.is_some_and(|since| now.saturating_sub(since) >= RATE_OVER);

@@ -11,12 +11,13 @@ struct Rig {
     chain: Chain,
     now: Duration,
     asked: Vec<Action>,
+    received: Vec<u64>,
 }
 
 impl Rig {
     fn new(hosts: usize, lag: Lag) -> Self {
         let chain = Chain::of_stream(hosts + 1, SPOOL, STALL, lag, Duration::ZERO);
-        let mut rig = Self { chain, now: Duration::ZERO, asked: Vec::new() };
+        let mut rig = Self { chain, now: Duration::ZERO, asked: Vec::new(), received: vec![0; hosts + 1] };
         assert!(!rig.chain.is_connected());
         rig.act();
         assert!(rig.chain.is_connected());
@@ -40,9 +41,14 @@ impl Rig {
         let until = self.now + over;
         while self.now < until {
             self.now += STEP;
+            for &(node, received, _) in states {
+                self.received[node] = received;
+            }
             for &(node, received, written) in states {
                 let busy_permille = if written < received { 1000 } else { 0 };
-                let state = BroadcastState { received, written, busy_permille, ..BroadcastState::default() };
+                let next = self.chain.order.iter().skip_while(|&&other| other != node).nth(1);
+                let passed = next.map_or(0, |&next| self.received[next].min(received));
+                let state = BroadcastState { received, written, passed, busy_permille, ..BroadcastState::default() };
                 self.chain.state(node, &state, self.now);
             }
             self.chain.tick(self.now);
@@ -117,7 +123,7 @@ fn a_stream_ends_with_the_last_of_its_hosts() {
         rig.chain.lost(1);
         rig.act();
         assert_eq!((rig.chain.tree(1), rig.chain.before(2)), (Tree::Failed, Some(SOURCE)));
-        rig.chain.proof();
+        rig.chain.proof(100, false);
         for node in [SOURCE, 2, 3] {
             let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
             rig.chain.state(node, &state, rig.now);

@@ -42,6 +42,37 @@ struct Peer {
     rate: u64,
     /// It has no part in the stream, and says nothing of itself.
     is_joined: bool,
+    /// It is hostile: what it says of itself, and what it gives, is made up.
+    lie: Option<Lie>,
+}
+
+/// What a hostile node says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lie {
+    /// It has more than it has.
+    More(u64),
+    /// It has all.
+    All,
+    /// It has more than there is.
+    Impossible,
+    /// It has, and has passed on, less than it has.
+    Less,
+    /// It has passed on nothing.
+    Keeps,
+}
+
+impl Lie {
+    fn told(self, state: &BroadcastState, length: u64) -> BroadcastState {
+        let state = state.clone();
+        let BroadcastState { received, passed, .. } = state;
+        match self {
+            Self::More(by) => BroadcastState { received: (received + by).min(length), ..state },
+            Self::All => BroadcastState { received: length, has_all: true, ..state },
+            Self::Impossible => BroadcastState { received: u64::MAX, passed: u64::MAX, ..state },
+            Self::Less => BroadcastState { received: received / 3, passed: passed / 4, has_all: false, ..state },
+            Self::Keeps => BroadcastState { passed: 0, ..state },
+        }
+    }
 }
 
 struct Wire {
@@ -63,6 +94,7 @@ struct World {
     wires: BTreeMap<LinkId, Wire>,
     copies: Vec<(Node, Node, Duration)>,
     sent_by_source: u64,
+    outs: Vec<(Node, Why)>,
     is_ended: bool,
 }
 
@@ -81,6 +113,7 @@ impl World {
             is_told: false,
             rate: 8,
             is_joined: false,
+            lie: None,
         };
         Self {
             seed,
@@ -92,6 +125,7 @@ impl World {
             wires: BTreeMap::new(),
             copies: Vec::new(),
             sent_by_source: 0,
+            outs: Vec::new(),
             is_ended: false,
         }
     }
@@ -111,6 +145,7 @@ impl World {
             is_told,
             rate: 8,
             is_joined,
+            lie: None,
         };
         self.peers.push(peer);
         node
@@ -157,7 +192,7 @@ impl World {
                     let rate = self.peers[node].rate.min(self.peers[SOURCE].rate) as f64 / 2.0 * steps;
                     self.chain.probe_over(if self.is_well(node) { rate } else { 0.0 });
                 }
-                Action::Out(..) => {}
+                Action::Out(node, why) => self.outs.push((node, why)),
                 Action::End => self.is_ended = true,
             }
         }
@@ -229,6 +264,11 @@ impl World {
         }
     }
 
+    /// What the node behind one has.
+    fn passed(&self, node: Node) -> u64 {
+        self.peers[node].next.map_or(0, |next| self.peers[next].received)
+    }
+
     /// What nodes say of themselves.
     fn report(&mut self) {
         for node in 1..self.peers.len() {
@@ -236,7 +276,9 @@ impl World {
                 continue;
             }
             let (received, has_all) = (self.peers[node].received, self.peers[node].received == self.length);
-            let state = BroadcastState { received, written: received, has_all, ..BroadcastState::default() };
+            let passed = self.passed(node);
+            let state = BroadcastState { received, written: received, passed, has_all, ..BroadcastState::default() };
+            let state = self.peers[node].lie.map_or(state.clone(), |lie| lie.told(&state, self.length));
             self.chain.state(node, &state, self.now);
             let peer = &mut self.peers[node];
             if !peer.is_told && (peer.is_proven && has_all || peer.may_leave) {
@@ -245,7 +287,8 @@ impl World {
             }
         }
         if self.is_well(SOURCE) {
-            let state = BroadcastState { received: self.length, has_all: true, ..BroadcastState::default() };
+            let (received, passed) = (self.length, self.passed(SOURCE));
+            let state = BroadcastState { received, passed, has_all: true, ..BroadcastState::default() };
             self.chain.state(SOURCE, &state, self.now);
         }
     }
@@ -260,15 +303,21 @@ impl World {
                 if are_well {
                     self.peers[to].received = self.length;
                 }
-                let is_to_blame = self.peers[to].fault == Some(Fault::Full);
-                self.chain.copy_over(from, to, are_well && !is_to_blame, is_to_blame);
+                let is_forged = self.peers[from].lie.is_some() && are_well;
+                let end = match self.peers[to].fault {
+                    Some(Fault::Full) => CopyEnd::ToFailed,
+                    _ if is_forged => CopyEnd::Forged,
+                    _ if are_well => CopyEnd::Made,
+                    _ => CopyEnd::Broken,
+                };
+                self.chain.copy_over(from, to, end);
             }
         }
     }
 
     fn run(&mut self, mut each: impl FnMut(&mut Self)) {
         self.act();
-        self.chain.proof();
+        self.chain.proof(self.length, true);
         self.act();
         while !self.is_ended {
             assert!(self.now < TOO_LONG, "seed {}: {:?}", self.seed, self.chain);
@@ -383,25 +432,128 @@ fn one_that_stands_still_is_blamed_alone() {
         }
     };
     let ms = Duration::from_millis;
-    let say = |chain: &mut Chain, node: Node, received: u64, now: Duration| {
-        chain.state(node, &BroadcastState { received, written: received, ..BroadcastState::default() }, now);
+    let say = |chain: &mut Chain, node: Node, (received, passed): (u64, u64), now: Duration| {
+        chain.state(node, &BroadcastState { received, written: received, passed, ..BroadcastState::default() }, now);
     };
     all(&mut chain, ms(0));
     for at in (200..=9000).step_by(200) {
         let now = ms(at);
         // The third stops at 1 s; those before it are full soon, those behind it have all that there is.
         let full = (100 + at / 20).min(180);
-        for (node, received) in [(SOURCE, full + 64), (1, full + 32), (2, full), (3, 100), (4, 100), (5, 100)] {
-            // It is passed over at 6 s. Then the fourth goes on, the fifth is heard of later, those before them too.
-            let received = if node == 4 && at > 6400 { 140 } else { received };
+        // It is passed over at 6 s. Then the fourth goes on, the fifth is heard of later, those before them too.
+        let fourth = if at > 6400 { 140 } else { 100 };
+        let second = if at > 6400 { fourth } else { 100 };
+        let said = [(full + 64, full + 32), (full + 32, full), (full, second), (100, 100), (fourth, 100), (100, 0)];
+        for (node, said) in said.into_iter().enumerate() {
             if node != 3 || at <= 1000 {
-                say(&mut chain, node, received, now);
+                say(&mut chain, node, said, now);
             }
         }
         chain.tick(now);
         all(&mut chain, now);
     }
     assert_eq!(outs, [(3, Why::StoodStill)]);
+}
+
+/// Whatever a host says of itself, no other is passed over for it, and all others get the tree, also where the one behind it
+/// lies as well.
+#[test]
+fn a_host_that_lies_harms_nobody() {
+    for seed in seeds(60) {
+        let hosts = 2 + (seed % 6) as usize;
+        let mut world = World::new(seed, hosts, 600 + seed % 300);
+        let lies = [Lie::More(20), Lie::More(300), Lie::All, Lie::Impossible, Lie::Less, Lie::Keeps];
+        let liar = 1 + world.below(hosts as u64) as usize;
+        world.peers[liar].lie = Some(lies[world.below(6) as usize]);
+        world.peers[liar].rate = 1 + world.below(8);
+        if seed % 3 == 0 {
+            let other = 1 + liar % hosts;
+            world.peers[other].lie = Some(lies[world.below(6) as usize]);
+        }
+        world.run(|_| {});
+        for node in 1..=hosts {
+            let is_hostile = world.peers[node].lie.is_some();
+            let is_whole = world.chain.tree(node) == Tree::Done && world.peers[node].received == world.length;
+            assert!(is_hostile || is_whole, "seed {seed}: {node} of {hosts}, {liar} lies: {:?}", world.chain);
+            // Two may hold back what they say to have passed on, and nobody could tell.
+            let is_blamed = world.outs.iter().any(|(out, _)| *out == node) && seed % 3 != 0;
+            let lie = world.peers[liar].lie;
+            assert!(is_hostile || !is_blamed, "seed {seed}: {liar} of {hosts} lies: {lie:?}: {:?}", world.outs);
+        }
+    }
+}
+
+/// Who says what cannot be has failed, unless another one may have made it so.
+#[test]
+fn what_cannot_be_ends_a_host() {
+    for (node, said, has_all) in [(1, 101, false), (1, 60, true), (2, 101, false), (2, 60, true)] {
+        let mut chain = Chain::new(4, SPOOL, STALL, Duration::ZERO);
+        let mut outs = Vec::new();
+        let mut all = |chain: &mut Chain| {
+            while let Some(action) = chain.poll() {
+                match action {
+                    Action::Connect { link, .. } => chain.link_up(link, Duration::ZERO),
+                    Action::Out(node, why) => outs.push((node, why)),
+                    _ => {}
+                }
+            }
+        };
+        all(&mut chain);
+        let state = |received, has_all| BroadcastState { received, has_all, ..BroadcastState::default() };
+        chain.state(SOURCE, &state(100, true), Duration::ZERO);
+        chain.state(node, &state(said, has_all), Duration::ZERO);
+        chain.proof(100, true);
+        all(&mut chain);
+        // The second may have been given that.
+        if node == 2 {
+            chain.tree_over(node, true);
+            all(&mut chain);
+        }
+        assert_eq!(outs, [(node, Why::Lied)]);
+        assert_eq!(chain.tree(node), Tree::Failed);
+    }
+}
+
+/// Whoever gets something else than the source has sent gets it from the source, and who has changed it fails.
+#[test]
+fn who_changes_the_stream_is_found() {
+    // Who says that the stream was wrong, and who has failed by that: the third changes it; the third says so, and has passed
+    // on the right one; the first says so, to whom the source has sent it.
+    for (misled, failed) in [(&[4, 5][..], 3), (&[3], 3), (&[1], 1)] {
+        let mut chain = Chain::new(6, SPOOL, STALL, Duration::ZERO);
+        chain.proof(100, true);
+        let (mut copied, mut is_ended) = (Vec::new(), false);
+        let mut act = |chain: &mut Chain| {
+            while let Some(action) = chain.poll() {
+                match action {
+                    Action::Connect { link, .. } => chain.link_up(link, Duration::ZERO),
+                    Action::Copy { from, to } => {
+                        copied.push((from, to));
+                        chain.copy_over(from, to, CopyEnd::Made);
+                    }
+                    Action::End => is_ended = true,
+                    _ => {}
+                }
+            }
+        };
+        act(&mut chain);
+        for node in 0..6 {
+            let state = BroadcastState { received: 100, written: 100, has_all: true, ..BroadcastState::default() };
+            chain.state(node, &state, Duration::ZERO);
+        }
+        for node in 1..6 {
+            match misled.contains(&node) {
+                true => chain.misled(node),
+                false => chain.tree_over(node, true),
+            }
+            act(&mut chain);
+        }
+        assert!(is_ended);
+        assert!(copied.iter().all(|(from, _)| *from == SOURCE), "{copied:?}");
+        for node in 1..6 {
+            assert_eq!(chain.tree(node) == Tree::Failed, node == failed, "{node} of {misled:?}");
+        }
+    }
 }
 
 /// One that is slow does not hold the others, wherever it stands, and gets it in the end.
@@ -496,8 +648,12 @@ fn copies_come_from_the_source_alone() {
         assert!(going.len() <= COPIES_AT_ONCE as usize);
         if let Some(to) = going.pop_front() {
             // The fifth is broken, the seventh fails once.
-            let is_made = to != 5 && !(to == 7 && begun < 12);
-            chain.copy_over(SOURCE, to, is_made, to == 5);
+            let end = match to {
+                5 => CopyEnd::ToFailed,
+                7 if begun < 12 => CopyEnd::Broken,
+                _ => CopyEnd::Made,
+            };
+            chain.copy_over(SOURCE, to, end);
         }
     }
     assert!((1..=20).all(|node| (chain.tree(node) == Tree::Done) == (node != 5)));
@@ -537,7 +693,7 @@ fn without_its_source_a_broadcast_ends() {
 #[test]
 fn a_disk_that_stands_still_is_given_up() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
-    chain.proof();
+    chain.proof(100, true);
     chain.tree_over(1, true);
     let mut is_ended = false;
     for at in (200..=60_000).step_by(200) {
@@ -556,7 +712,7 @@ fn a_disk_that_stands_still_is_given_up() {
 #[test]
 fn a_while_in_which_the_caller_was_stopped_does_not_count() {
     let mut chain = Chain::new(3, SPOOL, STALL, Duration::ZERO);
-    chain.proof();
+    chain.proof(100, true);
     chain.tree_over(1, true);
     let say = |chain: &mut Chain, now: Duration| {
         for (node, written) in [(SOURCE, 0), (1, 100), (2, 40)] {

@@ -1,0 +1,313 @@
+//! What a tree is, in digests that every host can compute of what it has: so a copy is proven against the source also
+//! where another host gave it.
+//!
+//! * The *outline* is BLAKE3 over the records in the order of the walk, which is the same on every host: names, kinds,
+//!   sizes, targets, and of the metadata what the options keep.
+//! * The *contents* are a sum over all regular files, since those are finished in any order: the path, size and BLAKE3 of
+//!   each, stretched to 1024 numbers of 16 bits, and these added (LtHash). Sums in which an attacker chooses the terms
+//!   need to be that long: to find others with the same sum is as hard as finding short vectors of a lattice.
+//!
+//! Nothing here grows with the tree but the names of the directories on the way to an entry.
+//!
+//! Owners are a digest of their own, because only root can give files to others: a host where an agent is not root
+//! neither has them as the source does, nor could be given a wrong one.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use minicbor::{Decode, Encode};
+use rd_proto::tree::{Extension, Metadata, Record};
+
+use super::manifest::digest::RangeDigest;
+use crate::options::TreeOptions;
+
+const FILE_CONTEXT: &str = "rdma-pipe v2 file of a proven tree";
+const TREE_CONTEXT: &str = "rdma-pipe v2 proven tree";
+
+/// Numbers in the sum of the contents.
+const LANES: usize = 1024;
+
+/// Kinds of entries in an outline.
+const DIRECTORY: u8 = 1;
+const LEAVE: u8 = 2;
+const FILE: u8 = 3;
+const SYMLINK: u8 = 4;
+const HARD_LINK: u8 = 5;
+const SPECIAL: u8 = 6;
+
+/// What a tree is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TreeProof {
+    /// Of everything but owners and what else only root can set.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub entries: [u8; 32],
+    /// Of those.
+    #[cbor(n(1), with = "minicbor::bytes")]
+    pub rights: [u8; 32],
+}
+
+/// What a tree that is received must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Expected {
+    /// What it must be.
+    #[n(0)]
+    pub proof: TreeProof,
+    /// Another one is refused; else it is only told that it is another. The source itself gives what it has now.
+    #[n(1)]
+    pub is_bound: bool,
+}
+
+/// The sum of the contents of regular files. Any thread may add to it.
+#[derive(Debug)]
+pub struct Contents(Mutex<Box<[u16; LANES]>>);
+
+impl Default for Contents {
+    fn default() -> Self {
+        Self(Mutex::new(Box::new([0; LANES])))
+    }
+}
+
+impl Contents {
+    /// Adds a file. The order does not matter.
+    pub fn add(&self, path: &[u8], size: u64, digest: &[u8; 32]) {
+        let mut hasher = blake3::Hasher::new_derive_key(FILE_CONTEXT);
+        put(&mut hasher, path);
+        hasher.update(&size.to_le_bytes()).update(digest);
+        let mut stretched = [0; 2 * LANES];
+        hasher.finalize_xof().fill(&mut stretched);
+        let mut lanes = self.0.lock().expect("no panics under it");
+        for (lane, term) in lanes.iter_mut().zip(stretched.chunks_exact(2)) {
+            *lane = lane.wrapping_add(u16::from_le_bytes([term[0], term[1]]));
+        }
+    }
+}
+
+/// The records of a tree, in their order.
+#[derive(Debug)]
+pub struct Outline {
+    entries: blake3::Hasher,
+    rights: blake3::Hasher,
+    depth: usize,
+    keeps_mode: bool,
+    keeps_times: bool,
+    keeps_owner: bool,
+    keeps_xattrs: bool,
+    keeps_root: bool,
+}
+
+impl Outline {
+    /// Of a tree that is sent with these options.
+    pub fn new(options: &TreeOptions) -> Self {
+        Self {
+            entries: blake3::Hasher::new(),
+            rights: blake3::Hasher::new(),
+            depth: 0,
+            keeps_mode: options.mode,
+            keeps_times: options.times,
+            keeps_owner: options.owner && options.chown.is_none(),
+            keeps_xattrs: options.xattrs,
+            keeps_root: options.keeps_root,
+        }
+    }
+
+    /// Takes the next record. Not those that bring the contents of a file that was listed before.
+    pub fn take(&mut self, record: &Record<'_>) {
+        match *record {
+            Record::Directory { name, metadata } => {
+                self.begin(DIRECTORY, name);
+                if self.depth > 0 || !self.keeps_root {
+                    self.describe(&metadata, true);
+                }
+                self.depth += 1;
+            }
+            Record::Leave => {
+                self.begin(LEAVE, b"");
+                self.depth = self.depth.saturating_sub(1);
+            }
+            Record::File { name, metadata, data } => self.file(name, &metadata, data.len() as u64),
+            Record::Large { name, metadata, size, .. } | Record::Listed { name, metadata, size } => {
+                self.file(name, &metadata, size);
+            }
+            Record::Symlink { name, metadata, target } => {
+                self.begin(SYMLINK, name);
+                put(&mut self.entries, target);
+                self.describe(&metadata, false);
+            }
+            Record::HardLink { name, first } => {
+                self.begin(HARD_LINK, name);
+                put(&mut self.entries, first);
+            }
+            Record::Special { name, metadata, kind, device } => {
+                self.begin(SPECIAL, name);
+                self.entries.update(&[kind as u8]);
+                self.entries.update(&device.0.to_le_bytes()).update(&device.1.to_le_bytes());
+                self.describe(&metadata, true);
+            }
+            // They bring contents, or say what becomes of what is in the outline already.
+            Record::Wanted { .. }
+            | Record::Same { .. }
+            | Record::Differs { .. }
+            | Record::Gone { .. }
+            | Record::Incomplete
+            | Record::Closed { .. }
+            | Record::End { .. } => {}
+        }
+    }
+
+    fn file(&mut self, name: &[u8], metadata: &Metadata<'_>, size: u64) {
+        self.begin(FILE, name);
+        self.entries.update(&size.to_le_bytes());
+        self.describe(metadata, true);
+    }
+
+    fn begin(&mut self, kind: u8, name: &[u8]) {
+        for hasher in [&mut self.entries, &mut self.rights] {
+            hasher.update(&[kind]);
+            put(hasher, name);
+        }
+    }
+
+    fn describe(&mut self, metadata: &Metadata<'_>, has_mode: bool) {
+        if self.keeps_mode && has_mode {
+            self.entries.update(&metadata.mode.to_le_bytes());
+        }
+        if self.keeps_times {
+            self.entries.update(&metadata.modified.seconds.to_le_bytes());
+            self.entries.update(&metadata.modified.nanoseconds.to_le_bytes());
+        }
+        if self.keeps_owner {
+            // Numbers differ between hosts where names are the same.
+            let (mut user, mut group) = (None, None);
+            for extension in metadata.extensions.iter() {
+                match extension {
+                    Extension::User(name) => user = Some(name),
+                    Extension::Group(name) => group = Some(name),
+                    _ => {}
+                }
+            }
+            for (name, number) in [(user, metadata.uid), (group, metadata.gid)] {
+                match name {
+                    Some(name) => put(&mut self.rights, name),
+                    None => put(&mut self.rights, &number.to_le_bytes()),
+                }
+            }
+        }
+        if self.keeps_xattrs {
+            // File systems list them in any order.
+            let mut all: Vec<_> = metadata.xattrs.iter().collect();
+            all.sort_unstable();
+            for (name, value) in all {
+                let is_roots = name.starts_with(b"security.") || name.starts_with(b"trusted.");
+                let hasher = if is_roots { &mut self.rights } else { &mut self.entries };
+                hasher.update(b"x");
+                put(hasher, name);
+                put(hasher, value);
+            }
+        }
+        self.entries.update(b".");
+        self.rights.update(b".");
+    }
+
+    /// What the tree is, with the contents of its files.
+    pub fn finish(&self, contents: &Contents) -> TreeProof {
+        let mut hasher = blake3::Hasher::new_derive_key(TREE_CONTEXT);
+        hasher.update(self.entries.finalize().as_bytes());
+        for lane in contents.0.lock().expect("no panics under it").iter() {
+            hasher.update(&lane.to_le_bytes());
+        }
+        TreeProof { entries: *hasher.finalize().as_bytes(), rights: *self.rights.finalize().as_bytes() }
+    }
+}
+
+/// With its length, so that two fields cannot be taken for two others.
+fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+}
+
+/// A large file of which not all has come.
+struct Open {
+    path: Vec<u8>,
+    size: u64,
+    digest: RangeDigest,
+}
+
+/// Computes what a tree is from the parts that are sent of it.
+pub struct Summing {
+    outline: Outline,
+    contents: Contents,
+    /// The directories that have been entered.
+    names: Vec<Vec<u8>>,
+    /// The name of a single root is none of the tree's: each host may give it another.
+    is_single: bool,
+    large: BTreeMap<u32, Open>,
+    /// Nothing can be said of it.
+    is_void: bool,
+}
+
+impl Summing {
+    /// Of so many roots, sent with these options.
+    pub fn new(roots: usize, options: &TreeOptions) -> Self {
+        Self {
+            outline: Outline::new(options),
+            contents: Contents::default(),
+            names: Vec::new(),
+            is_single: roots == 1,
+            large: BTreeMap::new(),
+            is_void: false,
+        }
+    }
+
+    /// Takes the next part, as [`TreeSink::push`](super::sink::TreeSink::push) would.
+    pub fn take(&mut self, item: u32, position: u64, data: &[u8]) {
+        if item > 0 {
+            if let Some(open) = self.large.get(&item) {
+                open.digest.add(data, position);
+            }
+            return;
+        }
+        let mut rest = data;
+        while let Ok(Some(record)) = Record::decode(&mut rest) {
+            self.outline.take(&record);
+            match record {
+                Record::Directory { name, .. } => self.names.push(name.to_vec()),
+                Record::Leave => drop(self.names.pop()),
+                Record::File { name, data, .. } => {
+                    self.contents.add(&self.path(name), data.len() as u64, blake3::hash(data).as_bytes());
+                }
+                Record::Large { name, item, size, .. } => {
+                    let (path, digest) = (self.path(name), RangeDigest::new(size));
+                    self.large.insert(item, Open { path, size, digest });
+                }
+                Record::Closed { item, data_bytes, is_intact } => self.close(item, data_bytes, is_intact),
+                _ => {}
+            }
+        }
+    }
+
+    fn path(&self, name: &[u8]) -> Vec<u8> {
+        let names = self.names.iter().map(Vec::as_slice).chain([name]).skip(usize::from(self.is_single));
+        names.collect::<Vec<_>>().join(&b'/')
+    }
+
+    fn close(&mut self, item: u32, data_bytes: u64, is_intact: bool) {
+        let Some(Open { path, size, digest }) = self.large.remove(&item).filter(|_| is_intact) else { return };
+        // What has not come are holes. A file in so many pieces that not all of them were kept cannot be told of.
+        let mut holes = 0;
+        let found = digest.finish(|target, _| {
+            holes += target.len() as u64;
+            target.fill(0);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        let Ok(digest) = found;
+        self.is_void |= holes != size - data_bytes.min(size);
+        self.contents.add(&path, size, digest.as_bytes());
+    }
+
+    /// What the tree is; `None` if that cannot be said.
+    pub fn finish(&self) -> Option<TreeProof> {
+        (!self.is_void).then(|| self.outline.finish(&self.contents))
+    }
+}
+
+#[cfg(test)]
+mod tests;

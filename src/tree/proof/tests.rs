@@ -1,0 +1,219 @@
+//! Trees that one host has given to another, held against what the source has said of its own.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use super::*;
+use crate::fs::direct::Tally;
+use crate::tree::entries::EntryStream;
+use crate::tree::sink::{Destination, Names, Refused, Report, TreeSink};
+use crate::tree::source::{Next, TreeSource};
+use crate::tree::sync_tests::{Maker, copy, picture, scratch};
+use crate::tree::{Root, local, packed};
+
+const PART_BYTES: usize = 1 << 20;
+
+/// What the source says of a tree.
+fn proof(from: &[&Path]) -> TreeProof {
+    let roots: Vec<Root> = from.iter().enumerate().map(|(number, at)| Root::new(at, format!("root{number}"))).collect();
+    let options = TreeOptions::default();
+    let mut summing = Summing::new(roots.len(), &options);
+    let source = TreeSource::new(roots, packed::PART_BYTES, options, Arc::default()).expect("a source");
+    packed::pack(&source.unanswered(), &Tally::default(), |packet| {
+        packet.part.into_iter().for_each(|(item, position, data)| summing.take(item, position, data));
+        true
+    })
+    .expect("threads");
+    summing.finish().expect("it can be told")
+}
+
+/// Has one host give the tree to another, which knows what it must be.
+fn give(from: &[&Path], to: &Path, options: TreeOptions, expected: Expected) -> Result<Report, Refused> {
+    let roots: Vec<Root> = from.iter().enumerate().map(|(number, at)| Root::new(at, format!("root{number}"))).collect();
+    let (directory, names) = match &from {
+        [_] => (to.parent().expect("one"), Names::Only(to.file_name().expect("one").as_encoded_bytes().to_vec())),
+        _ => (to, Names::Among(roots.iter().map(|root| root.name.to_vec()).collect())),
+    };
+    let source = Arc::new(TreeSource::new(roots, PART_BYTES, options.clone(), Arc::default()).expect("a source"));
+    let destination = Destination { options, names, expected: Some(expected), ..Destination::default() };
+    let mut sink = TreeSink::new(directory, destination, local::answer(&source)).expect("a sink");
+    let stream = Arc::new_cyclic(|stream: &Weak<EntryStream>| {
+        let stream = Weak::clone(stream);
+        EntryStream::new(Box::new(move |_| stream.upgrade().expect("in use").taken(1)))
+    });
+    sink.list_to(&stream);
+    let mut target = vec![0; PART_BYTES];
+    loop {
+        let part = match source.next(&mut target, PART_BYTES, &Tally::default()) {
+            Next::Part(part) => part,
+            Next::Cold(range, cold) => {
+                let outcome = rustix::io::pread(&cold.file, cold.hole(&mut target), cold.hole_offset());
+                source.note_arrival();
+                source.settle(&range, &cold, outcome, &mut target, &Tally::default()).expect("read")
+            }
+            Next::Ended => break,
+            other => panic!("{other:?}"),
+        };
+        sink.push(part.item, part.position, Arc::new(target[..part.length].to_vec()))?;
+    }
+    sink.finish()
+}
+
+fn bound(proof: TreeProof) -> Expected {
+    Expected { proof, is_bound: true }
+}
+
+fn random_tree(at: &Path, maker: &mut Maker) {
+    fs::create_dir(at).expect("a directory");
+    for name in 0..10 {
+        maker.make(&at.join(format!("n{name}")), 3);
+    }
+    let mut data = vec![0; 3 << 20];
+    maker.fill(&mut data);
+    fs::write(at.join("large"), &data).expect("a file");
+    fs::write(at.join("other"), &data[..1 << 20]).expect("a file");
+    fs::hard_link(at.join("large"), at.join("n-link")).expect("a link");
+    let holes = File::create(at.join("holes")).expect("a file");
+    holes.set_len(5 << 20).expect("longer");
+    std::os::unix::fs::FileExt::write_all_at(&holes, b"in it", 2_000_000).expect("written");
+}
+
+#[test]
+fn a_tree_is_the_same_wherever_it_lies() {
+    for seed in 0..12 {
+        let scratch = scratch();
+        let [from, giver, fresh, old] = ["from", "giver", "fresh", "old"].map(|name| scratch.path().join(name));
+        let mut maker = Maker(seed);
+        random_tree(&from, &mut maker);
+        copy(&from, &old, &TreeOptions::default(), false);
+        maker.change(&from);
+        let said = proof(&[&from]);
+        copy(&from, &giver, &TreeOptions::default(), false);
+        assert_eq!(proof(&[&giver]), said, "seed {seed}");
+        let report = give(&[&giver], &fresh, TreeOptions::default(), bound(said)).expect("the same");
+        assert_eq!((report.failed, report.is_other), (0, false), "seed {seed}");
+        assert_eq!(picture(&fresh), picture(&from), "seed {seed}");
+        // Over what was there, of which only what differs comes.
+        let compares = TreeOptions { compares: true, ..TreeOptions::default() };
+        match give(&[&giver], &old, compares, bound(said)) {
+            Ok(report) => assert_eq!((report.failed, report.is_other), (0, false), "seed {seed}"),
+            // A directory that is in the way of a file stays there.
+            Err(refused) => {
+                assert_eq!((refused, picture(&old) == picture(&from)), (Refused::Forged, false), "seed {seed}")
+            }
+        }
+    }
+}
+
+#[test]
+fn several_roots_and_single_files_are_proven() {
+    let scratch = scratch();
+    let at = |name: &str| scratch.path().join(name);
+    let mut maker = Maker(3);
+    fs::create_dir(at("to")).expect("a directory");
+    random_tree(&at("a"), &mut maker);
+    fs::write(at("b"), b"a file").expect("a file");
+    let roots = [at("a"), at("b")];
+    let roots: Vec<&Path> = roots.iter().map(|root| &**root).collect();
+    let said = proof(&roots);
+    give(&roots, &at("to"), TreeOptions::default(), bound(said)).expect("the same");
+    assert_eq!(picture(&at("to/root0")), picture(&at("a")));
+    for bytes in [0, 9, 3 << 20] {
+        let mut data = vec![0; bytes];
+        maker.fill(&mut data);
+        fs::write(at("file"), &data).expect("a file");
+        let said = proof(&[&at("file")]);
+        give(&[&at("file")], &at("copied"), TreeOptions::default(), bound(said)).expect("the same");
+        assert!(fs::read(at("copied")).expect("there") == data);
+        fs::remove_file(at("copied")).expect("there");
+        data.push(7);
+        fs::write(at("file"), &data).expect("a file");
+        let refused = give(&[&at("file")], &at("copied"), TreeOptions::default(), bound(said)).map(drop);
+        assert_eq!((refused, at("copied").exists()), (Err(Refused::Forged), false), "{bytes}");
+    }
+}
+
+/// Whatever a giver changes in its tree: no other host gets that under its name, and the source's own may be another.
+#[test]
+fn what_a_giver_has_changed_is_refused() {
+    type Change = fn(&Path);
+    /// Without a trace in the metadata.
+    fn change(at: &Path, how: impl FnOnce(&Path)) {
+        let modified = fs::metadata(at).and_then(|found| found.modified()).expect("a time");
+        how(at);
+        File::options().append(true).open(at).and_then(|file| file.set_modified(modified)).expect("ours");
+    }
+    fn keeps_time(at: &Path, how: impl FnOnce()) {
+        let modified = fs::metadata(at).and_then(|found| found.modified()).expect("a time");
+        how();
+        File::open(at).and_then(|file| file.set_modified(modified)).expect("ours");
+    }
+    fn with_byte(at: &Path, position: usize) {
+        let mut data = fs::read(at).expect("there");
+        data[position] ^= 1;
+        fs::write(at, data).expect("ours");
+    }
+    let changes: [(&str, Change); 9] = [
+        ("a byte of a large file", |at| change(&at.join("large"), |large| with_byte(large, 2 << 20))),
+        ("a byte of a small file", |at| change(&at.join("d/small"), |small| with_byte(small, 0))),
+        ("a file more", |at| keeps_time(&at.join("d"), || fs::write(at.join("d/more"), b"").expect("ours"))),
+        ("a file less", |at| keeps_time(&at.join("d"), || fs::remove_file(at.join("d/small")).expect("there"))),
+        ("a mode", |at| fs::set_permissions(at.join("d/small"), fs::Permissions::from_mode(0o4755)).expect("ours")),
+        ("a time", |at| fs::write(at.join("d/small"), b"small").expect("ours")),
+        ("a target", |at| {
+            keeps_time(&at.join("d"), || {
+                fs::remove_file(at.join("d/link")).expect("there");
+                symlink("/etc/passwd", at.join("d/link")).expect("a link");
+            });
+        }),
+        ("two names", |at| {
+            keeps_time(at, || {
+                fs::rename(at.join("one"), at.join("x")).expect("there");
+                fs::rename(at.join("two"), at.join("one")).expect("there");
+                fs::rename(at.join("x"), at.join("two")).expect("there");
+            });
+        }),
+        ("a directory", |at| keeps_time(at, || fs::create_dir(at.join("z")).expect("ours"))),
+    ];
+    for (what, tamper) in changes {
+        let scratch = scratch();
+        let [from, giver, to] = ["from", "giver", "to"].map(|name| scratch.path().join(name));
+        random_tree(&from, &mut Maker(1));
+        fs::create_dir(from.join("d")).expect("a directory");
+        fs::write(from.join("d/small"), b"small").expect("a file");
+        symlink("small", from.join("d/link")).expect("a link");
+        // Same size, same time, other contents.
+        for (name, data) in [("one", b"1"), ("two", b"2")] {
+            fs::write(from.join(name), data).expect("a file");
+            let file = File::options().append(true).open(from.join(name)).expect("ours");
+            file.set_modified(std::time::UNIX_EPOCH).expect("ours");
+        }
+        copy(&from, &giver, &TreeOptions::default(), false);
+        let said = proof(&[&from]);
+        tamper(&giver);
+        let refused = give(&[&giver], &to, TreeOptions::default(), bound(said));
+        assert_eq!((refused.map(drop), to.exists()), (Err(Refused::Forged), false), "{what}");
+        let names: Vec<_> = fs::read_dir(scratch.path()).expect("there").collect();
+        assert_eq!(names.len(), 2, "{what}: nothing of it stays: {names:?}");
+        let report = give(&[&giver], &to, TreeOptions::default(), Expected { proof: said, is_bound: false });
+        assert!(report.expect("what it is now").is_other, "{what}");
+        assert!(to.exists());
+    }
+}
+
+/// What it takes does not grow with the tree: a sum of two kibibytes, and the names of the directories above an entry.
+#[test]
+fn the_order_of_files_does_not_matter_and_their_paths_do() {
+    let sum = |files: &[(&str, u8)]| {
+        let contents = Contents::default();
+        for (path, digest) in files {
+            contents.add(path.as_bytes(), 1, &[*digest; 32]);
+        }
+        Outline::new(&TreeOptions::default()).finish(&contents)
+    };
+    assert_eq!(sum(&[("a", 1), ("b", 2), ("c", 3)]), sum(&[("c", 3), ("a", 1), ("b", 2)]));
+    assert_ne!(sum(&[("a", 1), ("b", 2)]), sum(&[("a", 2), ("b", 1)]));
+    assert_ne!(sum(&[("a", 1)]), sum(&[("a", 1), ("a", 1)]));
+}

@@ -1,0 +1,95 @@
+//! Whether what has come is what the source has, before it gets its name: see [`crate::tree::proof`].
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use blake3::Hash;
+use rd_proto::tree::Record;
+use rustix::io::Errno;
+
+use super::entry::Large;
+use super::jobs::Job;
+use super::{Refused, TreeSink};
+use crate::fs::read_up_to;
+use crate::options::TreeOptions;
+use crate::tree::manifest::digest::RangeDigest;
+use crate::tree::proof::{Expected, Outline};
+
+/// What has come so far, and what it is to be.
+pub(super) struct Proving {
+    outline: Outline,
+    expected: Expected,
+}
+
+impl Proving {
+    pub(super) fn new(expected: Expected, options: &TreeOptions) -> Self {
+        Self { outline: Outline::new(options), expected }
+    }
+
+    /// Takes the next record, as the sender has sent it.
+    pub(super) fn take(&mut self, record: &Record<'_>) {
+        self.outline.take(record);
+    }
+}
+
+impl TreeSink {
+    /// Compares what has come with what it must be. Everything has been written, and what is held back has no name yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused::Forged`].
+    pub(super) fn prove(&mut self) -> Result<(), Refused> {
+        let Some(Proving { outline, expected }) = self.proving.take() else { return Ok(()) };
+        self.shared.finish_manifest();
+        self.shared.check()?;
+        let Some(contents) = self.shared.manifest.get().and_then(|manifest| manifest.contents()) else { return Ok(()) };
+        if let Some(held) = &self.held {
+            for file in held.files() {
+                if let Some(digest) = file.prove() {
+                    contents.add(&file.directory.told_path(&file.name), file.size, digest.as_bytes());
+                }
+            }
+            if let (Some(Job::Make(chunk, batch)), Some(Some(top))) = (held.job(), self.levels.first()) {
+                for record in batch.records((**chunk).as_ref()) {
+                    if let Record::File { name, data, .. } = record {
+                        let name = top.final_name(name);
+                        contents.add(&top.told_path(name), data.len() as u64, blake3::hash(data).as_bytes());
+                    }
+                }
+            }
+        }
+        let found = outline.finish(contents);
+        // Who is not root can give files to nobody, and was given none that are another's.
+        let is_root = rustix::process::geteuid().is_root();
+        let is_right = found.entries == expected.proof.entries && (!is_root || found.rights == expected.proof.rights);
+        if !is_right && expected.is_bound {
+            self.shared.is_trusted.store(false, Relaxed);
+            return Err(Refused::Forged);
+        }
+        self.is_other = !is_right;
+        Ok(())
+    }
+}
+
+impl Large {
+    /// The digest of what will stand under its name, before it has that; none where it will not.
+    fn prove(&self) -> Option<Hash> {
+        if !self.is_complete.load(Acquire) || self.has_failed.load(Relaxed) {
+            return None;
+        }
+        let all = RangeDigest::new(self.size);
+        let found = match &self.basis {
+            Some(basis) if basis.is_all(self.directory.fd.as_fd(), &self.name) => finish(&all, basis.file()),
+            _ => self.fill().and_then(|()| finish(self.digest.as_ref().unwrap_or(&all), &self.partial.file)),
+        };
+        found.map_err(|error| self.fail_once(error)).ok()
+    }
+}
+
+/// The digest of a file of which `digest` has some already.
+pub(super) fn finish(digest: &RangeDigest, file: impl AsFd) -> Result<Hash, Errno> {
+    digest.finish(|target, at| match read_up_to(&file, target, at)? {
+        count if count < target.len() => Err(Errno::NODATA),
+        _ => Ok(()),
+    })
+}

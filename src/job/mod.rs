@@ -340,7 +340,8 @@ impl Job {
             if let Some(update) = self.updates.pop_front() {
                 return Some(update);
             }
-            if self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
+            // What has been heard by then comes first: nobody is late who has only not been listened to.
+            if self.heard.is_empty() && self.arrivals_due().is_some_and(|due| due <= Instant::now()) {
                 self.see_to_arrivals();
                 continue;
             }

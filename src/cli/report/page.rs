@@ -423,7 +423,7 @@ fn pipeline(html: &mut Html, record: &Record, pipeline: &event::Pipeline<'_>) {
     tracks.sort_by_key(|track| track.stages);
     for hop in pipeline.hops.iter().take(HOPS_MAX) {
         let of_hop = |track: &&Track| track.names[0] == hop.from && track.names[1] == hop.to;
-        let track = tracks.iter().position(|track| of_hop(track)).map(|at| tracks.remove(at));
+        let track = tracks.iter().position(of_hop).map(|at| tracks.remove(at));
         html.words("h3", "", &format!("{} → {}", hop.from, hop.to));
         html.element("dl", &[("class", "facts")], |html| {
             fact(html, "Data", |html| html.data("bytes", &hop.bytes.to_string(), &size_words(hop.bytes)));

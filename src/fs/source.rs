@@ -130,7 +130,7 @@ impl Source {
     }
 
     /// The same, read for somebody who waits for an answer: what comes after a pause goes out at once, and what comes
-    /// without one waits no longer than [`PROMPT_PAUSE_MAX`] for more.
+    /// without one waits no longer than `PROMPT_PAUSE_MAX` for more.
     pub fn prompt(self) -> Self {
         match self {
             Self::Stream(stream) => Self::Stream(StreamSource { is_prompt: true, ..stream }),

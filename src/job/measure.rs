@@ -34,7 +34,7 @@ impl Launched {
     ///
     /// # Errors
     ///
-    /// As [`super::launching::greet`].
+    /// Where it could not be started, or did not answer.
     pub(crate) fn start(setup: Setup, host: &OsStr, ports: Option<(u16, u16)>) -> Result<Self, Failure> {
         // A signal ends this process, and the agent with it: nothing is half done.
         let mut job = Job::without_signals(setup, false);

@@ -41,7 +41,7 @@ pub struct Destination {
     /// The sender is this process, and reads as this user: what it says of owners is so; large files are not resumed, as
     /// comparing them takes longer than copying, and may share their blocks with their sources.
     pub is_local: bool,
-    /// What comes is proven only at the end: before [`TreeSink::finish`] a directory at the top that was not there, a large
+    /// What comes is proven only at the end: before [`super::TreeSink::finish`] a directory at the top that was not there, a large
     /// file at the top, and a file that is all of the tree, get no names.
     pub awaits_proof: bool,
     /// What the tree must be; proven likewise.

@@ -66,15 +66,6 @@ impl Lab {
     }
 }
 
-#[track_caller]
-fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
-    let fed = feed(process.stdin(), input.to_vec());
-    let output = drain(process.stdout());
-    let ended = process.wait();
-    fed.join().expect("no panic");
-    (ended, output.join().expect("no panic"))
-}
-
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

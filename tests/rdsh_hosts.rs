@@ -24,15 +24,6 @@ fn called(network: &Network, program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-#[track_caller]
-fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
-    let fed = feed(process.stdin(), input.to_vec());
-    let output = drain(process.stdout());
-    let ended = process.wait();
-    fed.join().expect("no panic");
-    (ended, output.join().expect("no panic"))
-}
-
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn as_ssh_does() {

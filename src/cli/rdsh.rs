@@ -90,7 +90,7 @@ impl Arguments for ShellArguments {
     }
 }
 
-/// A failure of ours is one of ssh's to whoever has called it.
+/// To its caller, a failure of ours is one of ssh's.
 fn as_ssh(failure: Failure) -> Failure {
     match failure.exit {
         Exit::Stage(_) | Exit::Signal(_) => failure,

@@ -1,8 +1,8 @@
 //! Adding a host to a copy that runs: another command of the same user asks for it at a unix socket.
 //!
 //! The socket has the job's name and lies in a directory that is the user's alone. Who connects is asked for nothing but a
-//! host and a path, and the copy reaches that host as it does any other, by its own launcher: neither the host nor whoever
-//! connects is handed a key.
+//! host and a path, and the copy reaches that host as it does any other, by its own launcher: neither the host nor the
+//! command that connects is handed a key.
 //!
 //! A message is its length in four bytes, big-endian, then CBOR. There is one request on a connection, then states of the
 //! host, of which the last one has an outcome.

@@ -432,6 +432,16 @@ pub fn feed(mut pipe: ChildStdin, bytes: Vec<u8>) -> JoinHandle<()> {
     std::thread::spawn(move || drop(pipe.write_all(&bytes)))
 }
 
+/// Gives a process all of its input, and waits for its end and for all of its output.
+#[track_caller]
+pub fn finish(mut process: Process, input: &[u8]) -> (Ended, Vec<u8>) {
+    let fed = feed(process.stdin(), input.to_vec());
+    let output = drain(process.stdout());
+    let ended = process.wait();
+    fed.join().expect("no panic");
+    (ended, output.join().expect("no panic"))
+}
+
 /// Reads to the end in a thread of its own.
 pub fn drain(mut pipe: ChildStdout) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {

@@ -312,16 +312,7 @@ impl Copy<'_> {
         let at = run.nodes[node - 1];
         run.targets[at].why = Some(why);
         let has_all = run.targets[at].state.has_all;
-        let stall = self.plan.stall.as_secs();
         let reason = match why {
-            Why::Lost => format!("lost {label}"),
-            Why::CutOff => format!("{label} cannot be reached by its neighbours"),
-            Why::StoodStill => format!("{label} has taken nothing for {stall} s"),
-            Why::Slow => format!("{label} is much slower than the others"),
-            Why::TooFar => format!("{label} is too far behind the others"),
-            Why::DiskStill => return,
-            // It says so itself.
-            Why::Failed | Why::SourceLost => return,
             Why::Misled => format!("{label} was given something else than the source has sent"),
             Why::Lied | Why::Forged => {
                 let line = match why {
@@ -331,6 +322,10 @@ impl Copy<'_> {
                 run.targets[at].failure = Some(Failure::new(Exit::Integrity, format!("{label} {line}")));
                 return;
             }
+            why => match links::passed_over(why, &label, self.plan.stall) {
+                Some(reason) => reason,
+                None => return,
+            },
         };
         let then = match why {
             Why::Lost => OTHERS_GO_ON,

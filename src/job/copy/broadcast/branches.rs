@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::chain::{Action, Chain, Node, SOURCE, Tree, Why};
-use super::links::Links;
+use super::links::{self, Links};
 use super::{OTHERS_GO_ON, SPOOL_BYTES};
 use crate::control::frames::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, Fault, Message, Report};
 use crate::fault::{Exit, escaped};
@@ -235,15 +235,7 @@ impl<'a> Branches<'a> {
         }
         let branch = &mut self.branches[node - 1];
         branch.why.get_or_insert(why);
-        let (name, stall) = (&branch.name, self.stall.as_secs());
-        let reason = match why {
-            Why::Lost => format!("lost {name}"),
-            Why::CutOff => format!("{name} cannot be reached by its neighbours"),
-            Why::StoodStill => format!("{name} has taken nothing for {stall} s"),
-            Why::Slow => format!("{name} is much slower than the others"),
-            Why::TooFar => format!("{name} is too far behind the others"),
-            Why::DiskStill | Why::Failed | Why::SourceLost | Why::Misled | Why::Lied | Why::Forged => return,
-        };
+        let Some(reason) = links::passed_over(why, &branch.name, self.stall) else { return };
         let then = if branch.state.has_all && why != Why::Lost { "it has all that it needs" } else { OTHERS_GO_ON };
         self.said.push(format!("{reason}; {then}"));
     }

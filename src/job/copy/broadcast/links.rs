@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::chain::{Chain, LinkEnd, LinkId};
+use super::chain::{Chain, LinkEnd, LinkId, Why};
 use crate::control::frames;
 use crate::fault::Exit;
 use crate::job::hop::Side;
@@ -15,6 +15,18 @@ const PROBE: Duration = Duration::from_millis(400);
 
 /// How long the second end of a hop that has failed may take to say so as well.
 const OTHER_END_MAX: Duration = Duration::from_millis(1800);
+
+/// Why the others go on without a host, for the user; `None` where it says so itself, or its end does.
+pub(super) fn passed_over(why: Why, host: &str, stall: Duration) -> Option<String> {
+    Some(match why {
+        Why::Lost => format!("lost {host}"),
+        Why::CutOff => format!("{host} cannot be reached by its neighbours"),
+        Why::StoodStill => format!("{host} has taken nothing for {} s", stall.as_secs()),
+        Why::Slow => format!("{host} is much slower than the others"),
+        Why::TooFar => format!("{host} is too far behind the others"),
+        Why::DiskStill | Why::Failed | Why::SourceLost | Why::Misled | Why::Lied | Why::Forged => return None,
+    })
+}
 
 /// Those that are there.
 #[derive(Default)]

@@ -250,6 +250,11 @@ fn a_host_that_gives_something_else_is_found_out() {
     let modified = fs::metadata(&forged).and_then(|found| found.modified()).expect("there");
     fs::write(&forged, noise(57).iter().rev().copied().collect::<Vec<u8>>()).expect("ours");
     fs::File::open(&forged).and_then(|file| file.set_modified(modified)).expect("ours");
+    // Until it is passed over: else the rest of the stream would come to it, which is not what was changed.
+    while !process.stderr().contains("h2 ") {
+        assert!(Instant::now() < until, "{}", process.stderr());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     kill_process(agent, Signal::CONT).expect("it runs");
     let ended = process.wait();
     ended.expect(0);

@@ -38,6 +38,10 @@ const SETUP_MIN: Duration = Duration::from_secs(10);
 /// A link that is back sooner than this was never called lost: on a switch of transport it is gone for a moment.
 const LOST_TOLD_AFTER: Duration = Duration::from_millis(500);
 
+/// A chunk that so many lanes in a row have taken with them, while nothing else came through either, shows a network that
+/// lets no chunk through, however long its idle lanes live: one that loses large packets, say.
+const REPLAYS_MAX: u32 = 4;
+
 /// A gap between two time-outs that only a stopped process explains.
 const ASLEEP: Duration = Duration::from_secs(3);
 
@@ -88,6 +92,10 @@ pub(crate) struct Lanes {
     /// The first loss since payload has moved, or since a lane that carries it has lasted. A network that lets lanes come up
     /// and nothing through is no better than none: coming up does not end the reconnect window.
     vain_since: Option<Duration>,
+    /// How many chunks have come through, or more: what has changed while this has not, was in vain.
+    carried: u64,
+    /// Since nothing has come through: when the first chunk was lost with its lane, and how often the unluckiest one was.
+    replays: Option<(Duration, u32)>,
     lost_told: bool,
     had_payload_lane: bool,
     peer_paused: bool,
@@ -114,6 +122,8 @@ impl Lanes {
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
             vain_since: None,
+            carried: 0,
+            replays: None,
             lost_told: false,
             had_payload_lane: false,
             peer_paused: false,
@@ -300,6 +310,8 @@ impl Lanes {
         for since in [&mut self.lost_since, &mut self.vain_since].into_iter().flatten() {
             *since = now;
         }
+        self.carried += 1;
+        self.replays = None;
         self.last_timeout = now;
     }
 
@@ -376,6 +388,19 @@ impl Lanes {
     /// A chunk has come through.
     pub(crate) fn carried(&mut self) {
         self.vain_since = None;
+        self.carried += 1;
+        self.replays = None;
+    }
+
+    /// Changes with each chunk that comes through.
+    pub(crate) fn carried_mark(&self) -> u64 {
+        self.carried
+    }
+
+    /// A chunk was lost with its lane, so many times since one has come through.
+    pub(crate) fn replayed(&mut self, times: u32, now: Duration) {
+        let (since, most) = self.replays.unwrap_or((now, 0));
+        self.replays = Some((since, most.max(times)));
     }
 
     fn note_payload(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
@@ -429,13 +454,18 @@ impl Lanes {
         // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
-        let lasts = |lane: LaneId| now.saturating_sub(self.places[usize::from(lane.index)].since) >= HEARD_MAX;
+        // Silence is not lasting: a lane that is about to be closed for it has not been of use.
+        let lasts = |lane: LaneId| {
+            let place = &self.places[usize::from(lane.index)];
+            place.heard.saturating_sub(place.since) >= HEARD_MAX
+        };
         if self.payload().any(lasts) {
             self.vain_since = None;
         }
         let window = if self.had_payload_lane { self.agreed.reconnect } else { self.agreed.reconnect.max(SETUP_MIN) };
         let since = self.lost_since.map(|lost| self.vain_since.map_or(lost, |vain| vain.min(lost)));
-        since.is_some_and(|since| now.saturating_sub(since) >= window)
+        let in_vain = self.replays.and_then(|(since, times)| (times >= REPLAYS_MAX).then_some(since));
+        [since, in_vain].into_iter().flatten().any(|since| now.saturating_sub(since) >= window)
     }
 
     /// Dials every lane that is wanted and whose time has come.

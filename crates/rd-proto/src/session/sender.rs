@@ -117,6 +117,8 @@ struct Chunk {
     taken: bool,
     plain_bytes: u32,
     tag: [u8; 16],
+    /// How often it was lost with its lane while nothing came through, and [`super::Lanes::carried_mark`] of then.
+    replays: (u32, u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -253,7 +255,9 @@ impl Sender {
         state.move_to(Place::Ready, &mut self.read_ahead);
         let (plain_bytes, encrypted) = (header.plain_bytes, header.sealed);
         *state = BufferState { place: Place::Ready, sequence, plain_bytes, encrypted, taken: false, arrived: false };
-        *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes, tag: header.tag };
+        // Sealed anew for another path, it is the same chunk.
+        let replays = if chunk.buffer == Some(buffer) { chunk.replays } else { (0, 0) };
+        *chunk = Chunk { buffer: Some(buffer), taken: false, plain_bytes, tag: header.tag, replays };
         self.sealed_end = self.sealed_end.max(sequence + 1);
         self.cursor = self.cursor.min(sequence);
         if header.is_final {
@@ -468,7 +472,7 @@ impl Sender {
     }
 
     /// The receiver has let go of this lane's place up to this generation, and has these chunks.
-    fn lane_gone(&mut self, gone: LaneId, have: &SequenceSet) {
+    fn lane_gone(&mut self, gone: LaneId, have: &SequenceSet, now: Duration) {
         let covers = |lane: LaneId| lane.index == gone.index && lane.generation <= gone.generation;
         for state in &mut self.buffers {
             if let Place::OnLane(lane) | Place::Sent(lane) = state.place
@@ -486,11 +490,11 @@ impl Sender {
                 self.core.lanes.close(account.lane, &mut self.core.actions);
             }
         }
-        self.settle();
+        self.settle(now);
     }
 
     /// Makes ready again what lanes took with them that are down at both ends.
-    fn settle(&mut self) {
+    fn settle(&mut self, now: Duration) {
         while let Some(at) = self.lanes.iter().position(|account| !account.up && account.gone) {
             let settled = self.lanes.swap_remove(at).lane;
             for state in &mut self.buffers {
@@ -504,6 +508,11 @@ impl Sender {
                     state.move_to(Place::Ready, &mut self.read_ahead);
                     self.cursor = self.cursor.min(state.sequence);
                     self.core.counters.replayed += 1;
+                    let mark = self.core.lanes.carried_mark();
+                    let chunk = &mut self.chunks[state.sequence as usize % SPAN_MAX];
+                    let before = if chunk.replays.1 == mark { chunk.replays.0 } else { 0 };
+                    chunk.replays = (before + 1, mark);
+                    self.core.lanes.replayed(before + 1, now);
                 }
             }
         }
@@ -563,7 +572,7 @@ impl Machine for Sender {
         for buffer in 0..self.buffers.len() as u32 {
             self.handed_back(lane, buffer);
         }
-        self.settle();
+        self.settle(now);
         if self.done_sent
             && !self.core.is_ending()
             && let Some(survivor) = self.core.control_lane()
@@ -585,7 +594,7 @@ impl Machine for Sender {
                 self.take(&taken)
             }
             Frame::LaneGone { lane, have } => {
-                self.lane_gone(lane, &have);
+                self.lane_gone(lane, &have, now);
                 Ok(())
             }
             Frame::Answer { number, bytes } => match &mut self.answers {

@@ -443,8 +443,14 @@ fn a_line_that_becomes_slow_gets_short_chunks_and_full_ones_when_it_is_fast_agai
 /// What a chunk should take at most, and a page more.
 const CHUNK_TIME_MAX: Duration = Duration::from_millis(275);
 
-/// When it ends, if a lane comes up each second and lasts for so long. `carries`: a chunk comes through each time.
+/// When it ends, if a lane comes up each second, is heard for so long and lasts as long. `carries`: a chunk comes through
+/// each time.
 fn ends_after(machine: &mut impl Machine, lasts: Duration, carries: bool) -> Option<Duration> {
+    ends_after_silence(machine, lasts, lasts, carries)
+}
+
+/// The same, but for lanes that are silent at the end of their time.
+fn ends_after_silence(machine: &mut impl Machine, heard: Duration, lasts: Duration, carries: bool) -> Option<Duration> {
     let step = Duration::from_millis(250);
     let mut now = Duration::ZERO;
     for generation in 0..200 {
@@ -456,7 +462,7 @@ fn ends_after(machine: &mut impl Machine, lasts: Duration, carries: bool) -> Opt
         }
         while now < next {
             now += step;
-            machine.handle_heard(lane, now);
+            machine.handle_heard(lane, now.min(ends - lasts + heard));
             if now == ends {
                 machine.handle_lane_down(lane, now);
             }
@@ -486,6 +492,63 @@ fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
     assert_eq!(ends_after(&mut sender(), short, true), None);
     assert_eq!(ends_after(&mut receiver(), short, true), None);
     assert_eq!(ends_after(&mut sender(), long, false), None);
+    // A lane that is closed for its silence has not lasted.
+    let (heard, silent) = (Duration::from_secs(1), Duration::from_secs(1) + HEARD_MAX);
+    assert!(ends_after_silence(&mut sender(), heard, silent, false).is_some());
+    assert!(ends_after_silence(&mut receiver(), heard, silent, false).is_some());
+}
+
+/// Lanes live, and each takes its chunk with it: when a sender ends. `carries`: once another chunk came through.
+fn ends_after_replays(carries: bool) -> Option<Duration> {
+    let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    agreed.reconnect = Duration::from_secs(20);
+    let mut sender = Sender::new(agreed, true, 8);
+    let (life, mut now) = (HEARD_MAX + Duration::from_secs(1), Duration::ZERO);
+    let (none, mut filled) = (SequenceSet::default(), false);
+    for generation in 0..30 {
+        let lane = LaneId { index: 0, generation };
+        sender.handle_lane_up(lane, now);
+        let ack = Frame::Ack { credit_total: 1, window: 8, taken: none.clone() };
+        sender.handle_frame(lane, ack, now).expect("credit");
+        if generation > 0 {
+            let lost = LaneId { index: 0, generation: generation - 1 };
+            sender.handle_frame(lane, Frame::LaneGone { lane: lost, have: none.clone() }, now).expect("it is gone");
+        }
+        let ends = now + life;
+        while now < ends {
+            now += TICK;
+            sender.handle_heard(lane, now);
+            sender.handle_timeout(now);
+            sender.advance(now);
+            while let Some(action) = sender.poll_action() {
+                match action {
+                    Action::Fill { buffer, .. } => {
+                        let header = ChunkHeader { sealed: true, is_final: true, ..ChunkHeader::default() };
+                        if std::mem::replace(&mut filled, true) {
+                            sender.handle_unfilled(buffer);
+                        } else {
+                            sender.handle_sealed(buffer, &header);
+                        }
+                    }
+                    Action::SendChunk(lane, buffer) => sender.handle_sent(lane, buffer, now),
+                    Action::End(Outcome::LinkLost { .. }) => return Some(now),
+                    _ => {}
+                }
+            }
+        }
+        if carries {
+            sender.core().lanes.carried();
+        }
+        sender.handle_lane_down(lane, now);
+    }
+    None
+}
+
+#[test]
+fn a_chunk_that_every_lane_takes_with_it_ends_the_session() {
+    let ended = ends_after_replays(false).expect("given up");
+    assert!(ended > Duration::from_secs(20) && ended < Duration::from_secs(40), "{ended:?}");
+    assert_eq!(ends_after_replays(true), None, "something comes through");
 }
 
 #[test]

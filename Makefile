@@ -21,7 +21,7 @@ MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
 	tests/testbed/slurm tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test .ci/run
 
-.PHONY: all build install uninstall packages package-deps test-packages deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report clean
+.PHONY: all build install uninstall packages package-deps test-packages deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report book clean
 
 all: build
 
@@ -129,6 +129,13 @@ bench-quick: bench-deps build
 # Puts what `make bench` has measured, under build/bench, into docs/performance: the sections of its rows, no others.
 bench-report: build
 	$(CARGO) bench --locked --bench bench -- --report
+
+# The pages under docs as a book, for a browser: build/book/index.html.
+MDBOOK = build/mdbook-0.4.52
+book:
+	@test -x $(MDBOOK)/bin/mdbook || { echo "building mdBook, once; this takes some minutes"; \
+		$(CARGO) install --quiet --locked --root $(MDBOOK) --version 0.4.52 mdbook; }
+	$(MDBOOK)/bin/mdbook build docs
 
 clean:
 	$(CARGO) clean

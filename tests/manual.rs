@@ -229,6 +229,25 @@ fn links_between_the_pages_lead_somewhere() {
     assert!(count > 60, "{count}");
 }
 
+/// `make book` takes what docs/SUMMARY.md names, and nothing from beside docs.
+#[test]
+fn the_book_has_every_page_and_no_link_out_of_it() {
+    let summary = document("docs/SUMMARY.md");
+    let mut pages: Vec<String> =
+        ["docs", "docs/guide", "docs/notes", "docs/performance"].into_iter().flat_map(pages_in).collect();
+    pages.retain(|name| name != "docs/SUMMARY.md");
+    for name in &pages {
+        let page = document(name);
+        let title = page.lines().next().and_then(|line| line.strip_prefix("# ")).expect("a title");
+        let entry = format!("- [{title}]({})", name.strip_prefix("docs/").expect("it is there"));
+        let count = summary.lines().filter(|line| line.trim_start() == entry).count();
+        assert_eq!(count, 1, "docs/SUMMARY.md: one line {entry}");
+        let outside = "../".repeat(name.matches('/').count());
+        assert!(!page.contains(&format!("]({outside}")), "{name} has a link out of the book");
+    }
+    assert_eq!(summary.matches("](").count(), pages.len(), "docs/SUMMARY.md names what there is");
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -241,7 +241,7 @@ fn the_text_has_what_was_found_why_it_matters_and_the_fix_in_80_columns() {
 fn the_guide_shows_what_is_printed() {
     let sections = [super::of_host("this host", "here", &facts("roce-1024"))];
     let text = output::text(&sections, false) + &output::sum(&sections, false, None);
-    let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/commands.md")).expect("it");
+    let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/guide/measuring.md")).expect("it");
     let (_, shown) = guide.split_once("$ rddoctor\n").expect("the example");
     let (shown, _) = shown.split_once("```").expect("its end");
     for line in shown.lines().filter(|line| *line != "…") {

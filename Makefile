@@ -19,7 +19,7 @@ UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 UNITS = packaging/rdrecv@.service
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/slurm tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test .ci/run
+	tests/testbed/slurm tests/testbed/zfs tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test .ci/run
 
 .PHONY: all build install uninstall packages package-deps test-packages deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report book clean
 

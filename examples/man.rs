@@ -6,11 +6,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use clap::{Command, CommandFactory, ValueHint};
-use clap_complete::Shell;
+use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 use rdma_pipe::cli::agent::AgentArguments;
+use rdma_pipe::cli::complete::{self, Shell};
 use rdma_pipe::cli::doctor::DoctorArguments;
 use rdma_pipe::cli::examples::{self, Example};
 use rdma_pipe::cli::habits::LETTERS;
@@ -24,27 +24,32 @@ use rdma_pipe::cli::send::SendArguments;
 /// What stands in a page beside the definitions.
 struct Page {
     command: Command,
-    other: &'static str,
-    environment: &'static [(&'static str, &'static str)],
     examples: &'static [Example],
+    environment: Vec<&'static [Term]>,
+    files: Vec<&'static [Term]>,
+    /// Pages of others; those of ours all name each other.
+    others: &'static [&'static str],
 }
 
-const RDCP_RSH: (&str, &str) = ("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.");
+/// A name, and what it means.
+type Term = (&'static str, &'static str);
 
-const NO_COLOR: (&str, &str) =
-    ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it.");
+const RSH: &[Term] = &[("RDCP_RSH", "The command that runs a program on a host, where there is no --rsh.")];
 
 /// What all commands of a person's read.
-const SETTINGS: &[(&str, &str)] = &[
+const SETTINGS: &[Term] = &[
     (
         "RDMA_PIPE_CONFIG",
         "The only file of settings that is read, instead of those under FILES; \"none\" for none at all.",
     ),
     ("XDG_CONFIG_HOME", "The directory of the user's settings, instead of ~/.config."),
+    ("HOME", "The user's home, ~ under FILES; else that of the system's accounts."),
+    ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it."),
+    ("TERM", "On a terminal that is \"dumb\" nothing is coloured, and no bar is drawn."),
 ];
 
 /// Where those settings are.
-const FILES: &[(&str, &str)] = &[
+const SETTINGS_FILES: &[Term] = &[
     (
         "~/.config/rdma-pipe/config.toml",
         "Defaults of options, in TOML: their long names are the keys, as in lanes = 4, quiet = true or exclude = [\".git\"]. \
@@ -56,6 +61,65 @@ const FILES: &[(&str, &str)] = &[
     ),
     ("/etc/rdma-pipe/config.toml", "The same for all users of this host. No file is read on the other hosts."),
 ];
+
+const KEY: &[Term] = &[(
+    "RD_KEY",
+    "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY.",
+)];
+
+const PERF_KEY: &[Term] = &[("RD_KEY", "KEY, for HOST:PORT and for serve.")];
+
+const TEMPORARY: &[Term] = &[(
+    "TMPDIR",
+    "Where what does not fit into memory is written, such as names of files with several links, and what a command is behind \
+     with (--spool); /var/tmp where it is not set. Those files have no names, and go with the process.",
+)];
+
+const CACHE: &[Term] = &[("XDG_CACHE_HOME", "The directory of the user's caches, instead of ~/.cache.")];
+
+const ALLOCATION: &[Term] = &[
+    (
+        "SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_NODELIST",
+        "The nodes of an allocation of Slurm's, for --hosts slurm; a copy to several of them is started by srun.",
+    ),
+    ("XDG_RUNTIME_DIR", "Where the sockets for --join are, instead of /run/user/UID."),
+];
+
+const SSH_CONNECTION: &[Term] =
+    &[("SSH_CONNECTION", "The address by which ssh has reached this host, which sshd sets: others may be told it.")];
+
+/// What is on a host that the agent is brought to.
+const AGENT_FILES: &[Term] = &[(
+    "~/.cache/rdma-pipe/rdma-pipe-agent-HASH",
+    "On other hosts: the agent that was copied there, where none of this version is installed. It may be removed at any \
+     time.",
+)];
+
+/// Hosts that a person may mean.
+const SSH_FILES: &[Term] = &[(
+    "~/.ssh/config, ~/.ssh/known_hosts, /etc/ssh/ssh_config, /etc/ssh/ssh_known_hosts",
+    "Names of hosts, for completions, and to tell a host whose colon is missing from a file; all else in them is for ssh.",
+)];
+
+const PARTIAL_FILES: &[Term] = &[(
+    ".HASH.rd-part",
+    "Beside its place, a file or directory that is not yet whole; what is left of one that was interrupted is resumed from \
+     when the command is run again, and may be removed.",
+)];
+
+const COPY_FILES: &[Term] = &[
+    (".HASH.rd-link", "Beside its place, a link or an old file for as long as one takes the place of the other."),
+    ("~/.cache/rdma-pipe/digests", "At both ends: what --digest-cache keeps."),
+    (
+        "/run/user/UID/rdma-pipe/JOB",
+        "The socket of a copy to several hosts that runs, for --join; without a directory for sockets \
+         /tmp/rdma-pipe-UID/JOB.",
+    ),
+    ("/etc/hosts", "Names of hosts, to tell one whose colon is missing from a file."),
+];
+
+const STANDING_FILES: &[Term] =
+    &[("rdrecv@.service", "A unit of systemd's for a receiver that stands; its comments say what to put where.")];
 
 /// What `SRC/` and `SRC` make with `--sync`, as two pictures of the same width.
 const TREES: &[&str] = &[
@@ -141,43 +205,69 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ),
 ];
 
-const RSH: &[(&str, &str)] = &[RDCP_RSH, NO_COLOR];
-
-const KEY: &[(&str, &str)] = &[
-    ("RD_KEY", "KEY, where the command line has \"-\" or nothing in its place. It is not read where there is a KEY."),
-    NO_COLOR,
-];
-
 fn pages() -> Vec<Page> {
     vec![
         Page {
             command: CopyArguments::command(),
-            other: "rdma-pipe-agent",
-            environment: RSH,
             examples: examples::RDCP,
+            environment: vec![RSH, ALLOCATION, CACHE, TEMPORARY, SETTINGS],
+            files: vec![SETTINGS_FILES, PARTIAL_FILES, COPY_FILES, AGENT_FILES, SSH_FILES],
+            others: &["cp", "rsync", "scp", "ssh"],
         },
-        Page { command: PipeArguments::command(), other: "rdcp", environment: RSH, examples: examples::RDPIPE },
-        Page { command: ShellArguments::command(), other: "rdcp", environment: RSH, examples: examples::RDSH },
+        Page {
+            command: PipeArguments::command(),
+            examples: examples::RDPIPE,
+            environment: vec![RSH, TEMPORARY, SETTINGS],
+            files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
+            others: &["ssh"],
+        },
+        Page {
+            command: ShellArguments::command(),
+            examples: examples::RDSH,
+            environment: vec![RSH, SETTINGS],
+            files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
+            others: &["ssh"],
+        },
         Page {
             command: DoctorArguments::command(),
-            other: "rdcp",
-            environment: &[RDCP_RSH, NO_COLOR],
             examples: examples::RDDOCTOR,
+            environment: vec![RSH, SSH_CONNECTION, SETTINGS],
+            files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
+            others: &["ibv_devinfo", "ssh"],
         },
         Page {
             command: AgentArguments::command(),
-            other: "rdcp",
-            environment: &[("HOME", "Where relative paths start.")],
             examples: examples::AGENT,
+            environment: vec![
+                &[("HOME", "Where relative paths start; else that of the system's accounts.")],
+                CACHE,
+                TEMPORARY,
+                SSH_CONNECTION,
+            ],
+            files: vec![PARTIAL_FILES, COPY_FILES.split_at(2).0, AGENT_FILES],
+            others: &["ssh"],
         },
         Page {
             command: PerfArguments::command(),
-            other: "rdcp",
-            environment: &[("RD_KEY", "KEY, for HOST:PORT and for serve."), RDCP_RSH, NO_COLOR],
             examples: examples::RDPERF,
+            environment: vec![PERF_KEY, RSH, SETTINGS],
+            files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
+            others: &["ib_send_bw", "ssh"],
         },
-        Page { command: SendArguments::command(), other: "rdrecv", environment: KEY, examples: examples::RDSEND },
-        Page { command: RecvArguments::command(), other: "rdsend", environment: KEY, examples: examples::RDRECV },
+        Page {
+            command: SendArguments::command(),
+            examples: examples::RDSEND,
+            environment: vec![KEY, SETTINGS],
+            files: vec![SETTINGS_FILES],
+            others: &[],
+        },
+        Page {
+            command: RecvArguments::command(),
+            examples: examples::RDRECV,
+            environment: vec![KEY, SETTINGS],
+            files: vec![SETTINGS_FILES, PARTIAL_FILES, STANDING_FILES],
+            others: &["systemd.unit"],
+        },
     ]
 }
 
@@ -192,40 +282,11 @@ pub fn files() -> Vec<(String, Vec<u8>)> {
             (Shell::Fish, format!("{name}.fish")),
             (Shell::Zsh, format!("_{name}")),
         ] {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut completed(page.command.clone()), &name, &mut script);
-            let script = without_hidden(String::from_utf8(script).expect("text"), &page.command);
-            files.push((format!("docs/completions/{file}"), script.into_bytes()));
+            files.push((format!("docs/completions/{file}"), complete::script(shell, &name).into_bytes()));
         }
     }
     files.push(("docs/report.schema.json".to_owned(), rdma_pipe::cli::json::schema().into_bytes()));
     files
-}
-
-/// A script without hidden options, which clap_complete offers like any other: a line each for zsh and fish, words for bash.
-fn without_hidden(script: String, command: &Command) -> String {
-    let hidden = command.get_arguments().filter(|argument| argument.is_hide_set());
-    hidden.filter_map(|argument| argument.get_long()).fold(script, |script, long| {
-        let is_its_own = |line: &&str| line.contains(&format!("'--{long}[")) || line.contains(&format!(" -l {long} "));
-        let rest: String = script.split_inclusive('\n').filter(|line| !is_its_own(line)).collect();
-        rest.replace(&format!(" --{long} "), " ")
-    })
-}
-
-/// The command as shells are to know it: its positional arguments have no names, and the last may be a file.
-fn completed(command: Command) -> Command {
-    let has = |name| command.get_arguments().any(|argument| argument.get_id() == name);
-    if has("paths") {
-        command.mut_arg("paths", |paths| paths.value_name("PATH").value_hint(ValueHint::AnyPath))
-    } else if has("stages") {
-        command.mut_arg("stages", |stages| stages.value_name("COMMAND").value_hint(ValueHint::CommandString))
-    } else if has("positionals") {
-        command.mut_arg("positionals", |positionals| positionals.value_name("ARGUMENT").value_hint(ValueHint::FilePath))
-    } else if has("host") {
-        command.mut_arg("host", |host| host.value_hint(ValueHint::Hostname))
-    } else {
-        command
-    }
 }
 
 fn manual(page: &Page) -> io::Result<Vec<u8>> {
@@ -235,7 +296,11 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;
-    man.render_options_section(&mut text)?;
+    let mut options = Vec::new();
+    man.render_options_section(&mut options)?;
+    // FILES are those that the program itself has, in every page.
+    let options = String::from_utf8(options).expect("text").replace("\n.SH FILES\n", "\n.SH \"WHAT IS COPIED\"\n");
+    text.extend(options.into_bytes());
     let mut roff = Roff::new();
     if page.command.get_name() == "rdcp" {
         roff.control("SH", ["SYNCHRONIZING"]);
@@ -276,25 +341,26 @@ fn manual(page: &Page) -> io::Result<Vec<u8>> {
             define(&mut roff, heading, meaning);
         }
     }
-    // The agent reads none.
-    let has_settings = page.command.get_name() != "rdma-pipe-agent";
-    let (files, variables) = if has_settings { (FILES, SETTINGS) } else { (&[][..], &[][..]) };
-    if has_settings {
-        roff.control("SH", ["FILES"]);
-    }
-    for (name, meaning) in files {
-        define(&mut roff, name, meaning);
-    }
-    roff.control("SH", ["ENVIRONMENT"]);
-    for (name, meaning) in page.environment.iter().chain(variables) {
-        define(&mut roff, name, meaning);
+    for (heading, terms) in [("FILES", &page.files), ("ENVIRONMENT", &page.environment)] {
+        roff.control("SH", [heading]);
+        for (name, meaning) in terms.iter().copied().flatten() {
+            define(&mut roff, name, meaning);
+        }
     }
     roff.control("SH", ["EXAMPLES"]);
     for (line, meaning) in page.examples {
         define(&mut roff, line, meaning);
     }
     roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold(page.other), roman("(1)")]);
+    let ours = ["rdcp", "rdpipe", "rdsh", "rdsend", "rdrecv", "rdperf", "rddoctor", "rdma-pipe-agent"];
+    let ours = ours.iter().copied().filter(|name| *name != page.command.get_name());
+    let section = |name: &str| if name.contains('.') { "(5)" } else { "(1)" };
+    let mut words = Vec::new();
+    for name in ours.chain(page.others.iter().copied()) {
+        words.extend((!words.is_empty()).then(|| roman(", ")));
+        words.extend([bold(name), roman(section(name))]);
+    }
+    roff.text(words);
     roff.to_writer(&mut text)?;
     Ok(text)
 }

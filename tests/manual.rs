@@ -70,6 +70,110 @@ fn every_help_and_manual_page_has_examples_that_are_taken() {
     }
 }
 
+/// What programs read of their environment, and those that read it: all but the agent where none is named.
+const VARIABLES: &[(&str, &[&str])] = &[
+    ("HOME", &["rdcp", "rdpipe", "rdsh", "rdsend", "rdrecv", "rdperf", "rddoctor", "rdma-pipe-agent"]),
+    ("NO_COLOR", &[]),
+    ("RDCP_RSH", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor"]),
+    ("RDMA_PIPE_CONFIG", &[]),
+    ("RD_KEY", &["rdsend", "rdrecv", "rdperf"]),
+    ("SLURM_JOB_ID", &["rdcp"]),
+    ("SLURM_JOB_NODELIST", &["rdcp"]),
+    ("SLURM_NODELIST", &["rdcp"]),
+    ("SSH_CONNECTION", &["rddoctor", "rdma-pipe-agent"]),
+    ("TERM", &[]),
+    ("TMPDIR", &["rdcp", "rdpipe", "rdma-pipe-agent"]),
+    ("XDG_CACHE_HOME", &["rdcp", "rdma-pipe-agent"]),
+    ("XDG_CONFIG_HOME", &[]),
+    ("XDG_RUNTIME_DIR", &["rdcp"]),
+];
+
+/// Files by their names in the pages, and the programs that read or write them; the same.
+const FILES: &[(&str, &[&str])] = &[
+    ("~/.config/rdma-pipe/config.toml", &[]),
+    ("/etc/rdma-pipe/config.toml", &[]),
+    (".HASH.rd-part", &["rdcp", "rdrecv", "rdma-pipe-agent"]),
+    (".HASH.rd-link", &["rdcp", "rdma-pipe-agent"]),
+    ("~/.cache/rdma-pipe/digests", &["rdcp", "rdma-pipe-agent"]),
+    ("~/.cache/rdma-pipe/rdma-pipe-agent-HASH", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor", "rdma-pipe-agent"]),
+    ("/run/user/UID/rdma-pipe/JOB", &["rdcp"]),
+    ("~/.ssh/config, ~/.ssh/known_hosts", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor"]),
+    ("/etc/hosts", &["rdcp"]),
+];
+
+/// A section of a page, without the marks of roff.
+fn section(name: &str, heading: &str) -> String {
+    let page = document(&format!("docs/man/{name}.1"));
+    let heading = if heading.contains(' ') { format!("\n.SH \"{heading}\"\n") } else { format!("\n.SH {heading}\n") };
+    let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("{name}.1: no section {heading:?}"));
+    assert!(!rest.contains(&heading), "{name}.1: twice {heading:?}");
+    let section = rest.split("\n.SH ").next().unwrap_or_default();
+    section.replace("\\fB", "").replace("\\fR", "").replace("\\-", "-").replace("\\&", "")
+}
+
+#[test]
+fn every_page_has_what_one_looks_for_and_names_what_the_program_reads() {
+    for command in commands() {
+        let name = command.get_name();
+        for heading in ["EXIT STATUS", "FILES", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"] {
+            assert!(
+                section(name, heading).contains("(1)") || section(name, heading).contains(".TP"),
+                "{name}.1: {heading}"
+            );
+        }
+        for other in commands().filter(|other| other.get_name() != name) {
+            assert!(section(name, "SEE ALSO").contains(&format!("{}(1)", other.get_name())), "{name}.1");
+        }
+        let reads = |who: &[&str]| if who.is_empty() { name != "rdma-pipe-agent" } else { who.contains(&name) };
+        for (heading, known) in [("ENVIRONMENT", VARIABLES), ("FILES", FILES)] {
+            let section = section(name, heading);
+            // The names alone: a variable may be spoken of where another one is explained.
+            let terms: Vec<&str> = section.split(".TP\n").filter_map(|term| term.lines().next()).collect();
+            for (what, who) in known {
+                let is_named = terms
+                    .iter()
+                    .any(|term| *term == *what || term.split(", ").any(|term| term == *what) || term.starts_with(what));
+                assert_eq!(is_named, reads(who), "{name}.1: {heading}: {what}: {terms:?}");
+            }
+        }
+    }
+}
+
+/// The files of a folder, and of those in it, that are code of the program.
+fn sources(folder: &Path) -> Vec<String> {
+    let mut texts = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("readable").path();
+        let is_test = path.file_stem().is_some_and(|stem| stem == "tests" || stem == "simulation");
+        if path.is_dir() && !is_test {
+            texts.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !is_test {
+            let text = fs::read_to_string(&path).expect("text");
+            texts.push(text.split("#[cfg(test)]").next().unwrap_or_default().to_owned());
+        }
+    }
+    texts
+}
+
+#[test]
+fn no_variable_is_read_that_no_page_names() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "crates/rd-proto/src", "crates/rd-verbs/src"];
+    let mut found = std::collections::BTreeSet::new();
+    for text in folders.iter().flat_map(|folder| sources(&root.join(folder))) {
+        // A name in quotes where the environment is asked, or in what says that it is a variable's.
+        let asks = ["env::var", "absolute(\"", "variable(\"", "VARIABLE", "is_set(\""];
+        for line in text.lines().filter(|line| asks.iter().any(|ask| line.contains(ask))) {
+            let names = line.split('"').skip(1).step_by(2);
+            let is_name =
+                |name: &&str| name.len() > 3 && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+            found.extend(names.filter(is_name).map(str::to_owned));
+        }
+    }
+    let known: std::collections::BTreeSet<String> = VARIABLES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(found, known, "VARIABLES here, and the tables in examples/man.rs, have those that the code reads");
+}
+
 #[test]
 fn a_synopsis_is_what_a_person_types_and_not_a_list_of_all_options() {
     for command in commands() {

@@ -1,106 +1,13 @@
+# Completions of rddoctor for bash: what may come is asked of rdma-pipe itself.
 _rddoctor() {
-    local i cur prev opts cmd
-    COMPREPLY=()
-    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-        cur="$2"
-    else
-        cur="${COMP_WORDS[COMP_CWORD]}"
+    local answer
+    mapfile -t answer < <(rdma-pipe complete bash rddoctor "${COMP_LINE:0:COMP_POINT}" "$2" 2>/dev/null)
+    COMPREPLY=("${answer[@]:1}")
+    if [[ ${#COMPREPLY[@]} -eq 0 && ${answer[0]-files} == files ]]; then
+        compopt -o bashdefault -o default
+    elif [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[/:=] ]]; then
+        compopt -o nospace
     fi
-    prev="$3"
-    cmd=""
-    opts=""
-
-    for i in "${COMP_WORDS[@]:0:COMP_CWORD}"
-    do
-        case "${cmd},${i}" in
-            ",$1")
-                cmd="rddoctor"
-                ;;
-            *)
-                ;;
-        esac
-    done
-
-    case "${cmd}" in
-        rddoctor)
-            opts="-P -i -J -F -o -h -V --json --fix-script --seconds --transport --port-range --rsh --launcher --parallel --ssh-port --agent --no-bootstrap --via --relay --color --show-config --help --version"
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
-                --seconds)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --transport)
-                    COMPREPLY=($(compgen -W "auto rdma prefer-rdma tcp" -- "${cur}"))
-                    return 0
-                    ;;
-                --port-range)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --rsh)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --launcher)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --parallel)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --ssh-port)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -P)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -i)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -J)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -F)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -o)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --agent)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --via)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --color)
-                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
-                    return 0
-                    ;;
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
-    esac
 }
 
-if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
-    complete -F _rddoctor -o nosort -o bashdefault -o default rddoctor
-else
-    complete -F _rddoctor -o bashdefault -o default rddoctor
-fi
+complete -F _rddoctor rddoctor

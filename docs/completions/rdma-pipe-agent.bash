@@ -1,46 +1,13 @@
-_rdma__pipe__agent() {
-    local i cur prev opts cmd
-    COMPREPLY=()
-    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-        cur="$2"
-    else
-        cur="${COMP_WORDS[COMP_CWORD]}"
+# Completions of rdma-pipe-agent for bash: what may come is asked of rdma-pipe itself.
+_rdma_pipe_agent() {
+    local answer
+    mapfile -t answer < <(rdma-pipe complete bash rdma-pipe-agent "${COMP_LINE:0:COMP_POINT}" "$2" 2>/dev/null)
+    COMPREPLY=("${answer[@]:1}")
+    if [[ ${#COMPREPLY[@]} -eq 0 && ${answer[0]-files} == files ]]; then
+        compopt -o bashdefault -o default
+    elif [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[/:=] ]]; then
+        compopt -o nospace
     fi
-    prev="$3"
-    cmd=""
-    opts=""
-
-    for i in "${COMP_WORDS[@]:0:COMP_CWORD}"
-    do
-        case "${cmd},${i}" in
-            ",$1")
-                cmd="rdma__pipe__agent"
-                ;;
-            *)
-                ;;
-        esac
-    done
-
-    case "${cmd}" in
-        rdma__pipe__agent)
-            opts="-h -V --help --version"
-            if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
-                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-                return 0
-            fi
-            case "${prev}" in
-                *)
-                    COMPREPLY=()
-                    ;;
-            esac
-            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
-            return 0
-            ;;
-    esac
 }
 
-if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
-    complete -F _rdma__pipe__agent -o nosort -o bashdefault -o default rdma-pipe-agent
-else
-    complete -F _rdma__pipe__agent -o bashdefault -o default rdma-pipe-agent
-fi
+complete -F _rdma_pipe_agent rdma-pipe-agent

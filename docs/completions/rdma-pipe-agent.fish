@@ -1,2 +1,10 @@
-complete -c rdma-pipe-agent -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c rdma-pipe-agent -s V -l version -d 'Print version'
+# Completions of rdma-pipe-agent for fish: what may come is asked of rdma-pipe itself.
+function __fish_rdma_pipe_agent_words
+    set -l answer (rdma-pipe complete fish rdma-pipe-agent (commandline -cp | string collect) 2>/dev/null)
+    if test "$answer[1]" != none
+        __fish_complete_path (commandline -ct)
+    end
+    set -q answer[2]; and printf '%s\n' $answer[2..-1]
+end
+
+complete -c rdma-pipe-agent -f -a '(__fish_rdma_pipe_agent_words)'

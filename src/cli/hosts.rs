@@ -1,14 +1,24 @@
-//! Names of hosts that the user knows: a word that is one of them, where a path or a command was expected, lacks its colon.
+//! Names of hosts that the user knows, from ssh's files: shells complete them, and a word that is one of them, where a path
+//! or a command was expected, lacks its colon.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::control::names;
 
 /// Bytes that are read of each file.
 const BYTES_MAX: u64 = 1 << 20;
+
+/// Files of ssh's configuration that are read, and how deep one may include another, as in ssh.
+const FILES_MAX: usize = 256;
+const DEPTH_MAX: usize = 16;
+
+/// ssh's own directory, and what it has for all users.
+const SYSTEM: &str = "/etc/ssh";
 
 /// Whether a word names a host, as far as this host's files tell: it is an address, has a user in front, or stands in ssh's
 /// configuration, among the hosts that ssh has seen, or in /etc/hosts. Asks no other host.
@@ -21,12 +31,73 @@ pub(crate) fn is_known(word: &str) -> bool {
     if name.is_empty() || name.contains(['/', ':']) {
         return false;
     }
-    let home = names::own_home().map(PathBuf::from).unwrap_or_default();
     !user.is_empty()
         || name.parse::<IpAddr>().is_ok()
-        || in_configuration(&text(&home.join(".ssh/config")), name)
-        || in_known_hosts(&text(&home.join(".ssh/known_hosts")), name)
+        || of_ssh(None).contains(name)
         || in_hosts(&text(Path::new("/etc/hosts")), name)
+}
+
+/// The hosts that ssh's configuration names, and those that it has seen, unless their names are hashed. `configuration`: that
+/// of `-F`, in place of the user's and the system's.
+pub(crate) fn of_ssh(configuration: Option<&Path>) -> BTreeSet<String> {
+    let home = names::own_home().map(PathBuf::from).unwrap_or_default();
+    let own = home.join(".ssh");
+    let mut found = Configuration { hosts: BTreeSet::new(), files: 0 };
+    match configuration {
+        Some(file) => found.read(file, &own, 0),
+        None => {
+            found.read(&own.join("config"), &own, 0);
+            found.read(&Path::new(SYSTEM).join("ssh_config"), Path::new(SYSTEM), 0);
+        }
+    }
+    let system = Path::new(SYSTEM);
+    for file in [own.join("known_hosts"), own.join("known_hosts2"), system.join("ssh_known_hosts")] {
+        found.hosts.extend(known_hosts(&text(&file)).map(str::to_owned));
+    }
+    found.hosts
+}
+
+/// What is found in ssh's configuration.
+struct Configuration {
+    hosts: BTreeSet<String>,
+    files: usize,
+}
+
+impl Configuration {
+    /// `Host` lines, those of files that are included too. `directory`: where relative paths of `Include` start.
+    fn read(&mut self, file: &Path, directory: &Path, depth: usize) {
+        self.files += 1;
+        if self.files > FILES_MAX || depth > DEPTH_MAX {
+            return;
+        }
+        for line in text(file).lines() {
+            let mut words = words(line);
+            let Some(keyword) = words.next() else { continue };
+            if keyword.eq_ignore_ascii_case("host") {
+                self.hosts.extend(words.filter(|word| is_name(word)).map(str::to_owned));
+            } else if keyword.eq_ignore_ascii_case("include") {
+                for pattern in words {
+                    let pattern = names::home_expanded(pattern.as_bytes());
+                    // Without a slash in front it is below ssh's directory, wherever the file is.
+                    for file in names::expanded(directory.join(pattern).as_os_str().as_bytes()) {
+                        self.read(&file, directory, depth + 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The words of a line of ssh's configuration, whose keyword may end in `=`, and whose values may be in quotes.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split([' ', '\t', '=', '"']).filter(|word| !word.is_empty());
+    words.take_while(|word| !word.starts_with('#'))
+}
+
+/// It is no pattern, and can be typed.
+fn is_name(word: &str) -> bool {
+    let is_letter = |letter: char| letter.is_alphanumeric() || "-._:%+".contains(letter);
+    !word.starts_with('-') && !word.is_empty() && word.chars().all(is_letter)
 }
 
 /// The beginning of a file; nothing where it cannot be read.
@@ -38,17 +109,12 @@ fn text(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `Host` lines; patterns name nothing.
-fn in_configuration(text: &str, name: &str) -> bool {
-    text.lines().any(|line| {
-        let mut words = line.split([' ', '\t', '=']).filter(|word| !word.is_empty());
-        words.next().is_some_and(|word| word.eq_ignore_ascii_case("host")) && words.any(|word| word == name)
-    })
-}
-
-/// Lines of `NAME,NAME KEYTYPE KEY`; hashed names cannot be read.
-fn in_known_hosts(text: &str, name: &str) -> bool {
-    text.lines().any(|line| line.split_whitespace().next().is_some_and(|names| names.split(',').any(|it| it == name)))
+/// Lines of `NAME,NAME KEYTYPE KEY`. Hashed names cannot be read, and a port of its own, as in `[NAME]:PORT`, would have to be
+/// given in another way.
+fn known_hosts(text: &str) -> impl Iterator<Item = &str> {
+    let lines = text.lines().filter(|line| !line.starts_with(['@', '#', '|']));
+    let names = lines.flat_map(|line| line.split_whitespace().next().unwrap_or_default().split(','));
+    names.filter(|name| is_name(name))
 }
 
 /// Lines of `ADDRESS NAME...`.
@@ -63,13 +129,22 @@ mod tests {
 
     #[test]
     fn names_in_the_files_of_ssh_and_of_the_system() {
-        let configuration = "# Host gone\nHost *.lan !bad near far\n\tHostName 10.0.0.1\nhost=other\n";
-        for (name, expected) in [("near", true), ("far", true), ("other", true), ("10.0.0.1", false), ("gone", false)] {
-            assert_eq!(in_configuration(configuration, name), expected, "{name}");
-        }
-        let known = "near,10.0.0.1 ssh-ed25519 AAAA\n|1|abc= ssh-rsa AAAA\n";
-        assert!(in_known_hosts(known, "near") && in_known_hosts(known, "10.0.0.1"));
-        assert!(!in_known_hosts(known, "ssh-ed25519") && !in_known_hosts(known, "AAAA"));
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = |name: &str, text: &str| std::fs::write(scratch.path().join(name), text).expect("written");
+        let outside = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(&outside, "Host outside").expect("written");
+        file("a.conf", "Host included\nInclude a.conf\n");
+        file("b.conf", "host=\"quoted name\" # comment\n");
+        let include = outside.path().display();
+        let configuration =
+            "# Host gone\nHost *.lan !bad near far $(x) -o gpu? n[1]\n\tHostName 10.0.0.1\nhost=other\n";
+        file("config", &format!("{configuration}Include *.conf missing {include}\n"));
+        let mut found = Configuration { hosts: BTreeSet::new(), files: 0 };
+        found.read(&scratch.path().join("config"), scratch.path(), 0);
+        let expected = ["far", "included", "name", "near", "other", "outside", "quoted"];
+        assert!(found.hosts.iter().eq(expected), "{:?}", found.hosts);
+        let known = "near,10.0.0.1 ssh-ed25519 AAAA\n|1|abc= ssh-rsa AAAA\n@revoked bad ssh-rsa AAAA\n# x\n[far]:22 ssh-rsa A\n";
+        assert!(known_hosts(known).eq(["near", "10.0.0.1"]));
         let hosts = "127.0.0.1 localhost\n10.0.0.2\tfar far.lan # not.this\n";
         assert!(in_hosts(hosts, "far.lan") && !in_hosts(hosts, "10.0.0.2") && !in_hosts(hosts, "not.this"));
     }

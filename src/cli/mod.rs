@@ -9,6 +9,7 @@ pub use crate::job::event as json;
 pub mod agent;
 mod check;
 pub mod color;
+pub mod complete;
 pub mod doctor;
 pub mod examples;
 pub mod habits;
@@ -81,6 +82,8 @@ pub fn main() -> ExitCode {
             print(concat!("rdma-pipe ", env!("CARGO_PKG_VERSION"), "\n"))
         }
         Some(word) if word == "--help" || word == "-h" => print(&overview()),
+        // What the scripts of shells ask, and what prints those scripts.
+        Some(word) if word == "complete" => complete::answer(&words[2..]),
         Some(word) => {
             let names = COMMANDS.map(|(name, ..)| name).join(", ");
             let message = format!("no command {}; the commands are {names}", fault::escaped(word));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{ArgMatches, CommandFactory, Parser};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use minicbor::bytes::ByteVec;
 
 use super::Arguments;
@@ -19,6 +19,7 @@ use super::hosts;
 use super::listed;
 use super::options::ReportOptions;
 use super::report::{Console, Digits, here, reported, stats};
+use super::settings::{Settings, Sources};
 use super::watch;
 use crate::control::frames::{RULE_OVERHEAD_BYTES, RULES_BYTES_MAX};
 use crate::control::launch::{AGENT, Launcher};
@@ -290,6 +291,14 @@ impl Arguments for CopyArguments {
         });
         hosts.flat_map(|host| expand(&host).unwrap_or_default()).collect()
     }
+}
+
+/// The launcher of a command line that asks the user for nothing; `None` where it could not be told so.
+pub(super) fn unasking_launcher(words: Vec<OsString>) -> Option<Launcher> {
+    let mut definition = CopyArguments::command();
+    let settings = Settings::new::<CopyArguments>(&mut definition, words, &Sources::of_process()).ok()?;
+    let given = definition.try_get_matches_from_mut(&settings.words).ok()?;
+    CopyArguments::from_arg_matches(&given).ok()?.hosts.launcher().ok()?.unasking()
 }
 
 /// Says which of the names of a copy within this host are hosts whose colon is missing: no file has that name.

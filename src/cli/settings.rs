@@ -238,6 +238,14 @@ impl Settings {
     }
 }
 
+/// Hosts that the files have sections for; patterns name none. A file that cannot be taken has none either.
+pub(super) fn hosts() -> Vec<OsString> {
+    let files = Sources::of_process().files;
+    let entries = files.iter().filter_map(|path| file::read(path).ok().flatten()).flatten();
+    let sections = entries.filter_map(|entry| entry.hosts).filter(|hosts| !hosts.contains(['*', '?']));
+    sections.flat_map(|hosts| expand(OsStr::new(&hosts)).unwrap_or_default()).collect()
+}
+
 /// Whether a command line cannot be taken for what else is on it, or is not.
 fn is_about_others(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::ArgumentConflict | ErrorKind::MissingRequiredArgument)

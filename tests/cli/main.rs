@@ -5,6 +5,7 @@
 mod rig;
 
 mod cold;
+mod completions;
 mod copies;
 mod ends;
 mod files;

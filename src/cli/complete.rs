@@ -1,0 +1,521 @@
+//! Completions: `rdma-pipe complete SHELL NAME LINE [TEXT]` answers what may stand at the cursor of a command line of the
+//! command NAME. `rdma-pipe complete SHELL` prints the script that has the shell ask.
+//!
+//! LINE is the line up to the cursor, as it is typed, and TEXT what of its last word bash would replace. The first line of
+//! an answer says whether names of files here are to be added, which is the shell's own work; each further one is a word,
+//! behind a tab what it means. Nothing that is typed is ever run or expanded, and no question asked; within one second there
+//! is an answer, or none.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::builder::ArgAction;
+use clap::{Arg, Command, CommandFactory, ValueHint};
+
+use super::habits;
+use super::hosts;
+use super::rdcp;
+use super::settings;
+use super::{agent, definitions};
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::plan::Spec;
+use crate::job::targets::expand;
+
+mod line;
+mod remote;
+
+pub use line::Shell;
+use line::{Word, quoted, words};
+
+/// The most that a person is kept waiting, with the end of a process that did not answer.
+const ANSWER_MAX: Duration = Duration::from_millis(900);
+const ALL_MAX: Duration = Duration::from_millis(980);
+
+/// Options of rdcp's by which a host is reached: what a command line has of them is asked with, too.
+const WAYS: [&str; 7] = ["rsh", "launcher", "port", "identity", "jump", "configuration", "option"];
+
+/// Names of values that are those of files or directories.
+const FILES: [&str; 4] = ["FILE", "DIR", "PATH", "COMMAND"];
+
+/// The script by which a shell completes a command.
+pub fn script(shell: Shell, name: &str) -> String {
+    let script = match shell {
+        Shell::Bash => include_str!("complete/script.bash"),
+        Shell::Zsh => include_str!("complete/script.zsh"),
+        Shell::Fish => include_str!("complete/script.fish"),
+    };
+    script.replace("NAME", name).replace("FUNCTION", &name.replace('-', "_"))
+}
+
+fn commands() -> Vec<Command> {
+    let mut commands: Vec<Command> = definitions().into_iter().chain([agent::AgentArguments::command()]).collect();
+    // With --help and --version.
+    commands.iter_mut().for_each(Command::build);
+    commands
+}
+
+/// The whole command, without its two names.
+pub(super) fn answer(words: &[OsString]) -> Result<(), Failure> {
+    let usage = || Failure::new(Exit::Usage, "complete SHELL [NAME LINE [TEXT]], where SHELL is bash, zsh or fish");
+    let shell = match words.first().and_then(|word| word.to_str()) {
+        Some("bash") => Shell::Bash,
+        Some("zsh") => Shell::Zsh,
+        Some("fish") => Shell::Fish,
+        _ => return Err(usage()),
+    };
+    match words {
+        [_] => {
+            let scripts = commands().iter().map(|command| script(shell, command.get_name())).collect::<String>();
+            super::print(&scripts)
+        }
+        [_, name, line, text @ ..] if text.len() <= 1 => {
+            let until = Instant::now() + ANSWER_MAX;
+            // Files of settings, and ssh's, may be somewhere that does not answer.
+            std::thread::spawn(|| {
+                std::thread::sleep(ALL_MAX);
+                std::process::exit(i32::from(Exit::Connect.code()));
+            });
+            let text = text.first().and_then(|text| text.to_str()).unwrap_or_default();
+            let found = line.to_str().map(|line| found(shell, name, line, until)).unwrap_or_default();
+            super::print(&found.shown(shell, text))
+        }
+        _ => Err(usage()),
+    }
+}
+
+/// What may stand at the cursor.
+#[derive(Debug, Default)]
+struct Found {
+    /// The names of files here, too.
+    files: bool,
+    words: Vec<Candidate>,
+    /// What is typed of it.
+    typed: Word,
+}
+
+/// All of a word, with what it means.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate(String, String);
+
+impl Found {
+    fn files() -> Self {
+        Self { files: true, ..Self::default() }
+    }
+
+    fn words(words: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { words: words.into_iter().map(|(word, about)| Candidate(word, about)).collect(), ..Self::default() }
+    }
+
+    /// The answer. `text`: what bash would replace.
+    fn shown(mut self, shell: Shell, text: &str) -> String {
+        if shell == Shell::Bash && self.files && !self.words.is_empty() {
+            // Bash cannot add them itself.
+            let names = local_names(&self.typed.value);
+            self.words.extend(names.into_iter().map(|name| Candidate(name, String::new())));
+            self.files = false;
+        }
+        // A name with an end of a line, or an escape sequence, in it has to be typed by who means it.
+        self.words.retain(|Candidate(word, _)| escaped(OsStr::new(word)) == *word);
+        self.words.sort();
+        let mut shown = String::from(if self.files { "files\n" } else { "none\n" });
+        for Candidate(word, about) in &self.words {
+            let written = match shell {
+                Shell::Bash => for_bash(word, &self.typed.raw, text),
+                Shell::Zsh | Shell::Fish => Some(word.clone()),
+            };
+            let Some(written) = written else { continue };
+            shown.push_str(&written);
+            if shell != Shell::Bash && !about.is_empty() {
+                shown.push('\t');
+                shown.push_str(about);
+            }
+            shown.push('\n');
+        }
+        shown
+    }
+}
+
+/// What bash is to write in the place of `text`, the end of what is typed, for all of the word to become this one.
+fn for_bash(word: &str, typed: &str, text: &str) -> Option<String> {
+    let head = typed.strip_suffix(text).unwrap_or_default();
+    let stays = words(head, Shell::Bash).pop().unwrap_or_default();
+    quoted(word.strip_prefix(&stays.value)?, stays.quote, head.is_empty())
+}
+
+/// The names in this directory that begin so, a slash behind those of directories.
+fn local_names(prefix: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(".").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let is_shown = name.starts_with(prefix) && (prefix.starts_with('.') || !name.starts_with('.'));
+        let slash = || if Path::new(&name).is_dir() { "/" } else { "" };
+        is_shown.then(|| format!("{name}{}", slash()))
+    });
+    names.collect()
+}
+
+/// What may stand at the end of this line.
+fn found(shell: Shell, name: &OsStr, line: &str, until: Instant) -> Found {
+    let mut line = words(line, shell);
+    let typed = line.pop().unwrap_or_default();
+    let commands = commands();
+    let command = commands.iter().find(|command| name == command.get_name());
+    let (Some(command), false) = (command, typed.is_open || typed.is_shells) else { return Found::files() };
+    // In front of it may be sudo, env, and what they take.
+    let is_it = |word: &Word| Path::new(&word.value).file_name() == Some(name);
+    let start = line.iter().position(is_it).map_or(0, |at| at + 1);
+    let before = line.drain(start.min(line.len())..).filter(|word| !word.is_shells);
+    let before: Vec<String> = before.map(|word| word.value).collect();
+    let given = Given::of(command, before);
+    let found = given.found(command, &typed.value, until);
+    Found { typed, ..found }
+}
+
+/// What stands in front of the cursor.
+#[derive(Default)]
+struct Given<'a> {
+    /// Options with their values, which may be none.
+    options: Vec<(&'a Arg, Option<String>)>,
+    /// Arguments that are no options.
+    positionals: Vec<String>,
+    /// An option whose value comes next.
+    pending: Option<&'a Arg>,
+    /// Behind `--`, or in a command that is not ours.
+    is_over: bool,
+}
+
+impl<'a> Given<'a> {
+    fn of(command: &'a Command, words: Vec<String>) -> Self {
+        let words = match command.get_name() {
+            // As hands that know scp and rsync type it.
+            "rdcp" => {
+                let exists = |name: &OsStr| Path::new(name).symlink_metadata().is_ok();
+                let translated = habits::translate(words.iter().map(OsString::from), command, exists);
+                let translated = translated.ok().filter(|done| !done.words.is_empty());
+                let text = |word: OsString| word.into_string().unwrap_or_default();
+                translated.map_or(words, |done| done.words.into_iter().map(text).collect())
+            }
+            _ => words,
+        };
+        let mut given = Self::default();
+        for word in words {
+            given.add(command, word);
+        }
+        given
+    }
+
+    fn add(&mut self, command: &'a Command, word: String) {
+        let takes = |arg: &Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
+        if let Some(option) = self.pending.take() {
+            self.options.push((option, Some(word)));
+        } else if self.is_over || word == "-" || !word.starts_with('-') {
+            self.positionals.push(word);
+            // What follows a host of rdsh's is its command.
+            self.is_over |= command.get_positionals().any(|arg| arg.is_trailing_var_arg_set());
+        } else if word == "--" {
+            self.is_over = true;
+        } else if let Some(long) = word.strip_prefix("--") {
+            let (long, value) = long.split_once('=').map_or((long, None), |(long, value)| (long, Some(value)));
+            let option = command.get_arguments().find(|arg| arg.get_long() == Some(long));
+            match option {
+                Some(option) if value.is_none() && takes(option) => self.pending = Some(option),
+                Some(option) => self.options.push((option, value.map(str::to_owned))),
+                None => {}
+            }
+        } else {
+            for (at, letter) in word.char_indices().skip(1) {
+                let Some(option) = command.get_arguments().find(|arg| arg.get_short() == Some(letter)) else {
+                    continue;
+                };
+                if !takes(option) {
+                    self.options.push((option, None));
+                    continue;
+                }
+                match &word[at + letter.len_utf8()..] {
+                    "" => self.pending = Some(option),
+                    value => self.options.push((option, Some(value.to_owned()))),
+                }
+                break;
+            }
+        }
+    }
+
+    fn found(&self, command: &Command, typed: &str, until: Instant) -> Found {
+        if let Some(option) = self.pending {
+            return self.value(option, typed, "", until);
+        }
+        if !self.is_over && typed.starts_with('-') {
+            return match typed.strip_prefix("--").and_then(|long| long.split_once('=')) {
+                Some((long, value)) => match command.get_arguments().find(|arg| arg.get_long() == Some(long)) {
+                    Some(option) => self.value(option, value, &format!("--{long}="), until),
+                    None => Found::default(),
+                },
+                None => self.option(command, typed),
+            };
+        }
+        let place = self.positionals.len();
+        match (command.get_name(), place) {
+            ("rdcp", _) => self.path(typed, "", until, true),
+            ("rdpipe", _) => Found { files: true, ..self.host(typed, "", ":") },
+            ("rdsh" | "rddoctor" | "rdsend", 0) => self.host(typed, "", ""),
+            ("rdperf", 0) => {
+                let tasks = ["serve", "disk", "mem", "model"].map(|task| (task, "")).into_iter();
+                let mut found = self.host(typed, "", "");
+                found.words.extend(starting(typed, "", tasks));
+                found
+            }
+            ("rdperf", 1) if self.positionals[0] != "disk" => {
+                let modes = [
+                    ("bw", "Bandwidth"),
+                    ("lat", "Latency"),
+                    ("ping", "Latency, every message compared"),
+                    ("qps", "Throughput against the number of connections"),
+                    ("limits", "What limits a copy to HOST"),
+                ];
+                Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }
+            }
+            // A port.
+            ("rdsend", 1) | ("rdrecv", 0) | ("rddoctor" | "rdma-pipe-agent", _) => Found::default(),
+            _ => Found::files(),
+        }
+    }
+
+    /// Options that begin so, go with those that are given, and can be given once more.
+    fn option(&self, command: &Command, typed: &str) -> Found {
+        let is_given = |arg: &Arg| self.options.iter().any(|(given, _)| given.get_id() == arg.get_id());
+        let may_come = |arg: &&Arg| {
+            let may_repeat = matches!(arg.get_action(), ArgAction::Append | ArgAction::Count);
+            // One of the two says so.
+            let conflicts = |one: &Arg, other: &Arg| {
+                command.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
+            };
+            let is_excluded = self
+                .options
+                .iter()
+                .any(|(given, _)| given.get_id() != arg.get_id() && (conflicts(given, arg) || conflicts(arg, given)));
+            !arg.is_positional() && !arg.is_hide_set() && (may_repeat || !is_given(arg)) && !is_excluded
+        };
+        let written = |arg: &Arg| {
+            let about = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            // There is one line for it.
+            let about = about.split(';').next().unwrap_or_default().to_owned();
+            let must_have =
+                arg.is_require_equals_set() && arg.get_num_args().is_some_and(|count| count.min_values() > 0);
+            let long = arg.get_long().map(|long| format!("--{long}{}", if must_have { "=" } else { "" }));
+            let short = arg.get_short().map(|letter| format!("-{letter}"));
+            let forms = if typed == "-" { vec![long, short] } else { vec![long.or(short)] };
+            forms.into_iter().flatten().map(move |form| (form, about.clone()))
+        };
+        let all = command.get_arguments().filter(may_come).flat_map(written);
+        Found::words(all.filter(|(form, _)| form.starts_with(typed)))
+    }
+
+    /// The values of an option. `front`: what of the word is in front of its value.
+    fn value(&self, option: &Arg, typed: &str, front: &str, until: Instant) -> Found {
+        let values = option.get_possible_values();
+        if !values.is_empty() {
+            let named = values.iter().filter(|value| !value.is_hide_set());
+            let named = named.map(|value| {
+                (format!("{front}{}", value.get_name()), value.get_help().map(ToString::to_string).unwrap_or_default())
+            });
+            return Found::words(
+                named.filter(|(word, _)| word.strip_prefix(front).is_some_and(|it| it.starts_with(typed))),
+            );
+        }
+        match option.get_id().as_str() {
+            "to" => return self.path(typed, front, until, false),
+            "target_directory" => return self.path(typed, front, until, true),
+            "jump" | "J" => return self.host(typed, front, ""),
+            _ => {}
+        }
+        let names = option.get_value_names().unwrap_or_default();
+        let names: Vec<&str> = names.iter().flat_map(|name| name.split('|')).collect();
+        let is_path = [ValueHint::AnyPath, ValueHint::FilePath, ValueHint::DirPath].contains(&option.get_value_hint());
+        let is_word = |name: &&str| name.chars().all(|letter| letter.is_ascii_lowercase());
+        let literal = names.iter().copied().filter(is_word).map(|name| (name, ""));
+        let is_file = |name: &&str| FILES.iter().any(|file| name == file || name.starts_with("FILE."));
+        Found {
+            files: is_path || names.iter().any(is_file),
+            words: starting(typed, front, literal).collect(),
+            ..Found::default()
+        }
+    }
+
+    /// Hosts, with what comes behind each.
+    fn host(&self, typed: &str, front: &str, behind: &str) -> Found {
+        let (user, name) = typed.rsplit_once('@').map_or(("", typed), |(user, name)| (&typed[..=user.len()], name));
+        if typed.contains(['/', ':']) && !name.starts_with('[') {
+            return Found::default();
+        }
+        let configuration = self.ways("configuration").next().map(PathBuf::from);
+        let mut hosts = hosts::of_ssh(configuration.as_deref());
+        hosts.extend(settings::hosts().into_iter().filter_map(|host| host.into_string().ok()));
+        // One that holds colons is an address, which has brackets where a colon follows.
+        let written = |host: String| if host.contains(':') && !behind.is_empty() { format!("[{host}]") } else { host };
+        let hosts: BTreeSet<String> = hosts.into_iter().map(written).filter(|host| host.starts_with(name)).collect();
+        Found::words(hosts.into_iter().map(|host| (format!("{front}{user}{host}{behind}"), String::new())))
+    }
+
+    /// `HOST:PATH`, and where they are `local` files here.
+    fn path(&self, typed: &str, front: &str, until: Instant, local: bool) -> Found {
+        match Spec::parse(OsStr::new(typed)) {
+            Ok(Spec::There(host, path)) => {
+                let path = path.to_string_lossy();
+                Found::words(self.remote(typed, front, &host, &path, until).unwrap_or_default())
+            }
+            // It is a mistake already.
+            Err(_) if typed.contains(':') => Found::default(),
+            _ => Found { files: local, ..self.host(typed, front, ":") },
+        }
+    }
+
+    /// What is at a path of a host's.
+    fn remote(
+        &self,
+        typed: &str,
+        front: &str,
+        host: &OsStr,
+        path: &str,
+        until: Instant,
+    ) -> Option<Vec<(String, String)>> {
+        // Of a list, which is not all there, the first.
+        let host = expand(host).ok()?.into_iter().next()?;
+        let written = host.to_str().filter(|host| escaped(OsStr::new(host)) == **host)?;
+        let at = path.rfind('/').map_or(0, |at| at + 1);
+        let (directory, prefix) = path.split_at(at);
+        // A user's home, whose name is not all there.
+        if directory.is_empty() && prefix.starts_with('~') {
+            return Some(if prefix == "~" { vec![(format!("{front}{typed}/"), String::new())] } else { Vec::new() });
+        }
+        let mut line = vec![OsString::from("rdcp")];
+        for way in WAYS {
+            let command = rdcp::CopyArguments::command();
+            let option = command.get_arguments().find(|arg| arg.get_id() == way)?;
+            let name = match (option.get_long(), option.get_short()) {
+                (Some(long), _) => format!("--{long}="),
+                (None, Some(short)) => format!("-{short}"),
+                (None, None) => continue,
+            };
+            line.extend(self.ways(way).map(|value| OsString::from(format!("{name}{value}"))));
+        }
+        // What settings have for this host is for it.
+        let place = if written.contains(':') {
+            let (user, name) =
+                written.rsplit_once('@').map_or(("", written), |(user, name)| (&written[..=user.len()], name));
+            format!("{user}[{name}]:x")
+        } else {
+            format!("{written}:x")
+        };
+        line.extend([OsString::from("--"), place.into(), "y".into()]);
+        let launcher = rdcp::unasking_launcher(line)?;
+        let names = remote::names(&launcher, &host, directory, prefix, until)?;
+        let front = format!("{front}{}", &typed[..typed.len() - prefix.len()]);
+        let word =
+            |(name, is_directory)| (format!("{front}{name}{}", if is_directory { "/" } else { "" }), String::new());
+        Some(names.into_iter().map(word).collect())
+    }
+
+    /// Values of an option that are given.
+    fn ways(&self, id: &str) -> impl Iterator<Item = &str> {
+        self.options.iter().filter(move |(option, _)| option.get_id() == id).filter_map(|(_, value)| value.as_deref())
+    }
+}
+
+/// Those words that begin so.
+fn starting<'a>(
+    typed: &'a str,
+    front: &'a str,
+    words: impl Iterator<Item = (&'a str, &'a str)>,
+) -> impl Iterator<Item = Candidate> {
+    words
+        .filter(move |(word, _)| word.starts_with(typed))
+        .map(move |(word, about)| Candidate(format!("{front}{word}"), about.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of an answer where no host has to be asked.
+    fn answered(name: &str, line: &str) -> (bool, Vec<String>) {
+        let found = found(Shell::Fish, OsStr::new(name), line, Instant::now());
+        (found.files, found.words.into_iter().map(|Candidate(word, _)| word).collect())
+    }
+
+    fn values(words: &[&str]) -> (bool, Vec<String>) {
+        (false, words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    #[test]
+    fn options_and_their_values() {
+        assert_eq!(answered("rdcp", "rdcp --transp"), values(&["--transport"]));
+        assert_eq!(answered("rdcp", "sudo /usr/bin/rdcp --transp"), values(&["--transport"]));
+        assert_eq!(answered("rdcp", "rdcp --transport pre"), values(&["prefer-rdma"]));
+        assert_eq!(answered("rdcp", "rdcp --transport=pre"), values(&["--transport=prefer-rdma"]));
+        // Only behind its sign.
+        assert_eq!(answered("rdcp", "rdcp --verif"), values(&["--verify="]));
+        assert_eq!(answered("rdcp", "rdcp --check=d"), values(&["--check=disk"]));
+        assert_eq!(answered("rdcp", "rdcp --launcher sl"), (true, vec!["slurm".to_owned()]));
+        assert_eq!(answered("rdcp", "rdcp --lanes "), values(&[]));
+        assert_eq!(answered("rdcp", "rdcp --hosts x"), (true, Vec::new()));
+        assert_eq!(answered("rdcp", "rdcp --vers"), values(&["--version"]));
+        assert_eq!(answered("rdma-pipe-agent", "rdma-pipe-agent --vers"), values(&["--version"]));
+        // Given already, in conflict with what is, hidden; repeated.
+        assert_eq!(answered("rdcp", "rdcp --transport tcp --transp"), values(&[]));
+        assert_eq!(answered("rdcp", "rdcp -n --watc"), values(&[]));
+        assert_eq!(answered("rdcp", "rdcp --bootst"), values(&[]));
+        assert_eq!(answered("rdcp", "rdcp --exclude x --exclude"), values(&["--exclude", "--exclude-from"]));
+        // What hands are used to type.
+        assert_eq!(answered("rdcp", "rdcp -avz --transport t"), values(&["tcp"]));
+        // Behind its dashes and host there are no options of ours.
+        assert!(answered("rdcp", "rdcp -- --tr").1.is_empty());
+        assert_eq!(answered("rdsh", "rdsh host ls --tr"), (true, Vec::new()));
+        assert_eq!(answered("rdperf", "rdperf ser"), values(&["serve"]));
+        assert_eq!(answered("rdperf", "rdperf host li"), values(&["limits"]));
+        assert_eq!(answered("rdperf", "rdperf disk li"), (true, Vec::new()));
+        assert_eq!(answered("none", "none --tr"), (true, Vec::new()));
+    }
+
+    #[test]
+    fn nothing_is_asked_where_it_is_not_known_what() {
+        for word in ["$(x):a", "`x`:a", "\"$x:a", "a:$b", "x;y:a"] {
+            assert_eq!(answered("rdcp", &format!("rdcp {word}")), (true, Vec::new()), "{word}");
+        }
+        for word in ["-x:a", ":a", "@h:a", "a::b", "s3://x/y", "fe80::1:/x"] {
+            assert_eq!(answered("rdcp", &format!("rdcp -- {word}")), values(&[]), "{word}");
+        }
+        // The launcher cannot be told to ask nothing.
+        for way in ["--rsh 'ssh -v'", "--rsh other", "--launcher slurm", "--launcher 'x %h'"] {
+            assert_eq!(answered("rdcp", &format!("rdcp {way} host:a")), values(&[]), "{way}");
+        }
+        assert!(
+            answered("rdcp", "rdcp ./a:b").0 && answered("rdcp", "rdcp a/b:c").0 && answered("rdcp", "rdcp a >h:b").0
+        );
+    }
+
+    #[test]
+    fn bash_is_given_what_it_replaces() {
+        for (word, typed, text, expected) in [
+            ("h:a b", "h:a", "a", Some("a\\ b")),
+            ("h:a b", "'h:a", "h:a", Some("h:a b")),
+            ("h:a'b", "'h:a", "h:a", Some("h:a'\\''b")),
+            ("h:a b/c", "h:a\\ b/", "/", Some("/c")),
+            ("--x=y", "--x=", "", Some("y")),
+            ("u@h:", "u@h", "h", Some("h:")),
+            ("[x]:y", "[x]:", "", Some("y")),
+            ("[x]", "[", "[", Some("\\[x\\]")),
+            // It is not what is there.
+            ("h:a", "g:a", "a", None),
+        ] {
+            assert_eq!(for_bash(word, typed, text).as_deref(), expected, "{word} {typed} {text}");
+        }
+    }
+
+    #[test]
+    fn names_that_would_reach_the_terminal_are_left_out() {
+        let words = ["a", "b\u{1b}[2J", "c\nd", "e\u{9b}1m", "f\tg", "ü"].map(|word| (word.to_owned(), String::new()));
+        assert_eq!(Found::words(words).shown(Shell::Zsh, ""), "none\na\nü\n");
+    }
+}

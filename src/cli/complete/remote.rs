@@ -1,0 +1,171 @@
+//! What there is on a host whose name begins so, asked by a shell there: nothing has to be installed, and nothing is left.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use crate::control::launch::{Launched, Launcher};
+
+/// In front of the answer, behind what a login may print.
+const MARK: &[u8] = b"rdma-pipe names\0";
+
+/// Bytes of an answer, and of what comes in front of it.
+const BYTES_MAX: usize = 1 << 20;
+
+/// How long the launcher may take to end by itself, once it has answered: a connection that others share is closed in order.
+const END_MAX: Duration = Duration::from_millis(30);
+
+/// The names in `directory`, as a person writes it, that begin with `prefix`, and whether each is a directory. `None` if the
+/// host has not answered in time, or not in full.
+pub(super) fn names(
+    launcher: &Launcher,
+    host: &OsStr,
+    directory: &str,
+    prefix: &str,
+    until: Instant,
+) -> Option<Vec<(String, bool)>> {
+    // Any login shell can run it; the paths are for that shell alone, and in no command line.
+    let Launched { mut stdin, mut stdout, mut process } = launcher.start(host, OsStr::new("sh")).ok()?;
+    let script = script(directory, prefix);
+    let (give, taken) = flume::bounded(1);
+    // Neither may keep us waiting.
+    std::thread::spawn(move || {
+        // A host that does not read it does not answer either.
+        let _ = stdin.write_all(script.as_bytes());
+        drop(stdin);
+        let mut bytes = Vec::new();
+        let mut piece = [0; 8192];
+        while answer(&bytes).is_none() && bytes.len() < BYTES_MAX {
+            match stdout.read(&mut piece) {
+                Ok(count @ 1..) => bytes.extend(&piece[..count]),
+                _ => break,
+            }
+        }
+        let _ = give.send(bytes);
+    });
+    let bytes = taken.recv_deadline(until).ok()?;
+    process.wait(END_MAX.min(until.saturating_duration_since(Instant::now())));
+    let records = answer(&bytes)?.split(|&byte| byte == 0);
+    let names = records.filter_map(|record| {
+        let name = std::str::from_utf8(record).ok()?;
+        let (name, is_directory) = name.strip_suffix('/').map_or((name, false), |name| (name, true));
+        let is_one = name.starts_with(prefix) && !["", ".", ".."].contains(&name) && !name.contains('/');
+        is_one.then(|| (name.to_owned(), is_directory))
+    });
+    Some(names.collect())
+}
+
+/// The records of a whole answer, which ends with an empty one.
+fn answer(bytes: &[u8]) -> Option<&[u8]> {
+    let at = bytes.windows(MARK.len()).position(|bytes| bytes == MARK)?;
+    // With the end of the mark: there may be no record.
+    let records = &bytes[at + MARK.len() - 1..];
+    let end = records.windows(2).position(|two| two == [0, 0])?;
+    Some(&records[..end])
+}
+
+/// Prints the names. It waits for nothing, and has a file's kind asked of the file itself where that is a link, as `cd` does.
+fn script(directory: &str, prefix: &str) -> String {
+    let go = match directory {
+        "" => String::new(),
+        // What the shell expands is not in quotes.
+        _ if directory.starts_with('~') => {
+            let (user, below) = directory.split_once('/').unwrap_or((directory, ""));
+            let is_user = user[1..].chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter));
+            let quoted = if is_user { format!("{user}/{}", single(below)) } else { single(&format!("./{directory}")) };
+            format!("cd {quoted} >/dev/null 2>&1 && ")
+        }
+        _ if directory.starts_with('/') => format!("cd {} >/dev/null 2>&1 && ", single(directory)),
+        _ => format!("cd {} >/dev/null 2>&1 && ", single(&format!("./{directory}"))),
+    };
+    let mark = String::from_utf8_lossy(&MARK[..MARK.len() - 1]);
+    format!(
+        "printf '{mark}\\000'; {go}for name in {}*; do \
+         if [ -d \"$name\" ]; then printf '%s/\\000' \"$name\"; \
+         elif [ -e \"$name\" ] || [ -L \"$name\" ]; then printf '%s\\000' \"$name\"; fi; \
+         done 2>/dev/null; printf '\\000'; exit 0\n",
+        if prefix.is_empty() { String::new() } else { single(prefix) }
+    )
+}
+
+/// One word of a shell of POSIX's.
+fn single(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// A launcher that runs what it is given here, in the home, after a login that talks.
+    fn launcher(scratch: &std::path::Path, login: &str) -> Launcher {
+        let path = scratch.join("rsh");
+        fs::write(&path, format!("#!/bin/sh\n{login}\ncd {}/home && exec sh -c \"$2\"\n", scratch.display()))
+            .expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a mode");
+        Launcher::new(path.as_os_str(), Vec::new()).expect("words")
+    }
+
+    fn asked(launcher: &Launcher, directory: &str, prefix: &str) -> Option<Vec<String>> {
+        let until = Instant::now() + Duration::from_secs(20);
+        let names = names(launcher, OsStr::new("h"), directory, prefix, until)?;
+        let mut shown: Vec<_> = names.into_iter().map(|(name, is)| if is { name + "/" } else { name }).collect();
+        shown.sort();
+        Some(shown)
+    }
+
+    #[test]
+    fn names_of_any_kind_and_nothing_is_run() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let home = scratch.path().join("home");
+        fs::create_dir_all(home.join("a 'b\"/$(touch x)`touch y`")).expect("made");
+        for name in ["a*", "a\nb", "-n", ".hidden", "a;touch x"] {
+            fs::write(home.join(name), "").expect("written");
+        }
+        symlink("a 'b\"", home.join("to")).expect("a link");
+        symlink("nothing", home.join("dangling")).expect("a link");
+        let launcher = launcher(scratch.path(), "echo Welcome");
+        let is = |directory: &str, prefix: &str, expected: &[&str]| {
+            assert_eq!(asked(&launcher, directory, prefix).expect("an answer"), expected, "{directory:?} {prefix:?}");
+        };
+        is("", "", &["-n", "a\nb", "a 'b\"/", "a*", "a;touch x", "dangling", "to/"]);
+        is("", "a*", &["a*"]);
+        is("", "-", &["-n"]);
+        is("", ".h", &[".hidden"]);
+        is("", ".", &[".hidden"]);
+        is("", "a;touch x", &["a;touch x"]);
+        is("", "$(touch x)", &[]);
+        is("to/", "", &["$(touch x)`touch y`/"]);
+        is("a 'b\"/", "$", &["$(touch x)`touch y`/"]);
+        is(&format!("{}/", home.display()), "t", &["to/"]);
+        is("missing/", "", &[]);
+        is("~$(touch x)/", "", &[]);
+        is("~no-such-user/", "", &[]);
+        assert!(!home.join("x").exists() && !home.join("y").exists());
+    }
+
+    #[test]
+    fn half_an_answer_is_none() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        fs::create_dir(scratch.path().join("home")).expect("made");
+        assert_eq!(asked(&launcher(scratch.path(), "exit 1"), "", ""), None);
+        let half = launcher(scratch.path(), "printf 'rdma-pipe names\\000name\\000'; exit 0");
+        assert_eq!(asked(&half, "", ""), None);
+        let silent = launcher(scratch.path(), "exec sleep 30");
+        let begun = Instant::now();
+        let until = begun + Duration::from_millis(100);
+        assert_eq!(names(&silent, OsStr::new("h"), "", "", until), None);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        for (bytes, expected) in [
+            (&b"hello rdma-pipe names\0\0"[..], Some(&b""[..])),
+            (b"rdma-pipe names\0a\0b/\0\0", Some(b"\0a\0b/")),
+            (b"rdma-pipe names\0", None),
+            (b"a\0\0", None),
+        ] {
+            assert_eq!(answer(bytes), expected);
+        }
+    }
+}

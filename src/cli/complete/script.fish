@@ -1,0 +1,10 @@
+# Completions of NAME for fish: what may come is asked of rdma-pipe itself.
+function __fish_FUNCTION_words
+    set -l answer (rdma-pipe complete fish NAME (commandline -cp | string collect) 2>/dev/null)
+    if test "$answer[1]" != none
+        __fish_complete_path (commandline -ct)
+    end
+    set -q answer[2]; and printf '%s\n' $answer[2..-1]
+end
+
+complete -c NAME -f -a '(__fish_FUNCTION_words)'

@@ -1,0 +1,242 @@
+//! Completions in real shells: a line is typed into one, with a TAB in it, and what the command is then given is looked at.
+//! The ssh here runs on this host what sshd would, by a shell in the home.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::rig::*;
+use crate::terminal::Session;
+
+/// A line, with TABs, and the arguments that come of it.
+type Case = (&'static str, &'static [&'static str]);
+
+/// Typed in all three shells alike.
+const CASES: &[Case] = &[
+    // Hosts.
+    ("rdcp nea\tx", &["near:x"]),
+    ("rdcp incl\tx", &["included:x"]),
+    ("rdcp see\tx", &["seen:x"]),
+    ("rdcp sett\tx", &["settled:x"]),
+    ("rdcp user@nea\tx", &["user@near:x"]),
+    ("rdcp gone\t", &["gone"]),
+    ("rdcp -J nea\t", &["-J", "near"]),
+    ("rdsh nea\t", &["near"]),
+    ("rdpipe nea\tx", &["near:x"]),
+    ("rddoctor nea\t", &["near"]),
+    ("rdperf nea\tla\t", &["near", "lat"]),
+    // Paths on them.
+    ("rdcp near:t/dire\tx", &["near:t/directory/x"]),
+    ("rdcp near:t/fil\tx", &["near:t/file", "x"]),
+    ("rdcp near:~/t/fil\tx", &["near:~/t/file", "x"]),
+    ("rdcp user@near:t/fil\tx", &["user@near:t/file", "x"]),
+    ("rdcp near:t/two\tx", &["near:t/two  spaces", "x"]),
+    ("rdcp near:t/di\\ r/in\tx", &["near:t/di r/inner", "x"]),
+    ("rdcp near:t/co\tx", &["near:t/co:lon=x@y", "x"]),
+    ("rdcp near:t/co:\tx", &["near:t/co:lon=x@y", "x"]),
+    ("rdcp near:t/ü\tx", &["near:t/ünï世", "x"]),
+    ("rdcp near:t/br\tx", &["near:t/br[1]{2}(3)", "x"]),
+    ("rdcp near:t/quo\tx", &["near:t/quo'te\"s`", "x"]),
+    ("rdcp near:t/bac\tx", &["near:t/back\\slash", "x"]),
+    ("rdcp near:t/sta\tx", &["near:t/star*?", "x"]),
+    ("rdcp near:t/run\tx", &["near:t/run$(touch hacked);&|<>", "x"]),
+    ("rdcp near:t/.hi\tx", &["near:t/.hidden", "x"]),
+    ("rdcp near:t/lin\tx", &["near:t/link/x"]),
+    ("rdcp \"near:t/run\tx", &["near:t/run$(touch hacked);&|<>", "x"]),
+    ("rdcp 'gpu[01-08]:t/fil\tx", &["gpu[01-08]:t/file", "x"]),
+    ("rdcp --to near:t/fil\tx", &["--to", "near:t/file", "x"]),
+    ("rdcp --to=near:t/fil\tx", &["--to=near:t/file", "x"]),
+    ("rdcp -r -P 22 a near:t/fil\tx", &["-r", "-P", "22", "a", "near:t/file", "x"]),
+    // What has control characters in its name, and what is not there.
+    ("rdcp near:t/esc\tx", &["near:t/escx"]),
+    ("rdcp near:t/new\tx", &["near:t/newx"]),
+    ("rdcp near:t/none\tx", &["near:t/nonex"]),
+    // A host that fails is not this one.
+    ("rdcp broken:loc\tx", &["broken:locx"]),
+    // Options and their values.
+    ("rdcp --encr\talw\tx", &["--encrypt", "always", "x"]),
+    ("rdcp --encrypt=alw\tx", &["--encrypt=always", "x"]),
+    ("rdcp --no-boot\tx", &["--no-bootstrap", "x"]),
+    // Hidden.
+    ("rdcp --boot\tx", &["--bootx"]),
+    // Files here.
+    ("rdcp loc\tx", &["local file", "x"]),
+    ("rdcp ./loc\tx", &["./local file", "x"]),
+    ("rdcp --manifest loc\tx", &["--manifest", "local file", "x"]),
+    ("rdrecv 1 k loc\tx", &["1", "k", "local file", "x"]),
+];
+
+/// A home with hosts, one with files, and programs that tell what they are given.
+fn prepare() -> Scratch {
+    let scratch = Scratch::new();
+    let at = |name: &str| scratch.join(name);
+    for directory in ["bin", "work", "home/.ssh", "home/.config/rdma-pipe", "home/.config/fish/completions"] {
+        fs::create_dir_all(at(directory)).expect("made");
+    }
+    let write = |name: &str, text: &str| fs::write(at(name), text).expect("written");
+    write("home/.ssh/config", "Include more*\nHost near broken *.far gpu??\n");
+    write("home/.ssh/more.conf", "Host included\n");
+    write(
+        "home/.ssh/known_hosts",
+        "seen ssh-ed25519 AAAA\n|1|gone= ssh-ed25519 AAAA\n@revoked gone ssh-ed25519 AAAA\n",
+    );
+    write("home/.config/rdma-pipe/config.toml", "[host.settled]\nquiet = true\n");
+    write("work/local file", "");
+    let program = |name: &str, text: &str| {
+        write(&format!("bin/{name}"), &format!("#!/bin/sh\n{text}\n"));
+        fs::set_permissions(at(&format!("bin/{name}")), fs::Permissions::from_mode(0o755)).expect("a mode");
+    };
+    for name in ["rdcp", "rdrecv", "rdpipe", "rdsh", "rdperf", "rddoctor"] {
+        program(name, "for word; do printf '%s\\0' \"$word\"; done >\"$TOLD.new\"; mv \"$TOLD.new\" \"$TOLD\"");
+        let completions = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/completions");
+        let link = at(&format!("home/.config/fish/completions/{name}.fish"));
+        symlink(completions.join(format!("{name}.fish")), link).expect("a link");
+    }
+    symlink(PROGRAM, at("bin/rdma-pipe")).expect("a link");
+    // What is asked of which host, and whether it could ask the user something.
+    program(
+        "ssh",
+        "printf '%s\\n' \"$*\" >>\"$HOME/asked\"\n\
+         while [ $# -gt 2 ]; do shift; done\n\
+         [ \"$1\" != broken ] || exit 255\n\
+         echo Welcome; cd && exec sh -c \"$2\"",
+    );
+    fs::create_dir_all(at("home/t/directory")).expect("made");
+    fs::create_dir_all(at("home/t/di r")).expect("made");
+    symlink("directory", at("home/t/link")).expect("a link");
+    let names =
+        ["di r/inner", "file", "two  spaces", "co:lon=x@y", "ünï世", "br[1]{2}(3)", "quo'te\"s`", "back\\slash"];
+    let hostile = ["star*?", "run$(touch hacked);&|<>", ".hidden", "esc\u{1b}]0;HOSTILE\u{7}", "new\nline"];
+    for name in names.iter().chain(&hostile) {
+        fs::write(at("home/t").join(name), "").expect("written");
+    }
+    scratch
+}
+
+/// A shell with our completions, at its prompt.
+fn shell(scratch: &Scratch, shell: &str) -> Session {
+    let completions = format!("{}/docs/completions", env!("CARGO_MANIFEST_DIR"));
+    let (start, prepare) = match shell {
+        "bash" => ("bash --norc --noprofile -i", format!("for f in {completions}/*.bash; do . $f; done")),
+        "zsh" => ("zsh -f -i", format!("fpath=({completions} $fpath); autoload -U compinit; compinit -u -D; PS1='$ '")),
+        _ => ("fish -i", "true".to_owned()),
+    };
+    let at = |name: &str| scratch.join(name).display().to_string();
+    let line = format!(
+        "cd {} && exec env -i HOME={} TOLD={} PATH={}:/usr/bin:/bin TERM=xterm LC_ALL=C.UTF-8 {start}",
+        at("work"),
+        at("home"),
+        at("told"),
+        at("bin")
+    );
+    let mut session = Session::start(&line);
+    let sum = if shell == "fish" { "(math 40 + 2)" } else { "$((40 + 2))" };
+    session.type_in(&format!("{prepare}; echo is-{sum}\n"));
+    session.until("is-42");
+    session
+}
+
+/// What the command was given.
+fn told(scratch: &Scratch, limit: Duration) -> Option<Vec<String>> {
+    let until = Instant::now() + limit;
+    loop {
+        if let Ok(bytes) = fs::read(scratch.join("told")) {
+            fs::remove_file(scratch.join("told")).expect("removed");
+            let words = bytes.split(|&byte| byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+            let mut words: Vec<String> = words.collect();
+            words.pop();
+            return Some(words);
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn in_shell(name: &str, others: &[Case]) {
+    let scratch = prepare();
+    let mut session = shell(&scratch, name);
+    for (line, expected) in CASES.iter().chain(others) {
+        // On a machine that is busy a host is given up after the second that a person waits.
+        let mut last = None;
+        let is_well = (0..4).any(|_| {
+            session.type_in(&format!("{line}\n"));
+            last = told(&scratch, Duration::from_secs(10));
+            last.as_deref().is_some_and(|words| words == *expected)
+        });
+        assert!(is_well, "{name}: {line:?}: {last:?}, not {expected:?}");
+    }
+    // Lists are shown without what a name could do to the terminal, and nothing that is typed or read is run.
+    session.type_in("rdcp near:t/\t\t\u{15}rdcp -oProxyCommand=x:t/\t\u{15}");
+    if name != "zsh" {
+        // There a TAB expands first whatever can be, for any command.
+        session.type_in("rdcp $(touch hacked):t/\t\u{15}rdcp \"`touch hacked`:t/\t\u{15}");
+    }
+    session.type_in("exit\n");
+    let (text, ended) = session.end();
+    ended.expect(0);
+    assert!(text.contains("directory") && !text.contains("]0;HOSTILE"), "{name}: {text:?}");
+    for place in ["work", "home", "home/t"] {
+        assert!(!scratch.join(place).join("hacked").exists(), "{name}: {place}");
+    }
+    let asked = fs::read_to_string(scratch.join("home/asked")).expect("what ssh was asked");
+    for line in asked.lines() {
+        assert!(line.starts_with("-o BatchMode=yes ") && line.ends_with(" sh"), "{name}: {line}");
+        assert!(!line.contains("ProxyCommand") && !line.contains("hacked"), "{name}: {line}");
+    }
+    assert!(asked.lines().any(|line| line.contains(" -p 22 ")) && asked.contains(" gpu01 sh\n"), "{name}: {asked}");
+}
+
+#[test]
+fn in_bash() {
+    in_shell(
+        "bash",
+        &[
+            ("rdcp 'near:t/dire\tx", &["near:t/directory/x"]),
+            ("rdcp 'near:t/quo\tx", &["near:t/quo'te\"s`", "x"]),
+            ("rdcp 'near:t/two\tx", &["near:t/two  spaces", "x"]),
+            ("rdcp near:t/br[\tx", &["near:t/br[1]{2}(3)", "x"]),
+            ("rdcp gpu[01-08]:t/fil\tx", &["gpu[01-08]:t/file", "x"]),
+            ("RDCP_RSH=ssh rdcp near:t/fil\tx", &["near:t/file", "x"]),
+        ],
+    );
+}
+
+#[test]
+fn in_zsh() {
+    in_shell(
+        "zsh",
+        &[
+            ("rdcp 'near:t/dire\tx'", &["near:t/directory/x"]),
+            ("rdcp gpu[01-08]:t/fil\tx", &["gpu[01-08]:t/file", "x"]),
+            ("rdcp 'near:t/two\tx", &["near:t/two  spaces", "x"]),
+        ],
+    );
+}
+
+#[test]
+fn in_fish() {
+    in_shell(
+        "fish",
+        &[("rdcp 'near:t/dire\tx'", &["near:t/directory/x"]), ("rdcp 'near:t/two\tx", &["near:t/two  spaces", "x"])],
+    );
+}
+
+#[test]
+fn an_answer_comes_within_a_second_or_not_at_all() {
+    let scratch = prepare();
+    let silent = scratch.join("bin/ssh");
+    fs::write(&silent, "#!/bin/sh\nexec sleep 60\n").expect("written");
+    let mut command = Command::new(PROGRAM);
+    command.args(["complete", "fish", "rdcp", "rdcp near:t/"]).env("HOME", scratch.join("home"));
+    command.env("PATH", format!("{}:/usr/bin:/bin", scratch.join("bin").display()));
+    let begun = Instant::now();
+    let output = command.output().expect("it runs");
+    // Beside the second, what a busy machine takes to start it.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(output.stdout == b"none\n" || output.stdout.is_empty(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}

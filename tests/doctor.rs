@@ -91,10 +91,10 @@ fn hold_to_schema(report: &Value) -> i32 {
     assert_eq!(report["program"], env!("CARGO_PKG_VERSION"));
     let (mut warnings, mut failures) = (0, 0);
     for finding in report["findings"].as_array().expect("a list") {
-        for field in ["part", "host", "check", "about", "level", "code", "found", "why"] {
+        for field in ["part", "host", "name", "check", "about", "level", "code", "found", "why"] {
             assert!(finding[field].is_string(), "{field} of {finding:#}");
         }
-        assert!(["here", "there", "path"].contains(&finding["part"].as_str().expect("text")));
+        assert!(["here", "there", "path", "pairs"].contains(&finding["part"].as_str().expect("text")));
         assert!(!finding["found"].as_str().expect("text").is_empty(), "{finding:#}");
         let code = finding["code"].as_str().expect("text");
         assert!(code.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{code}");
@@ -175,6 +175,49 @@ fn both_hosts_and_the_way_between() {
     let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "0", "node7"]);
     assert!(said.stdout.contains("node7 (") && said.stdout.contains("this host -> node7\n"), "{}", said.stdout);
     assert!(!said.stdout.contains("bandwidth"), "{}", said.stdout);
+}
+
+#[test]
+fn several_hosts_and_their_pairs() {
+    let lab = Lab::new();
+    lab.script("rsh", "[ $1 != n2 ] || { echo 'ssh: no such host' >&2; exit 255; }\nexec sh -c \"exec $2\"");
+    let said = lab.run("rsh", &["--agent", AGENT, "--json", "n[1-4]"]);
+    let report = said.json();
+    assert_eq!((said.code, hold_to_schema(&report)), (11, 11), "one host is not there: {report:#}");
+    assert_eq!(report["hosts"], serde_json::json!(["n1", "n2", "n3", "n4"]));
+    assert_eq!((&report["rounds"]["measured"], &report["rounds"]["all"]), (&Value::from(3), &Value::from(3)));
+    let pairs = report["pairs"].as_array().expect("a list");
+    let mut met: Vec<String> =
+        pairs.iter().map(|pair| format!("{} {}", pair["from"], pair["to"]).replace('"', "")).collect();
+    met.sort();
+    assert_eq!(met, ["n1 n3", "n1 n4", "n3 n1", "n3 n4", "n4 n1", "n4 n3"]);
+    assert!(pairs.iter().all(|pair| pair["mbps"].as_u64().is_some_and(|mbps| mbps > 100)), "{report:#}");
+    let of = |name: &str, check: &str| {
+        let findings = report["findings"].as_array().expect("a list").iter();
+        findings.filter(|finding| finding["name"] == name && finding["check"] == check).count()
+    };
+    for name in ["n1", "n3", "n4"] {
+        for check in ["host", "memlock", "port", "counters"] {
+            assert!(of(name, check) > 0, "{check} of {name}: {report:#}");
+        }
+    }
+    assert_eq!((of("n2", "ssh"), of("n2", "host")), (1, 0));
+    // Without pairs, from a file, and for a person.
+    let file = lab.0.file("hosts", b"n1 # the first\nn3\nn[4-5]\n").display().to_string();
+    let said = lab.run("rsh", &["--agent", AGENT, "--seconds", "0", "--hosts", &file]);
+    assert!(said.code == 0 || said.code == 10, "{} {}", said.stdout, said.stderr);
+    assert!(said.stdout.starts_with("4 hosts and this one\n") && !said.stdout.contains("pairs"), "{}", said.stdout);
+    assert!(said.stdout.contains("n[1,3-5]"), "{}", said.stdout);
+}
+
+#[test]
+fn rounds_that_there_is_no_time_for_are_left_out() {
+    let lab = Lab::new();
+    let said = lab.run("rsh", &["--agent", AGENT, "--within", "1", "--json", "n[1-4]"]);
+    let report = said.json();
+    assert_eq!((&report["rounds"]["measured"], &report["rounds"]["all"]), (&Value::from(1), &Value::from(3)));
+    assert_eq!(report["pairs"].as_array().expect("a list").len(), 4);
+    assert_eq!(finding(&report, "pairs", "rounds")["code"], "rounds-left-out");
 }
 
 #[test]
@@ -274,6 +317,9 @@ fn command_lines_that_make_no_sense() {
         (&["a:b"][..], "HOST is a name"),
         (&["a", "b"], "unexpected argument"),
         (&["--seconds", "601", "h"], "601"),
+        (&["n[2-1]"], "smaller"),
+        (&["--hosts", "/no/such/file"], "--hosts /no/such/file"),
+        (&["--hosts", "x", "h"], "cannot be used with"),
         (&["--json", "--fix-script"], "cannot be used with"),
         (&["--", "-oProxyCommand=x"], "HOST is a name"),
         (&["--rsh", "ssh 'x", "h"], "quote"),

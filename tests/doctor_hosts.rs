@@ -1,5 +1,5 @@
 //! `rddoctor` between hosts with sshd: ports that a firewall shuts, in one direction and in both, hosts without a way to each
-//! other. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
+//! other; a slow one, and a slow pair, among eight. `tests/run` makes the hosts, as root, and runs these tests in them; elsewhere they are not run.
 
 mod rig;
 
@@ -122,6 +122,66 @@ fn a_firewall_there_and_one_at_both_ends() {
     assert!(text(bandwidth, "found").contains("through ssh"), "{bandwidth:#}");
     assert!(after < Duration::from_secs(40), "{after:?}");
     drop(there);
+    all_gone(SOON);
+}
+
+/// Another link between two hosts, of this rate, by which all goes that one sends to the other.
+struct SlowWay(u32, u32);
+
+impl SlowWay {
+    fn between(one: u32, other: u32, rate: &str) -> Self {
+        let way = Self(one, other);
+        let target = pid_on(other).to_string();
+        let ip = |host: u32, words: &str| {
+            let status = on(host, Command::new("ip").args(words.split(' '))).status().expect("ip");
+            assert!(status.success(), "ip {words}");
+        };
+        ip(one, &format!("link add slow type veth peer name slow netns {target}"));
+        for (host, to) in [(one, other), (other, one)] {
+            ip(host, "link set slow up");
+            ip(host, &format!("route add {} dev slow src {}", address(to), address(host)));
+            ip(host, &format!("-6 route add blackhole fd00:9::{to}"));
+            let shaper = format!("qdisc replace dev slow root tbf rate {rate} burst 32kb latency 20ms");
+            assert!(on(host, Command::new("tc").args(shaper.split(' '))).status().expect("tc").success());
+        }
+        way
+    }
+}
+
+impl Drop for SlowWay {
+    fn drop(&mut self) {
+        let _ = on(self.0, Command::new("ip").args(["link", "del", "slow"])).status();
+        for (host, to) in [(self.0, self.1), (self.1, self.0)] {
+            let _ = on(host, Command::new("ip").args(["-6", "route", "del", &format!("fd00:9::{to}")])).status();
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_slow_host_and_a_slow_pair_of_eight() {
+    let network = Network::of(8);
+    (1..=8).for_each(|host| hold(host, "80mbit"));
+    hold(5, "8mbit");
+    let way = SlowWay::between(2, 3, "8mbit");
+    let (code, report, after) = doctor(&network, &["h[1-9]"]);
+    drop(way);
+    (1..=8).for_each(|host| hold(host, "10gbit"));
+    assert_eq!(code, 11, "there is no ninth: {report:#}");
+    let pairs = report["pairs"].as_array().expect("a list");
+    assert_eq!(pairs.len(), 8 * 7, "all pairs of those that are there, both ways");
+    let told: Vec<String> = report["findings"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|finding| finding["part"] == "pairs" && finding["level"] != "ok")
+        .map(|finding| format!("{} {}", text(finding, "code"), text(finding, "about")))
+        .collect();
+    assert_eq!(told, ["host-slow h5", "pair-slow h2 -> h3", "pair-slow h3 -> h2"], "{report:#}");
+    let unreached: Vec<&Value> =
+        report["findings"].as_array().expect("a list").iter().filter(|finding| finding["level"] == "failure").collect();
+    assert!(unreached.len() == 1 && unreached[0]["name"] == "h9" && unreached[0]["check"] == "ssh", "{unreached:#?}");
+    assert!(after < Duration::from_secs(40), "{after:?}");
     all_gone(SOON);
 }
 

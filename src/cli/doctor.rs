@@ -10,13 +10,17 @@ use clap::{ArgMatches, Parser};
 
 use super::options::CommonOptions;
 use super::rdcp::HostOptions;
+use super::rdcp::targets::hosts_named;
 use super::{Arguments, print};
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::examine::Examination;
+use crate::job::examine::{Examination, NoWay};
 use crate::job::plan::Spec;
-use crate::measure::{Facts, Level, compare, examine, gather};
+use crate::job::targets::{each, is_list, without_doubles};
+use crate::measure::matrix::Matrix;
+use crate::measure::{Facts, Level, Path, compare, examine, gather};
 use crate::options::{TransferOptions, Transport, parse_ports};
 
+mod many;
 mod output;
 mod words;
 
@@ -25,12 +29,20 @@ use words::{Examined, Fix, Words};
 /// The bandwidth is measured for so long at most, in seconds.
 const SECONDS_MAX: i64 = 600;
 
+/// Where nobody says for how long, of one host.
+const SECONDS: u32 = 2;
+
+/// All pairs are measured for so long at most, in seconds.
+const WITHIN_MAX: i64 = 86_400;
+
 /// Examine hosts for fast transfers, and say how to fix what is wrong
 ///
 /// Without HOST it examines this host: RDMA libraries, modules, devices, ports, addresses, limits, processors. With HOST,
 /// which ssh must reach, it examines both hosts and the way between them: which ports can be reached over TCP and over
 /// RDMA, by which network the data goes, and how fast. Each check is a line; what is wrong comes with the reason why it
-/// matters and the command that fixes it. Nothing is changed on any host.
+/// matters and the command that fixes it. Where HOST is a list, such as 'gpu[01-64]', it examines all of them and measures
+/// pairs, as many at once as there are without a host in two of them; those that are slow are named, and the host that slow
+/// pairs have in common. Nothing is changed on any host.
 #[derive(Parser, Debug)]
 #[command(
     name = "rddoctor",
@@ -40,18 +52,26 @@ const SECONDS_MAX: i64 = 600;
     after_long_help = super::examples::help(super::examples::RDDOCTOR, EXIT_CODES)
 )]
 pub struct DoctorArguments {
-    /// A host to examine as well: NAME, USER@NAME or an address
+    /// A host to examine as well: NAME, USER@NAME or an address; or a list of them such as 'gpu[01-08,12]'
     #[arg(value_name = "HOST")]
     host: Option<OsString>,
+    /// Examine each host that FILE, or standard input (-), names, one a line; @GROUP asks ClusterShell's nodeset, and slurm
+    /// stands for the nodes of the allocation
+    #[arg(id = "hosts", long, value_name = "FILE|@GROUP|slurm", conflicts_with = "host")]
+    hosts_from: Option<OsString>,
     /// Print the findings as one JSON object
     #[arg(long, conflicts_with = "fix_script")]
     json: bool,
     /// Print the fixes as a shell script, to be read and then run as root on each host
     #[arg(long)]
     fix_script: bool,
-    /// Seconds to measure the bandwidth to HOST; 0 leaves it out
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=SECONDS_MAX))]
-    seconds: u32,
+    /// Seconds to measure the bandwidth to HOST, or of each pair of several hosts and each direction; 0 leaves it out
+    /// [default: 2, or 1 of pairs]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(0..=SECONDS_MAX))]
+    seconds: Option<u32>,
+    /// Measure pairs of several hosts for so many seconds in all: where there is no time for all of them, rounds are left out
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=WITHIN_MAX))]
+    within: u32,
     /// Which transport the bandwidth is measured on
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     transport: Transport,
@@ -75,7 +95,14 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
 
 impl Arguments for DoctorArguments {
     fn hosts(given: &ArgMatches) -> Vec<OsString> {
-        given.get_one::<OsString>("host").and_then(|host| parse_host(host).ok()).into_iter().collect()
+        given.get_one::<OsString>("host").and_then(|host| parse_hosts(host).ok()).unwrap_or_default()
+    }
+}
+
+impl Line {
+    /// But for the host that it is about.
+    fn says_the_same_as(&self, other: &Self) -> bool {
+        (self.check, &self.about, &self.words) == (other.check, &other.about, &other.words)
     }
 }
 
@@ -95,35 +122,76 @@ struct Section {
     part: &'static str,
     /// Where its fixes are to be run, as `uname -n` says it.
     node: String,
+    /// The host, as it was named; empty for this one.
+    name: String,
     lines: Vec<Line>,
 }
 
 fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
-    let host = arguments.host.as_deref().map(parse_host).transpose()?;
-    let setup = arguments.hosts.setup("rddoctor", host.as_deref(), false, false)?;
+    let usage = |reason: String| Failure::new(Exit::Usage, reason);
+    let hosts = match (&arguments.hosts_from, &arguments.host) {
+        (Some(from), _) => {
+            let named = |reason: String| usage(format!("--hosts {}: {reason}", escaped(from)));
+            each_once(hosts_named(from, OsStr::new("")).map_err(named)?)?
+        }
+        (None, Some(host)) => parse_hosts(host)?,
+        (None, None) => Vec::new(),
+    };
+    let mut reached = arguments.hosts.clone();
+    let is_for_slurm = hosts.len() > 1 || arguments.hosts_from.as_ref().is_some_and(|from| from == "slurm");
+    reached.take_allocated(is_for_slurm, hosts.iter().map(OsString::as_os_str));
+    let setup = reached.setup("rddoctor", hosts.iter().map(OsString::as_os_str), false, false)?;
     let here = gather::here();
+    let transfer = TransferOptions {
+        transport: arguments.transport,
+        port_range: arguments.port_range.clone(),
+        reconnect: 0,
+        ..TransferOptions::default()
+    };
+    if hosts.len() > 1 {
+        return many::examine(&hosts, arguments, setup, &transfer, &here);
+    }
     let mut sections = vec![of_host("this host", "here", &here)];
     let format = Format::of(arguments);
     // The other host takes some seconds; this part can be read meanwhile.
     format.section(&sections)?;
+    let host = hosts.into_iter().next();
     if let Some(host) = &host {
-        let transfer = TransferOptions {
-            transport: arguments.transport,
-            port_range: arguments.port_range.clone(),
-            reconnect: 0,
-            ..TransferOptions::default()
-        };
+        let seconds = arguments.seconds.unwrap_or(SECONDS);
         let examination = Examination {
             setup,
             host,
-            lasting: (arguments.seconds > 0).then(|| Duration::from_secs(arguments.seconds.into())),
+            lasting: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
             transfer: &transfer,
         };
-        let others = of_other(&examination, arguments, here)?;
+        let node = here.host.clone();
+        let found = examination.run(here);
+        if let Err(NoWay { failure, .. }) = &found
+            && matches!(failure.exit, Exit::Signal(_))
+        {
+            return Err(Failure::silent(failure.exit));
+        }
+        let others = of_found(host, arguments, &node, found);
         format.section(&others)?;
         sections.extend(others);
     }
-    format.end(&sections, host.as_deref())
+    format.end(&sections, None, host.as_deref())
+}
+
+/// Those that are named, each once.
+fn each_once(named: Vec<Spec>) -> Result<Vec<OsString>, Failure> {
+    let (once, _) = without_doubles(named).map_err(|reason| Failure::new(Exit::Usage, reason))?;
+    Ok(once.iter().map(|spec| spec.host().to_owned()).collect())
+}
+
+/// A host, or a list of them.
+fn parse_hosts(text: &OsStr) -> Result<Vec<OsString>, Failure> {
+    let host = parse_host(text)?;
+    if !is_list(&host) {
+        return Ok(vec![host]);
+    }
+    let each = each(Spec::There(host, OsString::new())).map_err(|reason| Failure::new(Exit::Usage, reason))?;
+    each_once(each)
 }
 
 /// A host, as the launcher takes it.
@@ -146,7 +214,7 @@ fn of_host(label: &str, part: &'static str, facts: &Facts) -> Section {
     let title = if label == facts.host { label.to_owned() } else { format!("{label} ({})", facts.host) };
     let examined = Examined { facts, ports: None };
     let lines = examine(facts).into_iter().map(|finding| line(finding, &examined)).collect();
-    Section { title, part, node: facts.host.clone(), lines }
+    Section { title, part, node: facts.host.clone(), name: String::new(), lines }
 }
 
 fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
@@ -154,22 +222,19 @@ fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
     Line { check: finding.check, about: finding.about, level: finding.level, words }
 }
 
-/// The other host, and the way there.
-fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Facts) -> Result<Vec<Section>, Failure> {
-    let host = examination.host;
-    let (label, node) = (escaped(host), here.host.clone());
+/// Another host, and the way there. `node`: what this one is called.
+fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result<Path, NoWay>) -> Vec<Section> {
+    let label = escaped(host);
     let path_title = format!("this host -> {label}");
-    match examination.run(here) {
+    let path_of = |node: String, lines| Section { title: path_title, part: "path", node, name: label.clone(), lines };
+    match found {
         Ok(path) => {
-            let there = of_host(&label, "there", &path.there);
+            let there = Section { name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
             let lines = compare(&path).into_iter().map(|finding| line(finding, &examined)).collect();
-            Ok(vec![there, Section { title: path_title, part: "path", node: path.there.host.clone(), lines }])
+            vec![there, path_of(path.there.host.clone(), lines)]
         }
         Err(no_way) => {
-            if matches!(no_way.failure.exit, Exit::Signal(_)) {
-                return Err(no_way.failure);
-            }
             let found = no_way.failure.message.unwrap_or_else(|| "it could not be examined".to_owned());
             let code = match (no_way.lacks_agent, no_way.failure.exit) {
                 (true, _) => "agent-missing",
@@ -179,7 +244,7 @@ fn of_other(examination: &Examination<'_>, arguments: &DoctorArguments, here: Fa
             };
             let words = words::no_way(found, code, host);
             let lines = vec![Line { check: "ssh", about: String::new(), level: Level::Failure, words }];
-            Ok(vec![Section { title: path_title, part: "path", node, lines }])
+            vec![path_of(node.to_owned(), lines)]
         }
     }
 }
@@ -210,7 +275,7 @@ impl Format {
         }
     }
 
-    fn end(self, sections: &[Section], host: Option<&OsStr>) -> Result<(), Failure> {
+    fn end(self, sections: &[Section], matrix: Option<&Matrix>, host: Option<&OsStr>) -> Result<(), Failure> {
         let worst = sections.iter().flat_map(|section| &section.lines).map(|line| line.level).max();
         let exit = match worst {
             Some(Level::Failure) => Some(Exit::Failures),
@@ -219,7 +284,7 @@ impl Format {
         };
         print(&match self {
             Self::Text(colour) => output::sum(sections, colour, host),
-            Self::Json => output::json(sections, exit.map_or(0, Exit::code)),
+            Self::Json => output::json(sections, matrix, exit.map_or(0, Exit::code)),
             Self::Script => output::script(sections),
         })?;
         exit.map_or(Ok(()), |exit| Err(Failure::silent(exit)))

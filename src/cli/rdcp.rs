@@ -37,7 +37,7 @@ use crate::tree::manifest::write::{Form, Target};
 use crate::tree::patterns::Patterns;
 
 mod join;
-mod targets;
+pub(super) mod targets;
 
 use targets::TargetOptions;
 
@@ -130,7 +130,7 @@ pub struct CopyArguments {
 }
 
 /// Options of how hosts are reached.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Hosts")]
 pub struct HostOptions {
     /// The command that runs a program on a host, instead of ssh; RDCP_RSH in the environment sets it too
@@ -240,6 +240,14 @@ impl HostOptions {
             return Ok(Launcher::slurm());
         }
         Launcher::template(launcher).map_err(|reason| usage(format!("the command of --launcher {reason}")))
+    }
+
+    /// Nodes of the allocation that this is run in are reached by srun where no other launcher is named. `is_wanted`: it is
+    /// about several of them.
+    pub(super) fn take_allocated<'a>(&mut self, is_wanted: bool, hosts: impl Iterator<Item = &'a OsStr>) {
+        if is_wanted && self.has_no_launcher() && targets::are_allocated(hosts) {
+            self.launcher = Some("slurm".into());
+        }
     }
 
     /// No launcher is named.
@@ -488,9 +496,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
     }
     let hosts = sources.iter().chain([&destination]).chain(&targets).map(Spec::host);
     let is_for_slurm = !targets.is_empty() || arguments.targets.is_allocation();
-    if is_for_slurm && arguments.hosts.has_no_launcher() && targets::are_allocated(hosts.clone()) {
-        arguments.hosts.launcher = Some("slurm".into());
-    }
+    arguments.hosts.take_allocated(is_for_slurm, hosts.clone());
     let setup = arguments.hosts.setup("rdcp", hosts, arguments.report.quiet, arguments.dry_run)?;
     let (report, tree) = (&arguments.report, &mut arguments.tree);
     tree.dry_run = arguments.dry_run && tree.sync;

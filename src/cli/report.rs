@@ -7,7 +7,7 @@ pub(crate) mod line;
 mod nonblocking;
 mod page;
 mod record;
-mod screen;
+pub(super) mod screen;
 mod stats;
 
 use std::fs::File;

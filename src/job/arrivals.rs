@@ -143,7 +143,7 @@ impl Job {
     ///
     /// 128+n for a signal meanwhile; 3 for a host that cannot be started or reached, 9 for one with another protocol.
     pub(super) fn greet(&mut self) -> Result<(), Failure> {
-        self.greet_all(&mut |_, failure| Err(failure))
+        self.greet_all(&mut |arrival| arrival.map_or(Ok(()), |(_, failure)| Err(failure)))
     }
 
     /// Waits until every agent has said who it is, or failed; gives those that have.
@@ -153,21 +153,37 @@ impl Job {
     /// 128+n for a signal meanwhile.
     pub(super) fn greet_each(&mut self) -> Result<Vec<(usize, Failure)>, Failure> {
         let mut failed = Vec::new();
-        self.greet_all(&mut |host, failure| {
-            failed.push((host, failure));
-            Ok(())
-        })?;
+        self.greet_telling(&mut |arrival| failed.extend(arrival))?;
         Ok(failed)
     }
 
-    fn greet_all(&mut self, failed: &mut dyn FnMut(usize, Failure) -> Result<(), Failure>) -> Result<(), Failure> {
+    /// The same; `tell` hears of each as it has, or why it has failed.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal meanwhile.
+    pub(super) fn greet_telling(&mut self, tell: &mut dyn FnMut(Option<(usize, Failure)>)) -> Result<(), Failure> {
+        self.greet_all(&mut |arrival| {
+            tell(arrival);
+            Ok(())
+        })
+    }
+
+    /// `heard` is given the host that has failed, and why; nothing where one has arrived.
+    fn greet_all(
+        &mut self,
+        heard: &mut dyn FnMut(Option<(usize, Failure)>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         self.start_some();
         loop {
             let is_any = self.remotes().any(|(_, remote)| remote.is_arriving());
             let update = if is_any { self.next(Instant::now() + LONG) } else { self.updates.pop_front() };
             match update {
                 None if !is_any => return Ok(()),
-                Some(Update::Gone(host, failure)) => failed(host, failure.unwrap_or_else(|| self.lost(host)))?,
+                Some(Update::Gone(host, failure)) => {
+                    heard(Some((host, failure.unwrap_or_else(|| self.lost(host)))))?;
+                }
+                Some(Update::Arrived(_)) => heard(None)?,
                 Some(update) => self.check_arriving(update)?,
                 None => {}
             }

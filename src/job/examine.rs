@@ -11,8 +11,10 @@ use crate::control::frames::{self, Message};
 use crate::engine::Summary;
 use crate::fault::{Exit, Failure, escaped};
 use crate::measure::probe::{Attempt, ProbeRequest, ProbeTargets, decode_attempts};
-use crate::measure::{Facts, Path, Speed};
+use crate::measure::{Facts, Path, Speed, gather};
 use crate::options::TransferOptions;
+
+pub(crate) mod many;
 
 /// How long an end may take to tell what its host is like, or to try all ports.
 const EXAMINE_MAX: Duration = Duration::from_secs(10);
@@ -53,6 +55,8 @@ impl Examination<'_> {
         path.and_then(|mut path| {
             if let Some(lasting) = self.lasting {
                 path.speed = Some(examiner.measure(there, lasting, self.transfer)?);
+                let counted = examiner.facts(there)?.counters;
+                path.after = Some([gather::here().counters, counted]);
             }
             Ok(path)
         })
@@ -67,12 +71,7 @@ struct Examiner {
 
 impl Examiner {
     fn examine(&mut self, there: usize, here: Facts, answered_after: Duration) -> Result<Path, Failure> {
-        self.job.send(there, Message::Examine);
-        let facts = match self.job.answer(there, EXAMINE_MAX)? {
-            Message::Examined(bytes) => Facts::decode(&bytes).ok_or_else(|| self.job.unexpected(there))?,
-            Message::Failed(fault) => return Err(told(&self.job.hosts[there].name, &fault)),
-            _ => return Err(self.job.unexpected(there)),
-        };
+        let facts = self.facts(there)?;
         let is_one_machine = self.job.is_one_kernel(HERE, there);
         let mut path = Path {
             here,
@@ -84,6 +83,16 @@ impl Examiner {
         path.to_there = Some(self.try_ports(HERE, there, &path.here, &path.there, is_one_machine)?);
         path.to_here = Some(self.try_ports(there, HERE, &path.there, &path.here, is_one_machine)?);
         Ok(path)
+    }
+
+    /// What that host is like.
+    fn facts(&mut self, there: usize) -> Result<Facts, Failure> {
+        self.job.send(there, Message::Examine);
+        match self.job.answer(there, EXAMINE_MAX)? {
+            Message::Examined(bytes) => Facts::decode(&bytes).ok_or_else(|| self.job.unexpected(there)),
+            Message::Failed(fault) => Err(told(&self.job.hosts[there].name, &fault)),
+            _ => Err(self.job.unexpected(there)),
+        }
     }
 
     /// Has `to` open a probe and `from` try it. The inner error is why there was none.

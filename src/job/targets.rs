@@ -82,6 +82,55 @@ pub(crate) fn expand_all(lists: &OsStr) -> Result<Vec<OsString>, String> {
     Ok(hosts)
 }
 
+/// Hosts in few words, from which [`expand_all`] makes the same: names that differ in one number stand as one list.
+pub(crate) fn folded(hosts: &[OsString]) -> OsString {
+    // What stands before the number and behind it, and the digits.
+    let cut = |host: &OsString| -> Option<([Vec<u8>; 2], String)> {
+        let bytes = host.as_bytes();
+        let end = bytes.iter().rposition(u8::is_ascii_digit)? + 1;
+        let start = bytes[..end].iter().rposition(|byte| !byte.is_ascii_digit()).map_or(0, |at| at + 1);
+        // An address has numbers that are none of a list, and what has brackets is in a list already.
+        let is_name = bytes.iter().all(|byte| !b":[],".contains(byte)) && end - start <= DIGITS_MAX;
+        let digits = std::str::from_utf8(&bytes[start..end]).ok()?;
+        is_name.then(|| ([bytes[..start].to_vec(), bytes[end..].to_vec()], digits.to_owned()))
+    };
+    let mut lists: Vec<([Vec<u8>; 2], Vec<String>)> = Vec::new();
+    for host in hosts {
+        match cut(host) {
+            Some((around, digits)) => match lists.iter_mut().find(|(known, all)| *known == around && !all.is_empty()) {
+                Some((_, all)) => all.push(digits),
+                None => lists.push((around, vec![digits])),
+            },
+            None => lists.push(([host.as_bytes().to_vec(), Vec::new()], Vec::new())),
+        }
+    }
+    let list = |([before, behind], numbers): ([Vec<u8>; 2], Vec<String>)| match &numbers[..] {
+        [] => before,
+        [one] => [&before, one.as_bytes(), &behind].concat(),
+        _ => [&before, b"[".as_slice(), ranges(&numbers).as_bytes(), b"]", &behind].concat(),
+    };
+    OsString::from_vec(lists.into_iter().map(list).collect::<Vec<_>>().join(&b','))
+}
+
+/// Numbers as a list has them, those that follow each other as a range.
+fn ranges(numbers: &[String]) -> String {
+    let mut runs: Vec<(&String, &String)> = Vec::new();
+    for number in numbers {
+        let follows = |last: &String| {
+            last.len() == number.len() && last.parse::<u64>().ok().map(|last| last + 1) == number.parse().ok()
+                || !number.starts_with('0')
+                    && !last.starts_with('0')
+                    && last.parse::<u64>().ok().map(|last| last + 1) == number.parse().ok()
+        };
+        match runs.last_mut().filter(|(_, last)| follows(last)) {
+            Some((_, last)) => *last = number,
+            None => runs.push((number, number)),
+        }
+    }
+    let run = |(first, last): (&String, &String)| if first == last { first.clone() } else { format!("{first}-{last}") };
+    runs.into_iter().map(run).collect::<Vec<_>>().join(",")
+}
+
 fn too_many() -> String {
     format!("more than {HOSTS_MAX} hosts are named, which is the most that a copy goes to")
 }

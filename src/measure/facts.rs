@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use minicbor::{Decode, Encode};
 
+use super::counters::{COUNTERS_MAX, Counter};
 use crate::transport::same_subnet;
 
 /// Entries of any list, at most.
@@ -96,6 +97,10 @@ pub struct Facts {
     /// Memory that an mlx4 device can register, in bytes.
     #[n(25)]
     pub mlx4_bytes: Option<u64>,
+    /// What its ports and its TCP have counted.
+    #[n(26)]
+    #[cbor(default)]
+    pub counters: Vec<Counter>,
 }
 
 /// A device file.
@@ -456,6 +461,8 @@ impl Facts {
                 }
             }
         }
+        self.counters.retain(|counter| is_plain(&counter.of) && is_plain(&counter.name));
+        self.counters.truncate(COUNTERS_MAX);
         if let Some((ours, theirs)) = &mut self.ssh {
             cut(ours);
             cut(theirs);
@@ -499,5 +506,6 @@ pub fn fuzz_facts(bytes: &[u8]) {
     let again = Facts::decode(&facts.encode());
     assert_eq!(again.as_ref(), Some(&facts));
     super::examine(&facts);
-    super::compare(&super::Path { here: facts.clone(), there: facts, ..super::Path::default() });
+    let after = Some([facts.counters.clone(), facts.counters.clone()]);
+    super::compare(&super::Path { here: facts.clone(), there: facts, after, ..super::Path::default() });
 }

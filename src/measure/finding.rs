@@ -1,5 +1,7 @@
 //! What a check can say: a verdict, and the values that it rests on. Sentences are made of it elsewhere.
 
+use super::counters::Counter;
+
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -182,6 +184,34 @@ pub enum What {
     BandwidthLow { speed: super::Speed, ceiling: u64 },
     /// It could not be measured.
     BandwidthFailed { reason: String },
+
+    /// Nothing bad was counted; segments of TCP that were sent, and sent again.
+    NothingLost { sent: u64, again: u64 },
+    /// Senders were held back, so that nothing was lost.
+    HeldBack(Vec<Counter>),
+    /// Packets were lost, or sent again.
+    PacketsLost(Vec<Counter>),
+    /// TCP sent more of its segments again than a good network has it do.
+    SegmentsLost { sent: u64, again: u64 },
+    /// A link damages what it carries, or goes down.
+    LinkErrors(Vec<Counter>),
+
+    /// The rates of all pairs of several hosts that were measured, from the lowest to the highest, and of what they were.
+    Rates { pairs: usize, least: u64, median: u64, most: u64, media: Vec<String> },
+    /// Not all rounds of pairs were measured, so that it took no longer than was asked for.
+    RoundsLeftOut { rounds: usize, all: usize },
+    /// A host is slow with most others: the median of what it sends and of what it receives, where that is slow.
+    HostSlow { sends: Option<u64>, receives: Option<u64>, median: u64, with: usize },
+    /// A pair is, although both its hosts are not.
+    PairSlow { mbps: u64, median: u64, limiter: String },
+    /// No connection but through the launcher's; with so many of the others, or between so many hosts.
+    HostTunneled { with: usize },
+    /// The same of a pair.
+    PairTunneled,
+    /// Nothing could be sent; with so many of the others, for this reason with the first of them.
+    HostUnmeasured { with: usize, reason: String },
+    /// The same of a pair.
+    PairUnmeasured { reason: String },
 }
 
 /// What came of trying to connect.

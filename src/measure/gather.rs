@@ -5,14 +5,17 @@
 //! entry end as facts that are absent.
 
 use std::fs::OpenOptions;
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::counters;
 use super::facts::{
     Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration,
 };
@@ -28,6 +31,11 @@ const LEAST_BYTES: u64 = 1 << 20;
 
 /// How long verbs may take to answer: firmware that has failed does not.
 const VERBS_MAX: Duration = Duration::from_secs(3);
+
+/// What has the counters of drivers, how long it may take for all interfaces, and how much it may say of one.
+const ETHTOOL: &str = "/usr/sbin/ethtool";
+const ETHTOOL_MAX: Duration = Duration::from_secs(2);
+const ETHTOOL_BYTES_MAX: u64 = 1 << 20;
 
 /// The interface that is not examined.
 const LOOPBACK: &str = "lo";
@@ -69,8 +77,40 @@ pub fn here() -> Facts {
         Err(_) if asked.is_err() => facts.no_rdma = "no thread for it".to_owned(),
         Err(_) => facts.no_rdma = format!("no answer in {} s", VERBS_MAX.as_secs()),
     }
+    facts.counters.extend(ask_ethtool());
     facts.bound();
     facts
+}
+
+/// What only ethtool tells of the interfaces here; nothing where it is not installed.
+fn ask_ethtool() -> Vec<counters::Counter> {
+    let until = Instant::now() + ETHTOOL_MAX;
+    let interfaces = counters::hardware(&Root::default());
+    let mut told = Vec::new();
+    for interface in interfaces {
+        let started = Command::new(ETHTOOL)
+            .args(["-S", &interface])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut ethtool) = started else { break };
+        let (post, answer) = flume::bounded(1);
+        let output = ethtool.stdout.take();
+        let read = move || {
+            let mut text = String::new();
+            let _ = output.map(|output| output.take(ETHTOOL_BYTES_MAX).read_to_string(&mut text));
+            let _ = post.send(text);
+        };
+        let is_read = std::thread::Builder::new().name("ethtool".to_owned()).spawn(read).is_ok();
+        let text = if is_read { answer.recv_deadline(until).ok() } else { None };
+        let _ = ethtool.kill();
+        // A driver that hangs holds the process; it is no reason to wait as well.
+        let Some(text) = text else { break };
+        let _ = ethtool.wait();
+        told.extend(counters::of_ethtool(&interface, &text));
+    }
+    told
 }
 
 /// What verbs say of one address.
@@ -185,6 +225,7 @@ pub fn from_files(root: &Root) -> Facts {
         rdma: Vec::new(),
         no_rdma: String::new(),
         mlx4_bytes: mlx4_bytes(root),
+        counters: counters::read(root),
     };
     facts.bound();
     facts

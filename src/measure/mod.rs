@@ -7,6 +7,8 @@
 //!
 //! * `root`: the kernel's files about its host. `facts`: what is known of a host. `gather`: finds it out.
 //! * `finding`: what a check can say. `checks`: the checks of one host, and of the way between two.
+//! * `counters`: what adapters have counted, and what it says. `matrix`: which pairs of many hosts are measured, and which of
+//!   them, or which hosts, are slow.
 //! * `probe`: opens ports to be tried, and tries those of another host.
 //!
 //! Beside that, what is measured and what is made of it, numbers in, tables and drawings out:
@@ -18,10 +20,12 @@
 pub mod checks;
 #[cfg(test)]
 mod corpus;
+pub mod counters;
 pub mod disk;
 pub mod facts;
 pub mod finding;
 pub mod gather;
+pub mod matrix;
 pub mod mem;
 pub mod model;
 pub mod plot;
@@ -54,6 +58,8 @@ pub struct Path {
     pub to_here: Option<Result<Vec<Attempt>, String>>,
     /// How fast it went.
     pub speed: Option<Result<Speed, String>>,
+    /// What both had counted when all was done.
+    pub after: Option<[Vec<counters::Counter>; 2]>,
 }
 
 /// A measured transfer.

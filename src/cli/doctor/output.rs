@@ -7,9 +7,11 @@ use std::fmt::Write as _;
 use console::Style;
 use serde_json::json;
 
+use super::words::Words;
 use super::{Fix, Line, Section};
 use crate::fault::escaped;
-use crate::measure::Level;
+use crate::measure::matrix::{Fault, Matrix, Measured};
+use crate::measure::{Level, Speed};
 
 /// The columns of a check's name, and those before what was found.
 const NAME_COLUMNS: usize = 22;
@@ -18,7 +20,7 @@ const FOUND: usize = 8 + NAME_COLUMNS + 1;
 /// Grows when a field of the JSON report changes its meaning or goes.
 const JSON_VERSION: u32 = 1;
 
-fn name(line: &Line) -> String {
+pub(super) fn name(line: &Line) -> String {
     if line.about.is_empty() {
         line.check.to_owned()
     } else {
@@ -38,8 +40,18 @@ fn several(count: usize, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
-fn paint(colour: bool, style: &Style, text: &str) -> String {
-    style.clone().force_styling(colour).apply_to(text).to_string()
+/// Colours, or none.
+#[derive(Clone, Copy)]
+pub(super) struct Painter(pub(super) bool);
+
+impl Painter {
+    fn paint(self, style: &Style, text: &str) -> String {
+        style.clone().force_styling(self.0).apply_to(text).to_string()
+    }
+
+    pub(super) fn bold(self, text: &str) -> String {
+        self.paint(&Style::new().bold(), text)
+    }
 }
 
 fn failure() -> Style {
@@ -73,37 +85,43 @@ fn wrapped(text: &str, taken: usize, indent: usize) -> String {
 
 /// For a person: a line for each check, or more of a long one, and two for what is wrong.
 pub(super) fn text(sections: &[Section], colour: bool) -> String {
-    let paint = |style: &Style, text: &str| paint(colour, style, text);
-    let (bold, dim) = (Style::new().bold(), Style::new().dim());
+    let painter = Painter(colour);
     let mut out = String::new();
     for section in sections {
-        let _ = writeln!(out, "{}", paint(&bold, &escaped(OsStr::new(&section.title))));
+        let _ = writeln!(out, "{}", painter.bold(&escaped(OsStr::new(&section.title))));
         for line in &section.lines {
-            let (style, mark) = match line.level {
-                Level::Ok => (Style::new().cyan(), "ok  "),
-                Level::Warning => (warning(), "warn"),
-                Level::Failure => (failure(), "FAIL"),
-            };
-            let found = escaped(OsStr::new(&line.words.found));
-            let name = name(line);
-            let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
-            let found = wrapped(&found, taken, FOUND);
-            let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", paint(&style, mark));
-            if !line.words.why.is_empty() {
-                let _ = writeln!(out, "        {} {}", paint(&dim, "why"), wrapped(&line.words.why, 12, 12));
-            }
-            match &line.words.fix {
-                Some(Fix::Run(command)) => {
-                    let _ = writeln!(out, "        {} {}", paint(&dim, "fix"), paint(&bold, command));
-                }
-                Some(Fix::Do(advice)) => {
-                    let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
-                    let _ = writeln!(out, "        {} {advice}", paint(&dim, "fix"));
-                }
-                None => {}
-            }
+            out += &line_text(painter, line.level, &name(line), &line.words.found, Some(&line.words));
         }
         out.push('\n');
+    }
+    out
+}
+
+/// A line, or more of a long one. `words`: where they have a reason and a fix that are told as well.
+pub(super) fn line_text(painter: Painter, level: Level, name: &str, found: &str, words: Option<&Words>) -> String {
+    let dim = Style::new().dim();
+    let mut out = String::new();
+    let (style, mark) = match level {
+        Level::Ok => (Style::new().cyan(), "ok  "),
+        Level::Warning => (warning(), "warn"),
+        Level::Failure => (failure(), "FAIL"),
+    };
+    let taken = FOUND + name.chars().count().max(NAME_COLUMNS) - NAME_COLUMNS;
+    let found = wrapped(&escaped(OsStr::new(found)), taken, FOUND);
+    let _ = writeln!(out, "  {}  {name:NAME_COLUMNS$} {found}", painter.paint(&style, mark));
+    let Some(words) = words else { return out };
+    if !words.why.is_empty() {
+        let _ = writeln!(out, "        {} {}", painter.paint(&dim, "why"), wrapped(&words.why, 12, 12));
+    }
+    match &words.fix {
+        Some(Fix::Run(command)) => {
+            let _ = writeln!(out, "        {} {}", painter.paint(&dim, "fix"), painter.bold(command));
+        }
+        Some(Fix::Do(advice)) => {
+            let advice = wrapped(&escaped(OsStr::new(advice)), 12, 12);
+            let _ = writeln!(out, "        {} {advice}", painter.paint(&dim, "fix"));
+        }
+        None => {}
     }
     out
 }
@@ -117,17 +135,17 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
     }
     let mut parts = Vec::new();
     if failures > 0 {
-        parts.push(paint(colour, &failure(), &several(failures, "failure")));
+        parts.push(Painter(colour).paint(&failure(), &several(failures, "failure")));
     }
     if warnings > 0 {
-        parts.push(paint(colour, &warning(), &several(warnings, "warning")));
+        parts.push(Painter(colour).paint(&warning(), &several(warnings, "warning")));
     }
     let host = host.map_or(String::new(), |host| format!(" {}", escaped(host)));
     format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))
 }
 
 /// For programs: one object, on one line.
-pub(super) fn json(sections: &[Section], exit: u8) -> String {
+pub(super) fn json(sections: &[Section], matrix: Option<&Matrix>, exit: u8) -> String {
     let findings: Vec<serde_json::Value> = sections
         .iter()
         .flat_map(|section| section.lines.iter().map(move |line| (section, line)))
@@ -145,6 +163,7 @@ pub(super) fn json(sections: &[Section], exit: u8) -> String {
             json!({
                 "part": section.part,
                 "host": section.node,
+                "name": section.name,
                 "check": line.check,
                 "about": line.about,
                 "level": level,
@@ -156,7 +175,7 @@ pub(super) fn json(sections: &[Section], exit: u8) -> String {
             })
         })
         .collect();
-    let report = json!({
+    let mut report = json!({
         "version": JSON_VERSION,
         "program": env!("CARGO_PKG_VERSION"),
         "exit": exit,
@@ -164,7 +183,36 @@ pub(super) fn json(sections: &[Section], exit: u8) -> String {
         "failures": count(sections, Level::Failure),
         "findings": findings,
     });
+    if let Some(matrix) = matrix {
+        report["hosts"] = json!(matrix.hosts);
+        report["rounds"] = json!({ "measured": matrix.rounds, "all": matrix.rounds_all });
+        let pairs = matrix.pairs.iter().zip(matrix.faults());
+        report["pairs"] = pairs.map(|(pair, fault)| pair_json(matrix, pair, fault)).collect();
+    }
     format!("{report}\n")
+}
+
+/// One direction of a pair.
+fn pair_json(matrix: &Matrix, pair: &Measured, fault: Option<Fault>) -> serde_json::Value {
+    let speed = pair.speed.as_ref().ok();
+    let fault = fault.map(|fault| match fault {
+        Fault::Slow => "slow",
+        Fault::Tunneled => "not-reached",
+        Fault::Unmeasured => "unmeasured",
+    });
+    json!({
+        "from": matrix.hosts[pair.from],
+        "to": matrix.hosts[pair.to],
+        "fault": fault,
+        "reason": pair.speed.as_ref().err(),
+        "mbps": speed.map(Speed::mbps),
+        "bytes": speed.map(|speed| speed.bytes),
+        "micros": speed.map(|speed| speed.micros),
+        "transport": speed.map(|speed| &speed.medium),
+        "limiter": speed.map(|speed| &speed.limiter),
+        "tunneled": speed.map(|speed| speed.is_tunneled),
+        "encrypted": speed.map(|speed| speed.is_encrypted),
+    })
 }
 
 /// The fixes as one script for all hosts: each runs its own part. A command that several findings ask for stands once.

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use super::words::{Examined, Fix, words};
 use super::{Line, Section, output};
 use crate::measure::finding::{Outcome, What};
+use crate::measure::matrix::{Matrix, Measured};
 use crate::measure::recorded::facts;
-use crate::measure::{Facts, Level};
+use crate::measure::{Facts, Level, Speed};
 
 fn bad(name: &str) -> Vec<Line> {
     let section = super::of_host("this host", "here", &facts(name));
@@ -252,7 +253,7 @@ fn the_guide_shows_what_is_printed() {
 #[test]
 fn the_json_report() {
     let report: serde_json::Value =
-        serde_json::from_str(&output::json(&sections(&["roce-1024"]), 10)).expect("one object");
+        serde_json::from_str(&output::json(&sections(&["roce-1024"]), None, 10)).expect("one object");
     assert_eq!((report["version"].as_u64(), report["exit"].as_u64()), (Some(1), Some(10)));
     assert_eq!((report["warnings"].as_u64(), report["failures"].as_u64()), (Some(1), Some(0)));
     let findings = report["findings"].as_array().expect("a list");
@@ -279,6 +280,89 @@ fn hosts_as_they_are_given() {
         assert_eq!(parse(text).expect(text), host);
     }
     for text in ["", "-oProxyCommand=x", "a:b", "a/b", "./x"] {
+        assert!(parse(text).is_err(), "{text}");
+    }
+}
+
+/// So many recorded hosts, one of which has a small limit, and all their pairs; one host is slow, and one pair of others.
+fn many(hosts: usize) -> (Vec<std::ffi::OsString>, Vec<Section>, Matrix) {
+    use clap::Parser;
+    let names: Vec<std::ffi::OsString> = (1..=hosts).map(|host| format!("node{host}").into()).collect();
+    let arguments = super::DoctorArguments::try_parse_from(["rddoctor"]).expect("none");
+    let mut sections = vec![super::of_host("this host", "here", &facts("connectx"))];
+    for (at, name) in names.iter().enumerate() {
+        let there = facts(if at % 5 == 3 { "memlock-8m" } else { "connectx" });
+        let path = crate::measure::Path { here: facts("connectx"), there, is_one_machine: true, ..Default::default() };
+        sections.extend(super::of_found(name, &arguments, "node0", Ok(path)));
+    }
+    let mut matrix = Matrix {
+        hosts: (1..=hosts).map(|host| format!("node{host}")).collect(),
+        rounds: hosts - 1,
+        rounds_all: hosts - 1,
+        ..Matrix::default()
+    };
+    for (from, to) in (0..hosts).flat_map(|from| (0..hosts).map(move |to| (from, to))).filter(|(from, to)| from != to) {
+        let slow = from == 4 || to == 4 || (from, to) == (1, 2);
+        let bytes = if slow { 20_000_000 } else { 11_000_000_000 + ((from * 31 + to * 17) % 11) as u64 * 9_000_000 };
+        let speed = Speed { bytes, micros: 1_000_000, medium: "rdma".to_owned(), ..Speed::default() };
+        matrix.pairs.push(Measured { from, to, speed: Ok(speed) });
+    }
+    let here = facts("connectx");
+    let examined = Examined { facts: &here, ports: None };
+    let lines = matrix.examine().into_iter().map(|finding| super::line(finding, &examined)).collect();
+    let (title, node, name) = ("pairs".to_owned(), "node0".to_owned(), String::new());
+    sections.push(Section { title, part: "pairs", node, name, lines });
+    (names, sections, matrix)
+}
+
+#[test]
+fn many_hosts_are_readable_in_80_columns() {
+    for (hosts, ill) in [(8, "node4: "), (64, "node[4,9,14,19,24,29,34,39,44,49,54,59,64]: ")] {
+        let (names, sections, matrix) = many(hosts);
+        let text = super::many::text(&sections, &names, &matrix, false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() <= 40, "{text}");
+        for line in lines.iter().filter(|line| !line.starts_with("        fix ")) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert_eq!(text.matches("  warn  memlock ").count(), 1, "once for all hosts: {text}");
+        assert!(text.split_whitespace().collect::<String>().contains(&ill.replace(' ', "")), "{text}");
+        assert!(text.contains("  warn  host node5 ") && text.contains("  warn  pair node2 -> node3"), "{text}");
+        let rows = lines.iter().filter(|line| line.starts_with("  node")).count();
+        assert_eq!(rows, if hosts == 8 { 8 } else { 0 }, "{text}");
+    }
+}
+
+#[test]
+fn the_json_report_of_many_hosts_has_all_pairs() {
+    let (_, sections, matrix) = many(8);
+    let report: serde_json::Value =
+        serde_json::from_str(&output::json(&sections, Some(&matrix), 10)).expect("one object");
+    let pairs = report["pairs"].as_array().expect("a list");
+    assert_eq!((pairs.len(), &report["rounds"]["measured"]), (56, &7.into()));
+    let slow = pairs.iter().filter(|pair| pair["fault"] == "slow").count();
+    assert_eq!(slow, 15, "seven pairs of a host both ways, and one");
+    assert_eq!(
+        (&pairs[0]["from"], &pairs[0]["to"], &pairs[0]["transport"]),
+        (&"node1".into(), &"node2".into(), &"rdma".into())
+    );
+    let codes: Vec<&str> = report["findings"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|finding| finding["part"] == "pairs")
+        .map(|finding| finding["code"].as_str().expect("text"))
+        .collect();
+    assert_eq!(codes, ["rates", "host-slow", "pair-slow"]);
+}
+
+#[test]
+fn hosts_in_a_list() {
+    let parse = |text: &str| super::parse_hosts(std::ffi::OsStr::new(text));
+    assert_eq!(parse("n[1-3]").expect("a list"), ["n1", "n2", "n3"]);
+    assert_eq!(parse("root@n[08-09]:").expect("a list"), ["root@n08", "root@n09"]);
+    assert_eq!(parse("n[1,1]").expect("a list"), ["n1"]);
+    for text in ["n[2-1]", "n[1-9999]", "n[", "n[1]:x"] {
         assert!(parse(text).is_err(), "{text}");
     }
 }

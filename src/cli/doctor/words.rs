@@ -13,6 +13,8 @@ use crate::fault::{escaped, os_number};
 use crate::measure::finding::Outcome;
 use crate::measure::{Facts, Speed, What};
 
+mod many;
+
 /// Ports that are proposed where the user names none.
 const PORTS: RangeInclusive<u16> = 47_000..=47_099;
 
@@ -196,6 +198,8 @@ pub(super) fn words(what: &What, about: &str, examined: &Examined<'_>) -> Words 
         .or_else(|| device_words(what, about, examined))
         .or_else(|| limit_words(what, examined))
         .or_else(|| path_words(what, examined))
+        .or_else(|| many::counter_words(what))
+        .or_else(|| many::pair_words(what, about))
         .expect("every finding belongs to one of these")
 }
 

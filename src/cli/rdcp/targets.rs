@@ -99,7 +99,7 @@ pub(super) fn are_allocated<'a>(hosts: impl Iterator<Item = &'a OsStr>) -> bool 
 }
 
 /// What `--hosts` names.
-fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spec>, String> {
+pub(in crate::cli) fn hosts_named(hosts: &OsStr, path: &OsStr) -> Result<Vec<Spec>, String> {
     let text = match hosts.as_bytes() {
         b"slurm" => allocation()?,
         [b'@', ..] => lines(&answer("nodeset", &["-e".as_ref(), hosts]).map_err(|none| match none {

@@ -10,24 +10,24 @@ use rustix::termios::tcgetwinsize;
 const COLUMNS: u16 = 80;
 
 /// The line below all others on standard error.
-pub(super) struct Screen {
+pub(in crate::cli) struct Screen {
     term: Term,
     is_drawn: bool,
 }
 
 impl Screen {
-    pub(super) fn new() -> Self {
+    pub(in crate::cli) fn new() -> Self {
         Self { term: Term::buffered_stderr(), is_drawn: false }
     }
 
     /// Columns of the terminal, at this moment.
-    pub(super) fn columns(&self) -> usize {
+    pub(in crate::cli) fn columns(&self) -> usize {
         let columns = tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
         if columns == 0 { COLUMNS.into() } else { columns.into() }
     }
 
     /// Draws the line in place of the one before it. In one write: other processes may be writing there too.
-    pub(super) fn draw(&mut self, line: &str) {
+    pub(in crate::cli) fn draw(&mut self, line: &str) {
         self.is_drawn = true;
         // Where standard error is closed nobody is looking.
         let _ = self.term.clear_to_end_of_screen();
@@ -37,7 +37,7 @@ impl Screen {
     }
 
     /// Takes the line away.
-    pub(super) fn clear(&mut self) {
+    pub(in crate::cli) fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             let _ = self.term.clear_to_end_of_screen();
             let _ = self.term.flush();

@@ -203,3 +203,21 @@ fn nodeset_and_slurm_expand_as_we_do() {
     }
     assert!(by_nodeset > 30 && by_slurm > 30, "{by_nodeset} by nodeset, {by_slurm} by scontrol");
 }
+
+#[test]
+fn hosts_in_few_words_are_the_same_hosts() {
+    for (hosts, few) in [
+        (&["n1", "n2", "n3", "n7"][..], "n[1-3,7]"),
+        (&["n08", "n09", "n10", "m1"], "n[08-10],m1"),
+        (&["n9", "n10", "n11"], "n[9-11]"),
+        (&["n9", "n010", "n011"], "n[9,010-011]"),
+        (&["r1n1.lan", "r1n2.lan", "r2n1.lan"], "r1n[1-2].lan,r2n1.lan"),
+        (&["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
+        (&["login", "u@n3", "fd00::1"], "login,u@n3,fd00::1"),
+        (&[], ""),
+    ] {
+        let hosts: Vec<OsString> = hosts.iter().map(OsString::from).collect();
+        assert_eq!(folded(&hosts), few);
+        assert_eq!(expand_all(few.as_ref()).expect(few), hosts, "{few}");
+    }
+}

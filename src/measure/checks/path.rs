@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::measure::counters::compare_counters;
 use crate::measure::facts::{Address, Device, Facts, Interface, Pci};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::probe::{Attempt, is_inner};
@@ -22,8 +23,17 @@ const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
 /// The checks of the way between two hosts, in the order in which they are reported.
 pub fn compare(path: &Path) -> Vec<Finding> {
-    let checks: [fn(&Path) -> Vec<Finding>; 7] = [agent, duplicates, subnets, route, mtus, reach, bandwidth];
+    let checks: [fn(&Path) -> Vec<Finding>; 8] = [agent, duplicates, subnets, route, mtus, reach, bandwidth, counters];
     checks.iter().flat_map(|check| check(path)).collect()
+}
+
+fn counters(path: &Path) -> Vec<Finding> {
+    let Some([here, there]) = &path.after else { return Vec::new() };
+    let mut findings = compare_counters("there", &path.there.counters, there);
+    if !path.is_one_machine {
+        findings.extend(compare_counters("here", &path.here.counters, here));
+    }
+    findings
 }
 
 fn agent(path: &Path) -> Vec<Finding> {

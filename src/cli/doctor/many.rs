@@ -1,0 +1,226 @@
+//! Several hosts: what is wrong is told once for all that have it, and of pairs those that stand out.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::output::{Painter, line_text};
+use super::{DoctorArguments, Format, Line, Section, line, of_found, of_host};
+use crate::cli::report::screen::Screen;
+use crate::fault::{Failure, escaped};
+use crate::job::Setup;
+use crate::job::examine::many::{Step, Survey};
+use crate::job::targets::folded;
+use crate::measure::matrix::Matrix;
+use crate::measure::{Facts, Level};
+use crate::options::TransferOptions;
+
+use super::words::Examined;
+
+/// Hosts whose matrix has room in 80 columns.
+const MATRIX_HOSTS_MAX: usize = 8;
+
+/// Columns of a cell of it, and of the names before them.
+const CELL_COLUMNS: usize = 7;
+const LABEL_COLUMNS: usize = 20;
+
+/// Columns that there are for names.
+const NAMES_COLUMNS: usize = 40;
+
+/// Lines with one code that are shown. All are in `--json`.
+const ALIKE_MAX: usize = 8;
+
+/// How long each direction of a pair is measured where nobody says.
+const SECONDS: u32 = 1;
+
+pub(super) fn examine(
+    hosts: &[OsString],
+    arguments: &DoctorArguments,
+    setup: Setup,
+    transfer: &TransferOptions,
+    here: &Facts,
+) -> Result<(), Failure> {
+    let seconds = arguments.seconds.unwrap_or(SECONDS);
+    let survey = Survey {
+        setup,
+        hosts,
+        lasting: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
+        within: Duration::from_secs(arguments.within.into()),
+        transfer,
+    };
+    let mut progress = Progress::new();
+    let surveyed = survey.run(here, &mut |step| progress.show(step))?;
+    drop(progress);
+    let mut sections = vec![of_host("this host", "here", here)];
+    for (host, found) in hosts.iter().zip(surveyed.hosts) {
+        sections.extend(of_found(host, arguments, &here.host, found));
+    }
+    if surveyed.untried > 0 {
+        super::super::say(&format!(
+            "rddoctor: ports of {} hosts were not tried: others took too long",
+            surveyed.untried
+        ));
+    }
+    let examined = Examined { facts: here, ports: arguments.port_range.clone() };
+    let lines: Vec<Line> = surveyed.matrix.examine().into_iter().map(|finding| line(finding, &examined)).collect();
+    if !lines.is_empty() {
+        let (title, node) = ("pairs".to_owned(), here.host.clone());
+        sections.push(Section { title, part: "pairs", node, name: String::new(), lines });
+    }
+    let format = Format::of(arguments);
+    if let Format::Text(colour) = format {
+        super::print(&text(&sections, hosts, &surveyed.matrix, colour))?;
+    }
+    let typed = match (&arguments.hosts_from, &arguments.host) {
+        (Some(from), _) => format!("--hosts {}", shell_words::quote(&escaped(from))),
+        (None, Some(host)) => shell_words::quote(&escaped(host)).into_owned(),
+        (None, None) => String::new(),
+    };
+    format.end(&sections, Some(&surveyed.matrix), Some(OsStr::new(&typed)))
+}
+
+/// One line at a terminal, of how far it has come.
+struct Progress(Option<Screen>);
+
+impl Progress {
+    fn new() -> Self {
+        Self(console::user_attended_stderr().then(Screen::new))
+    }
+
+    fn show(&mut self, step: Step) {
+        let Some(screen) = &mut self.0 else { return };
+        let line = match step {
+            Step::Hosts { done, all } => format!("{done} of {all} hosts have answered"),
+            Step::Ports { done, all } => format!("ports of {done} of {all} hosts tried"),
+            Step::Rounds { done, all, left } => {
+                format!("round {} of {all}, {} s left", done + 1, left.as_secs().max(1))
+            }
+        };
+        let columns = screen.columns();
+        screen.draw(&line.chars().take(columns.saturating_sub(1)).collect::<String>());
+    }
+}
+
+/// Lines that say the same, and of which hosts.
+struct Alike<'a> {
+    line: &'a Line,
+    names: Vec<OsString>,
+}
+
+/// For a person.
+pub(super) fn text(sections: &[Section], hosts: &[OsString], matrix: &Matrix, colour: bool) -> String {
+    let painter = Painter(colour);
+    let mut out = String::new();
+    let of_hosts = || sections.iter().filter(|section| section.part != "pairs");
+    let is_bad = |line: &&Line| line.level != Level::Ok;
+    let name = |section: &Section| match section.name.is_empty() {
+        true => OsString::from("this host"),
+        false => OsString::from(&section.name),
+    };
+    let mut alike: Vec<Alike<'_>> = Vec::new();
+    let mut ill: Vec<OsString> = Vec::new();
+    for section in of_hosts() {
+        for line in section.lines.iter().filter(is_bad) {
+            ill.push(name(section));
+            match alike.iter_mut().find(|known| known.line.says_the_same_as(line)) {
+                Some(known) => known.names.push(name(section)),
+                None => alike.push(Alike { line, names: vec![name(section)] }),
+            }
+        }
+    }
+    let _ = writeln!(out, "{}", painter.bold(&format!("{} hosts and this one", hosts.len())));
+    let all = std::iter::once(OsString::from("this host")).chain(hosts.iter().map(|host| escaped(host).into()));
+    let well: Vec<OsString> = all.filter(|name| !ill.contains(name)).collect();
+    if !well.is_empty() {
+        out += &line_text(painter, Level::Ok, "all checks", &names(&well), None);
+    }
+    let lines = alike.into_iter().map(|Alike { line, names: mut of }| {
+        of.dedup();
+        let found = format!("{}: {}", names(&of), line.words.found);
+        (line, super::output::name(line), found)
+    });
+    out += &some_of_each(painter, lines.collect());
+    for section in sections.iter().filter(|section| section.part == "pairs") {
+        let _ = writeln!(out, "\n{}", painter.bold(&section.title));
+        if (2..=MATRIX_HOSTS_MAX).contains(&matrix.hosts.len()) {
+            out += &table(matrix);
+        }
+        let lines = section.lines.iter().map(|line| (line, super::output::name(line), line.words.found.clone()));
+        out += &some_of_each(painter, lines.collect());
+    }
+    out.push('\n');
+    out
+}
+
+/// The lines; of many with one code the first ones.
+fn some_of_each(painter: Painter, lines: Vec<(&Line, String, String)>) -> String {
+    let mut out = String::new();
+    let mut shown: Vec<(&'static str, usize)> = Vec::new();
+    for (line, name, found) in lines {
+        let at = shown.iter().position(|(code, _)| *code == line.words.code).unwrap_or_else(|| {
+            shown.push((line.words.code, 0));
+            shown.len() - 1
+        });
+        shown[at].1 += 1;
+        match shown[at].1 {
+            // Why and what to do is the same for those that follow.
+            1 => out += &line_text(painter, line.level, &name, &found, Some(&line.words)),
+            2..=ALIKE_MAX => out += &line_text(painter, line.level, &name, &found, None),
+            _ => {}
+        }
+    }
+    for (code, count) in shown.into_iter().filter(|(_, count)| *count > ALIKE_MAX) {
+        let _ = writeln!(out, "        … and {} more {code}; --json has all", count - ALIKE_MAX);
+    }
+    out
+}
+
+/// Names in few words.
+fn names(of: &[OsString]) -> String {
+    let (ours, others): (Vec<_>, Vec<_>) = of.iter().cloned().partition(|name| name == "this host");
+    let mut others = escaped(&folded(&others));
+    if others.len() > NAMES_COLUMNS {
+        // So that it can be broken into lines.
+        others = others.replace(',', ", ");
+    }
+    match (ours.is_empty(), others.is_empty()) {
+        (true, _) => others,
+        (false, true) => "this host".to_owned(),
+        (false, false) => format!("this host, {others}"),
+    }
+}
+
+/// The end of a name, which is what tells hosts apart.
+fn tail(name: &str, columns: usize) -> String {
+    let letters = name.chars().count();
+    name.chars().skip(letters.saturating_sub(columns)).collect()
+}
+
+/// The rates of all pairs: a row for each host that sends.
+fn table(matrix: &Matrix) -> String {
+    let mut out = format!("  {:LABEL_COLUMNS$}", "MB/s from, to");
+    for host in &matrix.hosts {
+        let _ = write!(out, "{:>CELL_COLUMNS$}", tail(host, CELL_COLUMNS - 1));
+    }
+    out.push('\n');
+    for (from, host) in matrix.hosts.iter().enumerate() {
+        let _ = write!(out, "  {:LABEL_COLUMNS$}", tail(host, LABEL_COLUMNS - 1));
+        for to in 0..matrix.hosts.len() {
+            let pair = matrix.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to));
+            let cell = match pair.map(|pair| (&pair.speed, pair.mbps())) {
+                None if from == to => String::new(),
+                None => "-".to_owned(),
+                Some((Err(_), _)) => "failed".to_owned(),
+                Some((Ok(_), None)) => "ssh".to_owned(),
+                Some((Ok(_), Some(mbps))) => match mbps as f64 / 8.0 {
+                    rate if rate < 9.95 => format!("{rate:.1}"),
+                    rate => format!("{rate:.0}"),
+                },
+            };
+            let _ = write!(out, "{cell:>CELL_COLUMNS$}");
+        }
+        out.truncate(out.trim_end_matches(' ').len());
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,350 @@
+//! Many hosts for `rddoctor`: each is examined, then pairs of them are measured, as many at once as there are without a host
+//! in two of them.
+//!
+//! # Invariants
+//!
+//! * A host that cannot be reached, or is lost, fails alone: it is said of it, and the others go on.
+//! * Nothing is waited for without a deadline, and rounds that would take longer than was asked for are left out.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use super::{EXAMINE_MAX, Examiner, NoWay, speed};
+use crate::agent::end;
+use crate::control::frames::{self, Message};
+use crate::fault::{Exit, Failure};
+use crate::job::hop::Side;
+use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
+use crate::measure::matrix::{Matrix, Measured, round, rounds, sampled};
+use crate::measure::{Facts, Path, Speed};
+use crate::options::TransferOptions;
+
+/// How long ports may be tried, of all hosts: each takes milliseconds, or seconds where a firewall drops packets.
+const PORTS_MAX: Duration = Duration::from_secs(60);
+
+/// How much longer than it is measured a pair may take: to connect in one way and in the other, and to take what was sent.
+const PAIR_EXTRA: Duration = Duration::from_secs(40);
+
+/// What a pair takes beside being measured, where all is well.
+const PAIR_SETUP: Duration = Duration::from_millis(300);
+
+/// What to find out about several hosts.
+pub(crate) struct Survey<'a> {
+    pub(crate) setup: Setup,
+    pub(crate) hosts: &'a [OsString],
+    /// For how long to measure each direction of a pair, if at all.
+    pub(crate) lasting: Option<Duration>,
+    /// How long all pairs may take.
+    pub(crate) within: Duration,
+    pub(crate) transfer: &'a TransferOptions,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Hosts that have answered, or have failed.
+    Hosts { done: usize, all: usize },
+    /// Hosts whose ports have been tried.
+    Ports { done: usize, all: usize },
+    /// Rounds that have been measured, and how long the others will take.
+    Rounds { done: usize, all: usize, left: Duration },
+}
+
+/// What was found.
+pub(crate) struct Surveyed {
+    /// Of each host.
+    pub(crate) hosts: Vec<Result<Path, NoWay>>,
+    pub(crate) matrix: Matrix,
+    /// Hosts whose ports were not tried, since others took too long.
+    pub(crate) untried: usize,
+}
+
+impl Survey<'_> {
+    /// Examines all of them. `here`: what this host is like; `tell` hears how far it has come.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal meanwhile; 3 where signals cannot be handled.
+    pub(crate) fn run(&self, here: &Facts, tell: &mut dyn FnMut(Step)) -> Result<Surveyed, Failure> {
+        let mut job = Job::new(self.setup.clone(), false)?;
+        job.fails_alone = true;
+        let mut many = Many {
+            examiner: Examiner { job, ports: self.transfer.port_range.clone() },
+            numbers: Vec::new(),
+            found: Vec::new(),
+        };
+        many.arrive(self.hosts, tell)?;
+        many.ask_facts(here)?;
+        let untried = many.try_ports(tell)?;
+        let mut matrix =
+            Matrix { hosts: self.hosts.iter().map(|host| crate::fault::escaped(host)).collect(), ..Matrix::default() };
+        if let Some(lasting) = self.lasting {
+            many.measure(&mut matrix, lasting, self.within, self.transfer, tell)?;
+            many.ask_counters()?;
+        }
+        Ok(Surveyed { hosts: many.found, matrix, untried })
+    }
+}
+
+struct Many {
+    examiner: Examiner,
+    /// The number of each host, in the order in which they were named.
+    numbers: Vec<usize>,
+    found: Vec<Result<Path, NoWay>>,
+}
+
+impl Many {
+    fn job(&mut self) -> &mut Job {
+        &mut self.examiner.job
+    }
+
+    /// Those that are still there: which of the hosts, and its number.
+    fn there(&self) -> Vec<(usize, usize)> {
+        let is_there = |&(at, number): &(usize, usize)| self.found[at].is_ok() && !self.examiner.job.hosts[number].gone;
+        self.numbers.iter().copied().enumerate().filter(is_there).collect()
+    }
+
+    fn fail(&mut self, number: usize, failure: Failure) {
+        let Some(at) = self.numbers.iter().position(|known| *known == number) else { return };
+        let lacks_agent = self.examiner.job.remote(number).is_some_and(|remote| remote.lacks_agent());
+        if self.found[at].is_ok() {
+            self.found[at] = Err(NoWay { failure, lacks_agent });
+        }
+        // What it still says is of no use.
+        self.job().hosts[number].gone = true;
+    }
+
+    /// Starts all hosts, and waits until each has said who it is, or has failed.
+    fn arrive(&mut self, hosts: &[OsString], tell: &mut dyn FnMut(Step)) -> Result<(), Failure> {
+        for host in hosts {
+            self.found.push(Ok(Path::default()));
+            match self.job().host(host) {
+                Ok(number) => self.numbers.push(number),
+                // The launcher cannot be run, for any of them.
+                Err(failure) => return Err(failure),
+            }
+        }
+        let mut done = 0;
+        let mut failed = Vec::new();
+        let all = hosts.len();
+        tell(Step::Hosts { done, all });
+        self.job().greet_telling(&mut |arrival| {
+            done += 1;
+            tell(Step::Hosts { done, all });
+            failed.extend(arrival);
+        })?;
+        failed.into_iter().for_each(|(number, failure)| self.fail(number, failure));
+        Ok(())
+    }
+
+    /// Asks the same of all that are there, and waits for the answers.
+    fn ask(&mut self, question: &Message) -> Result<HashMap<usize, Message>, Failure> {
+        let asked: Vec<usize> = self.there().into_iter().map(|(_, number)| number).collect();
+        asked.iter().for_each(|&number| self.job().send(number, question.clone()));
+        let mut answers = HashMap::new();
+        let deadline = Instant::now() + EXAMINE_MAX;
+        while asked.iter().any(|number| !answers.contains_key(number) && !self.examiner.job.hosts[*number].gone) {
+            match self.job().next(deadline) {
+                Some(Update::Host(from, message)) => drop(answers.insert(from, message)),
+                Some(update) => self.note(update)?,
+                None => break,
+            }
+        }
+        for number in asked.into_iter().filter(|number| !answers.contains_key(number)) {
+            let (label, within) = (self.job().hosts[number].label(), EXAMINE_MAX.as_secs());
+            self.fail(number, Failure::new(Exit::Connect, format!("{label} does not answer within {within} s")));
+        }
+        Ok(answers)
+    }
+
+    /// Takes an update that is no answer.
+    fn note(&mut self, update: Update) -> Result<(), Failure> {
+        match update {
+            Update::Gone(number, failure) => {
+                let failure = failure.unwrap_or_else(|| self.examiner.job.lost(number));
+                self.fail(number, failure);
+                Ok(())
+            }
+            update => self.examiner.job.check(update),
+        }
+    }
+
+    fn ask_facts(&mut self, here: &Facts) -> Result<(), Failure> {
+        let mut answers = self.ask(&Message::Examine)?;
+        for (at, number) in self.there() {
+            let facts = match answers.remove(&number) {
+                Some(Message::Examined(bytes)) => Facts::decode(&bytes),
+                Some(Message::Failed(fault)) => {
+                    let failure = told(&self.job().hosts[number].name, &fault);
+                    self.fail(number, failure);
+                    continue;
+                }
+                _ => None,
+            };
+            let Some(facts) = facts else {
+                let failure = self.job().unexpected(number);
+                self.fail(number, failure);
+                continue;
+            };
+            let job = self.job();
+            let agent_micros =
+                job.remote(number).map_or(Duration::ZERO, |remote| remote.answered_after()).as_micros() as u64;
+            let is_one_machine = job.is_one_kernel(HERE, number);
+            self.found[at] =
+                Ok(Path { here: here.clone(), there: facts, is_one_machine, agent_micros, ..Path::default() });
+        }
+        Ok(())
+    }
+
+    /// Tries ports of each host, and of this one; gives for how many there was no time.
+    fn try_ports(&mut self, tell: &mut dyn FnMut(Step)) -> Result<usize, Failure> {
+        let deadline = Instant::now() + PORTS_MAX;
+        let there = self.there();
+        let all = there.len();
+        for (done, (at, number)) in there.into_iter().enumerate() {
+            tell(Step::Ports { done, all });
+            if Instant::now() >= deadline {
+                return Ok(all - done);
+            }
+            let Ok(path) = &self.found[at] else { continue };
+            let (here, facts, is_one_machine) = (path.here.clone(), path.there.clone(), path.is_one_machine);
+            let examiner = &mut self.examiner;
+            let to_there = examiner.try_ports(HERE, number, &here, &facts, is_one_machine);
+            let tried = to_there
+                .and_then(|to_there| Ok((to_there, examiner.try_ports(number, HERE, &facts, &here, is_one_machine)?)));
+            match (tried, &mut self.found[at]) {
+                (Ok((to_there, to_here)), Ok(path)) => {
+                    (path.to_there, path.to_here) = (Some(to_there), Some(to_here));
+                }
+                (Err(failure), _) if matches!(failure.exit, Exit::Signal(_)) => return Err(failure),
+                (Err(failure), _) => self.fail(number, failure),
+                (Ok(_), Err(_)) => {}
+            }
+        }
+        Ok(0)
+    }
+
+    fn measure(
+        &mut self,
+        matrix: &mut Matrix,
+        lasting: Duration,
+        within: Duration,
+        transfer: &TransferOptions,
+        tell: &mut dyn FnMut(Step),
+    ) -> Result<(), Failure> {
+        let there: Vec<usize> = self.there().into_iter().map(|(at, _)| at).collect();
+        let each = 2 * (lasting + PAIR_SETUP);
+        // One round is always measured: else there would be nothing to say.
+        let at_most = (within.as_micros() / each.as_micros()).max(1) as usize;
+        let all = rounds(there.len());
+        let begun = Instant::now();
+        let chosen = sampled(all, at_most);
+        for (done, &at) in chosen.iter().enumerate() {
+            let left = each * (chosen.len() - done) as u32;
+            // Rounds with pairs that are slow to connect take longer than they should.
+            if done > 0 && begun.elapsed() + each > within {
+                break;
+            }
+            tell(Step::Rounds { done, all: chosen.len(), left });
+            let pairs: Vec<(usize, usize)> =
+                round(there.len(), at).into_iter().map(|(one, other)| (there[one], there[other])).collect();
+            let turned: Vec<(usize, usize)> = pairs.iter().map(|&(one, other)| (other, one)).collect();
+            for pairs in [pairs, turned] {
+                self.measure_at_once(&mut matrix.pairs, pairs, lasting, transfer)?;
+            }
+            matrix.rounds = done + 1;
+        }
+        matrix.rounds_all = all;
+        Ok(())
+    }
+
+    /// Sends memory to nowhere, from the first to the second of each pair.
+    fn measure_at_once(
+        &mut self,
+        measured: &mut Vec<Measured>,
+        pairs: Vec<(usize, usize)>,
+        lasting: Duration,
+        transfer: &TransferOptions,
+    ) -> Result<(), Failure> {
+        let is_there: Vec<bool> = (0..self.numbers.len()).map(|at| self.found[at].is_ok()).collect();
+        let mut begun = Vec::new();
+        for (from, to) in pairs.into_iter().filter(|&(from, to)| is_there[from] && is_there[to]) {
+            let send = frames::Job::SendMemory { millis: lasting.as_millis() as u32 };
+            let receive = frames::Job::ReceiveFile { path: b"/dev/null".to_vec() };
+            let numbers = [from, to].map(|at| self.numbers[at]);
+            let job = self.job();
+            let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
+            let (sender, receiver) = (end(numbers[0], send), end(numbers[1], receive));
+            begun.push((from, to, job.connect(sender, receiver, transfer, false)));
+        }
+        let mut unmet: HashMap<usize, String> = HashMap::new();
+        let mut deadline = Instant::now() + lasting + PAIR_EXTRA;
+        let mut is_stopping = false;
+        loop {
+            let open: Vec<usize> = begun
+                .iter()
+                .map(|(.., hop)| *hop)
+                .filter(|&hop| !unmet.contains_key(&hop) && !self.job().is_settled(hop))
+                .collect();
+            let now = Instant::now();
+            if open.is_empty() || is_stopping && now >= deadline {
+                break;
+            }
+            if now >= deadline {
+                open.iter().for_each(|&hop| self.job().stop(hop, libc::SIGTERM as u8));
+                (is_stopping, deadline) = (true, now + STOP_MAX);
+            }
+            match self.job().next(deadline.min(now + LOOK_AGAIN)) {
+                Some(Update::Unmet(hop, reason)) => {
+                    unmet.insert(hop, reason);
+                    self.job().stop(hop, libc::SIGTERM as u8);
+                }
+                Some(update) => self.note(update)?,
+                None => {}
+            }
+        }
+        for (from, to, hop) in begun {
+            // What a host that is lost had begun says nothing of the network.
+            if self.found[from].is_ok() && self.found[to].is_ok() {
+                let speed = match unmet.remove(&hop) {
+                    Some(reason) => Err(reason),
+                    None => self.outcome(hop, is_stopping),
+                };
+                measured.push(Measured { from, to, speed });
+            }
+        }
+        self.job().forget_hops();
+        Ok(())
+    }
+
+    fn outcome(&self, hop: usize, is_late: bool) -> Result<Speed, String> {
+        let job = &self.examiner.job;
+        if is_late && !job.is_settled(hop) {
+            return Err(format!("it had not ended {} s after it should have", PAIR_EXTRA.as_secs()));
+        }
+        if let Some((host, fault)) = job.first_fault(hop) {
+            let failure = told(&job.hosts[host].name, fault);
+            return Err(failure.message.unwrap_or_else(|| "it was ended".to_owned()));
+        }
+        let (hop, no_end) = (&job.hops[hop], || "no end has said how it went".to_owned());
+        let summary = hop.report(Side::From).or(hop.report(Side::To)).map(end::summary).ok_or_else(no_end)?;
+        Ok(speed(&summary, hop.tunneled))
+    }
+
+    /// What has been counted by now.
+    fn ask_counters(&mut self) -> Result<(), Failure> {
+        let answers = self.ask(&Message::Examine)?;
+        for (at, number) in self.there() {
+            let counted = match answers.get(&number) {
+                Some(Message::Examined(bytes)) => Facts::decode(bytes).map(|facts| facts.counters),
+                _ => None,
+            };
+            if let (Some(counted), Ok(path)) = (counted, &mut self.found[at]) {
+                // This host has measured nothing.
+                path.after = Some([path.here.counters.clone(), counted]);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! What adapters and the TCP of a host have counted: read before and after something has been measured, what was counted
+//! meanwhile says whether packets were lost, a link is damaged, or senders were held back.
+
+use minicbor::{Decode, Encode};
+
+use super::finding::{Finding, Level, What};
+use super::root::Root;
+
+/// Counters of one host, at most: some 20 of each of a few ports.
+pub const COUNTERS_MAX: usize = 512;
+
+/// Ports that are read, at most.
+const PORTS_MAX: usize = 32;
+
+/// Share of TCP's segments, in percent, that a network loses without being a bad one.
+const TCP_LOSS_PERCENT: u64 = 1;
+
+/// Segments below which a share says nothing.
+const TCP_SEGMENTS_MIN: u64 = 1000;
+
+/// Where TCP's counters of a whole host are.
+const TCP: &str = "tcp";
+
+/// What has been counted so far. Those that are 0 are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Counter {
+    /// Of what: `mlx5_0/1`, an interface, `tcp`.
+    #[n(0)]
+    pub of: String,
+    /// As the kernel, or ethtool, names it.
+    #[n(1)]
+    pub name: String,
+    /// How many.
+    #[n(2)]
+    pub count: u64,
+}
+
+/// What it means when a counter grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A cable, a transceiver or a port is bad.
+    Link,
+    /// Packets were lost or sent again.
+    Loss,
+    /// Senders were held back, so that nothing was lost.
+    Congestion,
+}
+
+const LINK: &[&str] = &[
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "rx_icrc_encapsulated",
+    "carrier_down_count",
+    "rx_crc_errors",
+    "rx_frame_errors",
+    "tx_carrier_errors",
+    "rx_symbol_err_phy",
+    "rx_pcs_symbol_err_phy",
+    "rx_crc_errors_phy",
+    "link_down_events_phy",
+];
+
+const LOSS: &[&str] = &[
+    "port_xmit_discards",
+    "out_of_buffer",
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "implied_nak_seq_err",
+    "rnr_nak_retry_err",
+    "req_transport_retries_exceeded",
+    "roce_adp_retrans",
+    "roce_slow_restart",
+    "to_retransmits",
+    "seq_err_naks_rcvd",
+    "tcpRetransSegs",
+    "out_of_seq_request",
+    "rcvd_seq_err",
+    "retry_exceeded_err",
+    "rx_missed_errors",
+    "rx_fifo_errors",
+    "rx_discards_phy",
+    "tx_discards_phy",
+    "rx_out_of_buffer",
+];
+
+const CONGESTION: &[&str] = &[
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "np_ecn_marked_roce_packets",
+    "rx_ecn_marked_pkts",
+    "cnpSent",
+    "cnpHandled",
+    "RxECNMrkd",
+    "port_xmit_wait",
+    "rx_pause",
+    "tx_pause",
+    "rx_pause_ctrl_phy",
+    "tx_pause_ctrl_phy",
+    "rx_flow_control_xoff",
+    "tx_flow_control_xoff",
+];
+
+fn kind(name: &str) -> Option<Kind> {
+    // Of each of eight priorities.
+    let of_priority =
+        name.split_once("_prio").map_or("", |(_, rest)| rest.trim_start_matches(|it: char| it.is_ascii_digit()));
+    match of_priority {
+        "_pause" => return Some(Kind::Congestion),
+        "_discards" => return Some(Kind::Loss),
+        _ => {}
+    }
+    let of = [(LINK, Kind::Link), (LOSS, Kind::Loss), (CONGESTION, Kind::Congestion)];
+    of.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, kind)| kind)
+}
+
+/// What the files below `root` have counted.
+pub(super) fn read(root: &Root) -> Vec<Counter> {
+    let mut counters = Vec::new();
+    let mut add = |of: &str, directory: &str| {
+        for name in root.names(directory).into_iter().filter(|name| kind(name).is_some()) {
+            let count = root.number(&format!("{directory}/{name}")).unwrap_or(0);
+            counters.push(Counter { of: of.to_owned(), name, count });
+        }
+    };
+    for device in root.names("sys/class/infiniband").iter().take(PORTS_MAX) {
+        for port in root.names(&format!("sys/class/infiniband/{device}/ports")).iter().take(PORTS_MAX) {
+            for directory in ["counters", "hw_counters"] {
+                add(&format!("{device}/{port}"), &format!("sys/class/infiniband/{device}/ports/{port}/{directory}"));
+            }
+        }
+    }
+    for interface in hardware(root) {
+        let directory = format!("sys/class/net/{interface}");
+        add(&interface, &format!("{directory}/statistics"));
+        add(&interface, &directory);
+    }
+    counters.extend(tcp(&root.text("proc/net/snmp").unwrap_or_default()));
+    counters.retain(|counter| counter.count > 0);
+    counters
+}
+
+/// Interfaces with a device behind them.
+pub(super) fn hardware(root: &Root) -> Vec<String> {
+    let is_hardware = |name: &String| root.has(&format!("sys/class/net/{name}/device"));
+    root.names("sys/class/net").into_iter().filter(is_hardware).take(PORTS_MAX).collect()
+}
+
+/// Segments that were sent, and those that were sent again: a line of names, then one of numbers.
+fn tcp(snmp: &str) -> Vec<Counter> {
+    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (Some(names), Some(numbers)) = (lines.next(), lines.next()) else { return Vec::new() };
+    let wanted = names.split(' ').zip(numbers.split(' ')).filter(|(name, _)| ["OutSegs", "RetransSegs"].contains(name));
+    let counter = |(name, number): (&str, &str)| {
+        Some(Counter { of: TCP.to_owned(), name: name.to_owned(), count: number.parse().ok()? })
+    };
+    wanted.filter_map(counter).collect()
+}
+
+/// Those of what `ethtool -S` prints that only it has: pauses by priority, errors of the physical layer.
+pub(super) fn of_ethtool(interface: &str, text: &str) -> Vec<Counter> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
+    let known = lines.filter(|(name, _)| kind(name).is_some());
+    known
+        .filter_map(|(name, number)| {
+            let count = number.trim().parse().ok().filter(|count| *count > 0)?;
+            Some(Counter { of: interface.to_owned(), name: name.to_owned(), count })
+        })
+        .collect()
+}
+
+/// What was counted between two readings. A counter that went back, since its driver was loaded again, has counted nothing.
+fn since(before: &[Counter], after: &[Counter]) -> Vec<Counter> {
+    let earlier = |counter: &Counter| before.iter().find(|one| one.of == counter.of && one.name == counter.name);
+    let grown = after.iter().map(|counter| {
+        let count = counter.count.saturating_sub(earlier(counter).map_or(0, |earlier| earlier.count));
+        Counter { count, ..counter.clone() }
+    });
+    grown.filter(|counter| counter.count > 0).collect()
+}
+
+/// What two readings say. `about`: whose they are.
+pub fn compare_counters(about: &str, before: &[Counter], after: &[Counter]) -> Vec<Finding> {
+    let grown = since(before, after);
+    let of_kind = |wanted: Kind| -> Vec<Counter> {
+        grown.iter().filter(|counter| kind(&counter.name) == Some(wanted)).cloned().collect()
+    };
+    let of_tcp =
+        |name: &str| grown.iter().find(|it| it.of == TCP && it.name == name).map_or(0, |counter| counter.count);
+    let (sent, again) = (of_tcp("OutSegs"), of_tcp("RetransSegs"));
+    let is_lossy = sent >= TCP_SEGMENTS_MIN && again > sent / 100 * TCP_LOSS_PERCENT;
+    let mut findings = Vec::new();
+    let mut add = |level, what| findings.push(Finding::about("counters", about, level, what));
+    for (counters, what) in
+        [(of_kind(Kind::Link), What::LinkErrors as fn(Vec<Counter>) -> What), (of_kind(Kind::Loss), What::PacketsLost)]
+    {
+        if !counters.is_empty() {
+            add(Level::Warning, what(counters));
+        }
+    }
+    if is_lossy {
+        add(Level::Warning, What::SegmentsLost { sent, again });
+    }
+    let held = of_kind(Kind::Congestion);
+    if !held.is_empty() {
+        add(Level::Ok, What::HeldBack(held));
+    } else if findings.is_empty() {
+        findings.push(Finding::about("counters", about, Level::Ok, What::NothingLost { sent, again }));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::recorded::facts;
+
+    fn counter(of: &str, name: &str, count: u64) -> Counter {
+        Counter { of: of.to_owned(), name: name.to_owned(), count }
+    }
+
+    #[test]
+    fn recorded_ports_before_and_after() {
+        let (before, after) = (facts("counters-before").counters, facts("counters-after").counters);
+        assert!(before.contains(&counter("mlx5_0/1", "np_cnp_sent", 40)), "{before:?}");
+        assert!(!before.iter().any(|counter| counter.count == 0 || counter.name == "port_xmit_data"), "{before:?}");
+        let found = compare_counters("n1", &before, &after);
+        let of = |what: &What| match what {
+            What::LinkErrors(counters) | What::PacketsLost(counters) | What::HeldBack(counters) => counters
+                .iter()
+                .map(|counter| format!("{} {} {}", counter.of, counter.name, counter.count))
+                .collect::<Vec<_>>()
+                .join(", "),
+            other => format!("{other:?}"),
+        };
+        let told: Vec<(Level, String)> = found.iter().map(|finding| (finding.level, of(&finding.what))).collect();
+        let expected = [
+            (Level::Warning, "mlx5_0/1 symbol_error 7, enp65s0f0np0 rx_crc_errors 1"),
+            (Level::Warning, "mlx5_0/1 out_of_sequence 12, mlx5_0/1 local_ack_timeout_err 3"),
+            (Level::Warning, "SegmentsLost { sent: 100000, again: 1500 }"),
+            (Level::Ok, "mlx5_0/1 np_cnp_sent 60"),
+        ];
+        assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
+        let still = compare_counters("n1", &before, &before);
+        assert_eq!(still.len(), 1);
+        assert_eq!((still[0].level, &still[0].what), (Level::Ok, &What::NothingLost { sent: 0, again: 0 }));
+    }
+
+    #[test]
+    fn pauses_by_priority_are_ethtools() {
+        let text = "NIC statistics:\n     rx_packets: 12\n     rx_prio3_pause: 9\n     tx_prio3_discards: 2\n     rx_prio0_bytes: 7\n     \
+            rx_symbol_err_phy: 0\n     tx_pause: x\n";
+        let expected = [counter("e0", "rx_prio3_pause", 9), counter("e0", "tx_prio3_discards", 2)];
+        assert_eq!(of_ethtool("e0", text), expected);
+    }
+
+    #[test]
+    fn a_counter_that_begins_anew_has_counted_nothing() {
+        let (before, after) = ([counter("a", "out_of_sequence", 9)], [counter("a", "out_of_sequence", 2)]);
+        assert_eq!(since(&before, &after), []);
+        assert_eq!(since(&[], &after), after);
+    }
+}

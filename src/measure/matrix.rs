@@ -1,0 +1,348 @@
+//! Pairs of many hosts: which of them are measured at once, and what the rates say of pairs and of hosts.
+//!
+//! A round has every host in one pair at most, so that no host is measured with two others at once: a round-robin
+//! tournament. What is slow is judged against the median, which a few bad pairs do not move, and what most pairs of one host
+//! have in common is said of the host.
+
+use std::collections::BTreeSet;
+
+use super::Speed;
+use super::finding::{Finding, Level, What};
+
+/// Below this share of the median, in percent, a pair is slow.
+const SLOW_PERCENT: u64 = 70;
+
+/// A pair is not, unless it is so many times as far from the median as half of the pairs above it are at most: where rates
+/// differ anyway, a low one is nothing special. In percent; a normal distribution's deviation is 148.
+const DEVIATIONS_PERCENT: u64 = 450;
+
+/// A host with which this share of its pairs is bad, in percent, is what is wrong with them.
+const HOST_PERCENT: usize = 60;
+
+/// So many rounds have every pair of so many hosts.
+pub fn rounds(hosts: usize) -> usize {
+    if hosts < 2 { 0 } else { hosts + hosts % 2 - 1 }
+}
+
+/// The pairs of a round, none of which has a host of another.
+pub fn round(hosts: usize, round: usize) -> Vec<(usize, usize)> {
+    let others = rounds(hosts);
+    let turned = (1..others.div_ceil(2)).map(|at| ((round + at) % others, (round + others - at) % others));
+    // The last one stays where it is; of an odd number one has nobody.
+    let all = std::iter::once((round % others.max(1), others)).chain(turned);
+    all.filter(|&(one, other)| one.max(other) < hosts && one != other).collect()
+}
+
+/// The rounds to measure where there is time for so many: as far from each other as can be.
+pub fn sampled(all: usize, at_most: usize) -> Vec<usize> {
+    let count = all.min(at_most);
+    (0..count).map(|at| at * all / count).collect()
+}
+
+/// One direction of a pair.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The number of the host that sends.
+    pub from: usize,
+    /// Of the one that receives.
+    pub to: usize,
+    /// How fast; an error is why not.
+    pub speed: Result<Speed, String>,
+}
+
+impl Measured {
+    /// In Mbit/s, where it says something of the network between the two.
+    pub fn mbps(&self) -> Option<u64> {
+        self.speed.as_ref().ok().filter(|speed| !speed.is_tunneled).map(Speed::mbps)
+    }
+}
+
+/// What was measured between several hosts.
+#[derive(Clone, Debug, Default)]
+pub struct Matrix {
+    /// Their names, for a person.
+    pub hosts: Vec<String>,
+    /// What was measured.
+    pub pairs: Vec<Measured>,
+    /// How many rounds, and how many there would have been.
+    pub rounds: usize,
+    /// See [`rounds`].
+    pub rounds_all: usize,
+}
+
+/// What is wrong with a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is slower than most.
+    Slow,
+    /// It is connected through the launcher alone.
+    Tunneled,
+    /// Nothing could be sent.
+    Unmeasured,
+}
+
+/// The middle one of a list, which is sorted by this.
+fn median(numbers: &mut [u64]) -> u64 {
+    numbers.sort_unstable();
+    numbers.get(numbers.len() / 2).copied().unwrap_or(0)
+}
+
+impl Matrix {
+    fn rates(&self) -> Vec<u64> {
+        self.pairs.iter().filter_map(Measured::mbps).collect()
+    }
+
+    /// The median, in Mbit/s, and the rate below which a pair is slow.
+    fn bounds(&self) -> (u64, u64) {
+        let mut rates = self.rates();
+        let middle = median(&mut rates);
+        // How much rates differ anyway, those above it say: up to half of all may be slow.
+        let mut away: Vec<u64> = rates.iter().filter_map(|rate| rate.checked_sub(middle)).collect();
+        let spread = median(&mut away) * DEVIATIONS_PERCENT / 100;
+        (middle, (middle * SLOW_PERCENT / 100).min(middle.saturating_sub(spread)))
+    }
+
+    /// What is wrong with each pair, in their order.
+    pub fn faults(&self) -> Vec<Option<Fault>> {
+        let (_, slow) = self.bounds();
+        let fault = |pair: &Measured| match (&pair.speed, pair.mbps()) {
+            (Err(_), _) => Some(Fault::Unmeasured),
+            (Ok(_), None) => Some(Fault::Tunneled),
+            (Ok(_), Some(mbps)) => (mbps < slow).then_some(Fault::Slow),
+        };
+        self.pairs.iter().map(fault).collect()
+    }
+
+    /// What the rates say.
+    pub fn examine(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut rates = self.rates();
+        let middle = median(&mut rates);
+        if let (Some(&least), Some(&most)) = (rates.first(), rates.last()) {
+            let mut media: Vec<String> = Vec::new();
+            for speed in self.pairs.iter().filter_map(|pair| pair.speed.as_ref().ok()) {
+                if !media.contains(&speed.medium) {
+                    media.push(speed.medium.clone());
+                }
+            }
+            let what = What::Rates { pairs: rates.len(), least, median: middle, most, media };
+            findings.push(Finding::new("rates", Level::Ok, what));
+        }
+        if self.rounds < self.rounds_all {
+            let what = What::RoundsLeftOut { rounds: self.rounds, all: self.rounds_all };
+            findings.push(Finding::new("rounds", Level::Ok, what));
+        }
+        let faults = self.faults();
+        for fault in [Fault::Unmeasured, Fault::Tunneled, Fault::Slow] {
+            let bad: BTreeSet<usize> = (0..self.pairs.len()).filter(|&at| faults[at] == Some(fault)).collect();
+            findings.extend(self.blame(fault, bad));
+        }
+        findings
+    }
+
+    /// Says of a host what most of its pairs have in common, and of the others what each is.
+    fn blame(&self, fault: Fault, mut bad: BTreeSet<usize>) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut blamed: Vec<usize> = Vec::new();
+        if fault != Fault::Slow && bad.len() > 2 && bad.len() * 100 >= self.pairs.len() * HOST_PERCENT {
+            // It is not the hosts, but what is between them.
+            let its: Vec<usize> = bad.into_iter().collect();
+            let hosts: BTreeSet<usize> = its.iter().flat_map(|&at| [self.pairs[at].from, self.pairs[at].to]).collect();
+            let found = self.of_host(fault, 0, hosts.len(), &its);
+            return vec![Finding { about: String::new(), ..found }];
+        }
+        while let Some((host, with)) = self.worst(&bad, &blamed) {
+            blamed.push(host);
+            let is_its = |at: &usize| [self.pairs[*at].from, self.pairs[*at].to].contains(&host);
+            let its: Vec<usize> = bad.iter().copied().filter(is_its).collect();
+            bad.retain(|at| !is_its(at));
+            findings.push(self.of_host(fault, host, with, &its));
+        }
+        findings.extend(bad.into_iter().map(|at| self.of_pair(fault, &self.pairs[at])));
+        findings
+    }
+
+    /// The host with the most bad pairs, of those where most are bad in one direction at least, and with how many others:
+    /// pairs with hosts that have been blamed say nothing of it.
+    fn worst(&self, bad: &BTreeSet<usize>, blamed: &[usize]) -> Option<(usize, usize)> {
+        let count = self.hosts.len();
+        // By host: pairs in which it sends, and in which it receives; all and bad ones.
+        let mut pairs = vec![[[0_usize; 2]; 2]; count];
+        let mut with: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); count];
+        for (at, pair) in
+            self.pairs.iter().enumerate().filter(|(_, it)| !blamed.contains(&it.from) && !blamed.contains(&it.to))
+        {
+            for (side, host, other) in [(0, pair.from, pair.to), (1, pair.to, pair.from)] {
+                pairs[host][side][0] += 1;
+                if bad.contains(&at) {
+                    pairs[host][side][1] += 1;
+                    with[host].insert(other);
+                }
+            }
+        }
+        // One bad pair of one or two is no habit.
+        let is_bad = |[all, bad]: &[usize; 2]| *bad >= 2 && bad * 100 >= all * HOST_PERCENT;
+        let candidates = (0..count).filter(|&host| pairs[host].iter().any(is_bad));
+        let worst = candidates.max_by_key(|&host| (pairs[host][0][1] + pairs[host][1][1], std::cmp::Reverse(host)))?;
+        Some((worst, with[worst].len()))
+    }
+
+    fn of_host(&self, fault: Fault, host: usize, with: usize, its: &[usize]) -> Finding {
+        let (level, what) = match fault {
+            Fault::Slow => {
+                let of = |is_it: fn(&Measured, usize) -> bool| {
+                    let bad = its.iter().filter(|&&at| is_it(&self.pairs[at], host)).count();
+                    let all = || self.pairs.iter().filter(|pair| is_it(pair, host));
+                    let mut rates: Vec<u64> = all().filter_map(Measured::mbps).collect();
+                    (bad * 100 >= all().count() * HOST_PERCENT && bad > 0).then(|| median(&mut rates))
+                };
+                let sends = of(|pair, host| pair.from == host);
+                let receives = of(|pair, host| pair.to == host);
+                (Level::Warning, What::HostSlow { sends, receives, median: self.bounds().0, with })
+            }
+            Fault::Tunneled => (Level::Failure, What::HostTunneled { with }),
+            Fault::Unmeasured => {
+                let reason = its.iter().find_map(|&at| self.pairs[at].speed.as_ref().err()).cloned();
+                (Level::Failure, What::HostUnmeasured { with, reason: reason.unwrap_or_default() })
+            }
+        };
+        Finding::about("host", self.hosts[host].clone(), level, what)
+    }
+
+    fn of_pair(&self, fault: Fault, pair: &Measured) -> Finding {
+        let about = format!("{} -> {}", self.hosts[pair.from], self.hosts[pair.to]);
+        let (level, what) = match (fault, &pair.speed) {
+            (_, Err(reason)) => (Level::Failure, What::PairUnmeasured { reason: reason.clone() }),
+            (Fault::Slow, Ok(speed)) => {
+                let (mbps, median) = (speed.mbps(), self.bounds().0);
+                (Level::Warning, What::PairSlow { mbps, median, limiter: speed.limiter.clone() })
+            }
+            (_, Ok(_)) => (Level::Failure, What::PairTunneled),
+        };
+        Finding::about("pair", about, level, what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_meets_once_and_no_host_twice_in_a_round() {
+        for hosts in 0..=33 {
+            let mut met = BTreeSet::new();
+            for at in 0..rounds(hosts) {
+                let pairs = round(hosts, at);
+                assert_eq!(pairs.len(), hosts / 2, "{hosts} hosts");
+                let mut busy = BTreeSet::new();
+                for (one, other) in pairs {
+                    assert!(busy.insert(one) && busy.insert(other), "{hosts} hosts, round {at}");
+                    assert!(met.insert((one.min(other), one.max(other))), "{hosts} hosts, round {at}");
+                }
+            }
+            assert_eq!(met.len(), hosts * hosts.saturating_sub(1) / 2, "{hosts} hosts");
+        }
+    }
+
+    #[test]
+    fn rounds_are_left_out_evenly() {
+        assert_eq!(sampled(7, 100), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(sampled(10, 4), [0, 2, 5, 7]);
+        assert_eq!(sampled(0, 4), [0_usize; 0]);
+        assert_eq!(sampled(1023, 130).len(), 130);
+    }
+
+    /// All pairs of so many hosts, each as fast as `rate` says in Mbit/s; 0 is tunneled, and 1 could not be measured.
+    fn matrix(hosts: usize, rate: impl Fn(usize, usize) -> u64) -> Matrix {
+        let measured = |from: usize, to: usize| {
+            let mbps = rate(from, to);
+            let speed =
+                Speed { bytes: mbps * 125_000, micros: 1_000_000, medium: "tcp".to_owned(), ..Speed::default() };
+            let speed = match mbps {
+                0 => Ok(Speed { is_tunneled: true, bytes: 125_000, ..speed }),
+                1 => Err("no way".to_owned()),
+                _ => Ok(speed),
+            };
+            Measured { from, to, speed }
+        };
+        let pairs = (0..hosts).flat_map(|from| (0..hosts).filter(move |to| *to != from).map(move |to| (from, to)));
+        Matrix {
+            hosts: (0..hosts).map(|host| format!("n{host}")).collect(),
+            pairs: pairs.map(|(from, to)| measured(from, to)).collect(),
+            rounds: rounds(hosts),
+            rounds_all: rounds(hosts),
+        }
+    }
+
+    fn told(matrix: &Matrix) -> Vec<String> {
+        let bad = matrix.examine().into_iter().filter(|finding| finding.level != Level::Ok);
+        bad.map(|finding| format!("{} {:?}", finding.about, finding.what)).collect()
+    }
+
+    /// Some noise that is the same in every run.
+    fn about(mbps: u64, from: usize, to: usize) -> u64 {
+        mbps + (from * 31 + to * 17) as u64 % 11 * mbps / 200
+    }
+
+    #[test]
+    fn equal_hosts_are_well() {
+        assert_eq!(told(&matrix(8, |from, to| about(10_000, from, to))), [""; 0]);
+        // As different as they are on a busy machine.
+        let unsteady = matrix(8, |from, to| 2_000 + (from * 7919 + to * 104_729) as u64 % 8_000);
+        assert_eq!(told(&unsteady), [""; 0]);
+        assert_eq!(told(&matrix(2, |_, _| 100)), [""; 0]);
+    }
+
+    #[test]
+    fn a_slow_pair_is_named() {
+        for hosts in [4, 8, 64] {
+            let one = matrix(hosts, |from, to| if (from, to) == (2, 3) { 200 } else { about(1_000, from, to) });
+            let told = told(&one);
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(told[0].starts_with("n2 -> n3 PairSlow { mbps: 200, median: 10"), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn what_slow_pairs_have_in_common_is_named() {
+        for hosts in [4, 8, 64] {
+            let slow = |host: usize, mbps| {
+                matrix(hosts, move |from, to| if from == host || to == host { mbps } else { about(1_000, from, to) })
+            };
+            let found = told(&slow(3, 200));
+            assert_eq!(found.len(), 1, "{found:?}");
+            let (sends, with) = ("sends: Some(200), receives: Some(200)", hosts - 1);
+            assert!(found[0].starts_with("n3 HostSlow { ") && found[0].contains(sends), "{found:?}");
+            assert!(found[0].ends_with(&format!("with: {with} }}")), "{found:?}");
+            // In one direction, and of two hosts.
+            let found = told(&matrix(hosts, |from, to| if from == 1 { 300 } else { about(1_000, from, to) }));
+            assert!(
+                found.len() == 1 && found[0].contains("n1 HostSlow { sends: Some(300), receives: None"),
+                "{found:?}"
+            );
+        }
+        let two =
+            matrix(
+                16,
+                |from, to| {
+                    if [4, 9].iter().any(|it| *it == from || *it == to) { 250 } else { about(1_000, from, to) }
+                },
+            );
+        let found = told(&two);
+        assert!(
+            found.len() == 2 && found[0].starts_with("n4 HostSlow") && found[1].starts_with("n9 HostSlow"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn connections_that_are_not_made() {
+        let cut = |bad: u64| matrix(8, move |from, to| if from == 5 || to == 5 { bad } else { about(1_000, from, to) });
+        assert_eq!(told(&cut(0)), ["n5 HostTunneled { with: 7 }"]);
+        assert_eq!(told(&cut(1)), ["n5 HostUnmeasured { with: 7, reason: \"no way\" }"]);
+        let pair = matrix(8, |from, to| if (from, to) == (1, 2) { 1 } else { 1_000 });
+        assert_eq!(told(&pair), ["n1 -> n2 PairUnmeasured { reason: \"no way\" }"]);
+        // Where hardly two have a connection it is said once.
+        assert_eq!(told(&matrix(4, |_, _| 0)), [" HostTunneled { with: 4 }"]);
+    }
+}

@@ -82,6 +82,7 @@ fn main() -> ExitCode {
         ("slurm::copies_within_an_allocation", copies_within_an_allocation as fn() -> Result<(), Failed>),
         ("slurm::a_tree_to_every_node_of_the_allocation", a_tree_to_every_node_of_the_allocation),
         ("slurm::a_cancelled_job_leaves_nothing", a_cancelled_job_leaves_nothing),
+        ("slurm::lines_of_the_guide", lines_of_the_guide),
     ] {
         let is_missing = std::env::var_os("RD_SLURM_NODES").is_none();
         let name = if is_missing { format!("{name} (needs tests/testbed/slurm)") } else { name.to_owned() };
@@ -455,5 +456,52 @@ fn a_cancelled_job_leaves_nothing() -> Result<(), Failed> {
     for node in [2, 3] {
         assert_eq!(on_node(node, &to), None, "no half file under its name");
     }
+    Ok(())
+}
+
+/// docs/guide/slurm.md as it is typed, but that `/node` is where each node has something of its own here.
+fn lines_of_the_guide() -> Result<(), Failed> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/slurm.md"))?;
+    let node = node_directory();
+    let page = page.replace(" /node", &format!(" {}", node.display()));
+    let blocks: Vec<&str> = page
+        .split("\n```")
+        .skip(1)
+        .step_by(2)
+        .filter_map(|block| block.split_once('\n'))
+        .map(|(_, body)| body)
+        .collect();
+    let [line, submission, job] = blocks[..] else { panic!("three blocks: {blocks:?}") };
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.join("model"))?;
+    scratch.file("model/weights", &noise(1 << 20));
+    for (name, body) in
+        [("rdcp", format!("exec {PROGRAM} rdcp --agent {AGENT} \"$@\"")), ("train", "ls -d \"$1\"".to_owned())]
+    {
+        let path = scratch.file(name, format!("#!/bin/sh\n{body}\n").as_bytes());
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    }
+    scratch.file("stage.sh", format!("{job}\n").as_bytes());
+    let path = format!("{}:{}", scratch.path().display(), std::env::var("PATH")?);
+    let typed = |line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(scratch.path()).env("PATH", &path).env_remove("RDCP_RSH");
+        Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(0);
+    };
+    let nodes: u32 = std::env::var("RD_SLURM_NODES")?.parse()?;
+    let copies = || (1..=nodes).filter(|&host| on_node(host, &node.join("model/weights")).is_some()).count();
+    typed(&format!("exec salloc -Q -N {nodes} sh -c {}", shell_words::quote(line)));
+    assert_eq!(copies(), nodes as usize);
+    for host in 1..=nodes {
+        assert!(hosts::on(host, Command::new("rm").arg("-r").arg(node.join("model"))).status()?.success());
+    }
+    assert_eq!((submission, copies()), ("sbatch stage.sh", 0));
+    // Its end is waited for, and what it prints is read.
+    typed("sbatch --wait --output=log stage.sh");
+    let log = fs::read_to_string(scratch.join("log"))?;
+    let trained = format!("{}/model", node.display());
+    assert_eq!(log.lines().filter(|line| *line == trained).count(), nodes as usize, "{log}");
+    assert_eq!(copies(), nodes as usize);
+    network::all_gone(SOON);
     Ok(())
 }

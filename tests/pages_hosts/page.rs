@@ -136,10 +136,11 @@ pub fn shape(line: &str) -> String {
     let mut shape = String::new();
     // An address of IPv6; and whatever was the slowest.
     let line = &without_addresses(line).replace("by the sink", "by the wire").replace("by the source", "by the wire");
-    for word in line.split_inclusive([' ', '\t', ':', '/', '(', ')', ',']) {
-        let (name, end) = word.split_at(word.trim_end_matches([' ', '\t', ':', '/', '(', ')', ',']).len());
+    for word in line.split_inclusive([' ', '\t', ':', '/', '(', ')', ',', ';']) {
+        let (name, end) = word.split_at(word.trim_end_matches([' ', '\t', ':', '/', '(', ')', ',', ';']).len());
         let is_number = name.starts_with(|letter: char| letter.is_ascii_digit())
             && name.chars().all(|letter| letter.is_ascii_digit() || ".+-".contains(letter));
+        let is_hash = name.len() == 8 && name.chars().all(|letter| letter.is_ascii_hexdigit());
         let is_key = name.len() >= 16 && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '.');
         let is_unit = matches!(name, "B" | "KiB" | "MiB" | "GiB" | "kB" | "MB" | "GB" | "KB");
         // Groups of thousands are one number.
@@ -147,7 +148,7 @@ pub fn shape(line: &str) -> String {
             shape.truncate(shape.len() - 2);
         }
         shape += match () {
-            () if is_number || is_key => "9",
+            () if is_number || is_hash || is_key => "9",
             () if is_unit => "B",
             () => name,
         };

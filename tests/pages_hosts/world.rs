@@ -131,7 +131,7 @@ impl World {
         );
         scratch.file(
             "sshd_config",
-            b"Port 22\nHostKey /run/host_key\nAuthorizedKeysFile /root/.ssh/authorized_keys\nStrictModes no\nUsePAM no\n\
+            b"Port 22\nPort 2222\nHostKey /run/host_key\nAuthorizedKeysFile /root/.ssh/authorized_keys\nStrictModes no\nUsePAM no\n\
               PermitRootLogin prohibit-password\nPidFile none\nPrintMotd no\n",
         );
         std::fs::create_dir(scratch.join("bin")).expect("a directory");

@@ -33,6 +33,31 @@ pub fn hold(host: u32, rate: &str) {
     assert!(status.success());
 }
 
+/// A long line beside the switch, from 10.8.0.1 on the first host to 10.8.0.2 on the second, for as long as this lives.
+pub struct Line(std::process::Child);
+
+impl Line {
+    /// `delay_ms`: one way. `loss_ppm`: packets in a million.
+    pub fn between(one: u32, other: u32, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Self {
+        let numbers = [one, other, delay_ms, rate_mbit, loss_ppm].map(|number| number.to_string());
+        let mut command = testbed(&["line"]);
+        command.args(numbers).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut line = command.spawn().expect("the testbed");
+        let mut said = [0; 6];
+        let output = line.stdout.as_mut().expect("it is piped");
+        std::io::Read::read_exact(output, &mut said).expect("it says that it is ready");
+        assert_eq!(&said, b"ready\n");
+        Self(line)
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
 /// A host cut off from the switch, without FIN or RST, for as long as this lives.
 pub struct Partition(u32);
 

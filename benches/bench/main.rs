@@ -20,6 +20,7 @@ mod copy;
 mod guest;
 mod harness;
 mod instructions;
+mod long;
 mod many;
 mod net;
 mod peers;
@@ -89,8 +90,14 @@ fn main() -> ExitCode {
 
 fn suite() -> ExitCode {
     let only = std::env::var("ONLY").unwrap_or_default();
-    let measures: Vec<(&str, Measure)> =
-        ROWS.into_iter().chain(copy::ROWS).chain(sync::ROWS).chain(pipe::ROWS).chain(many::ROWS).collect();
+    let measures: Vec<(&str, Measure)> = ROWS
+        .into_iter()
+        .chain(copy::ROWS)
+        .chain(sync::ROWS)
+        .chain(pipe::ROWS)
+        .chain(many::ROWS)
+        .chain(long::ROWS)
+        .collect();
     let mut known: Vec<&str> = streams::CONTEST.to_vec();
     known.extend(measures.iter().map(|(name, _)| *name).chain(IN_GUEST.map(|(name, _)| name)));
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {

@@ -41,6 +41,20 @@ impl Net {
         format!("10.9.0.{}", host + 1)
     }
 
+    /// A long line beside the switch, from the first host to the second, to [`Net::FAR`]; it ends with its input.
+    pub fn line(&self, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Result<Line> {
+        let mut line = testbed("line", "1");
+        line.env("RD_HOSTS_DIR", &self.directory).arg("2");
+        line.args([delay_ms, rate_mbit, loss_ppm].map(|number| number.to_string()));
+        let mut line = Line(line.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(text)?);
+        let mut said = String::new();
+        BufReader::new(line.0.stdout.take().expect("it is piped")).read_line(&mut said).map_err(text)?;
+        if said == "ready\n" { Ok(line) } else { Err("the testbed made no line".into()) }
+    }
+
+    /// The second host's address on such a line.
+    pub const FAR: &str = "10.8.0.2";
+
     pub fn hold(&self, host: usize, rate: &str) -> Result<()> {
         timed(self.testbed("rate", host).arg(rate)).map(|_| ())
     }
@@ -50,6 +64,16 @@ impl Drop for Net {
     fn drop(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
+    }
+}
+
+/// See [`Net::line`].
+pub struct Line(Child);
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 

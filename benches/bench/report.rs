@@ -13,7 +13,7 @@ use crate::harness::*;
 use crate::record::{self, BUSY_MAX, Contest, Kind, Record};
 
 /// The pages of docs/performance: file, title, and the sections on it, in this order.
-const PAGES: [(&str, &str, &[&str]); 6] = [
+const PAGES: [(&str, &str, &[&str]); 7] = [
     (
         "streams.md",
         "Streams over TCP, measured",
@@ -43,6 +43,7 @@ const PAGES: [(&str, &str, &[&str]); 6] = [
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
+    ("long-lines.md", "Long lines, measured", &["long"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];
 

@@ -28,6 +28,10 @@ pub const BUFFER_BYTES_DEFAULT: u64 = 32 << 20;
 /// Fewest buffers that still let reading, sealing, sending and acknowledging overlap.
 const BUFFERS_MIN: u64 = 4;
 
+/// Where nobody says how much memory a long line may have: the part of what is free, and the most.
+const MEMORY_PART: u64 = 8;
+const MEMORY_BYTES_DEFAULT_MAX: u64 = 1 << 30;
+
 /// The largest pool: what the span of sequences can keep busy.
 const BUFFER_BYTES_MAX: u64 = 4 << 30;
 
@@ -101,15 +105,21 @@ pub struct TransferOptions {
     #[arg(long, value_enum, default_value_t, value_name = "HOW")]
     #[n(2)]
     pub compress: Compress,
-    /// Connections to spread the data over, 1 to 16; the lower of the two ends' values applies [default: 2 on TCP and
-    /// software RDMA, 1 on RDMA adapters]
+    /// Connections to spread the data over, 1 to 16; the lower of the two ends' values applies [default: 2 on TCP, on a
+    /// long line as many as carry more; 2 on software RDMA, 1 on RDMA adapters]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,
-    /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "32M")]
+    /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts [default: 32M,
+    /// and more on a long line: see --memory]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     #[n(4)]
-    pub buffer: u64,
+    pub buffer: Option<u64>,
+    /// How far the buffer may grow where the line holds more [default: an eighth of what is free, at most 1G]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    #[n(10)]
+    #[cbor(default)]
+    pub memory: Option<u64>,
     /// Largest chunk, the unit that is sent, checked and sent again: 4K to 1M; the lower of the two ends' values applies
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk, default_value = "1M")]
     #[n(8)]
@@ -142,7 +152,8 @@ impl Default for TransferOptions {
             encrypt: Encryption::Auto,
             compress: Compress::Off,
             lanes: None,
-            buffer: BUFFER_BYTES_DEFAULT,
+            buffer: None,
+            memory: None,
             chunk: CHUNK_BYTES_MAX as u32,
             port_range: None,
             reconnect: 30,
@@ -181,20 +192,29 @@ impl TransferOptions {
     pub fn is_valid(&self) -> bool {
         self.lanes.is_none_or(|lanes| (1..=RDMA_LANE_FIRST).contains(&u16::from(lanes)))
             && is_chunk(self.chunk.into())
-            && self.buffer > 0
+            && self.buffer != Some(0)
+            && self.memory != Some(0)
             && self.bwlimit != Some(0)
     }
 
     /// The largest chunk that was asked for, that leaves enough buffers, and that the rate limit allows.
     pub fn chunk_bytes(&self, part_bytes: impl Fn(usize) -> usize) -> usize {
-        let largest = (self.buffer / BUFFERS_MIN).min(self.chunk.into()) as usize;
+        let largest = (self.first_bytes() / BUFFERS_MIN).min(self.chunk.into()) as usize;
         let whole_pages = largest / CHUNK_BYTES_MIN * CHUNK_BYTES_MIN;
         part_bytes(whole_pages.max(CHUNK_BYTES_MIN))
     }
 
-    /// Number of buffers for chunks of this size.
-    pub fn buffers(&self, chunk_bytes: usize) -> u32 {
-        (self.buffer.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32
+    /// The buffer to begin with, in bytes.
+    fn first_bytes(&self) -> u64 {
+        self.buffer.unwrap_or(BUFFER_BYTES_DEFAULT.min(self.memory.unwrap_or(u64::MAX)))
+    }
+
+    /// Numbers of buffers for chunks of this size: to begin with, and the most. `available_bytes`: memory that is free.
+    pub fn buffers(&self, chunk_bytes: usize, available_bytes: Option<u64>) -> [u32; 2] {
+        let first = self.first_bytes();
+        let free = (available_bytes.unwrap_or(0) / MEMORY_PART).min(MEMORY_BYTES_DEFAULT_MAX);
+        let most = if self.buffer.is_some() { first } else { self.memory.unwrap_or(free).max(first) };
+        [first, most].map(|bytes| (bytes.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32)
     }
 }
 
@@ -589,7 +609,7 @@ mod tests {
         for lanes in [0, 17, u8::MAX] {
             assert!(!TransferOptions { lanes: Some(lanes), ..valid.clone() }.is_valid(), "{lanes}");
         }
-        assert!(!TransferOptions { buffer: 0, ..valid.clone() }.is_valid());
+        assert!(!TransferOptions { buffer: Some(0), ..valid.clone() }.is_valid());
         assert!(!TransferOptions { bwlimit: Some(0), ..valid }.is_valid());
     }
 

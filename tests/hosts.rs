@@ -126,6 +126,43 @@ fn a_signal_during_a_partition() {
     drop(partition);
 }
 
+/// Over a line of 80 ms there and back: what both ends report.
+fn over_a_long_line(options: &[&str]) -> [serde_json::Value; 2] {
+    let _line = Line::between(1, 2, 40, 400, 0);
+    let input = noise(64 * CHUNK);
+    let mut command = rdrecv();
+    command.args(["--json-fd=2", "--wait", "60"]).args(options).args(["0", KEY]);
+    let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut output = recv.stdout();
+    let output = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        output.read_to_end(&mut all).map(|_| all)
+    });
+    let mut command = rdsend();
+    command.arg("--json-fd=2").args(options).args(["10.8.0.2", &recv.port().to_string(), KEY]);
+    let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+    feed(send.stdin(), input.clone());
+    let reports = [&mut send, &mut recv].map(|process| process.wait().expect(0).report());
+    same(&output.join().expect("no panic").expect("a pipe"), &input);
+    reports
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_long_line_gets_more_connections_unless_told_otherwise() {
+    for report in over_a_long_line(&[]) {
+        assert!(report["lanes"].as_u64() >= Some(8), "{report}");
+        assert_eq!(report["retries"].as_u64(), Some(0), "what is closed by choice is not lost: {report}");
+        let round_trip = report["round_trip_ms"].as_f64().expect("measured");
+        assert!((80.0..200.0).contains(&round_trip), "{report}");
+        assert!(report["buffer_bytes"].as_u64() > Some(32 << 20), "{report}");
+    }
+    for report in over_a_long_line(&["--lanes", "2", "--buffer", "32M"]) {
+        assert_eq!(report["lanes"].as_u64(), Some(2), "{report}");
+        assert_eq!(report["buffer_bytes"].as_u64(), Some(32 << 20), "{report}");
+    }
+}
+
 #[test]
 #[ignore = "needs hosts: tests/run as root"]
 fn encrypted_between_hosts_unless_told_otherwise() {

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rd_proto::session::Notice;
+use rd_proto::session::{LONG_LINE, Notice};
 use rustix::io::Errno;
 use rustix::process::getpgrp;
 use rustix::termios::tcgetpgrp;
@@ -531,7 +531,8 @@ impl<'a> Reporter<'a> {
         let begun = summary;
         let summary = summary.unwrap_or(&nothing);
         if self.options.verbose && failure.is_none() {
-            let lines = [read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
+            let lines =
+                [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
@@ -546,6 +547,16 @@ impl<'a> Reporter<'a> {
         }
         self.end(json::End::Transfer(Box::new(json::Transfer::new(summary, failure))), begun, copied)
     }
+}
+
+/// What a long line was given, for a person; `None` for one that is not.
+fn line_line(summary: &Summary) -> Option<String> {
+    let round_trip = summary.line.round_trip.filter(|trip| *trip >= LONG_LINE)?;
+    let (lanes, buffer) = (summary.lanes, size_words(summary.line.buffer_bytes));
+    Some(format!(
+        "line: {:.0} ms there and back; up to {lanes} connections, {buffer} of buffer",
+        round_trip.as_secs_f64() * 1e3
+    ))
 }
 
 /// How files were read, for a person; `None` where none were.

@@ -25,6 +25,7 @@ use crate::tree::sink::Refused;
 pub mod account;
 mod inline;
 mod io;
+mod line;
 pub mod link;
 pub mod listen;
 pub mod open;
@@ -46,7 +47,7 @@ use link::LinkError;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
-pub use summary::{Observer, Read, SessionEvent, Summary};
+pub use summary::{Line, Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
 
@@ -152,7 +153,7 @@ struct Engine {
 ///
 /// What the system answered to making threads. Everything that happens to the transfer itself is in the summary.
 pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
-    let Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, observer } = transfer;
+    let Transfer { agreed, secret, buffers, first, pool, dialer, events, post, compress, bwlimit, observer } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
     let accept = if both_sealed { Accept::SealedOnly } else { Accept::Checksummed };
     let keys = PayloadKeys::new(PayloadSecret::derive(&secret, 0), accept);
@@ -166,7 +167,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         machine: Box::new(Receiver::new(agreed, connector, count, layout, 1)),
         writer: Writer::Workers,
     };
-    let half = match work {
+    let mut half = match work {
         Work::Send(source) => {
             match source {
                 Source::File(file) => shared.source = Some(Parts::File(Box::new(file))),
@@ -205,6 +206,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
             receive(Layout::Stream)
         }
     };
+    half.machine().begin_with_buffers(first);
     let shared = Arc::new(shared);
     let jobs = work::start(&shared, &post)?;
     let mut table: Vec<Option<Buffer>> = (0..count).map(|_| None).collect();
@@ -306,6 +308,7 @@ impl Engine {
             let heard = live.lane.last_heard().saturating_duration_since(self.began);
             self.half.machine().handle_heard(id, heard);
         }
+        self.measure_line(now);
         self.half.machine().handle_timeout(now);
         let over = self.orphan.over(self.lanes.is_empty(), now);
         self.ended = self.ended.take().or(over);
@@ -748,6 +751,7 @@ impl Engine {
         self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
         self.summary.encrypted &= !self.is_in_clear;
         self.summary.counters = self.half.machine_ref().counters();
+        self.summary.line = self.line();
         self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
         self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
         self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");

@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_o
 use super::listen::Registry;
 use super::pace::Pace;
 use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rdma, run};
+use crate::fs::direct::write::available_bytes;
 use crate::options::TransferOptions;
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, tcp};
@@ -109,6 +111,7 @@ pub struct Opened {
     agreed: Agreed,
     pool: Arc<Pool>,
     buffers: Vec<Buffer>,
+    first: u32,
     dialer: Option<Arc<dyn Dialer>>,
     _listening: Option<rdma::Listening>,
     /// The pool is smaller than was asked for, or does without RDMA.
@@ -130,9 +133,10 @@ pub fn open(
     post: &Post<Event>,
 ) -> Result<Opened, OpenError> {
     let Agreement { ours, theirs, agreed } = agreement;
-    let Mapped { pool, buffers, adapters, shortage } = map(&agreed, options.buffers(agreed.chunk_bytes))?;
+    let Mapped { pool, buffers, first, adapters, shortage } =
+        map(&agreed, options.buffers(agreed.chunk_bytes, available_bytes(Path::new("/"))))?;
     let Established { session, secret, .. } = established;
-    let mut opened = Opened { agreed, pool, buffers, dialer: None, _listening: None, shortage };
+    let mut opened = Opened { agreed, pool, buffers, first, dialer: None, _listening: None, shortage };
     match (listening, adapters) {
         (None, adapters) => {
             let address = stream.peer_addr().map_err(OpenError::Lost)?;
@@ -175,9 +179,10 @@ impl Opened {
     ) -> Result<Summary, OpenError> {
         let Established { lane, secret, control, .. } = established;
         announce(&post, lane, |report| tcp_lane(stream, control, report)).map_err(OpenError::Lane)?;
-        let Self { agreed, pool, buffers, dialer, _listening, .. } = self;
+        let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
-        let transfer = Transfer { agreed, secret, buffers, pool, dialer, events, post, compress, bwlimit, observer };
+        let transfer =
+            Transfer { agreed, secret, buffers, first, pool, dialer, events, post, compress, bwlimit, observer };
         run(transfer, work).map_err(OpenError::Thread)
     }
 }
@@ -186,22 +191,30 @@ impl Opened {
 struct Mapped {
     pool: Arc<Pool>,
     buffers: Vec<Buffer>,
+    /// So many buffers to begin with.
+    first: u32,
     adapters: Option<Arc<Adapters>>,
     shortage: Option<MemlockShortage>,
 }
 
-/// Maps a pool of `wanted` buffers, and registers it where RDMA is to be tried: a smaller one where the limit on locked
+/// Maps a pool: of as many buffers as a long line may need, where pages that are not used cost nothing; where RDMA is to be
+/// tried, of `first`, and registers it where RDMA is to be tried: a smaller one where the limit on locked
 /// memory asks for that, none where too little would be left.
-fn map(agreed: &Agreed, wanted: u32) -> Result<Mapped, OpenError> {
+fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
     let buffer_bytes = NonZeroUsize::new(agreed.chunk_bytes).expect("at least a page");
     let bytes = |count: u32| u64::from(count) * agreed.chunk_bytes as u64;
     let mut shortage = None;
-    let mut count = wanted;
+    if !agreed.try_rdma
+        && let Ok((pool, buffers)) = Pool::new(most, buffer_bytes)
+    {
+        return Ok(Mapped { pool, buffers, first, adapters: None, shortage });
+    }
+    let (wanted, mut count) = (first, first);
     loop {
         let (pool, buffers) =
             Pool::new(count, buffer_bytes).map_err(|error| OpenError::Memory { pool_bytes: bytes(count), error })?;
         if !agreed.try_rdma || shortage.as_ref().is_some_and(|short: &MemlockShortage| short.usable_bytes == 0) {
-            return Ok(Mapped { pool, buffers, adapters: None, shortage });
+            return Ok(Mapped { pool, buffers, first: count, adapters: None, shortage });
         }
         let adapters = Arc::new(Adapters::new(Arc::clone(&pool)));
         let registered = rdma::candidates(agreed.policy).unwrap_or_default().iter().try_for_each(|endpoint| {
@@ -212,7 +225,7 @@ fn map(agreed: &Agreed, wanted: u32) -> Result<Mapped, OpenError> {
             }
         });
         let Err(limit_bytes) = registered else {
-            return Ok(Mapped { pool, buffers, adapters: Some(adapters), shortage });
+            return Ok(Mapped { pool, buffers, first: count, adapters: Some(adapters), shortage });
         };
         // Lanes register some memory of their own.
         let room = limit_bytes.saturating_sub(MEMLOCK_MARGIN_BYTES) / agreed.chunk_bytes as u64;

@@ -48,6 +48,25 @@ pub enum SessionEvent {
     Progress(Counters, Waits),
 }
 
+/// How far the other end is, and the buffer for what was on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    /// The shortest round trip that the system has measured on a TCP lane.
+    pub round_trip: Option<Duration>,
+    /// What of the pool could be in use at once, in bytes.
+    pub buffer_bytes: u64,
+}
+
+impl Line {
+    /// The one of two that is longer.
+    pub fn or_longer(self, other: Self) -> Self {
+        Self {
+            round_trip: self.round_trip.max(other.round_trip),
+            buffer_bytes: self.buffer_bytes.max(other.buffer_bytes),
+        }
+    }
+}
+
 /// What a transfer came to.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
@@ -67,6 +86,8 @@ pub struct Summary {
     pub media: Vec<Medium>,
     /// The most lanes that carried payload at once.
     pub lanes: usize,
+    /// How far the other end is, and what that took.
+    pub line: Line,
     /// All payload was encrypted.
     pub encrypted: bool,
     /// How files were read.

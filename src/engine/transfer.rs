@@ -140,6 +140,8 @@ pub struct Transfer {
     pub secret: SessionSecret,
     /// The buffers.
     pub buffers: Vec<Buffer>,
+    /// So many of them may be in use until the line is seen to need more.
+    pub first: u32,
     /// Their pool.
     pub pool: Arc<Pool>,
     /// Makes lanes; `None` at the end that accepts them.

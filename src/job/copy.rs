@@ -594,6 +594,7 @@ impl<'a> Copy<'a> {
         }
         total.seconds += summary.seconds;
         total.lanes = total.lanes.max(summary.lanes);
+        total.line = total.line.or_longer(summary.line);
         total.encrypted = summary.encrypted && (total.encrypted || total.media.is_empty());
         total.read.direct_bytes += summary.read.direct_bytes;
         total.read.cached_bytes += summary.read.cached_bytes;

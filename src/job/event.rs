@@ -399,6 +399,10 @@ pub struct Transfer<'a> {
     pub transport: String,
     /// The most connections that carried data at once.
     pub lanes: usize,
+    /// The shortest round trip that the system has measured on a TCP connection; null where there was none.
+    pub round_trip_ms: Option<f64>,
+    /// How much of the buffer could be in use at once: more than it began with where the line holds more.
+    pub buffer_bytes: u64,
     /// All data was encrypted.
     pub encrypted: bool,
     /// Chunks that were sent again as they were damaged or lost.
@@ -480,6 +484,8 @@ impl<'a> Transfer<'a> {
             gb_per_s: rounded(rate(bytes, summary.seconds) / 1e9),
             transport: summary.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+"),
             lanes: summary.lanes,
+            round_trip_ms: summary.line.round_trip.map(|trip| rounded(trip.as_secs_f64() * 1e3)),
+            buffer_bytes: summary.line.buffer_bytes,
             encrypted: summary.encrypted,
             retries,
             replayed_chunks: replayed,

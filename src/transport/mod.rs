@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
 
@@ -177,6 +177,11 @@ pub trait Lane: Send {
     /// When the peer was last heard: a frame, a chunk, a completion that it caused, or enough bytes of a chunk that
     /// is on its way.
     fn last_heard(&self) -> Instant;
+
+    /// The smoothed round trip, where the system measures it.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
 }
 
 impl std::fmt::Debug for dyn Lane {

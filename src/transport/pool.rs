@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use rd_proto::frame::CHUNK_HEADER_BYTES;
 use rustix::io::Errno;
 
@@ -40,7 +40,8 @@ impl Pool {
         let slot_bytes = buffer_bytes.checked_add(HEADER_STRIDE).ok_or(Errno::NOMEM)?;
         let mapping_bytes = slot_bytes.checked_mul(count as usize).ok_or(Errno::NOMEM)?;
         let refused = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
-        let memory = MmapRaw::from(MmapMut::map_anon(mapping_bytes).map_err(refused)?);
+        let memory =
+            MmapRaw::from(MmapOptions::new().len(mapping_bytes).no_reserve_swap().map_anon().map_err(refused)?);
         for advice in [Advice::DontFork, Advice::DontDump] {
             memory.advise(advice).map_err(refused)?;
         }

@@ -20,6 +20,7 @@ use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_c
 use self::unsent::Speed;
 use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Report};
 
+mod info;
 mod records;
 mod unsent;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -209,6 +210,10 @@ impl Lane for TcpLane {
 
     fn last_heard(&self) -> Instant {
         self.shared.born + Duration::from_millis(self.shared.heard_ms.load(Ordering::Relaxed))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        info::round_trip(&self.shared.socket)
     }
 }
 

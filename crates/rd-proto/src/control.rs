@@ -253,6 +253,8 @@ pub enum Frame {
     Pause,
     /// This end's caller is out of reach. Where that is so of both ends, the session is no longer wanted.
     Unwatched,
+    /// From the connecting end, on a lane that is to carry no more payload: what is on it is still sent, then it is closed.
+    Retired,
     /// The sender has lost this lane.
     LaneLost(LaneId),
     /// The receiver has let go of this lane; chunks not in `have` never arrived and may be sent again.
@@ -332,6 +334,7 @@ mod kind {
     pub const PING: u8 = 0x11;
     pub const PAUSE: u8 = 0x12 | MUST_UNDERSTAND;
     pub const UNWATCHED: u8 = 0x16;
+    pub const RETIRED: u8 = 0x18;
     pub const LANE_LOST: u8 = 0x13 | MUST_UNDERSTAND;
     pub const LANE_GONE: u8 = 0x14 | MUST_UNDERSTAND;
     pub const ANSWER: u8 = 0x15 | MUST_UNDERSTAND;
@@ -370,6 +373,7 @@ impl Frame {
             Self::Ping => out.push(kind::PING),
             Self::Pause => out.push(kind::PAUSE),
             Self::Unwatched => out.push(kind::UNWATCHED),
+            Self::Retired => out.push(kind::RETIRED),
             Self::LaneLost(lane) => {
                 out.push(kind::LANE_LOST);
                 lane.encode(out);
@@ -443,6 +447,7 @@ impl Frame {
             kind::PING => Self::Ping,
             kind::PAUSE => Self::Pause,
             kind::UNWATCHED => Self::Unwatched,
+            kind::RETIRED => Self::Retired,
             kind::LANE_LOST => Self::LaneLost(LaneId::decode(&mut reader)?),
             kind::LANE_GONE => {
                 Self::LaneGone { lane: LaneId::decode(&mut reader)?, have: SequenceSet::decode(&mut reader)? }

@@ -143,7 +143,7 @@ fn hop(hosts: &mut [Host], number: u32, from: usize, to: usize, bwlimit: Option<
 
 fn meet(hosts: &mut [Host], number: u32, sender: (usize, Job), receiver: (usize, Job), bwlimit: Option<u64>) {
     let (from, to) = (sender.0, receiver.0);
-    let options = TransferOptions { buffer: 2 << 20, reconnect: 1, bwlimit, ..TransferOptions::default() };
+    let options = TransferOptions { buffer: Some(2 << 20), reconnect: 1, bwlimit, ..TransferOptions::default() };
     for (host, job) in [receiver, sender] {
         let begin = Begin {
             key: SessionKey([number as u8; 32]),

@@ -1,6 +1,7 @@
 //! What an end reports to its caller of a session, as messages; and what the caller makes of them.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rd_proto::control::Cause;
 use rd_proto::session::{Counters, Notice, Outcome};
@@ -9,7 +10,7 @@ use crate::agent::{tree, words};
 use crate::control::frames::{Fault, Message, Report};
 use crate::control::tunnel::Emit;
 use crate::engine::session::Ended;
-use crate::engine::{Observer, Read, SessionEvent, Summary, Waits};
+use crate::engine::{Line, Observer, Read, SessionEvent, Summary, Waits};
 use crate::fault::Failure;
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
@@ -101,6 +102,8 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         media: summary.media.iter().map(|medium| medium.name().to_owned()).collect(),
         route: route.map(|(_, route)| route.clone()).unwrap_or_default(),
         lanes: summary.lanes as u32,
+        round_trip_us: summary.line.round_trip.map_or(0, |trip| trip.as_micros() as u64),
+        buffer_bytes: summary.line.buffer_bytes,
         encrypted: summary.encrypted,
         retries: summary.counters.retries,
         replayed: summary.counters.replayed,
@@ -145,6 +148,10 @@ pub(crate) fn summary(report: &Report) -> Summary {
         waits: waits(&report.waits),
         media: report.media.iter().filter_map(|name| Medium::from_name(name)).collect(),
         lanes: report.lanes as usize,
+        line: Line {
+            round_trip: (report.round_trip_us > 0).then(|| Duration::from_micros(report.round_trip_us)),
+            buffer_bytes: report.buffer_bytes,
+        },
         encrypted: report.encrypted,
         read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },
         written: written(report),

@@ -182,4 +182,12 @@ pub struct Report {
     #[n(29)]
     #[cbor(default)]
     pub is_other: bool,
+    /// The shortest round trip of a TCP lane, in microseconds; 0 where none was measured.
+    #[n(30)]
+    #[cbor(default)]
+    pub round_trip_us: u64,
+    /// What of the pool could be in use at once.
+    #[n(31)]
+    #[cbor(default)]
+    pub buffer_bytes: u64,
 }

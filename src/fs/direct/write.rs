@@ -160,7 +160,7 @@ fn open_direct(file: impl AsFd) -> Option<OwnedFd> {
 
 /// Memory that can be had without swapping, as the kernel estimates it, and no more than this process's control groups
 /// allow. `root`: where /proc and /sys are.
-fn available_bytes(root: &Path) -> Option<u64> {
+pub fn available_bytes(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

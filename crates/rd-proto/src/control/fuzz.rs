@@ -65,6 +65,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ("ping", Frame::Ping),
         ("pause", Frame::Pause),
         ("unwatched", Frame::Unwatched),
+        ("retired", Frame::Retired),
         ("lane-lost", Frame::LaneLost(lane)),
         ("lane-gone", Frame::LaneGone { lane, have: SequenceSet::new(5, [6].into_iter()) }),
         ("answer", Frame::Answer { number: 6, bytes: vec![2, 3, 0, 0, 0, 0, 0, 0, 0] }),

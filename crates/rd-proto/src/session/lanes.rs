@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::growth::LaneGrowth;
 use super::{Action, Agreed, Notice, Violation};
 use crate::control::{Frame, Path, Policy};
 use crate::handshake::LaneId;
@@ -75,6 +76,10 @@ struct Place {
     spoke: Duration,
     /// At the end that accepts: the turn that the last USE on this lane named.
     turn: Option<u32>,
+    /// Since when it is to carry no more payload.
+    retired: Option<Duration>,
+    /// The generation before, if that was closed by choice and may still be on its way down.
+    left: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -83,6 +88,10 @@ pub(crate) struct Lanes {
     connector: bool,
     places: [Place; LANES_MAX],
     path: Option<Path>,
+    /// TCP lanes that are wanted when payload goes by TCP.
+    tcp_lanes: u16,
+    /// At the end that dials, on a long line.
+    growth: Option<LaneGrowth>,
     /// How often the path was decided. 0: it went without saying.
     turn: u32,
     /// RDMA has carried payload before, or could not be used: the next change is reported.
@@ -112,12 +121,16 @@ impl Lanes {
             heard: Duration::ZERO,
             spoke: Duration::ZERO,
             turn: None,
+            retired: None,
+            left: None,
         };
         Self {
             agreed,
             connector,
             places: [absent; LANES_MAX],
             path: (!agreed.try_rdma).then_some(Path::Tcp),
+            tcp_lanes: agreed.tcp_lanes,
+            growth: None,
             turn: 0,
             rdma_judged: false,
             lost_since: Some(Duration::ZERO),
@@ -161,8 +174,75 @@ impl Lanes {
         let path = self.path;
         let (knows, turn, places) = (self.connector || self.turn == 0, self.turn, self.places);
         self.up().filter(move |&lane| {
-            Some(path_of(lane)) == path && (knows || places[usize::from(lane.index)].turn == Some(turn))
+            let place = &places[usize::from(lane.index)];
+            Some(path_of(lane)) == path && (knows || place.turn == Some(turn)) && place.retired.is_none()
         })
+    }
+
+    pub(crate) fn tcp_lanes(&self) -> u16 {
+        self.tcp_lanes
+    }
+
+    /// Lanes that are up and are to be closed, and since when.
+    pub(crate) fn all_retired(&self) -> impl Iterator<Item = (LaneId, Duration)> + use<> {
+        let places = self.places;
+        self.up().filter_map(move |lane| places[usize::from(lane.index)].retired.map(|since| (lane, since)))
+    }
+
+    /// The connecting end wants no more payload on this lane.
+    pub(crate) fn retired(&mut self, lane: LaneId, now: Duration) -> Result<(), Violation> {
+        if self.connector || path_of(lane) != Path::Tcp || lane.index == 0 {
+            return Err(Violation::Unexpected("RETIRED"));
+        }
+        if self.is_up(lane) {
+            self.places[usize::from(lane.index)].retired.get_or_insert(now);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_retired(&self, lane: LaneId) -> bool {
+        self.places[usize::from(lane.index)].retired.is_some()
+    }
+
+    /// A retired lane has sent what it had, or has had its time.
+    pub(crate) fn close_retired(&mut self, lane: LaneId, actions: &mut VecDeque<Action>) {
+        self.close_because(lane, false, actions);
+    }
+
+    pub(crate) fn note_round_trip(&mut self, shortest: Duration, now: Duration, bytes: u64) {
+        if self.connector && self.growth.is_none() {
+            self.growth = LaneGrowth::new(self.agreed.tcp_lanes, self.agreed.tcp_lanes_max, shortest, now, bytes);
+        }
+    }
+
+    /// Fits the number of lanes to the line, where payload goes by TCP.
+    pub(crate) fn fit(
+        &mut self,
+        bytes: u64,
+        limits: bool,
+        queues: bool,
+        now: Duration,
+        actions: &mut VecDeque<Action>,
+    ) {
+        if self.path != Some(Path::Tcp) {
+            return;
+        }
+        let Some(growth) = &mut self.growth else { return };
+        growth.note(now, bytes, limits, queues);
+        let lanes = growth.lanes();
+        self.keep_tcp_lanes(lanes, now, actions);
+    }
+
+    /// Wants so many TCP lanes from now on.
+    pub(super) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
+        self.tcp_lanes = lanes;
+        for index in self.tcp_lanes..RDMA_LANE_FIRST {
+            let place = &mut self.places[usize::from(index)];
+            if place.state == State::Up && place.retired.is_none() {
+                place.retired = Some(now);
+                actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
+            }
+        }
     }
 
     pub(crate) fn is_up(&self, lane: LaneId) -> bool {
@@ -180,6 +260,7 @@ impl Lanes {
         if matches!(place.state, State::Up | State::Closing { .. }) && place.generation != lane.generation {
             actions.push_back(Action::Close(LaneId { index: lane.index, generation: place.generation }));
         }
+        let is_left = place.retired.is_some() || place.state == State::Closing { lost: false };
         *place = Place {
             state: State::Up,
             generation: lane.generation,
@@ -188,6 +269,8 @@ impl Lanes {
             heard: now,
             spoke: Duration::ZERO,
             turn: None,
+            retired: None,
+            left: is_left.then_some(place.generation),
         };
         // Nobody authenticates while he is stopped.
         self.peer_spoke(false, now);
@@ -215,13 +298,13 @@ impl Lanes {
     pub(crate) fn lane_down(&mut self, lane: LaneId, now: Duration, actions: &mut VecDeque<Action>) -> bool {
         let place = &mut self.places[usize::from(lane.index)];
         if place.generation != lane.generation {
-            return true;
+            return place.left != Some(lane.generation);
         }
         // A TCP lane that goes while payload goes by RDMA carries nothing that could be lost.
         // An RDMA lane does, also where the word of the fall-back has come before its end.
         let matters = path_of(lane) == Path::Rdma || self.path == Some(Path::Tcp);
         let lost = match place.state {
-            State::Up => matters,
+            State::Up => matters && place.retired.is_none(),
             State::Closing { lost } => lost,
             State::Absent { .. } | State::Dialing => return false,
         };
@@ -276,7 +359,9 @@ impl Lanes {
 
     fn close_because(&mut self, lane: LaneId, lost: bool, actions: &mut VecDeque<Action>) {
         if self.is_up(lane) {
-            self.places[usize::from(lane.index)].state = State::Closing { lost };
+            let place = &mut self.places[usize::from(lane.index)];
+            // Nothing is lost with a lane that was to go.
+            place.state = State::Closing { lost: lost && place.retired.is_none() };
             actions.push_back(Action::Close(lane));
         }
     }
@@ -432,7 +517,7 @@ impl Lanes {
         if rdma {
             self.agreed.try_rdma && index - RDMA_LANE_FIRST < self.agreed.rdma_lanes
         } else {
-            index == 0 || (self.path == Some(Path::Tcp) && index < self.agreed.tcp_lanes)
+            index == 0 || (self.path == Some(Path::Tcp) && index < self.tcp_lanes)
         }
     }
 

@@ -24,6 +24,7 @@ use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
 mod answers;
+mod growth;
 pub mod lanes;
 mod receiver;
 mod sender;
@@ -33,6 +34,8 @@ pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
 pub use receiver::{Layout, Receiver, SINKS_MAX};
 pub use sender::Sender;
 
+pub use growth::LONG_LINE;
+use growth::PoolLimit;
 use lanes::{Lanes, path_of};
 
 /// Number of a buffer in the engine's pool.
@@ -47,7 +50,11 @@ pub const ABORT_WAIT: Duration = Duration::from_millis(1500);
 /// The longest that an engine may leave a machine without `handle_timeout`.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// Lanes used on TCP where nobody asks for a number: the second gives the sending side a second core.
+/// A round trip that is longer than the shortest by a quarter and by this shows that something waits on the way.
+const QUEUE_MIN: Duration = Duration::from_millis(1);
+
+/// Lanes used on TCP where nobody asks for a number: the second gives the sending side a second core. On a long
+/// line it is where the connecting end begins.
 pub const TCP_LANES_DEFAULT: u8 = 2;
 
 /// Lanes used on RDMA where nobody asks for a number: an adapter needs no more.
@@ -64,8 +71,10 @@ pub struct Agreed {
     pub seal_tcp: bool,
     /// Payload that goes over RDMA is encrypted.
     pub seal_rdma: bool,
-    /// TCP lanes when payload goes by TCP.
+    /// TCP lanes when payload goes by TCP: as many at first.
     pub tcp_lanes: u16,
+    /// As many TCP lanes the connecting end may have, where it finds that more carry more.
+    pub tcp_lanes_max: u16,
     /// RDMA lanes.
     pub rdma_lanes: u16,
     /// Largest payload of a chunk, in bytes.
@@ -128,6 +137,7 @@ impl Agreed {
             },
             seal_rdma: encrypt == Encrypt::Always,
             tcp_lanes: lanes(TCP_LANES_DEFAULT),
+            tcp_lanes_max: if asked == 0 { RDMA_LANE_FIRST } else { lanes(0) },
             rdma_lanes: lanes(RDMA_LANES_DEFAULT),
             chunk_bytes,
             reconnect: Duration::from_secs(u64::from(ours.reconnect_s.min(theirs.reconnect_s))),
@@ -294,6 +304,16 @@ pub trait Machine {
         self.core().lanes.heard(lane, at);
     }
 
+    /// The smoothed round trip of the quickest TCP lane, as the system has measured it.
+    fn handle_round_trip(&mut self, round_trip: Duration, now: Duration) {
+        self.core().note_round_trip(round_trip, now);
+    }
+
+    /// At most `buffers` of the pool are used until the line is seen to need more.
+    fn begin_with_buffers(&mut self, buffers: u32) {
+        self.core().pool.begin_with(buffers);
+    }
+
     /// Something on this lane did not pass its tag: the lane is given up, and the session too if it happens too often.
     fn handle_corrupt(&mut self, lane: LaneId, now: Duration) {
         self.core().corrupt(lane, now);
@@ -333,6 +353,10 @@ pub trait Machine {
 pub struct Core {
     pub(crate) agreed: Agreed,
     pub(crate) lanes: Lanes,
+    /// How much of the pool may be in use.
+    pub(crate) pool: PoolLimit,
+    /// The shortest round trip so far, and the last one.
+    round_trips: Option<(Duration, Duration)>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) counters: Counters,
     aborting: Option<(Cause, Duration)>,
@@ -355,11 +379,13 @@ const SIGHUP: u8 = 1;
 pub const CORRUPT_MAX: u64 = 8;
 
 impl Core {
-    fn new(agreed: Agreed, connector: bool, actions_max: usize) -> Self {
+    fn new(agreed: Agreed, connector: bool, buffers: u32) -> Self {
         Self {
             agreed,
             lanes: Lanes::new(agreed, connector),
-            actions: VecDeque::with_capacity(actions_max),
+            pool: PoolLimit::all(buffers),
+            round_trips: None,
+            actions: VecDeque::with_capacity(4 * buffers as usize + 64),
             counters: Counters::default(),
             aborting: None,
             endpoints: None,
@@ -387,6 +413,21 @@ impl Core {
         self.lanes.up().next()
     }
 
+    /// TCP lanes that payload may use, if that path is taken.
+    pub fn tcp_lanes(&self) -> u16 {
+        self.lanes.tcp_lanes()
+    }
+
+    /// Buffers that may be in use.
+    pub fn buffers_max(&self) -> u32 {
+        self.pool.limit()
+    }
+
+    /// The shortest round trip that the system has measured on a TCP lane.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trips.map(|(shortest, _)| shortest)
+    }
+
     /// Nothing but the end is to come: no new work.
     pub fn is_ending(&self) -> bool {
         self.ended || self.aborting.is_some()
@@ -409,6 +450,20 @@ impl Core {
             self.ended = true;
             self.actions.push_back(Action::End(outcome));
         }
+    }
+
+    fn note_round_trip(&mut self, round_trip: Duration, now: Duration) {
+        let shortest = self.round_trips.map_or(round_trip, |(shortest, _)| shortest.min(round_trip));
+        self.round_trips = Some((shortest, round_trip));
+        self.pool.set_round_trip(shortest);
+        self.lanes.note_round_trip(shortest, now, self.counters.bytes);
+    }
+
+    /// Fits lanes and buffers to the line. `limits`: it is the line that limits, neither source nor sink.
+    pub(crate) fn fit(&mut self, limits: bool, now: Duration) {
+        self.pool.note(now, self.counters.chunks);
+        let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
+        self.lanes.fit(self.counters.bytes, limits && !self.pool.is_tight(), queues, now, &mut self.actions);
     }
 
     fn dial_failed(&mut self, lane: LaneId, now: Duration) {
@@ -545,6 +600,7 @@ impl Core {
             }
             Frame::Use { path, turn } => self.lanes.use_path(lane, path, turn, now, &mut self.actions)?,
             Frame::Endpoints { turn, endpoints } => self.endpoints_heard(turn, endpoints)?,
+            Frame::Retired => self.lanes.retired(lane, now)?,
             Frame::Abort(cause) => {
                 self.broadcast(&Frame::Bye, now);
                 if let Some((ours, _)) = self.aborting.take() {

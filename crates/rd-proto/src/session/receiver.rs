@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::answers::Outgoing;
 use super::lanes::path_of;
+use super::sender::RETIRED_MAX;
 use super::{Action, Agreed, BufferId, Core, LANES_MAX, Machine, Notice, Outcome, Violation, check_policy};
 use crate::control::{Cause, Frame, Path, SPAN_MAX, SequenceSet};
 use crate::frame::ChunkHeader;
@@ -128,7 +129,7 @@ impl Receiver {
         assert!((1..=SINKS_MAX).contains(&sinks), "{sinks} sinks");
         Self {
             sinks: u8::MAX >> (SINKS_MAX - sinks),
-            core: Core::new(agreed, connector, 4 * buffers as usize + 64),
+            core: Core::new(agreed, connector, buffers),
             layout,
             buffers: vec![BufferState { place: Place::Free, sequence: 0 }; buffers as usize],
             free: (0..buffers).rev().collect(),
@@ -298,6 +299,10 @@ impl Receiver {
 
     /// The sink is complete: flushed, published, but for `failed` entries of a tree.
     pub fn handle_committed(&mut self, failed: u64, now: Duration) {
+        // Given up meanwhile: how this end ends has been said.
+        if self.core.ended {
+            return;
+        }
         self.core.linger_until = Some(now + self.core.agreed.reconnect.max(LINGER_MIN));
         self.core.counters.unmade = failed;
         let answer = self.finished();
@@ -362,6 +367,9 @@ impl Receiver {
 
     fn post(&mut self) {
         while let Some(&buffer) = self.free.last() {
+            if self.buffers.len() - self.free.len() >= self.core.pool.limit() as usize {
+                return;
+            }
             let payload = self.core.lanes.payload();
             let emptiest = payload
                 .filter_map(|lane| self.lanes.iter().position(|account| account.lane == lane))
@@ -394,7 +402,7 @@ impl Receiver {
         }
         let taken = self.taken();
         // Chunks that need not wait for others leave as they come.
-        let window = if self.is_ordered() { self.buffers.len() as u32 } else { SPAN_MAX as u32 };
+        let window = if self.is_ordered() { self.core.pool.limit() } else { SPAN_MAX as u32 };
         let mut told = false;
         for at in 0..self.lanes.len() {
             let account = &mut self.lanes[at];
@@ -535,6 +543,13 @@ impl Machine for Receiver {
             return;
         }
         self.core.timeout(now, false);
+        let held = self.buffers.iter().filter(|state| state.place == Place::Held).count();
+        self.core.fit(4 * held < self.core.pool.limit() as usize, now);
+        for (lane, since) in self.core.lanes.all_retired() {
+            if now.saturating_sub(since) >= 2 * RETIRED_MAX {
+                self.core.lanes.close_retired(lane, &mut self.core.actions);
+            }
+        }
         if self.answers.is_overdue(&self.core.lanes) {
             self.core.abort(Cause::Protocol, now);
         }

@@ -31,6 +31,13 @@ const STARVED_MIN: Duration = Duration::from_millis(5);
 /// ABORT that is not heard within [`super::ABORT_WAIT`] is not heard at all.
 const CHUNK_TIME: Duration = Duration::from_millis(250);
 
+/// A lane that is to carry no more payload is closed after this at the earliest: a connection that is closed with something
+/// unread is reset, and the word that this was by choice could be lost.
+const RETIRED_MIN: Duration = Duration::from_secs(1);
+
+/// And after this at the latest: what it still has is sent again.
+pub(super) const RETIRED_MAX: Duration = Duration::from_secs(5);
+
 /// How much the first chunks hold, until it is known what the lanes carry.
 const FIRST_PART_BYTES: usize = 64 << 10;
 
@@ -209,7 +216,7 @@ impl Sender {
         let free = BufferState { place, sequence: 0, plain_bytes: 0, encrypted: false, taken: false, arrived: false };
         let max = agreed.chunk_bytes;
         Self {
-            core: Core::new(agreed, connector, 4 * buffers as usize + 64),
+            core: Core::new(agreed, connector, buffers),
             buffers: vec![free; buffers as usize],
             free: (0..buffers).rev().collect(),
             chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
@@ -374,6 +381,9 @@ impl Sender {
                 self.read_ahead.held_back |= !self.free.is_empty();
                 break;
             }
+            if self.buffers.len() - self.free.len() >= self.core.pool.limit() as usize {
+                break;
+            }
             let Some(buffer) = self.free.pop() else { break };
             self.buffers[buffer as usize].move_to(Place::Working, &mut self.read_ahead);
             self.fills += 1;
@@ -408,6 +418,7 @@ impl Sender {
                 account.up
                     && path_of(account.lane) == path
                     && self.core.lanes.is_up(account.lane)
+                    && !self.core.lanes.is_retired(account.lane)
                     && account.used < account.credit_total
                     && account.ahead < ahead_max
             });
@@ -622,6 +633,15 @@ impl Machine for Sender {
     fn handle_timeout(&mut self, now: Duration) {
         let unanswered = self.done_sent;
         self.core.timeout(now, unanswered);
+        let limits = self.backlog() && !self.waits_for_credit();
+        self.core.fit(limits, now);
+        for (lane, since) in self.core.lanes.all_retired() {
+            let holds = |state: &BufferState| state.place == Place::OnLane(lane) || state.place == Place::Sent(lane);
+            let (retired, is_empty) = (now.saturating_sub(since), !self.buffers.iter().any(holds));
+            if retired >= RETIRED_MAX || (retired >= RETIRED_MIN && is_empty) {
+                self.core.lanes.close_retired(lane, &mut self.core.actions);
+            }
+        }
     }
 
     fn advance(&mut self, now: Duration) {

@@ -357,6 +357,7 @@ impl Simulation {
             seal_tcp,
             seal_rdma,
             tcp_lanes: luck.between(1, 4) as u16,
+            tcp_lanes_max: luck.between(1, 6) as u16,
             rdma_lanes: luck.between(1, 3) as u16,
             chunk_bytes: 4096,
             reconnect: Duration::from_secs(reconnect_s),
@@ -410,6 +411,12 @@ impl Simulation {
             simulation.corrupt_asked = 0;
         }
         simulation.corrupt_left = simulation.corrupt_asked;
+        // What the line is thought to be, and how much of the pool that leaves.
+        for (end, pool) in [(SENDER, sender_pool), (RECEIVER, receiver_pool)] {
+            let (first, round_trip) = (simulation.luck.between(4, pool.into()), simulation.luck.between(MS, 400 * MS));
+            simulation.machine(end).begin_with_buffers(first as u32);
+            simulation.machine(end).core().pool.set_round_trip(Duration::from_nanos(round_trip));
+        }
         simulation.open_lane(LaneId { index: 0, generation: 0 }, false);
         simulation.schedule_luck();
         simulation

@@ -56,6 +56,13 @@ impl Simulation {
             for (id, heard) in heard {
                 self.machine(end).handle_heard(id, Duration::from_nanos(heard));
             }
+            if end == self.connector && self.agreed.tcp_lanes_max > self.agreed.tcp_lanes && self.luck.chance(4) {
+                let lanes = self.luck.between(1, self.agreed.tcp_lanes_max.into()) as u16;
+                let core = self.machine(end).core();
+                if core.path() == Some(Path::Tcp) {
+                    core.lanes.keep_tcp_lanes(lanes, now, &mut core.actions);
+                }
+            }
             self.machine(end).handle_timeout(now);
         }
         while end == RECEIVER && self.receiver.has_answer_room() && self.answers[1] < self.answers[0] {

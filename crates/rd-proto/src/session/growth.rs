@@ -1,0 +1,370 @@
+//! How much a session gives its line: TCP lanes as long as more of them carry more, and buffers for what is on the way.
+//!
+//! A lane carries no more than its socket's buffers in one round trip, and after a loss far less; so on a long line several
+//! carry more than one, up to what the line holds. How many that takes cannot be known beforehand: the end that dials tries
+//! twice as many, and half as many, and keeps what the rate says. Buffers are different: what is on the way and not yet
+//! acknowledged is rate × round trip, which both can be measured.
+
+use std::time::Duration;
+
+/// A line is long from this round trip on. Within a rack the processors decide, and what is tried there costs more than
+/// it shows.
+pub const LONG_LINE: Duration = Duration::from_millis(5);
+
+/// Lanes to begin with on a line of this round trip: until one lane has found its rate, a short copy is over.
+const FIRST: [(Duration, u16); 2] = [(Duration::from_millis(80), 8), (Duration::from_millis(20), 4)];
+
+/// No fewer than this are tried.
+const LEAST: u16 = 2;
+
+/// The rate is measured over this time at least, and over two round trips.
+const INTERVAL_MIN: Duration = Duration::from_millis(500);
+
+/// Two intervals in a row that differ by less than this part show that the lanes have found their rate.
+const SETTLED: f64 = 1.1;
+
+/// More lanes are kept that carry this much more, fewer that carry this part of what more had carried.
+const GAIN_MIN: f64 = 1.1;
+const LOSS_MAX: f64 = 0.95;
+
+/// A new lane has found its rate after so many round trips: from ten packets to some megabytes, doubling.
+const START_ROUND_TRIPS: f64 = 10.0;
+
+/// Intervals after which a trial is judged at the latest.
+const ROUNDS_MAX: u32 = 10;
+
+/// How long a trial that showed nothing is not repeated: at first, and after it has shown nothing again and again.
+const REST_MIN: Duration = Duration::from_secs(15);
+const REST_MAX: Duration = Duration::from_secs(160);
+
+/// A rate that differs by this factor from the one that was last settled is another line's: all is tried anew.
+const OTHER_LINE: f64 = 1.5;
+
+/// A trial that is not to be repeated for a while.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    until: Duration,
+    next: Duration,
+}
+
+impl Rest {
+    const NONE: Self = Self { until: Duration::ZERO, next: REST_MIN };
+
+    fn begin(&mut self, now: Duration) {
+        self.until = now + self.next;
+        self.next = (self.next * 2).min(REST_MAX);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// Until so many intervals have passed, and two in a row are alike.
+    Settling(u32),
+    /// Other lanes than `from`, which carried `before`.
+    Trial { from: u16, before: f64, rounds: u32 },
+}
+
+/// How many TCP lanes carry payload. Of the end that dials.
+#[derive(Clone, Debug)]
+pub(crate) struct LaneGrowth {
+    lanes: u16,
+    max: u16,
+    interval: Duration,
+    /// Intervals before more lanes are judged, unless they carry more already.
+    rounds_min: u32,
+    phase: Phase,
+    began: Duration,
+    bytes_at: u64,
+    /// The source or the sink was what limited at some time of this interval.
+    was_idle: bool,
+    /// The rate of the interval before, in bytes a second.
+    last: Option<f64>,
+    /// The rate that was settled last.
+    settled: f64,
+    more: Rest,
+    fewer: Rest,
+}
+
+impl LaneGrowth {
+    /// Of a session that would have `lanes` and may have `max`, on a line of this round trip; `None` if it is not long.
+    pub(crate) fn new(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Option<Self> {
+        let first = FIRST.iter().find(|(least, _)| round_trip >= *least).map_or(lanes, |(_, first)| *first);
+        (round_trip >= LONG_LINE && max > lanes).then(|| Self {
+            lanes: first.clamp(lanes, max),
+            max,
+            interval: INTERVAL_MIN.max(2 * round_trip),
+            rounds_min: (START_ROUND_TRIPS * round_trip.as_secs_f64() / INTERVAL_MIN.max(2 * round_trip).as_secs_f64())
+                .ceil() as u32,
+            phase: Phase::Settling(0),
+            began: now,
+            bytes_at: bytes,
+            was_idle: false,
+            last: None,
+            settled: 0.0,
+            more: Rest::NONE,
+            fewer: Rest::NONE,
+        })
+    }
+
+    /// Lanes to have.
+    pub(crate) fn lanes(&self) -> u16 {
+        self.lanes
+    }
+
+    /// Time has passed: so many bytes have come through since the session began. `limits`: it is the line that limits.
+    /// `queues`: round trips are longer than they need be, so what is sent waits on the way.
+    pub(crate) fn note(&mut self, now: Duration, bytes: u64, limits: bool, queues: bool) {
+        self.was_idle |= !limits;
+        let took = now.saturating_sub(self.began);
+        if took < self.interval {
+            return;
+        }
+        let rate = bytes.saturating_sub(self.bytes_at) as f64 / took.as_secs_f64();
+        (self.began, self.bytes_at) = (now, bytes);
+        if std::mem::take(&mut self.was_idle) {
+            // Nothing was learnt; a trial goes on when there is something to carry.
+            self.last = None;
+            return;
+        }
+        let before = self.last.replace(rate);
+        let is_settled = before.is_some_and(|before| rate < before * SETTLED);
+        match self.phase {
+            Phase::Settling(0) if is_settled => self.settle(now, rate.max(before.unwrap_or(0.0)), queues),
+            Phase::Settling(rounds) => self.phase = Phase::Settling(rounds.saturating_sub(1)),
+            Phase::Trial { from, before, rounds: 0 } => {
+                // An interval of neither number.
+                self.phase = Phase::Trial { from, before, rounds: 1 };
+            }
+            Phase::Trial { from, before, rounds } => {
+                let is_more = self.lanes > from;
+                let is_better = rate >= before * if is_more { GAIN_MIN } else { LOSS_MAX };
+                // More lanes may take a while to show what they carry; fewer show at once what is missing.
+                let is_over = is_better || !is_more || rounds >= ROUNDS_MAX || (rounds > self.rounds_min && is_settled);
+                if is_over {
+                    self.judge(now, from, is_more, is_better);
+                } else {
+                    self.phase = Phase::Trial { from, before, rounds: rounds + 1 };
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Duration, rate: f64, queues: bool) {
+        if self.settled > 0.0 && !(self.settled / OTHER_LINE..self.settled * OTHER_LINE).contains(&rate) {
+            (self.more, self.fewer) = (Rest::NONE, Rest::NONE);
+        }
+        self.settled = rate;
+        let lanes = if self.lanes < self.max && now >= self.more.until {
+            (2 * self.lanes).min(self.max)
+        } else if queues && self.lanes > LEAST && now >= self.fewer.until {
+            // Where nothing waits on the way, each lane is needed.
+            (self.lanes / 2).max(LEAST)
+        } else {
+            return;
+        };
+        self.phase = Phase::Trial { from: self.lanes, before: rate, rounds: 0 };
+        self.lanes = lanes;
+        self.last = None;
+    }
+
+    fn judge(&mut self, now: Duration, from: u16, is_more: bool, is_better: bool) {
+        let rest = if is_more { &mut self.more } else { &mut self.fewer };
+        if is_better {
+            rest.until = now;
+            // What was just found out need not be tried the other way round.
+            let other = if is_more { &mut self.fewer } else { &mut self.more };
+            other.until = other.until.max(now + other.next);
+        } else {
+            rest.begin(now);
+            self.lanes = from;
+        }
+        // Lanes that are new, or are back, find their rate first.
+        let rounds = if is_more && is_better { 0 } else { self.rounds_min };
+        (self.phase, self.settled, self.last) = (Phase::Settling(rounds), 0.0, None);
+    }
+}
+
+/// How many buffers of the pool may be in use: as many as at first, and what is on the way on a line that is longer.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolLimit {
+    least: u32,
+    most: u32,
+    limit: u32,
+    round_trip: Duration,
+    began: Duration,
+    chunks_at: u64,
+    /// Chunks on the way, lately.
+    on_the_way: f64,
+}
+
+impl PoolLimit {
+    /// All `most` of them, until the line is known.
+    pub(crate) fn all(most: u32) -> Self {
+        let (round_trip, began) = (Duration::ZERO, Duration::ZERO);
+        Self { least: most, most, limit: most, round_trip, began, chunks_at: 0, on_the_way: 0.0 }
+    }
+
+    /// `least` of them, until the line is seen to need more.
+    pub(crate) fn begin_with(&mut self, least: u32) {
+        self.least = least.clamp(1, self.most);
+        self.limit = self.least;
+    }
+
+    /// Buffers that may be in use.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// It is the pool that limits, and not the line.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.on_the_way >= 0.7 * f64::from(self.limit)
+    }
+
+    /// The shortest round trip that was seen.
+    pub(crate) fn set_round_trip(&mut self, round_trip: Duration) {
+        self.round_trip = round_trip;
+    }
+
+    /// Time has passed: so many chunks have come through since the session began.
+    pub(crate) fn note(&mut self, now: Duration, chunks: u64) {
+        let took = now.saturating_sub(self.began);
+        if self.least == self.most || took < INTERVAL_MIN.max(self.round_trip) {
+            return;
+        }
+        let passed = chunks.saturating_sub(self.chunks_at);
+        (self.began, self.chunks_at) = (now, chunks);
+        // Twice what is on the way: while the pool is what limits, it doubles.
+        self.on_the_way = passed as f64 * self.round_trip.as_secs_f64() / took.as_secs_f64();
+        let wanted = f64::from(self.least) + 2.0 * self.on_the_way;
+        self.limit = self.limit.max(wanted.min(f64::from(self.most)) as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line that carries `capacity` in all and `window` of each lane in a round trip, in bytes; a lane that is new
+    /// doubles what it carries with each round trip.
+    struct Line {
+        capacity: f64,
+        window: f64,
+        round_trip: f64,
+    }
+
+    impl Line {
+        fn fewest(&self, max: u16) -> u16 {
+            let carries = |lanes: u16| (f64::from(lanes) * self.window / self.round_trip).min(self.capacity);
+            (1..=max).find(|&lanes| carries(lanes) >= 0.95 * carries(max)).unwrap_or(max)
+        }
+    }
+
+    /// The rate from the 10th second on as a part of the best, the lanes at each second, over two minutes.
+    fn run(
+        line: &Line,
+        growth: &mut LaneGrowth,
+        noise: &mut impl FnMut() -> f64,
+        change: Option<(f64, f64)>,
+    ) -> (f64, Vec<u16>) {
+        let (step, mut bytes) = (0.1, 0.0_f64);
+        let (mut ages, mut lanes, mut late, mut best) = (vec![0.0_f64; 16], Vec::new(), 0.0, 0.0);
+        for tick in 0..1200 {
+            let now = f64::from(tick) * step;
+            let capacity = match change {
+                Some((at, factor)) if now >= at => line.capacity * factor,
+                _ => line.capacity,
+            };
+            let active = usize::from(growth.lanes());
+            let mut rate = 0.0;
+            for (at, age) in ages.iter_mut().enumerate() {
+                *age = if at < active { *age + step } else { 0.0 };
+                if at < active {
+                    rate += (14e3 * 2_f64.powf(*age / line.round_trip)).min(line.window) / line.round_trip;
+                }
+            }
+            let carried = rate.min(capacity);
+            bytes += carried * step * (1.0 + noise());
+            let top = (16.0 * line.window / line.round_trip).min(capacity);
+            if now >= 10.0 && change.is_none_or(|(at, _)| now < at || now >= at + 15.0) {
+                (late, best) = (late + carried, best + top);
+            }
+            growth.note(Duration::from_secs_f64(now + step), bytes as u64, true, rate > 1.1 * capacity);
+            lanes.push(growth.lanes());
+        }
+        (late / best, lanes)
+    }
+
+    fn random(seed: &mut u64) -> f64 {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    #[test]
+    fn lanes_follow_the_line() {
+        let first = std::env::var("RD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1_u64);
+        for case in 0..300 {
+            let mut seed = first.wrapping_add(case);
+            random(&mut seed);
+            let round_trip = 0.005 * 120_f64.powf(random(&mut seed));
+            let window = 1e6 * 12_f64.powf(random(&mut seed));
+            let capacity = 2e6 * 500_f64.powf(random(&mut seed));
+            let line = Line { capacity, window, round_trip };
+            let told = format!(
+                "RD_SEED={} {:.0} ms, {:.1} MB, {:.1} MB/s",
+                first + case,
+                round_trip * 1e3,
+                window / 1e6,
+                capacity / 1e6
+            );
+            let mut growth =
+                LaneGrowth::new(2, 16, Duration::from_secs_f64(round_trip), Duration::ZERO, 0).expect("long");
+            let (part, lanes) = run(&line, &mut growth, &mut || 0.06 * (random(&mut seed) - 0.5), None);
+            let fewest = line.fewest(16);
+            // The rest is given to trials.
+            assert!(part >= 0.9, "{told}: {part:.3} with {lanes:?}, fewest {fewest}");
+            let mut late = lanes[600..].to_vec();
+            late.sort_unstable();
+            assert!(late[late.len() / 2] <= 2 * fewest.max(LEAST), "{told}: {lanes:?}, fewest {fewest}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_changes_is_followed() {
+        for (capacity, factor) in [(10e6, 10.0), (100e6, 0.1)] {
+            let line = Line { capacity, window: 3e6, round_trip: 0.1 };
+            let mut growth = LaneGrowth::new(2, 16, Duration::from_millis(100), Duration::ZERO, 0).expect("long");
+            let (part, lanes) = run(&line, &mut growth, &mut || 0.0, Some((40.0, factor)));
+            assert!(part >= 0.9, "{capacity} times {factor}: {part:.3} with {lanes:?}");
+        }
+    }
+
+    #[test]
+    fn a_short_line_and_one_that_does_not_limit_keep_their_lanes() {
+        let new = |milliseconds| LaneGrowth::new(2, 16, Duration::from_millis(milliseconds), Duration::ZERO, 0);
+        assert!(new(1).is_none());
+        assert!(LaneGrowth::new(16, 16, Duration::from_secs(1), Duration::ZERO, 0).is_none());
+        let mut growth = new(10).expect("long");
+        for tick in 1..600_u32 {
+            growth.note(tick * Duration::from_millis(100), u64::from(tick) << 20, tick % 4 != 0, false);
+        }
+        assert_eq!(growth.lanes(), 2, "a source that pauses says nothing of the line");
+    }
+
+    #[test]
+    fn the_pool_holds_what_is_on_the_way() {
+        // Chunks of 1 MB: a line of 1 GB/s, of which the pool is all that limits.
+        for (round_trip, least, most) in [(0.000_1, 32, 34), (0.1, 190, 240), (0.5, 900, 1024)] {
+            let mut pool = PoolLimit::all(1024);
+            pool.begin_with(32);
+            pool.set_round_trip(Duration::from_secs_f64(round_trip));
+            let (mut now, mut chunks) = (0.0, 0.0);
+            while now < 30.0 {
+                now += 0.1;
+                chunks += 0.1 * (f64::from(pool.limit()) / round_trip).min(1000.0);
+                pool.note(Duration::from_secs_f64(now), chunks as u64);
+            }
+            assert!((least..=most).contains(&pool.limit()), "{round_trip}: {}", pool.limit());
+        }
+        assert_eq!(PoolLimit::all(8).limit(), 8);
+    }
+}

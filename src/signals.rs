@@ -4,7 +4,25 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
+
+/// Signals are given on as long as this is kept; then they come to nothing.
+#[must_use]
+pub(crate) struct Forwarding(Handle);
+
+impl Forwarding {
+    /// Goes on until the process ends.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Forwarding {
+    fn drop(&mut self) {
+        // Its thread would wait for the next signal: a process that copies again and again would have ever more of them.
+        self.0.close();
+    }
+}
 
 /// Gives the signals that end or stop a process to `handle`, from now on and in a thread of its own, until it returns
 /// false. `is_launched`: the process that has started this one ignores SIGINT.
@@ -12,11 +30,12 @@ use signal_hook::iterator::Signals;
 /// # Errors
 ///
 /// Neither a handler nor a thread can be had.
-pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<()> {
+pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + 'static) -> std::io::Result<Forwarding> {
     let ignored = ignored() & if is_launched { !(1 << (SIGINT - 1)) } else { !0 };
     // What was ignored when we were started is to stay so: nohup, and background jobs of scripts.
     let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGTSTP, SIGXFSZ];
     let mut signals = Signals::new(handled.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0))?;
+    let forwarding = Forwarding(signals.handle());
     std::thread::Builder::new().name("signals".to_owned()).stack_size(64 << 10).spawn(move || {
         for signal in signals.forever() {
             // The write to a file that has grown too long for a limit of ours fails, and says so.
@@ -25,7 +44,7 @@ pub(crate) fn forward(is_launched: bool, handle: impl Fn(i32) -> bool + Send + '
             }
         }
     })?;
-    Ok(())
+    Ok(forwarding)
 }
 
 /// The signals that this process ignores, as a bit each from signal 1 on: SigIgn of proc_pid_status(5).

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rig::lab::*;
 use rig::*;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The longest that a change takes to arrive, on a busy machine.
 const ARRIVED: Duration = Duration::from_secs(20);
@@ -28,14 +28,27 @@ fn holds(path: &Path, text: &str) -> bool {
     fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes())
 }
 
-fn start(lab: &Lab, to: &Path, is_remote: bool) -> Process {
+/// Which of source and destination are on other hosts.
+const WITHIN: [bool; 2] = [false, false];
+const PUSH: [bool; 2] = [false, true];
+const PULL: [bool; 2] = [true, false];
+
+fn start(lab: &Lab, to: &Path, [is_source_there, is_remote]: [bool; 2]) -> Process {
     let mut command = lab.command(rdcp(), "rsh", AGENT);
-    command.args(["-r", "--sync", "--delete", "--watch", "from/"]);
+    command.args(["-r", "--sync", "--delete", "--watch"]);
+    match is_source_there {
+        true => command.arg(lab.there("source", "from/")),
+        false => command.arg("from/"),
+    };
     match is_remote {
         true => command.arg(lab.there("h", "to")),
         false => command.arg(to),
     };
     Process::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))
+}
+
+fn threads_and_files(process: &Process) -> [usize; 2] {
+    ["task", "fd"].map(|what| fs::read_dir(format!("/proc/{}/{what}", process.pid())).map_or(0, Iterator::count))
 }
 
 fn lab() -> Lab {
@@ -49,12 +62,13 @@ fn lab() -> Lab {
 
 #[test]
 fn changes_arrive_until_it_is_ended() {
-    for is_remote in [true, false] {
+    for way in [WITHIN, PUSH, PULL, [true, true]] {
         let lab = lab();
         let (from, to) = (lab.join("from"), lab.join("to"));
-        let mut process = start(&lab, &to, is_remote);
+        let mut process = start(&lab, &to, way);
         until("the first copy", &mut process, || holds(&to.join("first"), "one"));
         process.line_with("waiting for changes");
+        let at_first = threads_and_files(&process);
         fs::write(from.join("first"), "other").expect("a file");
         until("a change", &mut process, || holds(&to.join("first"), "other"));
         // What is made in a directory that was not there when the watch began.
@@ -76,6 +90,14 @@ fn changes_arrive_until_it_is_ended() {
         until("a file in it", &mut process, || holds(&to.join("moved/c/file"), "changed there"));
         fs::remove_file(from.join("first")).expect("removed");
         until("a deletion", &mut process, || !to.join("first").exists());
+        // After these copies it has no more than after the first.
+        let is_as_at_first = || threads_and_files(&process).iter().zip(at_first).all(|(now, first)| *now <= first);
+        let start = Instant::now();
+        while !is_as_at_first() {
+            let now = threads_and_files(&process);
+            assert!(start.elapsed() < ARRIVED, "{way:?}: threads and files: {at_first:?}, then {now:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         // It stops and goes on, while it waits.
         std::thread::sleep(Duration::from_millis(500));
         process.signal(Signal::TSTP);
@@ -99,9 +121,9 @@ fn a_host_that_is_lost_is_waited_for() {
     let (from, to) = (lab.join("from"), lab.join("to"));
     // Not one that has never answered.
     fs::write(lab.join("down"), "").expect("a file");
-    start(&lab, &to, true).wait().expect(3);
+    start(&lab, &to, PUSH).wait().expect(3);
     fs::remove_file(lab.join("down")).expect("removed");
-    let mut process = start(&lab, &to, true);
+    let mut process = start(&lab, &to, PUSH);
     until("the first copy", &mut process, || holds(&to.join("first"), "one"));
     process.line_with("waiting for changes");
     fs::write(lab.join("down"), "").expect("a file");
@@ -116,12 +138,36 @@ fn a_host_that_is_lost_is_waited_for() {
 }
 
 #[test]
+fn a_source_that_is_lost_is_waited_for_and_then_looked_at_as_a_whole() {
+    let lab = lab();
+    let (from, to) = (lab.join("from"), lab.join("to"));
+    let mut process = start(&lab, &to, PULL);
+    until("the first copy", &mut process, || holds(&to.join("first"), "one"));
+    process.line_with("waiting for changes");
+    fs::write(lab.join("down"), "").expect("a file");
+    let (watching, ..) = lab.launches().remove(0);
+    kill_process(Pid::from_raw(watching as i32).expect("a process"), Signal::KILL).expect("ours");
+    process.line_with("trying again in 2 s");
+    // Nobody tells of that.
+    fs::create_dir(from.join("a")).expect("a directory");
+    fs::write(from.join("a/second"), "two").expect("a file");
+    fs::remove_file(lab.join("down")).expect("removed");
+    until("what changed meanwhile", &mut process, || holds(&to.join("a/second"), "two"));
+    process.line_with("waiting for changes");
+    fs::write(from.join("a/third"), "three").expect("a file");
+    until("a change after that", &mut process, || holds(&to.join("a/third"), "three"));
+    process.signal(Signal::TERM);
+    process.wait().expect(143);
+    lab.all_gone(ARRIVED);
+}
+
+#[test]
 fn a_link_that_comes_to_lead_elsewhere_is_followed() {
     let lab = lab();
     let (to, other) = (lab.join("to"), lab.join("other"));
     fs::rename(lab.join("from"), lab.join("real")).expect("renamed");
     std::os::unix::fs::symlink("real", lab.join("from")).expect("a link");
-    let mut process = start(&lab, &to, false);
+    let mut process = start(&lab, &to, WITHIN);
     until("the first copy", &mut process, || holds(&to.join("first"), "one"));
     process.line_with("waiting for changes");
     fs::create_dir(&other).expect("a directory");
@@ -141,12 +187,14 @@ fn what_cannot_be_watched_is_said_at_once() {
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         Process::spawn(command.args(words).stdin(Stdio::null()).stdout(Stdio::null())).wait()
     };
-    run(&["-r", "--sync", "--watch", "h:from/", "to"]).expect(1).one_line("rdcp", &["--watch", "h", "run rdcp there"]);
+    run(&["-r", "--sync", "--watch", "h:missing/", "to"])
+        .expect(5)
+        .one_line("rdcp", &["h: missing/", "cannot be watched"]);
     run(&["-r", "--sync", "--watch", "missing/", "to"]).expect(5).one_line("rdcp", &["missing", "cannot be watched"]);
     run(&["-r", "--sync", "--watch", "-", "to"]).expect(1).one_line("rdcp", &["--watch", "standard input"]);
     assert!(!lab.join("to").exists());
     // The source goes away.
-    let mut process = start(&lab, &lab.join("to"), false);
+    let mut process = start(&lab, &lab.join("to"), WITHIN);
     process.line_with("waiting for changes");
     fs::rename(lab.join("from"), lab.join("elsewhere")).expect("renamed");
     let ended = process.wait();

@@ -22,11 +22,13 @@ pub mod measure;
 pub mod place;
 pub mod serve;
 mod tree;
+mod watch;
 pub mod words;
 
 use broadcast::Node;
 use end::{End, Moves, ended_with};
 use examiner::Examiner;
+use watch::Watching;
 
 /// Ends of sessions that one host has at most: each stage of a pipeline has two.
 const ENDS_MAX: usize = 2 * STAGES_MAX;
@@ -42,6 +44,7 @@ pub(crate) struct Agent {
     ends: HashMap<u32, End>,
     node: Option<Node>,
     examiner: Examiner,
+    watching: Option<Watching>,
     /// Why there is no room for the stages that are being begun; `None` until that has been asked.
     refusal: Option<Option<String>>,
 }
@@ -52,7 +55,7 @@ impl Agent {
     /// as the caller's shell does for its own host, and has no standard input and output to move.
     pub(crate) fn new(emit: Emit, tell: Emit, is_remote: bool, tells_stderr: bool) -> Self {
         let (stages, examiner) = (Stages::new(tell, is_remote, tells_stderr), Examiner::new(Arc::clone(&emit)));
-        Self { emit, is_remote, stages, ends: HashMap::new(), node: None, examiner, refusal: None }
+        Self { emit, is_remote, stages, ends: HashMap::new(), node: None, examiner, watching: None, refusal: None }
     }
 
     /// Does what a message asks for. Does not wait: what takes long is done by a thread, and its answer comes later.
@@ -87,6 +90,8 @@ impl Agent {
             Message::MeasureStorage { path, writes, micros } => {
                 measure::measure_storage(path, writes, micros, Arc::clone(&self.emit));
             }
+            Message::Watch(paths) => self.watching = Some(Watching::begin(&paths, self.is_remote, &self.emit)),
+            Message::TellChanges => self.watching.iter().for_each(Watching::ask),
             Message::Stage(stage) => self.stages.take(*stage),
             Message::StartStages => {
                 self.refusal = None;

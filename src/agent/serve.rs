@@ -71,7 +71,8 @@ pub(crate) fn serve() -> Result<(), Failure> {
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
     let signals = post.clone();
-    crate::signals::forward(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
+    let _forwarding =
+        crate::signals::forward(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
         let mut stdin = BufReader::new(stdin);
         let last = loop {

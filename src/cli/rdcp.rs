@@ -86,8 +86,7 @@ pub struct CopyArguments {
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
     #[arg(short = 'n', long, conflicts_with = "page")]
     dry_run: bool,
-    /// Go on: watch SRC, which must be on this host, and copy again what changes, until a signal; a host that is lost is
-    /// waited for
+    /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that is lost is waited for
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from"])]
     watch: bool,
     /// Compare DIR, which may be HOST:DIR, with the manifest FILE, its two arguments, and copy nothing; what differs is named
@@ -515,6 +514,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         _ => Digits::Separated,
     };
     let page = report.page.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    let watched_by = setup.clone();
     let mut plan = Plan {
         manifests,
         page,
@@ -587,5 +587,5 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         .chain(arguments.report.json.clone())
         .chain(arguments.report.page.clone())
         .collect();
-    watch::run(&sources, &written, say, copy)
+    watch::run(&watched_by, &sources, &written, say, copy)
 }

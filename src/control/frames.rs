@@ -580,6 +580,19 @@ pub enum Message {
     /// The node's own tree holds the others up: it is to take no more of the stream.
     #[n(58)]
     BroadcastLeave,
+    /// Watches these paths, or what they stand for as patterns. WATCHED answers, or FAILED, now or at any time.
+    #[n(60)]
+    Watch(#[n(0)] Vec<minicbor::bytes::ByteVec>),
+    /// From now on no change is missed.
+    #[n(61)]
+    Watched,
+    /// Asks for the next change. CHANGED answers once there is one.
+    #[n(62)]
+    TellChanges,
+    /// Something has changed, in these directories: paths from the only one that is watched on, at most `TOUCHED_MAX` of
+    /// them; none if it may be anywhere.
+    #[n(63)]
+    Changed(#[n(0)] Option<Vec<minicbor::bytes::ByteVec>>),
     /// The agent of the session's other end is not heard any more: only the lanes tell whether that end lives. An older
     /// end, which does not know this, has its reconnect window.
     #[n(1000)]

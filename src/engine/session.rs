@@ -158,7 +158,8 @@ impl Session<'_> {
         if self.takes_signals {
             let post = self.post.clone();
             crate::signals::forward(false, move |signal| post.send(Event::Signal(signal)).is_ok())
-                .map_err(|error| ours_is(give_up(&mut first, role, Obstacle::Signals(error))))?;
+                .map_err(|error| ours_is(give_up(&mut first, role, Obstacle::Signals(error))))?
+                .keep();
         }
         let mut work = make_work(agreed.chunk_bytes).map_err(|no_work| {
             let (obstacle, cause) = match (no_work, role) {

@@ -21,6 +21,7 @@ use crate::engine::Waits;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::options::TransferOptions;
+use crate::signals::Forwarding;
 
 mod arrivals;
 pub mod check;
@@ -36,6 +37,7 @@ pub mod plan;
 pub mod progress;
 pub(crate) mod shell;
 pub(crate) mod targets;
+pub(crate) mod watch;
 
 use entries::EntrySink;
 use event::Event;
@@ -171,6 +173,8 @@ pub(crate) struct Job {
     entries: Option<EntrySink>,
     /// A host that cannot be reached, or is lost, does not end what is asked of others.
     fails_alone: bool,
+    /// While signals are taken.
+    signals: Option<Forwarding>,
 }
 
 impl Job {
@@ -180,10 +184,11 @@ impl Job {
     ///
     /// Exit 3 where signals cannot be handled.
     fn new(setup: Setup, tells_stderr: bool) -> Result<Self, Failure> {
-        let job = Self::without_signals(setup, tells_stderr);
-        let signals = job.post.clone();
-        crate::signals::forward(false, move |signal| signals.send((HERE, Heard::Signal(signal))).is_ok())
+        let mut job = Self::without_signals(setup, tells_stderr);
+        let post = job.post.clone();
+        let signals = crate::signals::forward(false, move |signal| post.send((HERE, Heard::Signal(signal))).is_ok())
             .map_err(|error| Failure::new(Exit::Connect, format!("cannot handle signals: {error}")))?;
+        job.signals = Some(signals);
         Ok(job)
     }
 
@@ -195,8 +200,8 @@ impl Job {
         let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
-        let (entries, fails_alone) = (None, false);
-        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone }
+        let (entries, fails_alone, signals) = (None, false, None);
+        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone, signals }
     }
 
     /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.

@@ -30,6 +30,7 @@ pub mod stats;
 #[cfg(test)]
 pub(crate) mod sync_tests;
 pub mod walk;
+pub mod watch;
 
 pub use root::{Only, Root};
 

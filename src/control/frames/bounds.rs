@@ -2,6 +2,7 @@
 //! bound on a message's length alone bounds little.
 
 use crate::tree::entries::{ENTRIES_MAX, Entry};
+use crate::tree::watch::{TOUCHED_BYTES_MAX, TOUCHED_MAX};
 
 use super::{
     FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
@@ -26,6 +27,10 @@ impl Message {
             Self::Progress { waits, tree, .. } => {
                 waits.len() <= REPORTED_MAX
                     && tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)
+            }
+            Self::Changed(Some(directories)) => {
+                directories.len() <= TOUCHED_MAX
+                    && directories.iter().map(|path| path.len()).sum::<usize>() <= TOUCHED_BYTES_MAX
             }
             Self::Placed(placed) => placed.addresses.len() <= ENDPOINTS_MAX,
             Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,

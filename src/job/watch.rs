@@ -1,0 +1,107 @@
+//! What changes at the sources of `rdcp --watch`: each host that has one watches, and is asked for the next change once the
+//! last one has been heard.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+use super::plan::Spec;
+use super::{Job, Setup, Update, told};
+use crate::control::frames::Message;
+use crate::fault::Failure;
+use crate::tree::watch::Touched;
+
+/// How long setting up the watch of a large tree may take.
+const START_MAX: Duration = Duration::from_secs(600);
+
+/// The hosts that watch. Dropping it ends their agents.
+pub(crate) struct SourceWatch {
+    job: Job,
+    /// There are several sources: directories of one are not told.
+    has_several: bool,
+}
+
+/// What came while the hosts watched.
+pub(crate) enum Watched {
+    /// Something has changed, in these directories.
+    Changed(Touched),
+    /// Nothing by the deadline.
+    Nothing,
+}
+
+impl SourceWatch {
+    /// Has the host of each source watch it. From then on no change is missed.
+    ///
+    /// # Errors
+    ///
+    /// Exit 3 or 4 for a host that cannot be reached, 5 where something cannot be watched, 128+n for a signal.
+    pub(crate) fn start(setup: Setup, sources: &[Spec]) -> Result<Self, Failure> {
+        let mut job = Job::new(setup, false)?;
+        let mut paths: BTreeMap<&OsStr, Vec<_>> = BTreeMap::new();
+        for source in sources {
+            paths.entry(source.host()).or_default().push(source.path().as_bytes().to_vec().into());
+        }
+        let mut hosts = Vec::new();
+        for (name, paths) in paths {
+            hosts.push((if name.is_empty() { super::HERE } else { job.host(name)? }, paths));
+        }
+        job.greet()?;
+        for (host, paths) in &hosts {
+            job.send(*host, Message::Watch(paths.clone()));
+            match job.answer(*host, START_MAX)? {
+                Message::Watched => {}
+                Message::Failed(fault) => return Err(told(&job.hosts[*host].name, &fault)),
+                _ => return Err(job.unexpected(*host)),
+            }
+        }
+        hosts.iter().for_each(|(host, _)| job.send(*host, Message::TellChanges));
+        Ok(Self { job, has_several: sources.len() > 1 })
+    }
+
+    /// Waits until something has changed.
+    ///
+    /// # Errors
+    ///
+    /// Exit 4 for a host that was lost, 5 for what cannot be watched any more, 128+n for a signal.
+    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Watched, Failure> {
+        while let Some(update) = self.job.next(deadline) {
+            match update {
+                Update::Host(host, Message::Changed(directories)) => {
+                    self.job.send(host, Message::TellChanges);
+                    let directories = directories.filter(|_| !self.has_several);
+                    let touched = directories.map(|some| some.into_iter().map(Into::into).collect());
+                    return Ok(Watched::Changed(touched));
+                }
+                Update::Host(host, Message::Failed(fault)) => return Err(told(&self.job.hosts[host].name, &fault)),
+                Update::Host(host, _) => return Err(self.job.unexpected(host)),
+                update => self.job.check(update)?,
+            }
+        }
+        Ok(Watched::Nothing)
+    }
+
+    /// Does nothing for a while, also where a host is lost.
+    ///
+    /// # Errors
+    ///
+    /// 128+n for a signal.
+    pub(crate) fn rest(&mut self, pause: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + pause;
+        while let Some(update) = self.job.next(until) {
+            if matches!(update, Update::Signal(_)) {
+                self.job.check(update)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy is over, which has been stopped and continued by itself.
+    pub(crate) fn forget_stops(&mut self) {
+        let mut others = VecDeque::new();
+        while let Some(update) = self.job.next(Instant::now()) {
+            others.extend(Some(update).filter(|update| !matches!(update, Update::Signal(libc::SIGTSTP))));
+        }
+        self.job.updates = others;
+    }
+}

@@ -1,0 +1,235 @@
+//! What changes in trees of this host, as inotify tells it: in which directories to look.
+//!
+//! An event says only which directory to look into; what has changed there a comparison finds out. Where events may have
+//! been lost, or what has changed may have further names elsewhere, all of the tree is to be looked at.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError, Sender};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+
+use crate::fs::directory_of;
+
+/// Changes are told when nothing has changed for so long,
+const SETTLED_AFTER: Duration = Duration::from_millis(200);
+
+/// or so long after the first.
+const GATHERED_MAX: Duration = Duration::from_secs(2);
+
+/// All is to be looked at so long after the last change, for what no event told: on network file systems other hosts change
+/// things.
+const SCAN_EVERY: Duration = Duration::from_secs(3600);
+
+/// How often it is looked whether anybody still wants to know.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// More directories than these are not told one by one. They travel in one message.
+pub const TOUCHED_MAX: usize = 500;
+
+/// Bytes of their paths.
+pub const TOUCHED_BYTES_MAX: usize = 32 << 10;
+
+/// The directories in which something has changed, with those above them, by their paths from the root on; `None` for all.
+pub type Touched = Option<BTreeSet<Vec<u8>>>;
+
+/// Why a path cannot be watched.
+#[derive(Debug)]
+pub struct WatchError {
+    /// The path.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: WatchReason,
+}
+
+/// What stopped it.
+#[derive(Debug)]
+pub enum WatchReason {
+    /// `fs.inotify.max_user_watches`.
+    TooManyDirectories,
+    /// There is no such path.
+    Missing,
+    /// What the system answered.
+    System(io::Error),
+    /// Something else, in the library's words.
+    Other(String),
+}
+
+/// A watch of some paths.
+pub struct TreeWatch {
+    paths: Vec<PathBuf>,
+    shared: Arc<Shared>,
+    watcher: RecommendedWatcher,
+    queue: Receiver<()>,
+}
+
+/// What the watcher and who waits share.
+struct Shared {
+    woken: Sender<()>,
+    /// A change is in the queue that has not been taken out: one is enough.
+    is_told: AtomicBool,
+    /// What is watched is not what has the name by now, or not all of it is watched.
+    is_stale: AtomicBool,
+    touched: Mutex<Touched>,
+}
+
+impl TreeWatch {
+    /// Watches all that is below these paths; of one that is no directory, the directory that it is in.
+    ///
+    /// # Errors
+    ///
+    /// Which of them cannot be watched.
+    pub fn start(paths: Vec<PathBuf>) -> Result<Self, WatchError> {
+        let (woken, queue) = flume::unbounded();
+        let no = AtomicBool::default;
+        let touched = Mutex::new(Some(BTreeSet::new()));
+        let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched });
+        let watcher = watch(&paths, &shared)?;
+        Ok(Self { paths, shared, watcher, queue })
+    }
+
+    /// Waits until something has changed and is at rest; `None` once it `is_unwanted`.
+    ///
+    /// # Errors
+    ///
+    /// What is to be watched has gone, or cannot be watched any more.
+    pub fn wait(&mut self, is_unwanted: impl Fn() -> bool) -> Result<Option<Touched>, WatchError> {
+        let (began, mut first, mut due) = (Instant::now(), None, None);
+        loop {
+            let until = due.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
+            match self.queue.recv_deadline(until) {
+                Ok(()) => {
+                    self.shared.is_told.store(false, SeqCst);
+                    let latest = *first.get_or_insert_with(Instant::now) + GATHERED_MAX;
+                    due = Some(latest.min(Instant::now() + SETTLED_AFTER));
+                }
+                Err(RecvTimeoutError::Timeout) if due.is_some() => break,
+                Err(_) if is_unwanted() => return Ok(None),
+                Err(_) if began.elapsed() >= SCAN_EVERY => {
+                    self.shared.is_stale.store(true, SeqCst);
+                    break;
+                }
+                Err(_) => {}
+            }
+        }
+        let mut touched = self.shared.touched().replace(BTreeSet::new());
+        if self.shared.is_stale.swap(false, SeqCst) {
+            touched = None;
+            // What changes between the two is found by who looks, which comes after.
+            self.watcher = watch(&self.paths, &self.shared)?;
+        }
+        // Several have paths of their own.
+        Ok(Some(touched.filter(|_| self.paths.len() == 1 && self.paths[0].is_dir())))
+    }
+}
+
+impl Shared {
+    fn touched(&self) -> MutexGuard<'_, Touched> {
+        self.touched.lock().expect("no panics under it")
+    }
+}
+
+/// Something in the directory that `path` lies in has changed.
+pub fn add(touched: &mut Touched, path: &Path) {
+    let Some(some) = touched else { return };
+    // Those above as well: they are walked through.
+    for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
+        some.insert(above.as_os_str().as_bytes().to_vec());
+    }
+    bound(touched);
+}
+
+/// Too many are all.
+pub fn bound(touched: &mut Touched) {
+    let is_much = |some: &mut BTreeSet<Vec<u8>>| {
+        some.len() > TOUCHED_MAX || some.iter().map(Vec::len).sum::<usize>() > TOUCHED_BYTES_MAX
+    };
+    if touched.as_mut().is_some_and(is_much) {
+        *touched = None;
+    }
+}
+
+fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, WatchError> {
+    let failed = |path: &Path, error: notify::Error| {
+        let reason = match error.kind {
+            ErrorKind::MaxFilesWatch => WatchReason::TooManyDirectories,
+            ErrorKind::PathNotFound => WatchReason::Missing,
+            ErrorKind::Io(error) => WatchReason::System(error),
+            kind => WatchReason::Other(notify::Error::new(kind).to_string()),
+        };
+        WatchError { path: path.to_owned(), reason }
+    };
+    let found = |path: &PathBuf| path.canonicalize().map_err(|error| failed(path, notify::Error::io(error)));
+    let roots = paths.iter().map(found).collect::<Result<BTreeSet<_>, _>>()?;
+    let links: BTreeSet<PathBuf> = paths.iter().map(|path| named(path)).filter(|path| path.is_symlink()).collect();
+    let (told, watched, named_links) = (Arc::clone(shared), roots.clone(), links.clone());
+    let config = Config::default().with_follow_symlinks(false);
+    let handle = move |event: notify::Result<Event>| tell(&told, &watched, &named_links, event);
+    let mut watcher = RecommendedWatcher::new(handle, config).map_err(|error| failed(&paths[0], error))?;
+    // Whatever else their names come to lead to.
+    for link in &links {
+        watcher.watch(directory_of(link), RecursiveMode::NonRecursive).map_err(|error| failed(link, error))?;
+    }
+    for root in &roots {
+        let (path, mode) = match root.parent() {
+            Some(parent) if !root.is_dir() => (parent, RecursiveMode::NonRecursive),
+            _ => (&**root, RecursiveMode::Recursive),
+        };
+        watcher.watch(path, mode).map_err(|error| failed(root, error))?;
+    }
+    Ok(watcher)
+}
+
+/// Whether what has changed may have further names elsewhere in the tree, which only a look at all of it brings together:
+/// a file with several, and a directory that is new or has moved, with whatever is in it.
+fn joins_others(path: &Path, is_new: bool) -> bool {
+    path.symlink_metadata().is_ok_and(|stat| if stat.is_dir() { is_new } else { stat.nlink() > 1 })
+}
+
+/// A path itself, which may be a link, as events have it.
+fn named(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default();
+    directory_of(path).canonicalize().unwrap_or_default().join(name)
+}
+
+/// Notes an event that may be a change below `roots`, or of the `links` that lead to some of them.
+fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, event: notify::Result<Event>) {
+    let (is_change, is_stale) = match &event {
+        Ok(event) => {
+            let is_change = match event.kind {
+                EventKind::Access(kind) => kind == AccessKind::Close(AccessMode::Write),
+                _ => true,
+            };
+            let is_link = event.paths.iter().any(|path| links.contains(path));
+            let is_below = event.paths.iter().any(|path| roots.iter().any(|root| path.starts_with(root)));
+            let is_change = is_change && (is_below || is_link) || event.need_rescan();
+            let moves = matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+            let is_root = event.paths.iter().any(|path| roots.contains(path));
+            let is_new = moves || matches!(event.kind, EventKind::Create(_) | EventKind::Any | EventKind::Other);
+            for path in event.paths.iter().filter(|_| is_change) {
+                if joins_others(path, is_new) {
+                    *shared.touched() = None;
+                }
+                for below in roots.iter().filter_map(|root| path.strip_prefix(root).ok()) {
+                    add(&mut shared.touched(), below);
+                }
+            }
+            (is_change, event.need_rescan() || moves && is_root || is_change && is_link)
+        }
+        // A directory that could not be watched.
+        Err(_) => (true, true),
+    };
+    if is_stale {
+        shared.is_stale.store(true, SeqCst);
+    }
+    if is_change && !shared.is_told.swap(true, SeqCst) {
+        let _ = shared.woken.send(());
+    }
+}

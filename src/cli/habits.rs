@@ -89,6 +89,11 @@ const fn letter(letter: char, scp: &'static str, rsync: &'static str, here: Here
     Letter { letter, scp, rsync, here }
 }
 
+const NO_GROUP: &str = "--no-owner leaves both owner and group out";
+
+const NO_DIRLINKS: &str =
+    "a directory replaces a symbolic link, or is refused; --no-implied-dirs keeps those on the way to what -R names";
+
 const DELETES_LATER: &str = "--delete deletes in each directory after all that comes into it has been copied";
 
 /// Every letter of scp and of rsync.
@@ -107,9 +112,9 @@ pub const LETTERS: &[Letter] = &[
     letter('E', "", "--executability", Here::Kept),
     letter('F', "ssh's configuration", "filters of .rsync-filter", Here::OwnValue),
     letter('H', "", "--hard-links", Here::Kept),
-    letter('I', "", "--ignore-times", Here::Kept),
+    letter('I', "", "--ignore-times", Here::Means(&["--checksum"])),
     letter('J', "jump host", "--omit-link-times", Here::OwnValue),
-    letter('K', "", "--keep-dirlinks", Here::Refused("a directory replaces a symbolic link, or is refused; rsync -K keeps it")),
+    letter('K', "", "--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
     letter('L', "", "--copy-links", Here::Own),
     letter('M', "", "--remote-option", Here::Refused("options go to both ends by themselves")),
     letter('N', "", "--crtimes", Here::Refused("Linux cannot set when a file was made")),
@@ -165,7 +170,19 @@ const WORDS: &[(&str, Here)] = &[
     ("--specials", Here::Kept),
     ("--whole-file", Here::Kept),
     ("--partial", Here::Kept),
-    ("--ignore-times", Here::Kept),
+    ("--ignore-times", Here::Means(&["--checksum"])),
+    ("--force", Here::Kept),
+    ("--super", Here::Kept),
+    ("--open-noatime", Here::Kept),
+    ("--no-inc-recursive", Here::Kept),
+    ("--no-i-r", Here::Kept),
+    ("--old-args", Here::Kept),
+    ("--8-bit-output", Here::Kept),
+    ("--no-motd", Here::Kept),
+    ("--no-p", Here::Means(&["--no-mode"])),
+    ("--no-o", Here::Means(&["--no-owner"])),
+    ("--no-l", Here::Means(&["--no-symlinks"])),
+    ("--no-t", Here::Means(&["--no-times"])),
     ("--secluded-args", Here::Kept),
     ("--protect-args", Here::Kept),
     ("--inplace", Here::Means(&["--in-place"])),
@@ -179,7 +196,18 @@ const WORDS: &[(&str, Here)] = &[
     ("--delay-updates", Here::Kept),
     ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
     ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
-    ("--no-group", Here::Refused("--no-owner leaves both owner and group out")),
+    ("--no-group", Here::Refused(NO_GROUP)),
+    ("--no-g", Here::Refused(NO_GROUP)),
+    ("--ignore-errors", Here::Refused("nothing is deleted where something could not be read; mend that first")),
+    ("--omit-dir-times", Here::Refused("directories get their times with all else; --no-times leaves all times out")),
+    ("--keep-dirlinks", Here::Refused(NO_DIRLINKS)),
+    ("--copy-dest=", Here::Refused("--link-dest links what is unchanged; --find-moves copies what was renamed")),
+    ("--compare-dest=", Here::Refused("--link-dest links what is unchanged, so that DST is whole")),
+    ("--remote-option=", Here::Refused("options go to both ends by themselves")),
+    ("--usermap=", Here::Refused("owners are mapped by name; --chown USER:GROUP sets one")),
+    ("--groupmap=", Here::Refused("groups are mapped by name; --chown USER:GROUP sets one")),
+    ("--delete-missing-args", Here::Refused("name the directory that they were in, with --delete")),
+    ("--ignore-missing-args", Here::Refused("what is missing is named, and the others are copied; exit code 8 tells")),
     ("--append", Here::Refused("an interrupted copy that is run again goes on by itself")),
     ("--size-only", Here::Refused("--sync compares sizes and times, with --checksum contents")),
     ("--remove-source-files", Here::Refused("rdcp deletes nothing; use && rm, which exit code 0 allows")),
@@ -199,7 +227,6 @@ const WORDS: &[(&str, Here)] = &[
     ("--delete-delay", Here::Means(&["--delete"])),
     ("--filter=", Here::Refused("use --exclude and --include")),
     ("--rsync-path=", Here::Refused("the program on other hosts is --agent PATH")),
-    ("--no-implied-dirs", Here::Refused("the directories that lead to what is listed get their metadata as well")),
     ("--port=", Here::Refused("ssh's port is -P PORT")),
 ];
 
@@ -212,6 +239,8 @@ pub struct Translated {
     pub notes: Vec<String>,
     /// What `-i` takes.
     pub key: Option<OsString>,
+    /// With `--sync` hands are those of rsync.
+    is_sync: bool,
     /// `-R`, which is rsync's `--relative` unless both sides are on other hosts.
     pub is_relative: bool,
 }
@@ -227,7 +256,9 @@ pub fn translate(
     command: &Command,
     exists: impl Fn(&OsStr) -> bool,
 ) -> Result<Translated, String> {
-    let mut done = Translated::default();
+    let words: Vec<OsString> = words.into_iter().collect();
+    let is_sync = words.iter().take_while(|word| *word != "--").any(|word| word == "--sync");
+    let mut done = Translated { is_sync, ..Translated::default() };
     let mut words = words.into_iter().peekable();
     let mut port: Option<OsString> = None;
     while let Some(word) = words.next() {
@@ -318,14 +349,20 @@ fn cluster(
                 return Ok(());
             }
             Some(Here::Own) if byte == b'R' => done.is_relative = true,
-            // By itself it is help; nobody asks for that among other letters.
-            Some(Here::Own) if byte == b'h' && letters.len() > 1 => done.words.push("--human-readable".into()),
+            // By itself it is help; nobody asks for that among other letters, nor among rsync's other words.
+            Some(Here::Own) if byte == b'h' && (letters.len() > 1 || done.is_sync) => {
+                done.words.push("--human-readable".into())
+            }
             Some(Here::Own) => done.words.push(short),
             Some(Here::Kept) => {}
             Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
+            Some(_) if byte == b'C' && done.is_sync => return Err(format!("-C: {NO_CVS}")),
             Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {
                 // rsync's letters `t` and `o` have no value: -rlptgoD, -o by itself.
                 let is_flag = match (byte, value) {
+                    // The copy would go the other way, and delete there.
+                    (b't', _) if done.is_sync && at > 0 && !attached => true,
+                    (b't', _) if done.is_sync && !attached => return Err(format!("-t: {NO_TIMES}")),
                     (b't', Some(value)) => attached && are_rsync_flags(value) && !exists(value),
                     (b'o', Some(value)) => !value.as_bytes().iter().any(|byte| b"= \t".contains(byte)),
                     (b'o', None) => true,
@@ -430,6 +467,13 @@ impl Behind {
 
 /// What `-i` is, and is not.
 pub const NO_KEY: &str = "-i takes ssh's key; for rsync's -i, type --itemize-changes";
+
+/// What `-C` might be with `--sync`.
+const NO_CVS: &str = "rsync's -C leaves out what CVS would: use --exclude or --exclude-from; to compress, use -z";
+
+/// What `-t` might be with `--sync`.
+const NO_TIMES: &str =
+    "rsync's -t is done anyway: leave it out; the directory to copy into is --target-directory DIR, or the last word";
 
 /// Whether a word is the path of a key of ssh's.
 fn is_key(word: &OsStr) -> bool {
@@ -554,6 +598,19 @@ mod tests {
             ("-vvvq a h:", "-v -v -v -q a h:"),
             ("-4 a h:", "-o AddressFamily=inet a h:"),
             ("-t dir a", "-t dir a"),
+            ("--sync -rt a/ h:", "--sync -r a/ h:"),
+            ("--sync -rlptgoD --delete a/ h:", "--sync -r --delete a/ h:"),
+            ("--sync -rtv a/ h:", "--sync -r -v a/ h:"),
+            ("-rt --sync a/ h:", "-r --sync a/ h:"),
+            ("--sync -r -t a/ h:", "!"),
+            ("--sync --target-directory h: a/", "--sync --target-directory h: a/"),
+            ("-rt dir -- --sync", "-r -t dir -- --sync (note)"),
+            ("--sync -aI a/ h:", "--sync --recursive --checksum a/ h:"),
+            ("--sync -a --force --no-o a/ h:", "--sync --recursive --no-owner a/ h:"),
+            ("--sync -a --omit-dir-times a/ h:", "!"),
+            ("--sync -a --stats -h a/ h:", "--sync --recursive --stats --human-readable a/ h:"),
+            ("--sync -aC a/ h:", "!"),
+            ("-rC a/ h:", "-r --compress=auto a/ h:"),
             ("-rt dir h:a", "-r -t dir h:a (note)"),
             ("-P 2222 a h:", "-P 2222 a h:"),
             ("-P2222 a h:", "-P 2222 a h:"),

@@ -412,6 +412,12 @@ pub struct TreeOptions {
     #[arg(long, value_name = "DIR", value_parser = path_parser(), requires = "sync", conflicts_with = "in_place")]
     #[n(59)]
     pub backup_dir: Option<ByteVec>,
+    /// With --relative or --files-from, leave the directories that only lead to what is listed as they are in DST, also a
+    /// relative symbolic link in place of one that leads to a directory within DST; missing ones are made, and get nothing of
+    /// the source's
+    #[arg(long, requires = "sync")]
+    #[n(64)]
+    pub no_implied_dirs: bool,
     /// Only some entries of the root are copied, and not it itself: it keeps its metadata.
     #[arg(skip)]
     #[n(48)]
@@ -459,6 +465,7 @@ impl Default for TreeOptions {
             delete_after: false,
             backup_dir: None,
             contents: false,
+            no_implied_dirs: false,
             keeps_root: false,
             symlinks: true,
             one_file_system: false,

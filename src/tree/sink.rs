@@ -23,6 +23,7 @@ mod directory;
 mod elsewhere;
 mod entry;
 mod held;
+mod implied;
 mod itemize;
 mod jobs;
 mod judge;

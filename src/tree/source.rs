@@ -299,7 +299,7 @@ impl TreeSource {
             }
             Answer::Fresh { .. } => return Err("an answer about a directory that was not sent"),
             Answer::Verdicts { first, verdicts } => {
-                if verdicts.contains(&Verdict::Same) {
+                if verdicts.iter().any(Verdict::is_settled) {
                     self.progress.note_same();
                 }
                 shared.listed.judge(first, verdicts)?;

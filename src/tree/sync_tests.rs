@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use tempfile::TempDir;
 
-use rd_proto::tree::{Answer, LISTED_MAX, Metadata, Record, Verdict};
+use rd_proto::tree::{Answer, Extensions, LISTED_MAX, Metadata, Record, Verdict};
 
 use super::check::{Aspect, Finding, Medium, check};
 use super::entries::{self, EntryStream};
@@ -474,6 +474,48 @@ fn only_what_is_there_or_what_is_not_or_what_is_older() {
     assert!(to.join("only").exists() && to.join("new/file").exists());
 }
 
+/// What stays whatever it is has nothing to do with a further name of the file that the source has there.
+#[test]
+fn a_further_name_of_what_is_left_has_the_contents_of_the_source() {
+    let new = |name: &str| (name == "newer").then_some("another, and newer");
+    for (options, old, expected) in [
+        (TreeOptions { ignore_existing: true, ..sync() }, Some("first"), ["older", "source", "source"]),
+        (TreeOptions { update: true, ..sync() }, Some("newer"), ["another, and newer", "source", "source"]),
+        (TreeOptions { append_verify: true, ..sync() }, Some("newer"), ["another, and newer", "source", "source"]),
+        (TreeOptions { existing: true, ..sync() }, None, ["", "source", ""]),
+    ] {
+        for (is_local, dry_run) in [(false, true), (false, false), (true, true), (true, false)] {
+            let (from, to) = (scratch(), scratch());
+            let (from, to) = (from.path().join("x"), to.path().join("x"));
+            for top in [&from, &to] {
+                fs::create_dir(top).expect("a directory");
+            }
+            fs::write(from.join("a"), "source").expect("a file");
+            for name in ["b", "c"] {
+                fs::hard_link(from.join("a"), from.join(name)).expect("linked");
+            }
+            match old {
+                Some(old) => fs::write(to.join("a"), new(old).unwrap_or("older")).expect("a file"),
+                None => fs::write(to.join("b"), "older").expect("a file"),
+            }
+            if old == Some("newer") {
+                let file = fs::File::options().write(true).open(to.join("a")).expect("it");
+                file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(10)).expect("set");
+            }
+            let before = picture(&to);
+            copy(&from, &to, &TreeOptions { dry_run, ..options.clone() }, is_local);
+            if dry_run {
+                assert_eq!(picture(&to), before);
+                continue;
+            }
+            let got = ["a", "b", "c"].map(|name| fs::read_to_string(to.join(name)).unwrap_or_default());
+            assert_eq!(got, expected, "{options:?}, local {is_local}");
+            let inode = |name| fs::metadata(to.join(name)).ok().map(|stat| stat.ino());
+            assert!(old.is_none() || inode("b") == inode("c"), "the others are linked");
+        }
+    }
+}
+
 #[test]
 fn a_changed_part_of_a_large_file_is_all_that_is_sent() {
     let scratch = scratch();
@@ -507,6 +549,63 @@ fn taken(options: &TreeOptions, to: &Path, records: &[Record<'_>]) -> Result<Rep
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     sink.finish()
+}
+
+/// An entry that the receiver cannot make keeps all that is beside it, and nothing elsewhere.
+#[test]
+fn nothing_is_deleted_beside_what_has_failed() {
+    // Of type 700, empty, and not to be left out.
+    let unknown = Metadata { extensions: Extensions::new(b"\xbc\x02\x01\0\0"), ..Metadata::ZERO };
+    let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
+    let directory = |name| Record::Directory { name, metadata };
+    let file = |name, metadata| Record::File { name, metadata, data: b"1" };
+    let records = [
+        directory(b"a"),
+        file(b"f", unknown),
+        Record::Leave,
+        directory(b"b"),
+        file(b"f", metadata),
+        Record::Leave,
+        Record::End { failures: 0 },
+    ];
+    for delete_after in [false, true] {
+        let scratch = scratch();
+        for name in ["a", "b"] {
+            fs::create_dir(scratch.path().join(name)).expect("a directory");
+            fs::write(scratch.path().join(name).join("extra"), "1").expect("a file");
+        }
+        let options = TreeOptions { delete: true, delete_after, ..sync() };
+        let report = taken(&options, scratch.path(), &records).expect("a tree");
+        assert_eq!(report.failed, 1 + u64::from(delete_after), "{:?}", report.failures);
+        let is_there = |name| scratch.path().join(name).exists();
+        assert_eq!(["a/extra", "b/extra", "b/f"].map(is_there), [true, delete_after, true]);
+    }
+}
+
+/// That a directory only leads to others is the caller's to say: a link in its place is followed for that.
+#[test]
+fn a_sender_cannot_have_a_link_followed() {
+    let metadata = Metadata { mode: 0o755, ..Metadata::ZERO };
+    let records = [
+        Record::Directory { name: b"root", metadata },
+        Record::Directory { name: b"link", metadata: Metadata::IMPLIED },
+        Record::File { name: b"f", metadata, data: b"1" },
+        Record::Leave,
+        Record::Leave,
+        Record::End { failures: 0 },
+    ];
+    for (no_implied_dirs, target) in [(false, "there"), (true, "there"), (true, "/"), (true, "there/../..")] {
+        let scratch = scratch();
+        let at = |name: &str| scratch.path().join("root").join(name);
+        fs::create_dir_all(at("there")).expect("directories");
+        std::os::unix::fs::symlink(target, at("link")).expect("a link");
+        let outcome = taken(&TreeOptions { no_implied_dirs, ..sync() }, scratch.path(), &records).expect("a tree");
+        let is_followed = no_implied_dirs && target == "there";
+        assert_eq!(at("there/f").exists(), is_followed, "{target}");
+        assert_eq!(at("link").is_symlink(), no_implied_dirs, "{target}");
+        assert_eq!(outcome.failed == 0, !no_implied_dirs || is_followed, "{target}: {:?}", outcome.failures);
+        assert!(!Path::new("/f").exists() && !scratch.path().join("f").exists());
+    }
 }
 
 #[test]

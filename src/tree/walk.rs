@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
-use rd_proto::tree::{DEPTH_MAX, NAME_BYTES_MAX, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
+use rd_proto::tree::{DEPTH_MAX, Metadata, NAME_BYTES_MAX, OPEN_LINKS_MAX, PATH_BYTES_MAX, Record, Special, is_name};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat, fstat, major, minor, openat, readlinkat_raw, statat,
 };
@@ -249,6 +249,10 @@ impl Walk {
         self.recorder.room = room;
         for inode in answered.settled {
             self.recorder.unsettled.remove(&inode);
+        }
+        for inode in answered.left {
+            self.recorder.unsettled.remove(&inode);
+            self.recorder.links.forget(inode);
         }
         for number in answered.fresh {
             // One that has been left meanwhile needs it no more.
@@ -547,13 +551,17 @@ impl Recorder {
         let entry = &mut entry.clone();
         let Some((kind, seen)) = self.look(place, entry)? else { return Ok(Step::Passed) };
         let entry = &*entry;
+        let is_implied = self.options.no_implied_dirs && place.lists(entry.name) == (true, false);
         let step = match (kind, seen) {
             (FileType::Directory, seen) => {
                 let (directory, stat) = self.open(entry, kind, seen, OFlags::DIRECTORY)?;
                 if entry.follow && follow::is_entered(place, &stat) {
                     return Err(follow::IS_LOOP);
                 }
-                let metadata = self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?;
+                let metadata = match is_implied {
+                    true => Metadata::IMPLIED,
+                    false => self.reader.read(&self.options, Object::Open(directory.as_fd()), &stat)?,
+                };
                 let step = wrote(Record::Directory { name: entry.name, metadata }.encode(target));
                 *entered = Some(directory);
                 step
@@ -566,8 +574,8 @@ impl Recorder {
         if let Step::Wrote(_) = step {
             self.sent.entries += 1;
             self.sent.directories += u64::from(kind == FileType::Directory);
-            // As with rsync, a root of which only some entries are copied is none.
-            if !self.options.keeps_root || place.levels.len() > 1 {
+            // As with rsync, a root of which only some entries are copied is none, and nor is what only leads to them.
+            if (!self.options.keeps_root || place.levels.len() > 1) && !is_implied {
                 self.sent.found.add(stats::kind(kind));
             }
         }

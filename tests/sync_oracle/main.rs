@@ -13,6 +13,7 @@ mod changes;
 mod copies;
 mod faults;
 mod generations;
+mod implied;
 mod itemize;
 mod modes;
 mod random;

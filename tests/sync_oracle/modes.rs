@@ -81,6 +81,18 @@ pub const MODES: &[Mode] = &[
         is_whole: false,
         ..same("relative", &["--relative", "--delete"])
     },
+    Mode {
+        selects: Selects::Listed,
+        rsync: &["-r", "--delete", "--from0", "--files-from=list", "--no-implied-dirs"],
+        is_whole: false,
+        ..same("files-from-no-implied", &["--delete", "--from0", "--files-from=list", "--no-implied-dirs"])
+    },
+    Mode {
+        selects: Selects::Relative,
+        has_links: false,
+        is_whole: false,
+        ..same("relative-no-implied", &["--relative", "--delete", "--no-implied-dirs"])
+    },
     // Beside `into/copy`, or `into`.
     same("backup-dir", &["--delete", "--backup-dir=../kept"]),
 ];

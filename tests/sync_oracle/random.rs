@@ -327,10 +327,21 @@ fn is_known(mode: &Mode, line: &str) -> bool {
         "patterns" => line == "rsync ends with 0, rdcp with 8, which asks for --force-empty",
         // rsync makes DST itself where it is missing.
         // Neither is given the metadata of the source, whose time a run changes.
+        // What only leads to others keeps its time until something comes into it.
+        "files-from-no-implied" | "relative-no-implied" => are_of_this_hour(line),
         "files-from" => line.starts_with("into/copy: modified"),
         "existing" => line == "into/copy: kind: expected directory, rdcp has nothing",
         _ => false,
     }
+}
+
+/// Whether a directory has been written to by both: the times are those of the two runs.
+fn are_of_this_hour(line: &str) -> bool {
+    let Some((_, times)) = line.split_once(": modified: expected ") else { return false };
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("since 1970").as_secs();
+    let seconds = |time: &str| time.split('.').next().and_then(|time| time.parse::<u64>().ok());
+    let is_recent = |time: &str| seconds(time).is_some_and(|time| time <= now && now - time < 3600);
+    times.split_once(", rdcp has ").is_some_and(|(one, other)| is_recent(one) && is_recent(other))
 }
 
 /// What is wrong with a seed in a mode, in some lines.

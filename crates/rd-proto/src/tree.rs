@@ -93,6 +93,9 @@ impl Metadata<'static> {
         xattrs: Xattrs::new(&[]),
         extensions: Extensions::new(&[]),
     };
+
+    /// Of a directory that only leads to what is listed.
+    pub const IMPLIED: Self = Self { extensions: Extensions::IMPLIED, ..Self::ZERO };
 }
 
 /// Extended attributes, encoded: for each a length (u16) and a name, a length (u32) and a value.

@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, chmodat, fchmod, fs
 use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
+use super::implied::open_beneath;
 use super::rehearse::open_quietly;
 use super::{Shared, itemize};
 use crate::fs::metadata::{itself, open_up, restore_times};
@@ -328,8 +329,12 @@ fn delete_next(file: &mut BufReader<File>, shared: &Shared, top: &OpenDirectory)
 fn reopen(top: &OpenDirectory, path: &[u8], expected: Identity, is_dry: bool) -> Result<(OwnedFd, Stat), Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut place = openat(&top.fd, ".", flags | OFlags::PATH, Mode::empty())?;
-    for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-        place = openat(&place, name, flags | OFlags::PATH, Mode::empty())?;
+    if top.shared.options.no_implied_dirs && !path.is_empty() {
+        place = open_beneath(&top.fd, path, flags | OFlags::PATH)?;
+    } else {
+        for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            place = openat(&place, name, flags | OFlags::PATH, Mode::empty())?;
+        }
     }
     let stat = fstat(&place)?;
     if identity(&stat) != expected {

@@ -15,6 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::delete::{Extraneous, Remover};
+use super::implied::{self, LeadsOn, TreeRoot, open_beneath};
 use super::itemize::differing;
 use super::moves::Moves;
 use super::{Fault, SOURCE_IS_EMPTY, Shared, elsewhere, rehearse};
@@ -71,6 +72,10 @@ pub(super) struct OpenDirectory {
     extraneous: Option<Mutex<Extraneous>>,
     /// It gets none but the mode that it had.
     keeps_metadata: bool,
+    /// The root of the tree, where directories that only lead to others may be links within it (`--no-implied-dirs`).
+    pub(super) root: Option<Arc<TreeRoot>>,
+    /// It was made only to lead to others.
+    leads_on: Option<LeadsOn>,
     /// Not all that the source has in it will come.
     is_incomplete: AtomicBool,
 }
@@ -134,14 +139,15 @@ impl OpenDirectory {
     pub fn enter(parent: &Arc<Self>, name: &[u8], described: &Metadata<'_>, was_left: bool) -> Result<Self, Fault> {
         let shared = &parent.shared;
         let was_left = was_left || parent.is_resumed;
+        let is_implied = shared.is_implied(described);
         let made = if shared.options.dry_run {
-            let entered = parent.rehearse_entering(name)?;
+            let entered = parent.rehearse_entering(name, is_implied)?;
             let (is_new, fd) = (entered.is_none(), entered.map_or_else(rehearse::nowhere, Ok)?);
             Made { fd, is_new, was_left: false, unnamed: None }
         } else if parent.is_top() && name != b"." {
             Self::make_at_top(parent, name)?
         } else {
-            Self::make_below(parent, name, was_left)?
+            Self::make_below(parent, name, was_left, is_implied)?
         };
         let Made { fd, is_new, was_left, unnamed } = made;
         let stat = fstat(&fd)?;
@@ -149,7 +155,7 @@ impl OpenDirectory {
         let is_resumed = was_left && options.sync;
         let left = if was_left && !is_resumed { Some(Mutex::new(sweep(&fd)?)) } else { None };
         let was_closed = !is_new && !options.dry_run && open_up(&fd, &stat)?;
-        let keeps_metadata = options.keeps_root && parent.last.is_none();
+        let keeps_metadata = options.keeps_root && parent.last.is_none() || is_implied;
         let mode = if keeps_metadata {
             let made = Mode::RWXU | Mode::RWXG | Mode::RWXO;
             let new = is_new.then(|| made.as_raw_mode() & !crate::fs::umask());
@@ -185,6 +191,10 @@ impl OpenDirectory {
         };
         entered.moves = parent.moves.clone();
         entered.keeps_metadata = keeps_metadata;
+        entered.root = implied::root(&entered, parent)?;
+        if is_implied && is_new && !options.dry_run {
+            entered.leads_on = Some(LeadsOn::new(parent, name)?);
+        }
         let is_asked = options.lists() && !options.dry_run;
         if parent.last.is_none() && options.generations.find_moves && is_asked && !is_new {
             entered.moves = Some(shared.find_files(&entered)?);
@@ -215,7 +225,7 @@ impl OpenDirectory {
         Ok(Made { fd, is_new: true, was_left, unnamed })
     }
 
-    fn make_below(parent: &Self, name: &[u8], was_left: bool) -> Result<Made, Fault> {
+    fn make_below(parent: &Self, name: &[u8], was_left: bool, is_implied: bool) -> Result<Made, Fault> {
         let mut is_new = match mkdirat(&parent.fd, name, Mode::RWXU) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
@@ -223,6 +233,7 @@ impl OpenDirectory {
         };
         let old = || statat(&parent.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         if !is_new
+            && !is_implied
             && parent.shared.options.sync
             && !parent.shared.options.ignore_existing
             && name != b"."
@@ -237,6 +248,9 @@ impl OpenDirectory {
             // It had got its mode already.
             chmodat(&parent.fd, name, Mode::RWXU, AtFlags::empty())?;
             opened = openat(&parent.fd, name, OPEN, Mode::empty());
+        }
+        if is_implied && opened.is_err() {
+            opened = Ok(parent.open_implied(name)?);
         }
         let was_left = was_left && !is_new;
         Ok(Made { fd: opened?, is_new: is_new || was_left, was_left, unnamed: None })
@@ -291,6 +305,8 @@ impl OpenDirectory {
             extraneous,
             is_incomplete,
             keeps_metadata: false,
+            root: None,
+            leads_on: None,
         }
     }
 
@@ -555,6 +571,9 @@ impl Drop for OpenDirectory {
         {
             self.shared.report(&self.own_path(), error);
         }
+        if let Some(leads_on) = &self.leads_on {
+            leads_on.remove_if_empty(&self.fd);
+        }
         let Some(Unnamed { parent, partial, name }) = &self.unnamed else { return };
         let is_ours = || partial::is_named(&parent.fd, &**partial, &self.fd);
         if !is_stopped() {
@@ -607,8 +626,12 @@ fn sweep(fd: &OwnedFd) -> Result<BTreeMap<Vec<u8>, bool>, Errno> {
 /// What stopped the way; EINVAL if what is there is not of a `wanted` kind, or is a directory.
 pub(super) fn find(top: &OpenDirectory, path: &[u8], wanted: impl Fn(FileType) -> bool) -> Result<OwnedFd, Errno> {
     let mut here: Option<OwnedFd> = None;
+    if top.shared.options.no_implied_dirs && !path.split(|&byte| byte == b'/').any(is_temporary_name) {
+        here = open_beneath(&top.fd, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC).ok();
+    }
     let mut names = path.split(|&byte| byte == b'/').peekable();
-    while let Some(name) = names.next() {
+    let is_found = here.is_some();
+    while let Some(name) = names.next().filter(|_| !is_found) {
         if is_temporary_name(name) {
             return Err(Errno::INVAL);
         }

@@ -150,7 +150,7 @@ pub(super) fn look(
     verdict: Verdict,
 ) -> Result<(Verdict, Option<Elsewhere>), Fault> {
     let options = &shared.options;
-    if verdict == Verdict::Same || options.in_place || !directory.looks_elsewhere() {
+    if verdict.is_settled() || options.in_place || !directory.looks_elsewhere() {
         return Ok((verdict, None));
     }
     let found = directory.alternates.iter().filter_map(|alternate| Elsewhere::at(alternate, name.to_vec()));

@@ -143,7 +143,7 @@ pub(super) fn judge(
         shared.rehearse_file(directory, there, described, size);
         return Verdict::Same;
     }
-    if verdict != Verdict::Same {
+    if !verdict.is_settled() {
         // That of a large file is of its blocks, and known to the sender only if it has it as well.
         let is_known = matches!(verdict, Verdict::Digest(_)) && size > INLINE_BYTES_MAX as u64 && !options.dry_run;
         let (directory, is_compared) = (Arc::clone(directory), is_known || verdict == Verdict::Blocks);
@@ -167,13 +167,13 @@ fn verdict(
         return Ok(plain_verdict(shared, directory, name, size));
     }
     let old = match directory.stat(name) {
-        Err(Errno::NOENT) if options.existing => return Ok(Verdict::Same),
+        Err(Errno::NOENT) if options.existing => return Ok(Verdict::Left),
         Err(Errno::NOENT) => return Ok(Verdict::Wanted),
         old => old?,
     };
     if options.ignore_existing {
         directory.list(name, Medium::Disk);
-        return Ok(Verdict::Same);
+        return Ok(Verdict::Left);
     }
     if device::is_target(shared, directory, &old) {
         return Ok(if size > INLINE_BYTES_MAX as u64 { Verdict::Blocks } else { Verdict::Wanted });
@@ -188,7 +188,7 @@ fn verdict(
     let is_newer = (seconds, old.st_mtime_nsec as u32) > (window, described.modified.nanoseconds);
     if options.update && !is_same_time && is_newer {
         directory.list(name, Medium::Disk);
-        return Ok(Verdict::Same);
+        return Ok(Verdict::Left);
     }
     if old.st_size as u64 == size && is_same_time && !options.checksum {
         keep_or_copy(shared, directory, name, described, &old)?;
@@ -196,7 +196,7 @@ fn verdict(
     }
     if options.append_verify && old.st_size as u64 >= size {
         directory.list(name, Medium::Disk);
-        return Ok(Verdict::Same);
+        return Ok(Verdict::Left);
     }
     // Within a host, reading both to compare them takes as long as copying. What has other names is not given another
     // time unless it was to be compared by contents: they would get it as well.

@@ -62,7 +62,7 @@ impl OpenDirectory {
     }
 
     /// The directory that [`Self::enter`] would enter; none if it would be made.
-    pub(super) fn rehearse_entering(&self, name: &[u8]) -> Result<Option<OwnedFd>, Fault> {
+    pub(super) fn rehearse_entering(&self, name: &[u8], is_implied: bool) -> Result<Option<OwnedFd>, Fault> {
         let options = &self.shared.options;
         if name == b"." {
             return if self.is_phantom { Ok(None) } else { Ok(Some(open_quietly(&self.fd, ".", OPEN)?)) };
@@ -71,6 +71,9 @@ impl OpenDirectory {
             Err(Errno::NOENT) => return Ok(None),
             old => old?,
         };
+        if is_implied {
+            return Ok(Some(self.open_implied(name)?));
+        }
         let is_replaced = !self.is_top() && options.sync && !options.ignore_existing;
         if FileType::from_raw_mode(old.st_mode) != FileType::Directory && is_replaced {
             return Ok(None);

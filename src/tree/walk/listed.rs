@@ -121,6 +121,8 @@ pub struct Answered {
     pub wanted: VecDeque<WantedFile>,
     /// Files with further names that are there already.
     pub settled: Vec<Identity>,
+    /// Files with further names that are not there, and will not be under this one.
+    pub left: Vec<Identity>,
     /// How many files are there already: a walk at its limit may list as many more.
     pub same: usize,
 }
@@ -164,8 +166,8 @@ impl Listed {
 
     /// Whether the walk has something to hear.
     pub fn has_news(&self) -> bool {
-        let Answered { fresh, wanted, settled, same } = &self.answered;
-        !fresh.is_empty() || !wanted.is_empty() || !settled.is_empty() || *same > 0
+        let Answered { fresh, wanted, same, .. } = &self.answered;
+        !fresh.is_empty() || !wanted.is_empty() || *same > 0
     }
 
     /// Takes verdicts on files from the number `first` on.
@@ -177,9 +179,11 @@ impl Listed {
         for (offset, verdict) in verdicts.into_iter().enumerate() {
             let number = first.saturating_add(offset as u64);
             let file = self.unjudged.remove(&number).ok_or("a verdict on a file that was not listed")?;
-            if verdict == Verdict::Same {
+            if verdict.is_settled() {
                 self.answered.same += 1;
-                self.answered.settled.extend(file.inode);
+                let inodes =
+                    if verdict == Verdict::Left { &mut self.answered.left } else { &mut self.answered.settled };
+                inodes.extend(file.inode);
             } else {
                 self.wanted += 1;
                 self.answered.wanted.push_back(WantedFile { number, verdict, file });

@@ -64,9 +64,16 @@ pub enum Verdict {
     Blocks,
     /// The beginning of the BLAKE3 of the contents that are there: to be sent if they differ.
     Digest([u8; DIGEST_BYTES]),
+    /// What is there stays as it is, whatever it is, or nothing is to be there: further names are files of their own.
+    Left,
 }
 
 impl Verdict {
+    /// Whether nothing of the file is to come.
+    pub fn is_settled(&self) -> bool {
+        matches!(self, Self::Same | Self::Left)
+    }
+
     /// Bytes that it takes of an answer.
     pub fn encoded_bytes(&self) -> usize {
         if matches!(self, Self::Digest(_)) { 1 + DIGEST_BYTES } else { 1 }
@@ -125,6 +132,7 @@ impl Answer {
                             out.push(3);
                             out.extend(digest);
                         }
+                        Verdict::Left => out.push(4),
                     }
                 }
             }
@@ -168,6 +176,7 @@ impl Answer {
                         1 => Verdict::Wanted,
                         2 => Verdict::Blocks,
                         3 => Verdict::Digest(reader.array()?),
+                        4 => Verdict::Left,
                         _ => return Err(ReadError::Flag),
                     })
                 })?;
@@ -212,7 +221,8 @@ pub mod fuzz {
     /// One of each kind, and how `docs/PROTOCOL.md` shows it.
     pub fn samples() -> Vec<(&'static str, Answer, &'static str)> {
         let digests = vec![Some([0xaa; 16]), None];
-        let verdicts = vec![Verdict::Same, Verdict::Wanted, Verdict::Blocks, Verdict::Digest([0xbb; 16])];
+        let verdicts =
+            vec![Verdict::Same, Verdict::Wanted, Verdict::Blocks, Verdict::Digest([0xbb; 16]), Verdict::Left];
         vec![
             (
                 "blocks",
@@ -223,7 +233,7 @@ pub mod fuzz {
             (
                 "verdicts",
                 Answer::Verdicts { first: 9, verdicts },
-                "03 0900000000000000 00 01 02 03 bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+                "03 0900000000000000 00 01 02 03 bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb 04",
             ),
         ]
     }
@@ -282,7 +292,7 @@ mod tests {
             (vec![2; 8], TreeError::Short),
             (vec![2; 10], TreeError::Length),
             (verdicts(0, &[]), TreeError::Value),
-            (verdicts(0, &[4]), TreeError::Value),
+            (verdicts(0, &[5]), TreeError::Value),
             (verdicts(0, &[0, 3, 0]), TreeError::Short),
             (verdicts(u64::MAX, &[0]), TreeError::Value),
             (verdicts(0, &[0; VERDICTS_BYTES_MAX + 1]), TreeError::Length),

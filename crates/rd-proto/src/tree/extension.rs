@@ -30,6 +30,9 @@ pub enum Extension<'a> {
     Digest(&'a [u8; 32]),
     /// Flags of the inode, as `chattr` sets them (`FS_IOC_GETFLAGS`).
     Flags(u32),
+    /// A directory that only leads to what is listed (`--no-implied-dirs`): it is made where it is missing, and nothing of it
+    /// is changed.
+    Implied,
 }
 
 impl<'a> Extension<'a> {
@@ -51,6 +54,7 @@ impl<'a> Extension<'a> {
                 value.extend(flags.to_le_bytes());
                 4
             }
+            Self::Implied => 5,
         }
     }
 
@@ -65,6 +69,8 @@ impl<'a> Extension<'a> {
             2 => Self::Group(name()?),
             3 => Self::Digest(value.try_into().map_err(|_| TreeError::Length)?),
             4 => Self::Flags(u32::from_le_bytes(value.try_into().map_err(|_| TreeError::Length)?)),
+            5 if value.is_empty() => Self::Implied,
+            5 => return Err(TreeError::Length),
             _ => return Ok(None),
         }))
     }
@@ -73,6 +79,11 @@ impl<'a> Extension<'a> {
 /// Extensions of one entry, encoded: for each a type (u16), flags (u8), a length (u16) and a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions<'a>(&'a [u8]);
+
+impl Extensions<'static> {
+    /// [`Extension::Implied`] alone, critical.
+    pub const IMPLIED: Self = Self(&[5, 0, CRITICAL, 0, 0]);
+}
 
 impl<'a> Extensions<'a> {
     /// Adds one to a buffer that [`Extensions::new`] takes, in the order of [`Extension`]. With `is_critical`, who does not
@@ -179,6 +190,7 @@ fn samples() -> Vec<(Extension<'static>, &'static str)> {
             "0300 00 2000 d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1",
         ),
         (Extension::Flags(0x80), "0400 00 0400 80000000"),
+        (Extension::Implied, "0500 00 0000"),
     ]
 }
 
@@ -229,6 +241,13 @@ mod tests {
     }
 
     #[test]
+    fn what_only_leads_to_others_says_so() {
+        let mut buffer = Vec::new();
+        assert!(Extensions::push(&mut buffer, Extension::Implied, true));
+        assert_eq!(Extensions::new(&buffer), Extensions::IMPLIED);
+    }
+
+    #[test]
     fn what_is_too_long_is_not_sent() {
         let mut buffer = Vec::new();
         for name in [&b""[..], b"a\0", &[b'a'; 256]] {
@@ -263,6 +282,7 @@ mod tests {
             (area(&[entry(2, 0, b"a\0b")]), TreeError::Name),
             (area(&[entry(3, 0, &[0; 31])]), TreeError::Length),
             (area(&[entry(4, 0, &[0; 5])]), TreeError::Length),
+            (area(&[entry(5, 0, b"x")]), TreeError::Length),
         ] {
             assert_eq!(with(&bytes), Err(error), "{bytes:?}");
         }

@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rig::lab::*;
+use rig::seeds::is_long;
 use rig::*;
 
 /// The most that a larger tree may take beyond a small one, in KiB, at either end. What the larger ones would take
@@ -105,6 +106,21 @@ fn memory_does_not_grow_with_a_tree() {
         println!("{what}, push {push}: {small:?} KiB, then {large:?} KiB");
         for (small, large) in small.into_iter().zip(large) {
             assert!(small > 1000 && large < small + GROWTH_KIB_MAX, "{what}, push {push}: {small}, {large} KiB");
+        }
+    }
+}
+
+/// A hundred times as many files in one directory as in the small one. Needs two million inodes in /dev/shm.
+#[test]
+fn memory_does_not_grow_with_a_million_entries() {
+    if !is_long() {
+        return eprintln!("not run: only with RD_LONG, it makes two million files");
+    }
+    for push in [true, false] {
+        let (small, large) = (peaks(flat, 10_000, push), peaks(flat, 1_000_000, push));
+        println!("push {push}: {small:?} KiB, then {large:?} KiB");
+        for (small, large) in small.into_iter().zip(large) {
+            assert!(small > 1000 && large < small + GROWTH_KIB_MAX, "push {push}: {small}, {large} KiB");
         }
     }
 }

@@ -19,9 +19,9 @@ UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 UNITS = packaging/rdrecv@.service
 MANUALS = $(wildcard docs/man/*.1)
 SCRIPTS = demo/run tests/run tests/planted/run tests/testbed/guest tests/testbed/guest-init tests/testbed/host \
-	tests/testbed/slurm tests/testbed/zfs tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test .ci/run
+	tests/testbed/slurm tests/testbed/zfs tests/testbed/setup tests/testbed/selftest tests/testbed/deps packaging/build packaging/test packaging/fresh .ci/run
 
-.PHONY: all build install uninstall packages package-deps test-packages deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report book clean
+.PHONY: all build install uninstall packages package-deps test-packages test-fresh deps check-deps bench-deps check advisories test test-long demo demo-rdma record bench bench-full bench-quick bench-report book clean
 
 all: build
 
@@ -65,6 +65,11 @@ package-deps:
 # Installs each of them in a root of its own, copies between two hosts, removes it, and looks for what is left. As root.
 test-packages: packages
 	packaging/test
+
+# README's first two commands, and the .deb, in empty Debian roots. As root; an hour, and a mirror for what is not kept yet.
+test-fresh: packages
+	tests/testbed/deps fresh
+	packaging/fresh
 
 # What tests need, and what checks need. As root it is installed; otherwise one command that installs it is printed.
 deps:

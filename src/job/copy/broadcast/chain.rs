@@ -411,10 +411,11 @@ impl Chain {
         self.members.len() - 1
     }
 
-    /// Each node that is in the chain is connected with the one before it.
+    /// Each node that is in the chain is connected with the one before it, or has all of a stream so short that the link between
+    /// them is over before the others are up.
     pub(super) fn is_connected(&self) -> bool {
         let is_up = |two: &[Node]| self.link(two[0], two[1]).is_some_and(|link| link.up_since.is_some());
-        self.order.windows(2).all(is_up)
+        self.order.windows(2).all(|two| is_up(two) || self.members[two[1]].has_all)
     }
 
     /// The two ends of a link have met. It may be said again.

@@ -137,3 +137,20 @@ fn a_stream_ends_with_the_last_of_its_hosts() {
         assert_eq!(rig.asked.last(), Some(&Action::End));
     }
 }
+
+/// All of a short stream has gone to a host before the next one is connected: that link is over, and is not waited for.
+#[test]
+fn a_link_that_is_over_before_the_others_are_up() {
+    let mut chain = Chain::of_stream(3, SPOOL, STALL, Lag::Held, Duration::ZERO);
+    let asked: Vec<Action> = std::iter::from_fn(|| chain.poll()).collect();
+    let links = asked.iter().filter_map(|action| match action {
+        Action::Connect { link, .. } => Some(*link),
+        _ => None,
+    });
+    let [first, second] = links.collect::<Vec<_>>()[..] else { panic!("two links: {asked:?}") };
+    chain.link_up(first, STEP);
+    chain.link_over(first, LinkEnd::Done, STEP);
+    assert!(!chain.is_connected());
+    chain.link_up(second, STEP);
+    assert!(chain.is_connected());
+}

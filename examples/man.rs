@@ -77,11 +77,11 @@ const TEMPORARY: &[Term] = &[(
 
 const CACHE: &[Term] = &[("XDG_CACHE_HOME", "The directory of the user's caches, instead of ~/.cache.")];
 
-const ALLOCATION: &[Term] = &[
-    (
-        "SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_NODELIST",
-        "The nodes of an allocation of Slurm's, for --hosts slurm; a copy to several of them is started by srun.",
-    ),
+const NODES: &[Term] =
+    &[("SLURM_JOB_NODELIST, SLURM_NODELIST", "The nodes of an allocation of Slurm's, for --hosts slurm.")];
+
+const COPY: &[Term] = &[
+    ("SLURM_JOB_ID", "Set within an allocation of Slurm's: a copy to several of its nodes is started by srun."),
     ("XDG_RUNTIME_DIR", "Where the sockets for --join are, instead of /run/user/UID."),
 ];
 
@@ -210,7 +210,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: CopyArguments::command(),
             examples: examples::RDCP,
-            environment: vec![RSH, ALLOCATION, CACHE, TEMPORARY, SETTINGS],
+            environment: vec![RSH, NODES, COPY, CACHE, TEMPORARY, SETTINGS],
             files: vec![SETTINGS_FILES, PARTIAL_FILES, COPY_FILES, AGENT_FILES, SSH_FILES],
             others: &["cp", "rsync", "scp", "ssh"],
         },
@@ -231,7 +231,7 @@ fn pages() -> Vec<Page> {
         Page {
             command: DoctorArguments::command(),
             examples: examples::RDDOCTOR,
-            environment: vec![RSH, SSH_CONNECTION, SETTINGS],
+            environment: vec![RSH, NODES, SSH_CONNECTION, SETTINGS],
             files: vec![SETTINGS_FILES, AGENT_FILES, SSH_FILES],
             others: &["ibv_devinfo", "ssh"],
         },

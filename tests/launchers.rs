@@ -73,6 +73,7 @@ fn main() -> ExitCode {
     for (program, name, case) in [
         ("clush", "clush::waits_for_whole_lines", clush_waits_for_whole_lines as fn() -> Result<(), Failed>),
         ("pdsh", "pdsh::has_no_input", pdsh_has_no_input),
+        ("/usr/sbin/sshd", "ssh::completes_paths_and_asks_nothing", ssh_completes_paths_and_asks_nothing),
     ] {
         let is_missing = !is_installed(program);
         let name = if is_missing { format!("{name} ({program} is not installed)") } else { name.to_owned() };
@@ -359,6 +360,42 @@ fn pdsh_has_no_input() -> Result<(), Failed> {
     };
     assert_eq!(printed_of(pdsh("echo up"), b"", Duration::from_secs(5)), b"up\n", "it can reach the host");
     assert_eq!(printed_of(pdsh("head -n 1"), b"line\n", Duration::from_secs(5)), b"");
+    Ok(())
+}
+
+/// At a terminal, where a question would be shown.
+fn ssh_completes_paths_and_asks_nothing() -> Result<(), Failed> {
+    let sshd = sshd();
+    let scratch = Scratch::new();
+    scratch.file("file", b"");
+    let shown = |options: &str| {
+        let configuration = sshd.scratch.join("ssh_config");
+        let line = format!("rdcp {options} -F {} 127.0.0.1:{}/", configuration.display(), scratch.path().display());
+        let command = format!("RDMA_PIPE_CONFIG=none {PROGRAM} complete fish rdcp '{line}'");
+        let output = Command::new("script").args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).output();
+        String::from_utf8(output.expect("script").stdout).expect("UTF-8").replace('\r', "")
+    };
+    let found = format!("none\n127.0.0.1:{}/file\n", scratch.path().display());
+    // On a machine that is busy a login takes longer than the second that a person waits, but not a connection that is there.
+    let socket = scratch.join(".shared");
+    let shared = format!("-o ControlPath={}", socket.display());
+    let mut master = Command::new("ssh");
+    master.arg("-F").arg(sshd.scratch.join("ssh_config")).args(["-o", &shared[3..], "-M", "-N", "127.0.0.1"]);
+    let _master = Process::spawn(master.stdin(Stdio::null()).stdout(Stdio::null()));
+    let until = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        assert!(Instant::now() < until, "ssh shares its connection");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut last = String::new();
+    let is_found = (0..20).any(|_| {
+        last = shown(&shared);
+        last == found
+    });
+    assert!(is_found, "{last}");
+    for would_ask in ["StrictHostKeyChecking=ask", "PubkeyAuthentication=no"] {
+        assert_eq!(shown(&format!("-o {would_ask} -o BatchMode=no")), "none\n", "{would_ask}");
+    }
     Ok(())
 }
 

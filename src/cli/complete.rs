@@ -28,6 +28,8 @@ mod remote;
 
 pub use line::Shell;
 use line::{Word, quoted, words};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use remote::fuzz;
 
 /// The most that a person is kept waiting, with the end of a process that did not answer.
 const ANSWER_MAX: Duration = Duration::from_millis(900);

@@ -141,6 +141,19 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_back(text in "\\PC{1,12}", kind in 0..3_usize) {
+            let (quote, open) = [(Quote::None, ""), (Quote::Single, "'"), (Quote::Double, "\"")][kind];
+            if let Some(written) = quoted(&text, quote, true) {
+                let line = format!("{open}{written}");
+                let read = words(&line, Shell::Bash);
+                assert_eq!((read.len(), &read[0].value, read[0].quote), (1, &text, quote), "{line}");
+                assert_eq!(shell_words::split(&format!("{line}{open}")).expect("words"), [text]);
+            }
+        }
+    }
+
     #[test]
     fn what_is_quoted_is_read_back() {
         let text = "a b'c\"d$e`f\\g*h?i[j]k(l)m;n&o|p<q>r#s{t}u~v^wüx世=:@%+,";

@@ -45,7 +45,12 @@ pub(super) fn names(
     });
     let bytes = taken.recv_deadline(until).ok()?;
     process.wait(END_MAX.min(until.saturating_duration_since(Instant::now())));
-    let records = answer(&bytes)?.split(|&byte| byte == 0);
+    named(&bytes, prefix)
+}
+
+/// The names of an answer that are of the kind that was asked for, whatever the host says.
+fn named(bytes: &[u8], prefix: &str) -> Option<Vec<(String, bool)>> {
+    let records = answer(bytes)?.split(|&byte| byte == 0);
     let names = records.filter_map(|record| {
         let name = std::str::from_utf8(record).ok()?;
         let (name, is_directory) = name.strip_suffix('/').map_or((name, false), |name| (name, true));
@@ -93,12 +98,68 @@ fn single(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
+/// Body of the fuzz target. It also runs as a test over the corpus.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz {
+    use super::super::{Candidate, Found};
+    use super::*;
+    use crate::cli::complete::Shell;
+
+    /// What a host answers brings nothing to the terminal but names, each on its line.
+    pub fn answered(bytes: &[u8]) {
+        let Some(names) = named(bytes, "") else { return };
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let word = |(name, _): &(String, bool)| Candidate(format!("h:{name}"), String::new());
+            let found = Found { words: names.iter().map(word).collect(), ..Found::default() };
+            let shown = found.shown(shell, "");
+            let mut lines = shown.lines();
+            assert_eq!(lines.next(), Some("none"));
+            assert!(!shown.replace('\n', "").contains(char::is_control));
+            for line in lines {
+                let is_one =
+                    |words: Vec<String>| matches!(&words[..], [word] if names.iter().any(|it| word[2..] == it.0));
+                let is_name = names.iter().any(|(name, _)| line.strip_prefix("h:") == Some(name));
+                // Another reader of the same rules.
+                assert!(
+                    if shell == Shell::Bash { shell_words::split(line).is_ok_and(is_one) } else { is_name },
+                    "{line}"
+                );
+            }
+        }
+    }
+
+    /// The corpus that is checked in: target, name and bytes of each seed.
+    pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+        vec![
+            ("complete_answer", "none", b"rdma-pipe names\0\0".to_vec()),
+            ("complete_answer", "names", b"Welcome\nrdma-pipe names\0file\0directory/\0two  spaces\0\0".to_vec()),
+            (
+                "complete_answer",
+                "hostile",
+                b"rdma-pipe names\0../up\0a\nb\0\x1b]0;x\x07\0$(x)`'\"\\!~*\0\xff\0..\0\0".to_vec(),
+            ),
+            ("complete_answer", "half", b"rdma-pipe names\0file\0".to_vec()),
+        ]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+    use crate::transport::tests::runner::{self, Body};
+
+    /// The targets of `fuzz/` that begin with `complete_`, and their bodies.
+    const TARGETS: &[(&str, Body)] = &[("complete_answer", fuzz::answered)];
+
+    #[test]
+    fn the_fuzz_target_has_a_corpus_that_its_body_survives() {
+        runner::corpus_holds(&fuzz::seeds(), |_| true);
+        runner::every_target_has_a_body_and_a_corpus(TARGETS, |name| name.starts_with("complete_"));
+        runner::bodies_survive_the_corpus(TARGETS);
+    }
 
     /// A launcher that runs what it is given here, in the home, after a login that talks.
     fn launcher(scratch: &std::path::Path, login: &str) -> Launcher {

@@ -94,7 +94,7 @@ fn hold_to_schema(report: &Value) -> i32 {
         for field in ["part", "host", "name", "check", "about", "level", "code", "found", "why"] {
             assert!(finding[field].is_string(), "{field} of {finding:#}");
         }
-        assert!(["here", "there", "path", "pairs"].contains(&finding["part"].as_str().expect("text")));
+        assert!(["here", "there", "path", "pairs", "drill"].contains(&finding["part"].as_str().expect("text")));
         assert!(!finding["found"].as_str().expect("text").is_empty(), "{finding:#}");
         let code = finding["code"].as_str().expect("text");
         assert!(code.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{code}");
@@ -210,6 +210,36 @@ fn several_hosts_and_their_pairs() {
     assert!(said.stdout.contains("n[1,3-5]"), "{}", said.stdout);
 }
 
+/// What goes wrong on purpose is noticed and survived, and nothing of it is left.
+#[test]
+fn a_drill() {
+    let lab = Lab::new();
+    let scratch = lab.0.join("tmp");
+    fs::create_dir(&scratch).expect("a directory");
+    let said = said(lab.command("rsh", &["--agent", AGENT, "--drill", "--json", "n1"]).env("TMPDIR", &scratch));
+    let report = said.json();
+    assert_eq!((said.code, hold_to_schema(&report)), (0, 0), "{report:#} {}", said.stderr);
+    let seen = |about: &str| {
+        let findings = report["findings"].as_array().expect("a list");
+        let found = findings.iter().find(|finding| finding["about"] == about);
+        found.unwrap_or_else(|| panic!("no {about} in {report:#}"))["found"].as_str().expect("text").to_owned()
+    };
+    for (about, parts) in [
+        ("lane", &["lost lane", "the copy arrived, and is equal"][..]),
+        ("bit", &["n1 lost lane", "the copy arrived, and is equal"]),
+        ("disk", &["exit 6: cannot write n1:", "errno 28", "the next copy arrived, and is equal"]),
+        ("agent", &["exit 4: lost the agent on n1", "the next copy arrived, and is equal"]),
+    ] {
+        for part in parts {
+            assert!(seen(about).contains(part), "{part}: {}", seen(about));
+        }
+    }
+    assert_eq!(fs::read_dir(&scratch).expect("it").count(), 0, "all of it is removed");
+    let said = lab.run("rsh", &["--agent", "/nonexistent/agent", "--drill", "--json", "n1"]);
+    assert_eq!((said.code, hold_to_schema(&said.json())), (11, 11));
+    assert_eq!(finding(&said.json(), "drill", "drill")["code"], "drill-not-done");
+}
+
 #[test]
 fn rounds_that_there_is_no_time_for_are_left_out() {
     let lab = Lab::new();
@@ -318,6 +348,8 @@ fn command_lines_that_make_no_sense() {
         (&["a", "b"], "unexpected argument"),
         (&["--seconds", "601", "h"], "601"),
         (&["n[2-1]"], "smaller"),
+        (&["--drill"], "one HOST"),
+        (&["--drill", "n[1-2]"], "one HOST"),
         (&["--hosts", "/no/such/file"], "--hosts /no/such/file"),
         (&["--hosts", "x", "h"], "cannot be used with"),
         (&["--json", "--fix-script"], "cannot be used with"),

@@ -13,7 +13,8 @@ use super::rdcp::HostOptions;
 use super::rdcp::targets::hosts_named;
 use super::{Arguments, print};
 use crate::fault::{Exit, Failure, escaped};
-use crate::job::examine::{Examination, NoWay};
+use crate::job::Setup;
+use crate::job::examine::{Examination, NoWay, drill};
 use crate::job::plan::Spec;
 use crate::job::targets::{each, is_list, without_doubles};
 use crate::measure::matrix::Matrix;
@@ -65,6 +66,10 @@ pub struct DoctorArguments {
     /// Print the fixes as a shell script, to be read and then run as root on each host
     #[arg(long)]
     fix_script: bool,
+    /// Cut a connection, flip a bit, fill a disk and kill the agent in copies to HOST of its own, and say whether each was
+    /// noticed and survived; all of it is in a directory of its own on each host, and is removed
+    #[arg(long, conflicts_with_all = ["fix_script", "seconds", "within"])]
+    drill: bool,
     /// Seconds to measure the bandwidth to HOST, or of each pair of several hosts and each direction; 0 leaves it out
     /// [default: 2, or 1 of pairs]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(0..=SECONDS_MAX))]
@@ -141,6 +146,12 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
     let is_for_slurm = hosts.len() > 1 || arguments.hosts_from.as_ref().is_some_and(|from| from == "slurm");
     reached.take_allocated(is_for_slurm, hosts.iter().map(OsString::as_os_str));
     let setup = reached.setup("rddoctor", hosts.iter().map(OsString::as_os_str), false, false)?;
+    if arguments.drill {
+        let [host] = &hosts[..] else {
+            return Err(usage("--drill takes one HOST".to_owned()));
+        };
+        return drilled(arguments, setup, host);
+    }
     let here = gather::here();
     let transfer = TransferOptions {
         transport: arguments.transport,
@@ -176,6 +187,27 @@ fn diagnose(arguments: &DoctorArguments) -> Result<(), Failure> {
         sections.extend(others);
     }
     format.end(&sections, None, host.as_deref())
+}
+
+/// Faults that are made on purpose, between this host and another.
+fn drilled(arguments: &DoctorArguments, setup: Setup, host: &OsStr) -> Result<(), Failure> {
+    let (here, label) = (gather::here(), escaped(host));
+    let lines = match drill::run(setup, host) {
+        Ok(findings) => {
+            let examined = Examined { facts: &here, ports: None };
+            findings.into_iter().map(|finding| line(finding, &examined)).collect()
+        }
+        Err(failure) if matches!(failure.exit, Exit::Signal(_)) => return Err(failure),
+        Err(failure) => {
+            let words = words::no_drill(failure.message.unwrap_or_default(), host);
+            vec![Line { check: "drill", about: String::new(), level: Level::Failure, words }]
+        }
+    };
+    let title = format!("drill with {label}");
+    let sections = vec![Section { title, part: "drill", node: here.host.clone(), name: label, lines }];
+    let format = Format::of(arguments);
+    format.section(&sections)?;
+    format.end(&sections, None, None)
 }
 
 /// Those that are named, each once.

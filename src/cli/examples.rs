@@ -73,6 +73,7 @@ pub const RDDOCTOR: &[Example] = &[
     ("rddoctor gpu7", "This host, gpu7, and the way between them, with two seconds of traffic."),
     ("rddoctor --fix-script gpu7 >fix.sh", "The fixes, to be read and then run as root on both hosts."),
     ("rddoctor --seconds 0 --json gpu7", "For a program, and without traffic."),
+    ("rddoctor --drill gpu7", "Whether what goes wrong is noticed and survived."),
     ("rddoctor 'gpu[01-64]'", "All of them, and which hosts and pairs of them are slow."),
 ];
 

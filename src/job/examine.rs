@@ -14,6 +14,7 @@ use crate::measure::probe::{Attempt, ProbeRequest, ProbeTargets, decode_attempts
 use crate::measure::{Facts, Path, Speed, gather};
 use crate::options::TransferOptions;
 
+pub(crate) mod drill;
 pub(crate) mod many;
 
 /// How long an end may take to tell what its host is like, or to try all ports.

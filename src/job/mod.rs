@@ -175,6 +175,8 @@ pub(crate) struct Job {
     fails_alone: bool,
     /// While signals are taken.
     signals: Option<Forwarding>,
+    /// Damages what goes through the channels, where a drill asks for that.
+    tamper: Option<examine::drill::Tamper>,
 }
 
 impl Job {
@@ -200,8 +202,8 @@ impl Job {
         let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
-        let (entries, fails_alone, signals) = (None, false, None);
-        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone, signals }
+        let (entries, fails_alone, tamper, signals) = (None, false, None, None);
+        Self { setup, hosts, hops, ends, ends_begun: 0, post, heard, updates, entries, fails_alone, tamper, signals }
     }
 
     /// The number of a host, which is started if it is a new one and not too many are starting. `name`: empty for this host.
@@ -419,7 +421,7 @@ impl Job {
 
     fn hear_end(&mut self, hop: usize, side: Side, message: Message) {
         match message {
-            message if message.is_tunnel() => self.send_end(hop, side.other(), &message),
+            message if message.is_tunnel() => self.pass_on(hop, side, message),
             Message::Agreed => {
                 self.hops[hop].note_agreed(side);
                 self.updates.push_back(Update::Agreed);

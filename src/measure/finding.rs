@@ -212,6 +212,9 @@ pub enum What {
     HostUnmeasured { with: usize, reason: String },
     /// The same of a pair.
     PairUnmeasured { reason: String },
+
+    /// A fault that was made on purpose: what was done, and what was seen.
+    Drill { done: String, seen: String, is_survived: bool },
 }
 
 /// What came of trying to connect.

@@ -140,6 +140,9 @@ pub(super) fn sum(sections: &[Section], colour: bool, host: Option<&OsStr>) -> S
     if warnings > 0 {
         parts.push(Painter(colour).paint(&warning(), &several(warnings, "warning")));
     }
+    if sections.iter().all(|section| section.part == "drill") {
+        return format!("{} in {checked}\n", parts.join(" and "));
+    }
     let host = host.map_or(String::new(), |host| format!(" {}", escaped(host)));
     format!("{} in {checked}; rddoctor --fix-script{host} prints the fixes\n", parts.join(" and "))
 }

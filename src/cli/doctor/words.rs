@@ -84,6 +84,16 @@ pub(super) fn no_way(found: String, code: &'static str, host: &OsStr) -> Words {
     advise(code, found, why, fix)
 }
 
+/// The drill could not be done to its end.
+pub(super) fn no_drill(found: String, host: &OsStr) -> Words {
+    advise(
+        "drill-not-done",
+        found,
+        "nothing is known of what it would have shown",
+        format!("rddoctor {} says what is in the way", escaped(host)),
+    )
+}
+
 /// "100 Gbit/s"; empty for an unknown rate.
 fn rate(mbps: u64) -> String {
     match mbps {
@@ -199,6 +209,7 @@ pub(super) fn words(what: &What, about: &str, examined: &Examined<'_>) -> Words 
         .or_else(|| limit_words(what, examined))
         .or_else(|| path_words(what, examined))
         .or_else(|| many::counter_words(what))
+        .or_else(|| many::drill_words(what))
         .or_else(|| many::pair_words(what, about))
         .expect("every finding belongs to one of these")
 }

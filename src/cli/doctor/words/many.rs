@@ -70,6 +70,21 @@ pub(super) fn counter_words(what: &What) -> Option<Words> {
     })
 }
 
+pub(super) fn drill_words(what: &What) -> Option<Words> {
+    let What::Drill { done, seen, is_survived } = what else { return None };
+    let found = format!("{done}: {seen}");
+    Some(if *is_survived {
+        well("drill-survived", found)
+    } else {
+        advise(
+            "drill-failed",
+            found,
+            "it was not noticed, or not survived, as it should have been",
+            "run it again; if it fails again, report it with the output of rddoctor --drill --json",
+        )
+    })
+}
+
 pub(super) fn pair_words(what: &What, about: &str) -> Option<Words> {
     const CONNECT: &str = "open a port in the firewalls between them and name it with --port-range; rddoctor, run on one of them, \
         names what is in the way";

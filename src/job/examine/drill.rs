@@ -1,0 +1,441 @@
+//! A drill for `rddoctor --drill`: faults that are made on purpose, in copies of its own, to see that each is noticed and
+//! survived.
+//!
+//! The copies go through the launcher's connection, which passes this process: so it can damage what is on its way, and
+//! no other process is touched, and no code of the ends knows of it. All files are in two directories of its own, one on
+//! each host where temporary files are, and are removed at the end. Whatever it waits for has a deadline.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use minicbor::bytes::ByteVec;
+use rand_core::Rng as _;
+use rd_proto::session::Notice;
+
+use crate::agent::end;
+use crate::control::frames::{self, Action, Input, Message, Output, Stage};
+use crate::engine::link::rng;
+use crate::fault::{Exit, Failure, escaped};
+use crate::job::hop::Side;
+use crate::job::{EndOf, HERE, Job, LOOK_AGAIN, STOP_MAX, Setup, Update, told};
+use crate::measure::{Finding, Level, What};
+use crate::options::TransferOptions;
+
+/// What is copied, how fast, and after how much of it something goes wrong: in the middle of half a second.
+const FILE_BYTES: usize = 4 << 20;
+const RATE_BYTES: u64 = 8 << 20;
+const FAULT_AFTER_BYTES: u64 = 1 << 20;
+
+/// Messages with less than this are no payload.
+const PAYLOAD_BYTES_MIN: usize = 4 << 10;
+
+/// How long a copy, or a command there, may take.
+const COPY_MAX: Duration = Duration::from_secs(40);
+const COMMAND_MAX: Duration = Duration::from_secs(10);
+
+/// What must not be.
+const HALF: &str = "half a file stands under its name; ";
+
+/// A file that is always full.
+const FULL: &str = "/dev/full";
+
+/// What is done to a copy on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    /// A connection ends.
+    Cut,
+    /// A bit is changed.
+    Flip,
+    /// Nothing is; it is the moment for something else.
+    Nothing,
+}
+
+/// Does it, once.
+pub(in crate::job) struct Tamper {
+    damage: Damage,
+    passed_bytes: u64,
+    is_done: bool,
+}
+
+impl Tamper {
+    fn new(damage: Damage) -> Self {
+        Self { damage, passed_bytes: 0, is_done: false }
+    }
+
+    /// What the other end is to get of a message of the sender's, and what the sender is told itself.
+    fn pass(&mut self, from: Side, message: Message) -> (Message, Option<Message>) {
+        let Message::TunnelData { id, mut bytes } = message else { return (message, None) };
+        if from == Side::From {
+            self.passed_bytes += bytes.len() as u64;
+            if !self.is_done && self.passed_bytes >= FAULT_AFTER_BYTES && bytes.len() >= PAYLOAD_BYTES_MIN {
+                self.is_done = true;
+                match self.damage {
+                    Damage::Cut => return (Message::TunnelClose(id), Some(Message::TunnelClose(id))),
+                    Damage::Flip => {
+                        let middle = bytes.len() / 2;
+                        bytes[middle] ^= 0x10;
+                    }
+                    Damage::Nothing => {}
+                }
+            }
+        }
+        (Message::TunnelData { id, bytes }, None)
+    }
+}
+
+impl Job {
+    /// Passes a message of a tunnel on to the other end, in a drill with damage.
+    pub(in crate::job) fn pass_on(&mut self, hop: usize, side: Side, message: Message) {
+        let (message, back) = match &mut self.tamper {
+            Some(tamper) => tamper.pass(side, message),
+            None => (message, None),
+        };
+        self.send_end(hop, side.other(), &message);
+        if let Some(back) = back {
+            self.send_end(hop, side, &back);
+        }
+    }
+}
+
+/// What a shell takes as it is.
+fn is_plain(path: &str) -> bool {
+    path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte))
+}
+
+/// What came of a copy.
+struct Went {
+    outcome: Result<(), Failure>,
+    /// What the ends have said of their lanes meanwhile.
+    noticed: Vec<String>,
+}
+
+impl Went {
+    fn is_well(&self) -> bool {
+        self.outcome.is_ok()
+    }
+
+    /// What is said of the copy after one that failed.
+    fn as_next(&self) -> String {
+        if self.is_well() {
+            "the next copy arrived, and is equal".to_owned()
+        } else {
+            format!("the next copy: {}", self.said())
+        }
+    }
+
+    /// "exit 4: lost the agent".
+    fn said(&self) -> String {
+        match &self.outcome {
+            Ok(()) => "exit 0".to_owned(),
+            Err(failure) => {
+                format!("exit {}: {}", failure.exit.code(), failure.message.as_deref().unwrap_or("without a word"))
+            }
+        }
+    }
+}
+
+struct Drill<'a> {
+    job: Job,
+    there: usize,
+    host: &'a OsStr,
+    transfer: TransferOptions,
+    here_at: PathBuf,
+    there_at: String,
+    stages: u32,
+    contents: Vec<u8>,
+}
+
+/// Runs all drills with one host.
+///
+/// # Errors
+///
+/// Why it cannot be begun: the host cannot be reached, or has no room. 128+n for a signal.
+pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
+    let name = format!("rddoctor-drill-{:016x}", rng().next_u64());
+    let there_at = std::env::temp_dir().join(format!("{name}-there"));
+    let there_at = there_at.to_str().filter(|path| is_plain(path)).map(str::to_owned);
+    let there_at =
+        there_at.ok_or_else(|| Failure::new(Exit::Usage, "TMPDIR has a path that is not plain: unset it"))?;
+    let mut job = Job::new(Setup { relay: true, ..setup }, false)?;
+    let there = job.host(host)?;
+    job.greet()?;
+    let mut contents = vec![0; FILE_BYTES];
+    rng().fill_bytes(&mut contents);
+    let here_at = std::env::temp_dir().join(&name);
+    let cannot = |what: &str, error: std::io::Error| {
+        Failure::new(Exit::Source, format!("cannot {what} {}: {error}", escaped(here_at.as_os_str())))
+    };
+    fs::DirBuilder::new().mode(0o700).create(&here_at).map_err(|error| cannot("make", error))?;
+    let written = fs::write(here_at.join("source"), &contents).map_err(|error| cannot("write below", error));
+    let transfer = TransferOptions { bwlimit: Some(RATE_BYTES), reconnect: 10, ..TransferOptions::default() };
+    let (here_at, stages) = (here_at.clone(), 0);
+    let mut drill = Drill { job, there, host, transfer, here_at, there_at, stages, contents };
+    let done = written.and_then(|()| drill.all());
+    let _ = fs::remove_dir_all(&drill.here_at);
+    // Also where it was interrupted; an agent that is lost is started again.
+    let removed = drill.back().and_then(|()| drill.command(&format!("rm -rf {}", drill.there_at)));
+    let findings = done?;
+    removed?;
+    Ok(findings)
+}
+
+impl Drill<'_> {
+    fn all(&mut self) -> Result<Vec<Finding>, Failure> {
+        self.command(&format!("umask 077 && mkdir {}", self.there_at))?;
+        Ok(vec![self.cut()?, self.flip()?, self.full()?, self.kill()?])
+    }
+
+    fn there_path(&self, name: &str) -> Vec<u8> {
+        format!("{}/{name}", self.there_at).into_bytes()
+    }
+
+    fn cut(&mut self) -> Result<Finding, Failure> {
+        self.damaged("lane", Damage::Cut, "a connection was cut in the middle of a copy")
+    }
+
+    fn flip(&mut self) -> Result<Finding, Failure> {
+        self.damaged("bit", Damage::Flip, "a bit was flipped in the middle of a copy")
+    }
+
+    /// A copy that is damaged on its way arrives whole, and somebody has noticed.
+    fn damaged(&mut self, about: &'static str, damage: Damage, done: &str) -> Result<Finding, Failure> {
+        self.job.tamper = Some(Tamper::new(damage));
+        let went = self.send(about)?;
+        let is_done = self.job.tamper.take().is_some_and(|tamper| tamper.is_done);
+        let is_equal = went.is_well() && self.is_equal(about)?;
+        let noticed = match &went.noticed[..] {
+            [] => "nobody noticed".to_owned(),
+            all => all.join(", "),
+        };
+        let copy = match (went.is_well(), is_equal) {
+            (true, true) => "the copy arrived, and is equal".to_owned(),
+            (true, false) => "the copy is NOT equal".to_owned(),
+            (false, _) => went.said(),
+        };
+        let is_survived = is_done && is_equal && !went.noticed.is_empty();
+        Ok(finding(about, is_survived, done, format!("{noticed}; {copy}")))
+    }
+
+    /// A disk without room: the copy says so, leaves no half a file, and the next one works.
+    fn full(&mut self) -> Result<Finding, Failure> {
+        let small = self.small_disk()?;
+        let (path, done) = match &small {
+            Some(path) => (format!("{path}/copy"), "a copy went to a file system of 1 MiB".to_owned()),
+            None => {
+                (FULL.to_owned(), format!("a copy went to {FULL}, as a file system of its own is not allowed there"))
+            }
+        };
+        let went = self.copy(HERE, self.path("source"), self.there, path.clone().into_bytes())?;
+        let failure = went.outcome.as_ref().err();
+        let errno = failure.and_then(|failure| failure.site.as_ref()).map_or(0, |site| site.errno);
+        let is_noticed = failure.is_some_and(|failure| failure.exit == Exit::Destination) && errno == libc::ENOSPC;
+        let is_there = small.is_some() && self.is_there(&path)?;
+        let next = self.send("next")?;
+        let is_survived = is_noticed && !is_there && next.is_well() && self.is_equal("next")?;
+        let seen = format!("{}; {}{}", went.said(), if is_there { HALF } else { "" }, next.as_next());
+        Ok(finding("disk", is_survived, &done, seen))
+    }
+
+    /// A file system that nobody else sees, for as long as a process of ours has it: in a mount namespace of its own, which is
+    /// reached through that process. `None` where that is not allowed.
+    fn small_disk(&mut self) -> Result<Option<String>, Failure> {
+        let at = self.there_at.clone();
+        self.stage(&format!(
+            "mkdir {at}/disk && exec unshare $([ \"$(id -u)\" = 0 ] || echo --user --map-root-user) --mount sh -c \
+             'mount -t tmpfs -o size=1m none {at}/disk && ln -s /proc/$$/root{at}/disk {at}/small && exec sleep 60' \
+             2>/dev/null"
+        ));
+        let is_made = self.succeeds(&format!(
+            "i=0; until [ -d {at}/small/. ]; do i=$((i+1)); [ $i -lt 30 ] || exit 1; sleep 0.1; done"
+        ))?;
+        Ok(is_made.then(|| format!("{at}/small")))
+    }
+
+    /// The agent is killed: the copy says so, there is no half a file, and the next one works.
+    fn kill(&mut self) -> Result<Finding, Failure> {
+        self.job.tamper = Some(Tamper::new(Damage::Nothing));
+        let went = self.send("agent")?;
+        let is_noticed = went.outcome.as_ref().is_err_and(|failure| failure.exit == Exit::LinkLost);
+        self.back()?;
+        let is_there = self.is_there(&format!("{}/agent", self.there_at))?;
+        let next = self.send("agent")?;
+        let is_survived = is_noticed && !is_there && next.is_well() && self.is_equal("agent")?;
+        let seen = format!("{}; {}{}", went.said(), if is_there { HALF } else { "" }, next.as_next());
+        Ok(finding("agent", is_survived, "the agent was killed in the middle of a copy", seen))
+    }
+
+    fn is_there(&mut self, path: &str) -> Result<bool, Failure> {
+        self.succeeds(&format!("test -e {path}"))
+    }
+
+    /// Starts the agent again where it is lost.
+    fn back(&mut self) -> Result<(), Failure> {
+        self.job.tamper = None;
+        self.there = self.job.host(self.host)?;
+        self.job.greet()
+    }
+
+    fn path(&self, name: &str) -> Vec<u8> {
+        self.here_at.join(name).as_os_str().as_bytes().to_vec()
+    }
+
+    fn send(&mut self, name: &str) -> Result<Went, Failure> {
+        self.copy(HERE, self.path("source"), self.there, self.there_path(name))
+    }
+
+    /// Whether what is there comes back as it was sent.
+    fn is_equal(&mut self, name: &str) -> Result<bool, Failure> {
+        let back: OsString = self.here_at.join("back").into();
+        let went = self.copy(self.there, self.there_path(name), HERE, back.as_bytes().to_vec())?;
+        let is_equal = went.is_well() && fs::read(Path::new(&back)).is_ok_and(|bytes| bytes == self.contents);
+        let _ = fs::remove_file(&back);
+        Ok(is_equal)
+    }
+
+    /// Copies a file by a session of its own. The error is a signal.
+    fn copy(&mut self, from: usize, source: Vec<u8>, to: usize, path: Vec<u8>) -> Result<Went, Failure> {
+        let job = &mut self.job;
+        let end = |host: usize, what| EndOf { host, stage: None, name: job.hosts[host].label(), job: what };
+        let (sender, receiver) =
+            (end(from, frames::Job::SendFile { path: source }), end(to, frames::Job::ReceiveFile { path }));
+        let hop = job.connect(sender, receiver, &self.transfer, false);
+        let mut deadline = Instant::now() + COPY_MAX;
+        let (mut noticed, mut failure, mut is_killed) = (Vec::new(), None, false);
+        while !self.job.is_settled(hop) {
+            let now = Instant::now();
+            if now >= deadline {
+                if failure.is_some() {
+                    break;
+                }
+                let late = format!("it had not ended after {} s", COPY_MAX.as_secs());
+                failure = Some(Failure::new(Exit::LinkLost, late));
+                self.job.stop(hop, libc::SIGTERM as u8);
+                deadline = now + STOP_MAX;
+            }
+            let is_moment =
+                self.job.tamper.as_ref().is_some_and(|tamper| tamper.is_done && tamper.damage == Damage::Nothing);
+            if is_moment && !is_killed {
+                is_killed = true;
+                self.kill_agent();
+            }
+            match self.job.next(deadline.min(now + LOOK_AGAIN)) {
+                Some(Update::End(_, side, Message::Notice { code, index, generation, reason })) => {
+                    let host = self.job.hops[hop].host(side);
+                    if let Some(notice) = end::notice(code, index, generation) {
+                        noticed.push(format!("{} {}", self.job.hosts[host].label(), words(notice, reason.as_deref())));
+                    }
+                }
+                Some(update @ Update::Signal(_)) => self.job.check(update)?,
+                Some(update) => {
+                    if let Err(found) = self.job.check(update) {
+                        failure.get_or_insert(found);
+                        self.job.stop(hop, libc::SIGTERM as u8);
+                        deadline = deadline.min(Instant::now() + STOP_MAX);
+                    }
+                }
+                None => {}
+            }
+        }
+        let fault = self.job.first_fault(hop).map(|(host, fault)| told(&self.job.hosts[host].name, fault));
+        let outcome = failure.or(fault).map_or(Ok(()), Err);
+        self.job.forget_hops();
+        Ok(Went { outcome, noticed })
+    }
+
+    fn stage(&mut self, command: &str) -> u32 {
+        self.stages += 1;
+        let stage = Stage {
+            number: self.stages,
+            action: Action::Run { command: command.as_bytes().to_vec() },
+            input: Input::Nothing,
+            output: Output::Dropped,
+            shell: vec![ByteVec::from(b"/bin/sh".to_vec())],
+        };
+        self.job.send(self.there, Message::Stage(Box::new(stage)));
+        self.job.send(self.there, Message::StartStages);
+        self.stages
+    }
+
+    /// Has the agent killed: it is the parent of what guards the shell.
+    fn kill_agent(&mut self) {
+        self.stage("read -r _ _ _ agent _ </proc/$PPID/stat && kill -KILL \"$agent\"");
+    }
+
+    /// Runs a command there.
+    fn command(&mut self, command: &str) -> Result<(), Failure> {
+        if self.succeeds(command)? {
+            return Ok(());
+        }
+        let label = self.job.hosts[self.there].label();
+        Err(Failure::new(Exit::Destination, format!("{label}: `{command}` failed")))
+    }
+
+    /// Whether a command there ends with 0.
+    fn succeeds(&mut self, command: &str) -> Result<bool, Failure> {
+        let number = self.stage(command);
+        let deadline = Instant::now() + COMMAND_MAX;
+        loop {
+            match self.job.next(deadline) {
+                Some(Update::Host(_, Message::StageEnded { stage, report })) if stage == number => {
+                    return match report.fault {
+                        None => Ok(report.code == Some(0)),
+                        Some(fault) => Err(told(&self.job.hosts[self.there].name, &fault)),
+                    };
+                }
+                Some(update) => self.job.check(update)?,
+                None => {
+                    let (label, within) = (self.job.hosts[self.there].label(), COMMAND_MAX.as_secs());
+                    let line = format!("{label}: `{command}` has not ended within {within} s");
+                    return Err(Failure::new(Exit::Connect, line));
+                }
+            }
+        }
+    }
+}
+
+fn words(notice: Notice, reason: Option<&str>) -> String {
+    let because = reason.map_or(String::new(), |reason| format!(" ({})", escaped(OsStr::new(reason))));
+    match notice {
+        Notice::LaneLost(lane) => format!("lost lane {}{because}", lane.index),
+        Notice::LinkLost => format!("lost the link{because}"),
+        Notice::LinkRestored => "has the link again".to_owned(),
+        Notice::FellBack => format!("fell back to TCP{because}"),
+        Notice::BackOnRdma => "is back on RDMA".to_owned(),
+    }
+}
+
+fn finding(about: &'static str, is_survived: bool, done: &str, seen: String) -> Finding {
+    let level = if is_survived { Level::Ok } else { Level::Failure };
+    Finding::about("drill", about, level, What::Drill { done: done.to_owned(), seen, is_survived })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed(tamper: &mut Tamper, from: Side) -> (Vec<u8>, bool) {
+        match tamper.pass(from, Message::TunnelData { id: 3, bytes: vec![0; 64 << 10] }) {
+            (Message::TunnelData { bytes, .. }, back) => (bytes, back.is_some()),
+            (Message::TunnelClose(3), Some(Message::TunnelClose(3))) => (Vec::new(), true),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn damage_is_done_once_and_to_what_the_sender_sends() {
+        for damage in [Damage::Flip, Damage::Cut, Damage::Nothing] {
+            let mut tamper = Tamper::new(damage);
+            let mut damaged = 0;
+            for _ in 0..64 {
+                assert_eq!(passed(&mut tamper, Side::To), (vec![0; 64 << 10], false), "{damage:?}");
+                let (bytes, is_cut) = passed(&mut tamper, Side::From);
+                damaged += usize::from(is_cut || bytes.iter().filter(|byte| **byte != 0).count() == 1);
+            }
+            assert_eq!((damaged, tamper.is_done), (usize::from(damage != Damage::Nothing), true), "{damage:?}");
+        }
+    }
+}

@@ -42,6 +42,12 @@ const SETTINGS: &[Term] = &[
         "RDMA_PIPE_CONFIG",
         "The only file of settings that is read, instead of those under FILES; \"none\" for none at all.",
     ),
+    (
+        "RDMA_PIPE_LOG",
+        "How much of what happens at all hosts is logged: off, info, debug (as with -vv) or trace (-vvv, also each file). The \
+         log goes to standard error, or is added to FILE with LEVEL:FILE, as in debug:rdcp.log. Lines have the time in UTC, \
+         the host that tells, and what has happened, in order of time; clocks of other hosts are converted to this one's.",
+    ),
     ("XDG_CONFIG_HOME", "The directory of the user's settings, instead of ~/.config."),
     ("HOME", "The user's home, ~ under FILES; else that of the system's accounts."),
     ("NO_COLOR", "Nothing is coloured if this is set and not empty, unless --color=always asks for it."),

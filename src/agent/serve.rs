@@ -21,10 +21,11 @@ use flume::{RecvTimeoutError, unbounded};
 
 use crate::control::channel::{ChannelError, Outbox, receive};
 use crate::control::frames::{Fault, Hello, MAGIC, MAJOR, Message, MessageError};
-use crate::control::names;
 use crate::control::tunnel::Emit;
+use crate::control::{logs, names};
 use crate::fault::{Exit, Failure};
 use crate::fs::standard;
+use crate::log;
 
 /// How long a caller may take to say who it is.
 const HELLO_MAX: Duration = Duration::from_secs(60);
@@ -123,8 +124,10 @@ pub(crate) fn serve() -> Result<(), Failure> {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         match input {
+            Input::Message(Message::TellLog(level)) => logs::tell(&outbox, level),
             Input::Message(message) => agent.handle(message),
             Input::Gone => {
+                log::stop();
                 for (session, limit) in agent.abandon() {
                     wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
                 }

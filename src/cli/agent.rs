@@ -20,6 +20,9 @@ use crate::agent::serve::serve;
 )]
 pub struct AgentArguments {}
 
+/// The program's name.
+pub(super) const NAME: &str = "rdma-pipe-agent";
+
 /// The exit codes, for the help. How a copy went is told in messages.
 const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usage; 3 it could not start; \
     9 its caller does not keep to the protocol";
@@ -27,7 +30,7 @@ const EXIT_CODES: &str = "Exit codes: 0 its part is over, however it went; 1 usa
 /// The whole command.
 pub fn main() -> ExitCode {
     super::key::conceal_memory();
-    super::run("rdma-pipe-agent", || match AgentArguments::try_parse() {
+    super::run(NAME, || match AgentArguments::try_parse() {
         Ok(AgentArguments {}) => serve(),
         Err(error) => super::parse_failure(&error),
     })

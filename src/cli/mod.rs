@@ -16,6 +16,7 @@ pub mod habits;
 mod hosts;
 pub mod key;
 mod listed;
+pub(crate) mod log;
 pub mod options;
 pub mod perf;
 pub mod rdcp;
@@ -106,15 +107,14 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     if let Some(code) = helper() {
         return code;
     }
-    match command() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if let Some(message) = &failure.message {
-                complain(name, message);
-            }
-            ExitCode::from(failure.exit.code())
-        }
-    }
+    // An agent's log goes to its caller.
+    let begun = if name == agent::NAME { Ok(()) } else { log::start_by_environment(name) };
+    let ended = begun.and_then(|()| command());
+    let message = ended.as_ref().err().and_then(|failure| failure.message.as_ref());
+    message.iter().for_each(|message| crate::log::info(|| (*message).clone()));
+    log::finish();
+    message.iter().for_each(|message| complain(name, message));
+    ended.map_or_else(|failure| ExitCode::from(failure.exit.code()), |()| ExitCode::SUCCESS)
 }
 
 /// Does what this process is started for where it is a helper of another of ours; `None` if it is a command.

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 
 use super::color::When;
 
@@ -23,9 +23,10 @@ pub struct CommonOptions {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct ReportOptions {
-    /// Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth
-    #[arg(short, long, overrides_with = "verbose")]
-    pub verbose: bool,
+    /// Print the route of the data, how files were read and written, what limited the transfer, and the bandwidth; -vv: and a
+    /// log of what happens at both ends, with times; -vvv: of each file too
+    #[arg(short, long = "verbose", id = "verbose", action = ArgAction::Count)]
+    pub verbosity: u8,
     /// Print errors only, even with -v or --progress
     #[arg(short, long, overrides_with = "quiet")]
     pub quiet: bool,
@@ -68,7 +69,20 @@ impl KeyOptions {
 impl ReportOptions {
     /// The same with `-q` taking precedence wherever it stands, as with scp and rsync.
     pub fn settled(self) -> Self {
-        Self { verbose: self.verbose && !self.quiet, progress: self.progress && !self.quiet, ..self }
+        let verbosity = if self.quiet { 0 } else { self.verbosity };
+        Self { verbosity, progress: self.progress && !self.quiet, ..self }
+    }
+
+    /// The same, with the log begun that they ask for. `command`: its name.
+    pub(crate) fn begun(self, command: &str) -> Self {
+        let settled = self.settled();
+        super::log::start_by_options(command, settled.verbosity, false);
+        settled
+    }
+
+    /// `-v`, at least.
+    pub fn is_verbose(&self) -> bool {
+        self.verbosity > 0
     }
 }
 
@@ -137,7 +151,7 @@ mod tests {
         for line in ["rdcp -q -v --progress a b", "rdcp -v -v -v -q a b", "rdcp --progress -q a b"] {
             let arguments = crate::cli::rdcp::CopyArguments::try_parse_from(line.split(' ')).expect(line);
             let report = arguments.report.settled();
-            assert_eq!((report.quiet, report.verbose, report.progress), (true, false, false), "{line}");
+            assert_eq!((report.quiet, report.verbosity, report.progress), (true, 0, false), "{line}");
         }
     }
 }

@@ -430,7 +430,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         Some(key) => usage(&format!("SRC and DST are needed beside -i {}: {NO_KEY}", escaped(key))),
         None => super::usage(&CopyArguments::command(), "SRC and DST are needed"),
     };
-    arguments.report = arguments.report.settled();
+    arguments.report = arguments.report.begun("rdcp");
     if let Some(medium) = arguments.check {
         return check::check(&arguments.paths, medium, &arguments.hosts, &arguments.report);
     }
@@ -530,7 +530,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         dry_run: arguments.dry_run,
         setup,
         transfer: &arguments.transfer,
-        verbose: arguments.report.verbose,
+        verbose: arguments.report.is_verbose(),
     };
     let carries_data = plan.destination == Spec::Standard && !plan.dry_run || plan.tree.itemize_changes;
     let (sources, selected) = (plan.sources.clone(), plan.only.clone());

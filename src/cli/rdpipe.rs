@@ -120,7 +120,7 @@ impl Arguments for PipeArguments {
 
 fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
     let usage = |message: String| Failure::new(Exit::Usage, message);
-    arguments.report = arguments.report.settled();
+    arguments.report = arguments.report.begun("rdpipe");
     if arguments.stages.is_empty() {
         return Err(super::usage(&PipeArguments::command(), "COMMAND is needed"));
     }
@@ -194,7 +194,7 @@ fn pipe(mut arguments: PipeArguments) -> Result<(), Failure> {
         Ok(pipeline) => pipeline.run(),
         Err(failure) => Ran { stages: Vec::new(), hops: Vec::new(), failure: Some(failure) },
     };
-    if arguments.report.verbose && failure.is_none() {
+    if arguments.report.is_verbose() && failure.is_none() {
         console.sum_up(&stages, &hops, &plan.setup.launcher_name());
     }
     let end = json::End::Pipeline(report::end(&stages, &hops, failure.as_ref()));

@@ -79,7 +79,7 @@ impl Arguments for RecvArguments {
 }
 
 fn recv(mut arguments: RecvArguments) -> Result<(), Failure> {
-    arguments.report = arguments.report.settled();
+    arguments.report = arguments.report.begun("rdrecv");
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let port = positionals.next();
     let key = if arguments.key.is_elsewhere() { None } else { positionals.next() };
@@ -152,7 +152,7 @@ fn transfer(
         if !others.is_empty() && !arguments.report.quiet {
             super::say(&format!("rdrecv: or at {}", others.join(", ")));
         }
-    } else if port == 0 || arguments.report.verbose {
+    } else if port == 0 || arguments.report.is_verbose() {
         // Also with --quiet: nobody could connect otherwise.
         super::say(&format!("rdrecv: waiting on port {}", listener.port()));
     }
@@ -161,7 +161,7 @@ fn transfer(
     let may_draw = file.is_some() || !std::io::stdout().is_terminal();
     let mut strangers = 0;
     loop {
-        let Some(first) = next_sender(&events, deadline, arguments.report.verbose, &mut strangers)? else {
+        let Some(first) = next_sender(&events, deadline, arguments.report.is_verbose(), &mut strangers)? else {
             let (port, seconds) = (listener.port(), arguments.wait.unwrap_or_default());
             let message = match strangers {
                 0 => format!("no sender came to port {port} within {seconds} s; see --wait"),

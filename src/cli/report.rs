@@ -31,6 +31,7 @@ use crate::job::{
     self,
     event::{ceiling, rate},
 };
+use crate::log;
 pub(crate) use hops::HopsConsole;
 use hosts::{Hosts, HostsShown};
 use itemize::Style;
@@ -42,7 +43,7 @@ pub(crate) use stats::{Digits, stats};
 
 use crate::agent::words;
 use crate::engine::session;
-use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, View, Wait, Waits};
+use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Waits};
 use crate::fs::direct::write::Written;
 use crate::fs::standard;
 use crate::transport::Medium;
@@ -90,7 +91,8 @@ impl Progress {
     /// `may_draw`: nothing else writes to the terminal.
     pub(crate) fn new(options: &ReportOptions, may_draw: bool) -> Self {
         // What cannot take a line away shows it as others do that are no terminals.
-        match (options.progress, std::io::stderr().is_terminal() && !color::is_dumb()) {
+        let draws = std::io::stderr().is_terminal() && !color::is_dumb() && !super::log::is_on_standard_error();
+        match (options.progress, draws) {
             (_, true) if !options.quiet && (may_draw || options.progress) => Self::Bar,
             (true, false) => Self::Lines,
             _ => Self::Off,
@@ -104,7 +106,7 @@ impl Terminal {
         Self {
             name,
             peer: String::new(),
-            verbose: options.verbose,
+            verbose: options.is_verbose(),
             quiet: options.quiet,
             reconnect_s: 0,
             size_bytes: None,
@@ -179,7 +181,7 @@ impl Observer for Terminal {
                 let line = notice_line(notice, reason.as_deref(), &self.peer, self.reconnect_s, self.verbose);
                 self.remark(line);
             }
-            SessionEvent::LaneUp(medium, description) if self.verbose => {
+            SessionEvent::LaneUp(_, medium, description) if self.verbose => {
                 let kind = match medium {
                     Medium::RdmaHardware | Medium::RdmaSoftware => "RDMA connection",
                     Medium::Tcp | Medium::Memory => "connection",
@@ -200,7 +202,7 @@ impl Observer for Terminal {
                 };
                 self.show(&shown);
             }
-            SessionEvent::Progress(..) => {}
+            SessionEvent::Progress(..) | SessionEvent::Detail(_) => {}
             event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
                 self.remark(words::remark(&event));
             }
@@ -459,6 +461,7 @@ impl<'a> Reporter<'a> {
 
     /// The same of a line that a person is told.
     fn happened(&self, weight: Weight, line: &str) {
+        log::info(|| line.to_owned());
         self.record(|record| record.happened(weight, line));
     }
 
@@ -530,17 +533,17 @@ impl<'a> Reporter<'a> {
         let nothing = Summary::default();
         let begun = summary;
         let summary = summary.unwrap_or(&nothing);
-        if self.options.verbose && failure.is_none() {
+        if self.options.is_verbose() && failure.is_none() {
             let lines =
                 [line_line(summary), read_line(&summary.read), written_line(&summary.written), limiter_line(summary)];
             for line in lines.into_iter().flatten() {
                 super::say(&line);
             }
         }
-        let is_seen = self.options.verbose || !self.options.quiet && std::io::stderr().is_terminal();
+        let is_seen = self.options.is_verbose() || !self.options.quiet && std::io::stderr().is_terminal();
         match last_line {
             Some(line) if is_seen => super::say(line),
-            None if self.options.verbose && failure.is_none() => {
+            None if self.options.is_verbose() && failure.is_none() => {
                 super::say(&format!("Bandwidth {}", rate_words(rate(summary.counters.bytes, summary.seconds))));
             }
             _ => {}
@@ -579,18 +582,7 @@ fn ways(what: &str, parts: [(u64, &str); 2]) -> Option<String> {
 /// What limited a transfer, for a person; `None` where nothing was transferred.
 fn limiter_line(summary: &Summary) -> Option<String> {
     let limiter = summary.waits.limiter().filter(|_| summary.counters.bytes > 0)?;
-    let name = match (limiter.what, summary.view) {
-        (Wait::Source, _) => "the source",
-        (Wait::Cpu, View::Sender) => "the sender's processors",
-        (Wait::Cpu, View::Receiver) => "the receiver's processors",
-        (Wait::Cpu, View::Both) => "processors",
-        (Wait::Credits, _) => "the receiver",
-        (Wait::Wire, View::Sender) => "the wire or the receiver",
-        (Wait::Wire, View::Receiver) => "the sender or the wire",
-        (Wait::Wire, View::Both) => "the wire",
-        (Wait::Sink, _) => "the sink",
-        (Wait::Limit, _) => "--bwlimit",
-    };
+    let name = limiter.what.words(summary.view);
     let ceiling = ceiling(summary, &limiter);
     Some(format!(
         "limited by {name}, for {:.0} % of the time: it allows {}",

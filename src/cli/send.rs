@@ -83,7 +83,7 @@ impl Arguments for SendArguments {
 }
 
 fn send(mut arguments: SendArguments) -> Result<(), Failure> {
-    arguments.report = arguments.report.settled();
+    arguments.report = arguments.report.begun("rdsend");
     let wanted = if arguments.key.is_elsewhere() { 2 } else { 3 };
     let mut positionals = std::mem::take(&mut arguments.positionals).into_iter();
     let (host, port) = (positionals.next(), positionals.next());

@@ -10,6 +10,9 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::frames::{LENGTH_BYTES, MAGIC, Message, MessageError, NOISE_BYTES_MAX, decode_length};
 
+/// Lines of a log that may wait to be written.
+pub const LINES_WAITING_MAX: usize = 1024;
+
 /// Why there are no more messages.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
@@ -39,11 +42,15 @@ pub struct Outbox {
     queue: Sender<Item>,
     /// Bytes that have been queued and not been written.
     waiting_bytes: Arc<AtomicUsize>,
+    /// Of them, lines of a log.
+    waiting_lines: Arc<AtomicUsize>,
 }
 
 enum Item {
     /// A message. It may be the one with the key.
     Message(Zeroizing<Vec<u8>>),
+    /// One that may be dropped: a line of a log.
+    Line(Vec<u8>),
     /// Answered when everything before it has been written.
     Flush(Sender<()>),
     Close,
@@ -59,6 +66,8 @@ impl Outbox {
         let (sender, queue) = unbounded();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let waiting = Arc::clone(&waiting_bytes);
+        let waiting_lines = Arc::new(AtomicUsize::new(0));
+        let lines = Arc::clone(&waiting_lines);
         std::thread::Builder::new().name("messages".to_owned()).stack_size(128 << 10).spawn(move || {
             // A stream that is broken is noticed by the reading half: its end ends too.
             let mut broken = stream.write_all(preface).and_then(|()| stream.flush()).is_err();
@@ -68,12 +77,17 @@ impl Outbox {
                         broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
                         waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
                     }
+                    Item::Line(bytes) => {
+                        broken = broken || stream.write_all(&bytes).is_err() || stream.flush().is_err();
+                        waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
+                        lines.fetch_sub(1, Ordering::Relaxed);
+                    }
                     Item::Flush(done) => drop(done.send(())),
                     Item::Close => return,
                 }
             }
         })?;
-        Ok(Self { queue: sender, waiting_bytes })
+        Ok(Self { queue: sender, waiting_bytes, waiting_lines })
     }
 
     /// Queues a message that is known to be short. Behind one that is not the stream ends: nobody waits for an answer.
@@ -91,6 +105,18 @@ impl Outbox {
         }
         self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         let _ = self.queue.send(Item::Message(bytes));
+        true
+    }
+
+    /// Queues a line of a log, unless too many of them wait already. False if it is dropped.
+    pub fn try_send_line(&self, message: &Message) -> bool {
+        let mut bytes = Vec::new();
+        if self.waiting_lines.load(Ordering::Relaxed) >= LINES_WAITING_MAX || message.encode(&mut bytes).is_err() {
+            return false;
+        }
+        self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        self.waiting_lines.fetch_add(1, Ordering::Relaxed);
+        let _ = self.queue.send(Item::Line(bytes));
         true
     }
 

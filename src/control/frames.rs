@@ -14,12 +14,14 @@ use std::fmt;
 
 mod bounds;
 mod broadcast;
+mod log;
 mod measure;
 mod report;
 mod stage;
 mod tree;
 
 pub use broadcast::{Broadcast, BroadcastProof, BroadcastRole, BroadcastState, SPOOL_BYTES_MAX};
+pub use log::{LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, LogLine};
 pub use measure::Storage;
 pub use report::{FAULTS_MAX, Fault, Report};
 pub use stage::{
@@ -603,6 +605,13 @@ pub enum Message {
     /// What a tree that was given up has left for the same copy, run again, to resume.
     #[n(1002)]
     Kept(#[n(0)] Kept),
+    /// Tell your log, up to this level: LOG_LINE at once, from which the caller knows the agent's clock, and then as there is
+    /// something to tell.
+    #[n(1003)]
+    TellLog(#[n(0)] u8),
+    /// A line of it.
+    #[n(1004)]
+    LogLine(#[n(0)] LogLine),
 }
 
 impl Message {

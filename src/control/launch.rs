@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::fault::escaped;
+
 mod kinds;
 
 use kinds::{Shell, Slurm, Template, words_of};
@@ -117,6 +119,18 @@ impl Launcher {
         self.0.unasking()
     }
 
+    /// The command line by which `command` runs on `host`, as it may be shown: without what may be a secret in it.
+    pub fn shown(&self, host: &OsStr, command: &OsStr) -> String {
+        let words = self.0.words(host, command);
+        let shown: Vec<String> = words.iter().map(|word| escaped(&without_secret(word))).collect();
+        // sshpass and its like take the password as an argument, in front of ssh.
+        let is_ssh = |word: &String| word == "ssh" || word.ends_with("/ssh");
+        match shown.iter().skip(1).position(is_ssh) {
+            Some(others @ 1..) => [&shown[..1], &["…".to_owned()], &shown[others + 1..]].concat().join(" "),
+            _ => shown.join(" "),
+        }
+    }
+
     /// Starts `command` on `host`.
     ///
     /// # Errors
@@ -147,6 +161,17 @@ impl Launcher {
             process: Process { child, complaints: Complaints::collect(stderr, Arc::clone(&self.0))? },
         })
     }
+}
+
+/// The same word, but for what it sets something to whose name says that it is a secret.
+fn without_secret(word: &OsStr) -> OsString {
+    const SECRETS: [&str; 5] = ["pass", "secret", "token", "key", "auth"];
+    let text = word.to_string_lossy();
+    let Some((name, _)) = text.split_once('=') else { return word.to_owned() };
+    let lower = name.to_ascii_lowercase();
+    // Of ssh's own options it is the name of a file, or a way.
+    let is_secret = SECRETS.iter().any(|secret| lower.contains(secret)) && !lower.contains("file");
+    if is_secret { format!("{name}=…").into() } else { word.to_owned() }
 }
 
 /// The command line for an agent at `path`. The shell of the other host reads it, so what is special to one is quoted;
@@ -303,6 +328,19 @@ mod tests {
             launched.stdout.read_to_string(&mut said).expect("its words");
             assert_eq!(said.trim_end(), expected);
         }
+    }
+
+    #[test]
+    fn a_command_line_is_shown_without_secrets() {
+        let shown = |command: &str, options: &[&str]| {
+            let options = options.iter().map(OsString::from).collect();
+            let launcher = Launcher::new(OsStr::new(command), options).expect("words");
+            launcher.shown(OsStr::new("h"), OsStr::new("agent"))
+        };
+        assert_eq!(shown("sshpass -p hunter2 ssh -v", &[]), "sshpass … ssh -v h agent");
+        assert_eq!(shown("env MY_TOKEN=hunter2 rsh", &[]), "env MY_TOKEN=… rsh h agent");
+        assert!(shown("ssh", &["-p", "22", "-i", "k\u{1b}"]).starts_with("ssh -p 22 -i k\\u{1b} -o ServerAlive"));
+        assert!(shown("rsh", &["-o", "UserKnownHostsFile=/x"]).contains("=/x"));
     }
 
     #[test]

@@ -19,15 +19,18 @@ use rd_proto::tree::Answer;
 use rustix::io::Errno;
 
 use crate::fs::source::Source;
+use crate::log::Step;
 use crate::transport::{Buffer, Lane, LaneError, LaneEvent};
 use crate::tree::sink::Refused;
 
 pub mod account;
+mod close;
 mod inline;
 mod io;
 mod line;
 pub mod link;
 pub mod listen;
+mod logged;
 pub mod open;
 mod orphan;
 pub mod pace;
@@ -44,18 +47,13 @@ pub mod work;
 use account::Account;
 pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
+pub use logged::Detail;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
 pub use summary::{Line, Observer, Read, SessionEvent, Summary};
 pub use transfer::{Dialer, Event, Transfer, Work, announce, channel};
 use work::{Feed, Job, Parts, Shared, SinkJob};
-
-/// How long the engine waits at the end for its lanes to close.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
-
-/// How long the sink of a tree gets at the end to remove what has not been published.
-const DISCARD_WAIT: Duration = Duration::from_secs(2);
 
 /// How long frames get to leave before the process stops itself.
 const PAUSE_FLUSH: Duration = Duration::from_millis(50);
@@ -316,6 +314,10 @@ impl Engine {
         self.observer.observe(SessionEvent::Progress(counters, self.summary.waits));
     }
 
+    fn detail(&mut self, detail: Detail) {
+        self.observer.observe(detail.into());
+    }
+
     fn keep(&mut self, buffer: Buffer) -> BufferId {
         let id = buffer.id();
         self.buffers[id as usize] = Some(buffer);
@@ -334,7 +336,7 @@ impl Engine {
                 self.handle_lane(id, event, now);
             }
             Event::LaneUp(id, mut lane, control) => {
-                self.observer.observe(SessionEvent::LaneUp(lane.medium(), lane.describe()));
+                self.observer.observe(SessionEvent::LaneUp(id, lane.medium(), lane.describe()));
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
@@ -395,6 +397,7 @@ impl Engine {
             Event::Refused(refused) => self.handle_refused(refused, now),
             Event::Committed(Ok(report)) => {
                 self.account.is_publishing = false;
+                self.detail(Detail::End(Step::Publish));
                 let failed = report.as_ref().map_or(0, |report| report.failed);
                 if let Some(report) = report {
                     self.summary.written = report.written;
@@ -518,7 +521,12 @@ impl Engine {
             return self.half.machine().handle_corrupt(id, now);
         }
         let handled = match Frame::decode(&self.frame) {
-            Ok(Some(frame)) => self.half.machine().handle_frame(id, frame, now),
+            Ok(Some(frame)) => {
+                if matches!(frame, Frame::Done { .. }) {
+                    self.observer.observe(Detail::Begin(Step::Verify).into());
+                }
+                self.half.machine().handle_frame(id, frame, now)
+            }
             Ok(None) => Ok(()),
             Err(_) => Err(Violation::Unexpected("malformed")),
         };
@@ -671,6 +679,7 @@ impl Engine {
     /// Has a lane dialled by a thread of its own. False if there cannot be one.
     fn dial(&mut self, id: LaneId) -> bool {
         let Some(dialer) = self.dialer.clone() else { return true };
+        self.detail(Detail::Dialing(id));
         let post = self.post.clone();
         let dial = move || {
             if let Err(error) = announce(&post, id, |report| dialer.dial(id, report)) {
@@ -686,6 +695,7 @@ impl Engine {
 
     fn dial_failed(&mut self, id: LaneId, error: &LinkError) {
         self.reason = Some(error.to_string());
+        self.detail(Detail::DialFailed(id, error.to_string()));
         let now = self.now();
         self.half.machine().handle_dial_failed(id, now);
     }
@@ -695,6 +705,9 @@ impl Engine {
         // A frame that waits shows life as well as one behind it would, and a chunk may hold up any number of them.
         if matches!(frame, Frame::Ping) && live.lane.has_control_waiting() {
             return;
+        }
+        if matches!(frame, Frame::Done { .. }) {
+            self.observer.observe(Detail::Begin(Step::Verify).into());
         }
         self.frame.clear();
         frame.encode(&mut self.frame);
@@ -734,6 +747,8 @@ impl Engine {
 
     fn commit(&mut self) {
         self.account.is_publishing = true;
+        self.detail(Detail::End(Step::Verify));
+        self.detail(Detail::Begin(Step::Publish));
         // It is answered by an event: publishing may take long, and the peer must hear of us meanwhile.
         match &self.half {
             Half::Receive { writer: Writer::Stream(sink) | Writer::Tree(sink, _), .. } => {
@@ -741,60 +756,5 @@ impl Engine {
             }
             _ => drop(self.jobs.send(Job::Commit)),
         }
-    }
-
-    /// Closes the lanes, giving their last frames the time to leave.
-    fn close(mut self) -> Summary {
-        // The sink's threads wait for it no more.
-        self.answers = None;
-        self.shared.over.store(true, Ordering::Relaxed);
-        self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
-        self.summary.encrypted &= !self.is_in_clear;
-        self.summary.counters = self.half.machine_ref().counters();
-        self.summary.line = self.line();
-        self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
-        self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
-        self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
-        self.summary.reason = self.reason.take();
-        if let Some(sink) = &self.shared.sink {
-            self.summary.written = sink.written();
-            sink.discard();
-        }
-        self.summary.read = Read {
-            direct_bytes: self.shared.tally.direct_bytes.load(Ordering::Relaxed),
-            cached_bytes: self.shared.tally.cached_bytes.load(Ordering::Relaxed),
-        };
-        if let Some(Parts::Tree(tree)) = &self.shared.source {
-            let sent = tree.sent();
-            // What the walk has read is counted there alone.
-            self.summary.read.cached_bytes = sent.bytes.saturating_sub(self.summary.read.direct_bytes);
-            self.summary.sent_tree = Some(sent);
-            tree.cancel();
-        }
-        let mut discarding = None;
-        if let Half::Receive { writer, .. } = &mut self.half
-            && let Writer::Tree(_, thread) = std::mem::replace(writer, Writer::Workers)
-        {
-            discarding = Some(thread);
-        }
-        for live in self.lanes.values_mut() {
-            live.lane.close();
-        }
-        let deadline = Instant::now() + CLOSE_WAIT;
-        while !self.lanes.is_empty() {
-            match self.events.recv_deadline(deadline) {
-                Ok(Event::Lane(id, LaneEvent::Down { .. })) => drop(self.lanes.remove(&id)),
-                Ok(_) => {}
-                Err(_) => break,
-            }
-        }
-        if let Some(thread) = discarding {
-            let deadline = Instant::now() + DISCARD_WAIT;
-            while !thread.is_finished() && Instant::now() < deadline {
-                // Its chunks come back this way.
-                let _ = self.events.recv_timeout(Duration::from_millis(1));
-            }
-        }
-        self.summary
     }
 }

@@ -12,10 +12,12 @@ use rustix::io::Errno;
 
 use super::link::{LinkError, send_last};
 use super::listen::Registry;
+use super::logged::{self, Detail, Logged};
 use super::open::{Agreement, Disagreement, OpenError, agree, open};
 use super::{Event, Observer, SessionEvent, Summary, Work};
 use crate::fault::escaped;
 use crate::fs::plain_fact;
+use crate::log::{self, Step};
 use crate::options::TransferOptions;
 
 /// The first lane of a session, authenticated.
@@ -127,6 +129,21 @@ impl Session<'_> {
     ///
     /// Why it did not begin.
     pub fn run(
+        self,
+        first: FirstLane,
+        role: Role,
+        size_bytes: Option<u64>,
+        listening: Option<&Arc<Mutex<Registry>>>,
+        make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
+    ) -> Result<Ended, NotBegun> {
+        let about = logged::about(role, &first.peer_name);
+        log::begin(Step::Session, &about, || "the ends have met".to_owned());
+        let ended = self.run_logged(first, role, size_bytes, listening, make_work);
+        logged::ended(&about, ended.as_ref().map(|ended| &ended.summary));
+        ended
+    }
+
+    fn run_logged(
         mut self,
         mut first: FirstLane,
         role: Role,
@@ -134,6 +151,9 @@ impl Session<'_> {
         listening: Option<&Arc<Mutex<Registry>>>,
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
+        let about = logged::about(role, &first.peer_name);
+        self.observer = Logged::new(role, &first.peer_name, self.observer);
+        self.observer.observe(Detail::Begin(Step::Connect).into());
         let FirstLane { stream, established, .. } = &mut first;
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {
             Ok(agreement) => agreement,
@@ -149,6 +169,7 @@ impl Session<'_> {
         };
         let Agreement { ours, theirs, agreed } = &agreement;
         let peer = first.peer(theirs, listening.is_some());
+        logged::agreed(&about, agreed, self.transfer.buffers(agreed.chunk_bytes), [ours.rdma, theirs.rdma]);
         let ours_is = |obstacle| NotBegun { obstacle, peer: peer.clone(), is_peers: false };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());
@@ -183,6 +204,8 @@ impl Session<'_> {
             self.observer.observe(SessionEvent::LockedMemory { limit_bytes: short.limit_bytes, pool_mib });
         }
         self.observer.observe(SessionEvent::Begun { peer: peer.clone(), reconnect, size_bytes });
+        self.observer.observe(Detail::End(Step::Connect).into());
+        self.observer.observe(Detail::Begin(Step::Transfer).into());
         let FirstLane { stream, established, .. } = first;
         let channel = (self.post, self.events);
         let summary = opened.run(stream, established, work, self.transfer, channel, self.observer);

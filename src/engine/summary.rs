@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use rd_proto::handshake::LaneId;
 use rd_proto::session::{Counters, Notice, Outcome};
 
 use super::account::{View, Waits};
+use super::logged::Detail;
 use crate::fs::direct::write::Written;
 use crate::transport::Medium;
 use crate::tree::sink::Report as TreeReport;
@@ -43,9 +45,17 @@ pub enum SessionEvent {
     /// What has become of its lanes, and why the last one went or could not be made.
     Notice(Notice, Option<String>),
     /// A lane is there, which describes itself so.
-    LaneUp(Medium, String),
+    LaneUp(LaneId, Medium, String),
     /// How far it has come, and where the time went; at most every [`rd_proto::session::TICK`].
     Progress(Counters, Waits),
+    /// What only the log tells of.
+    Detail(Detail),
+}
+
+impl From<Detail> for SessionEvent {
+    fn from(detail: Detail) -> Self {
+        Self::Detail(detail)
+    }
 }
 
 /// How far the other end is, and the buffer for what was on the way.

@@ -191,6 +191,7 @@ impl FileSink {
             _ => fchmod(&self.file, Mode::from_raw_mode(0o666 & !umask())).map_err(fact)?,
         }
         partial::publish(directory, beside.as_os_str(), &self.file, last).map_err(fact)?;
+        crate::log::trace("", || format!("published {}", crate::fault::escaped(self.path.as_os_str())));
         self.settled.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::BufReader;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,10 @@ use crate::control::channel::{ChannelError, Outbox, receive, skip_to_magic};
 use crate::control::frames::{Hello, MAJOR, MESSAGE_BYTES_MAX, MINOR, Message};
 use crate::control::join::Joiner;
 use crate::control::launch::{AGENT, HOLD_MAX, Launched, Launcher, Process, agent_command};
+use crate::control::logs::{Asked, LogOfHost};
 use crate::control::stages::{Warden, own_program};
 use crate::fault::{Exit, Failure, escaped, os};
+use crate::log::{self, Step};
 
 mod bootstrap;
 
@@ -115,6 +118,7 @@ struct Running {
     outbox: Outbox,
     started: Instant,
     beginning: Arc<Beginning>,
+    log: Asked,
 }
 
 /// What is known of an agent that has not said who it is.
@@ -346,6 +350,12 @@ impl Remote {
             running.process.release();
             self.answered_after = running.begun().elapsed();
             running.outbox.send(Message::Hello(Hello::ours()));
+            running.log.ask(&running.outbox);
+            log::end(Step::Launch, &self.label(), || {
+                let Hello { program, system, machine, host, .. } = &hello;
+                let (host, after) = (escaped(OsStr::from_bytes(host)), self.answered_after.as_millis());
+                format!("an agent answers after {after} ms: rdma-pipe {program}, {system} {machine}, host {host}")
+            });
         }
         self.hello = Some(hello);
     }
@@ -473,6 +483,11 @@ fn begin(
         _ => None,
     };
     let command = request.as_ref().map(|request| request.script(past_installed));
+    let label = escaped(host);
+    log::begin(Step::Launch, &label, || {
+        let shown = if command.is_some() { AGENT.as_ref() } else { &*choice.program };
+        format!("runs {}", launcher.shown(host, shown))
+    });
     let Launched { stdin, stdout, process } =
         launch(launcher, host, &command.unwrap_or_else(|| agent_command(&choice.program)))?;
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
@@ -480,8 +495,9 @@ fn begin(
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);
     let outbox = Outbox::start(stdin, b"").map_err(failed)?;
     let beginning = Arc::new(Beginning { heard: Mutex::new(Instant::now()), failed: Mutex::new(None) });
-    let label = escaped(host);
     let shared = Arc::clone(&beginning);
+    let asked = Asked::default();
+    let mut log = LogOfHost::new(&label, asked.clone());
     let read = move || {
         let give_up = |failed| {
             *shared.failed.lock().expect("no panic with it locked") = Some(failed);
@@ -506,6 +522,7 @@ fn begin(
         }
         let error = loop {
             match received {
+                Ok(Message::LogLine(line)) => log.take(line),
                 Ok(message) => {
                     await_turn(&post);
                     if post.send((side, Heard::Message(message))).is_err() {
@@ -526,7 +543,7 @@ fn begin(
         let _ = post.send((side, last));
     };
     std::thread::Builder::new().name("agent".to_owned()).stack_size(256 << 10).spawn(read).map_err(failed)?;
-    Ok(Running { process, outbox, started: Instant::now(), beginning })
+    Ok(Running { process, outbox, started: Instant::now(), beginning, log: asked })
 }
 
 /// Exit 9 where the two do not understand each other.

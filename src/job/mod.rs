@@ -20,6 +20,7 @@ use crate::control::tunnel::Emit;
 use crate::engine::Waits;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
+use crate::log::{self, Step};
 use crate::options::TransferOptions;
 use crate::signals::Forwarding;
 
@@ -279,6 +280,7 @@ impl Job {
         let ends = [self.ends_begun, self.ends_begun + 1];
         let route = Route { hosts, names, stages, ends, is_within: false, waits_for_go: waits };
         let hop = self.add(Hop::new(route, HERE, is_one_kernel, &self.setup));
+        log::begin(Step::Meet, &self.hops[hop].label(), || "the two ends are to meet".to_owned());
         let key = session_key();
         self.begin(hop, Side::From, from.job, &key, to.name, options);
         self.begin(hop, Side::To, to.job, &key, from.name, options);
@@ -433,7 +435,12 @@ impl Job {
                 }
             }
             Message::Listening(_) | Message::Failed(_) | Message::Dialed | Message::DialFailed(_) => {
+                self.log_meeting(hop, side, &message);
+                let had_met = self.hops[hop].has_met();
                 let next = self.hops[hop].handle(side, message, &self.setup);
+                if self.hops[hop].has_met() && !had_met {
+                    log::end(Step::Meet, &self.hops[hop].label(), || "they have met".to_owned());
+                }
                 self.advance(hop, next);
             }
             Message::Ended(report) => {
@@ -446,6 +453,23 @@ impl Job {
             Message::Entries(entries) => self.hear_entries(hop, side, entries),
             message => self.updates.push_back(Update::End(hop, side, message)),
         }
+    }
+
+    /// Says how far two ends are with meeting.
+    fn log_meeting(&self, hop: usize, side: Side, message: &Message) {
+        let hop = &self.hops[hop];
+        let [name, other] = [side, side.other()].map(|side| &hop.names[side as usize]);
+        log::debug(&hop.label(), || match message {
+            Message::Listening(endpoints) => {
+                let addresses = endpoints.iter().filter_map(frames::Endpoint::socket_address);
+                let addresses: Vec<String> = addresses.map(|address| address.to_string()).collect();
+                format!("{name} listens at {}", addresses.join(", "))
+            }
+            Message::Dialed => format!("{name} has connected to {other}"),
+            Message::DialFailed(why) => format!("{name} cannot connect to {other}: {why}"),
+            Message::Failed(fault) => format!("{name} cannot listen: {}", fault.detail),
+            _ => String::new(),
+        });
     }
 
     /// Has the ends of a session that have not ended do so, as by this signal.

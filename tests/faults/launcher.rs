@@ -11,7 +11,7 @@ use rdma_pipe::control::frames::{Endpoint, MAGIC, Message};
 
 use crate::plan;
 use crate::rig::Random;
-use crate::rig::proxy::{Proxy, Way};
+use crate::rig::proxy::{Damage, Plan, Proxy, Spot, Way};
 
 /// In the environment: this is the launcher.
 pub const IS_LAUNCHER: &str = "RD_FAULTS_LAUNCHER";
@@ -23,6 +23,9 @@ pub const BYTES: &str = "RD_FAULTS_BYTES";
 pub const DOWN: &str = "RD_FAULTS_DOWN";
 pub const LOG: &str = "RD_FAULTS_LOG";
 
+/// In the environment, instead of them: the second connection is reset once that many bytes have gone to the agent.
+pub const CUT: &str = "RD_FAULTS_CUT";
+
 /// What ssh exits with when the connection is gone.
 const CONNECTION_LOST: i32 = 255;
 
@@ -33,7 +36,7 @@ pub fn be_launcher() -> ExitCode {
     shell.args(["-c", &format!("exec {command}")]).env_remove(IS_LAUNCHER);
     let mut agent = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a shell");
     let (to_agent, from_agent) = (agent.stdin.take().expect("piped"), agent.stdout.take().expect("piped"));
-    if std::env::var_os(SEED).is_some() {
+    if [SEED, CUT].iter().any(|name| std::env::var_os(name).is_some()) {
         edit(to_agent, from_agent);
     } else {
         std::thread::spawn(move || pass_on(std::io::stdin(), to_agent));
@@ -74,10 +77,17 @@ fn elsewhere(message: Message, proxies: &mut Vec<Proxy>) -> Message {
         Message::Listening(endpoints) => {
             let target = endpoints.first().expect("an endpoint").port;
             let number = |name: &str| std::env::var(name).expect("both are set").parse::<u64>().expect("a number");
-            let mut random = Random::new(number(SEED) + proxies.len() as u64);
-            let data = if std::env::var_os(DOWN).is_some() { Way::Down } else { Way::Up };
-            let log = std::env::var_os(LOG).expect("it is set").into();
-            let proxy = Proxy::start(target, plan::network(&mut random, number(BYTES), data, log));
+            let network = || {
+                let mut random = Random::new(number(SEED) + proxies.len() as u64);
+                let data = if std::env::var_os(DOWN).is_some() { Way::Down } else { Way::Up };
+                let log = std::env::var_os(LOG).expect("it is set").into();
+                plan::network(&mut random, number(BYTES), data, log)
+            };
+            let cut = || {
+                let spot = Spot { way: Way::Up, connection: Some(1), offset: number(CUT) };
+                Plan { damage: vec![(spot, Damage::Reset)], ..Plan::default() }
+            };
+            let proxy = Proxy::start(target, if std::env::var_os(CUT).is_some() { cut() } else { network() });
             let [endpoint, _] = loopback(proxy.port());
             proxies.push(proxy);
             Message::Listening(vec![Endpoint { is_via: true, ..endpoint }])

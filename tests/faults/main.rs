@@ -11,6 +11,7 @@
 mod copies;
 mod kills;
 mod launcher;
+mod logs;
 mod pipelines;
 mod plan;
 #[path = "../rig/mod.rs"]
@@ -26,6 +27,8 @@ const CASES: &[(&str, fn())] = &[
     ("streams_through_a_bad_network", streams::through_a_bad_network),
     ("copies_through_a_bad_network", copies::through_a_bad_network),
     ("pipelines_through_a_bad_network", pipelines::through_a_bad_network),
+    ("a_log_tells_of_a_lane_that_is_cut_once_from_each_end", logs::tells_of_a_lane_that_is_cut_once_from_each_end),
+    ("a_log_has_no_secrets_in_it", logs::has_no_secrets_in_it),
     ("copies_with_signals_to_any_process", kills::signals_to_any_process),
     ("pipelines_with_signals_to_any_process", pipelines::signals_to_any_process),
 ];

@@ -41,7 +41,7 @@ impl Observer for Messenger {
                 let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
                 Message::Notice { code, index, generation, reason }
             }
-            SessionEvent::LaneUp(medium, description) => {
+            SessionEvent::LaneUp(_, medium, description) => {
                 let mut lanes = self.lanes.lock().expect("no panic with it locked");
                 // One of each medium is reported.
                 if !lanes.iter().any(|(known, _)| *known == medium) {
@@ -54,7 +54,7 @@ impl Observer for Messenger {
                 let tree = self.progress.as_ref().map(|progress| tree::progress(progress));
                 Message::Progress { bytes: counters.bytes, waits: as_micros(waits), tree }
             }
-            SessionEvent::Begun { .. } => return,
+            SessionEvent::Begun { .. } | SessionEvent::Detail(_) => return,
             event @ (SessionEvent::NoDevice { .. } | SessionEvent::LockedMemory { .. }) => {
                 match words::remark(&event) {
                     Some(line) => Message::Say(line),

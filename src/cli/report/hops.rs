@@ -142,7 +142,7 @@ impl pipeline::Observer for HopsConsole<'_> {
     fn lanes(&mut self, hop: &Hop, notice: Notice, reason: Option<&str>, reconnect_s: u64) {
         let event = SessionEvent::Notice(notice, reason.map(|reason| format!("{}, {reason}", hop.label())));
         self.reporter.noticed(&event);
-        if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.verbose) {
+        if let Some(line) = notice_line(notice, reason, &hop.names[1], reconnect_s, self.options.is_verbose()) {
             self.say_some(&format!("{}: {line}", hop.label()));
         }
     }

@@ -5,7 +5,8 @@ use crate::tree::entries::{ENTRIES_MAX, Entry};
 use crate::tree::watch::{TOUCHED_BYTES_MAX, TOUCHED_MAX};
 
 use super::{
-    FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, MANIFEST_PIECE_BYTES, Message, PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
+    FAULTS_MAX, FOUND_MAX, KEPT_PATH_BYTES_MAX, LOG_ABOUT_BYTES_MAX, LOG_TEXT_BYTES_MAX, MANIFEST_PIECE_BYTES, Message,
+    PROGRESS_NAME_BYTES_MAX, SPOOL_BYTES_MAX,
 };
 
 /// Endpoints of one end.
@@ -34,6 +35,7 @@ impl Message {
             }
             Self::Placed(placed) => placed.addresses.len() <= ENDPOINTS_MAX,
             Self::Kept(kept) => kept.path.len() <= KEPT_PATH_BYTES_MAX,
+            Self::LogLine(line) => line.about.len() <= LOG_ABOUT_BYTES_MAX && line.text.len() <= LOG_TEXT_BYTES_MAX,
             Self::BeginBroadcast(broadcast) => broadcast.spool_bytes <= SPOOL_BYTES_MAX,
             Self::BroadcastState(state) => {
                 state.tree.as_ref().is_none_or(|tree| tree.name.len() <= PROGRESS_NAME_BYTES_MAX)

@@ -263,5 +263,18 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("other-lost", Message::OtherLost),
         ("count", Message::Count),
         ("kept", Message::Kept(Kept { path: b"/srv/.x.rd-part".to_vec(), others: 2, bytes: 50 << 20 })),
+        ("tell-log", Message::TellLog(2)),
+        (
+            "log-line",
+            Message::LogLine(LogLine {
+                now: 1_764_115_200_000_000,
+                at: 1_764_115_199_999_000,
+                level: 2,
+                about: "to h2".to_owned(),
+                mark: 3,
+                text: "lost lane 1.0 (reset)\u{1b}[31m".to_owned(),
+                dropped: 7,
+            }),
+        ),
     ]
 }

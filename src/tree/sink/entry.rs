@@ -31,6 +31,7 @@ use super::links::{link, link_again};
 use super::look::Look;
 use super::prove;
 use super::{Bytes, Local, Shared};
+use crate::fault::shown_path;
 use crate::fs::copy::{CopyError, copy_range};
 use crate::fs::direct::write::{WriteBypass, is_cache_only};
 use crate::fs::metadata::{Object, succeed};
@@ -40,6 +41,7 @@ use crate::fs::{
     HASH_READ_BYTES, PARTIAL, WHOLE, close, described, io_fact, is_serial, name_beside, plain_fact, read_up_to,
     write_at,
 };
+use crate::log;
 use crate::tree::contents::Medium;
 use crate::tree::entries::{Effect, FileKind};
 use crate::tree::manifest::digest::RangeDigest;
@@ -349,6 +351,7 @@ impl Partial {
         shared.files.fetch_add(1, Relaxed);
         shared.progress.made(false);
         shared.progress.at(|| directory.tree_path(name));
+        log::trace("", || format!("published {}", shown_path(&directory.path(name))));
         shared.note(applied, directory, name);
         Ok(())
     }
@@ -461,6 +464,7 @@ impl Large {
             partial.remove(directory, name);
             return Err(error.into());
         }
+        log::trace("", || format!("begins {} ({size} bytes)", shown_path(&directory.path(name))));
         // Reading back waits for the disk, and so do direct writes: that at least can be done for several ranges at once.
         let kind = fstatfs(&partial.file).map_or(0, |system| system.f_type as u32);
         let waits = !is_cache_only(kind) && (shared.options.reads_back() || shared.writes.are_direct(size));

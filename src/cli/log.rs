@@ -1,0 +1,319 @@
+//! The log of a run: lines of all its hosts in one place, in order of time, for `-vv`, `-vvv` and `RDMA_PIPE_LOG`, and what
+//! `--trace` draws of them.
+//!
+//! A line is held for a moment, since one of another host that belongs before it may be on its way. What hosts say is
+//! escaped here and nowhere else. Nobody waits for whoever reads the log: what does not fit is left out, and counted.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::fault::{Exit, Failure, escaped, os, printable};
+use crate::log::{self, Entry, Level};
+
+/// The variable that asks for a log.
+pub(crate) const VARIABLE: &str = "RDMA_PIPE_LOG";
+
+/// How long a line waits for those of other hosts.
+const HOLD: Duration = Duration::from_millis(250);
+
+/// Lines that may wait to be written, and that are kept for a trace.
+const HELD_MAX: usize = 20_000;
+const KEPT_MAX: usize = 50_000;
+
+/// How long the end of a command waits for the reader of its log.
+const LAST_MAX: Duration = Duration::from_secs(1);
+
+/// Where it is written, if at all.
+enum Out {
+    Nowhere,
+    StandardError,
+    File(File),
+}
+
+/// The log of this process.
+struct Book {
+    state: Mutex<State>,
+    changed: Condvar,
+    own_host: String,
+}
+
+#[derive(Default)]
+struct State {
+    /// By time, and in the order in which they came.
+    held: BTreeMap<(u64, u64), Entry>,
+    came: u64,
+    left_out: u64,
+    /// Of the line that was written last.
+    written: u64,
+    /// What level of the entries is written.
+    writes: Option<Level>,
+    /// It is written to standard error, as is what a user is told anyway.
+    is_seen: bool,
+    keeps: bool,
+    kept: Vec<Entry>,
+    kept_left_out: u64,
+    is_closing: bool,
+    is_over: bool,
+}
+
+static BOOK: Mutex<Option<Arc<Book>>> = Mutex::new(None);
+
+/// Where and how much [`VARIABLE`] asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    level: Level,
+    file: Option<OsString>,
+}
+
+/// `LEVEL` or `LEVEL:FILE`; nothing for `off`.
+fn asked(value: &OsStr) -> Result<Option<Asked>, String> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = value.as_bytes();
+    let colon = bytes.iter().position(|&byte| byte == b':');
+    let (level, file) = (&bytes[..colon.unwrap_or(bytes.len())], colon.map(|at| OsStr::from_bytes(&bytes[at + 1..])));
+    let level = match level {
+        b"" | b"off" if file.is_none() => return Ok(None),
+        b"info" => Level::Info,
+        b"debug" => Level::Debug,
+        b"trace" => Level::Trace,
+        _ => {
+            return Err(format!(
+                "{VARIABLE}={}: it is off, info, debug or trace, or one of these with :FILE",
+                escaped(value)
+            ));
+        }
+    };
+    match file {
+        Some(file) if file.is_empty() => Err(format!("{VARIABLE}={}: no name behind the colon", escaped(value))),
+        file => Ok(Some(Asked { level, file: file.map(OsStr::to_owned) })),
+    }
+}
+
+/// Begins a log where the environment asks for one.
+///
+/// # Errors
+///
+/// Exit 1 where that cannot be understood, or its file not be opened.
+pub(crate) fn start_by_environment(command: &str) -> Result<(), Failure> {
+    let usage = |line: String| Failure::new(Exit::Usage, line);
+    let Some(value) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    let Some(Asked { level, file }) = asked(&value).map_err(usage)? else { return Ok(()) };
+    let out = match file {
+        None => Out::StandardError,
+        Some(file) => {
+            let mut options = File::options();
+            let opened = options.create(true).append(true).mode(0o600).open(Path::new(&file));
+            Out::File(opened.map_err(|error| {
+                let reason = Errno::from_io_error(&error).map_or_else(|| printable(&error.to_string()), os);
+                usage(format!("{VARIABLE}: cannot write {}: {reason}", escaped(&file)))
+            })?)
+        }
+    };
+    start(command, Some(level), out);
+    Ok(())
+}
+
+/// Begins a log as the command line asks for one: `-vv` on standard error unless the environment has it elsewhere, and all
+/// of it kept for `--trace`.
+pub(crate) fn start_by_options(command: &str, verbose: u8, keeps: bool) {
+    let level = match verbose {
+        0 | 1 => None,
+        2 => Some(Level::Debug),
+        3.. => Some(Level::Trace),
+    };
+    let is_there = BOOK.lock().expect("no panic with it locked").is_some();
+    if level.is_some() && !is_there {
+        start(command, level, Out::StandardError);
+    } else if keeps && !is_there {
+        start(command, None, Out::Nowhere);
+    }
+    if let Some(book) = book() {
+        let mut state = book.state();
+        state.keeps |= keeps;
+        state.writes = state.writes.max(level);
+        let most = state.writes.max(keeps.then_some(Level::Debug));
+        drop(state);
+        take_up_to(&book, most);
+    }
+}
+
+fn start(command: &str, writes: Option<Level>, out: Out) {
+    let own_host = escaped(OsStr::new(&*rustix::system::uname().nodename().to_string_lossy()));
+    let is_seen = matches!(out, Out::StandardError);
+    let state = Mutex::new(State { writes, is_seen, ..State::default() });
+    let book = Arc::new(Book { state, changed: Condvar::new(), own_host });
+    *BOOK.lock().expect("no panic with it locked") = Some(Arc::clone(&book));
+    take_up_to(&book, writes);
+    if !matches!(out, Out::Nowhere) {
+        let writing = Arc::clone(&book);
+        // Without a thread there is no log, and everything else works.
+        let _ =
+            std::thread::Builder::new().name("log".to_owned()).stack_size(256 << 10).spawn(move || writing.write(out));
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    log::debug("", || format!("{command} {version}; times are UTC, those of other hosts by their clocks and ours"));
+}
+
+fn take_up_to(book: &Arc<Book>, level: Option<Level>) {
+    let Some(level) = level else { return };
+    let book = Arc::clone(book);
+    log::start(level, move |entry| book.take(entry));
+}
+
+fn book() -> Option<Arc<Book>> {
+    BOOK.lock().expect("no panic with it locked").clone()
+}
+
+/// Whether lines of the log come to standard error, where nothing else can be drawn then.
+pub(crate) fn is_on_standard_error() -> bool {
+    book().is_some_and(|book| book.state().is_seen)
+}
+
+/// Writes what is held, and ends the log.
+pub(crate) fn finish() {
+    log::stop();
+    let Some(book) = BOOK.lock().expect("no panic with it locked").take() else { return };
+    let mut state = book.state();
+    state.is_closing = true;
+    book.changed.notify_all();
+    let until = Instant::now() + LAST_MAX;
+    while state.writes.is_some() && !state.is_over && Instant::now() < until {
+        let left = until.saturating_duration_since(Instant::now());
+        state = book.changed.wait_timeout(state, left).expect("no panic with it locked").0;
+    }
+}
+
+impl Book {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic with it locked")
+    }
+
+    fn take(&self, entry: Entry) {
+        let mut state = self.state();
+        state.came += 1;
+        if state.keeps && entry.level <= Level::Debug {
+            if state.kept.len() < KEPT_MAX { state.kept.push(entry.clone()) } else { state.kept_left_out += 1 }
+        }
+        let is_said = state.is_seen && entry.level == Level::Info;
+        if !is_said && state.writes.is_some_and(|most| entry.level <= most) {
+            if state.held.len() >= HELD_MAX {
+                state.left_out += 1;
+                return;
+            }
+            // One that comes too late stands where it came.
+            let key = (entry.at.max(state.written), state.came);
+            state.held.insert(key, entry);
+        }
+    }
+
+    /// Writes lines that have been held for long enough, to the end.
+    fn write(&self, mut out: Out) {
+        loop {
+            let mut state = self.state();
+            let is_closing = state.is_closing;
+            let until = if is_closing { u64::MAX } else { log::now().saturating_sub(HOLD.as_micros() as u64) };
+            let rest = state.held.split_off(&(until, u64::MAX));
+            let due = std::mem::replace(&mut state.held, rest);
+            let left_out = std::mem::take(&mut state.left_out);
+            state.written = due.last_key_value().map_or(state.written, |((at, _), _)| *at);
+            drop(state);
+            let mut text = String::new();
+            for ((at, _), entry) in &due {
+                text += &line(*at, &self.own_host, entry);
+            }
+            if left_out > 0 {
+                text += &format!("({left_out} lines are left out here: they came faster than they were read)\n");
+            }
+            // Where nobody reads it, nobody misses it.
+            let _ = match &mut out {
+                Out::Nowhere => Ok(()),
+                Out::StandardError => std::io::stderr().write_all(text.as_bytes()),
+                Out::File(file) => file.write_all(text.as_bytes()),
+            };
+            let mut state = self.state();
+            if is_closing {
+                state.is_over = true;
+                self.changed.notify_all();
+                return;
+            }
+            if !state.is_closing {
+                drop(self.changed.wait_timeout(state, HOLD / 4));
+            }
+        }
+    }
+}
+
+/// `HH:MM:SS.mmm host  level  what`, and the line's end.
+fn line(at: u64, own_host: &str, entry: &Entry) -> String {
+    let Entry { host, level, about, text, .. } = entry;
+    let host = host.as_ref().map_or_else(|| own_host.to_owned(), |host| printable(host));
+    let about = if about.is_empty() { String::new() } else { format!("{}: ", printable(about)) };
+    format!("{} {host}  {:5}  {about}{}\n", time_of_day(at), level.name(), printable(text))
+}
+
+/// Of microseconds since 1970.
+fn time_of_day(micros: u64) -> String {
+    let millis = micros / 1000;
+    let (seconds, millis) = (millis / 1000, millis % 1000);
+    format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Mark;
+
+    #[test]
+    fn a_level_and_a_file_are_asked_for() {
+        let of = |text: &str| asked(OsStr::new(text));
+        assert_eq!(of(""), Ok(None));
+        assert_eq!(of("off"), Ok(None));
+        assert_eq!(of("debug"), Ok(Some(Asked { level: Level::Debug, file: None })));
+        assert_eq!(of("trace:a:b"), Ok(Some(Asked { level: Level::Trace, file: Some("a:b".into()) })));
+        for wrong in ["loud", "debug:", "/tmp/x", "off:x", "DEBUG"] {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    fn entry(at: u64, text: &str) -> Entry {
+        let (host, about) = (Some("h\x1b1".to_owned()), "to h2\r".to_owned());
+        Entry { at, host, level: Level::Debug, about, mark: Mark::Moment, text: text.to_owned() }
+    }
+
+    fn book(writes: Level) -> Book {
+        let state = State { writes: Some(writes), keeps: true, ..State::default() };
+        Book { state: Mutex::new(state), changed: Condvar::new(), own_host: "here".to_owned() }
+    }
+
+    #[test]
+    fn lines_are_in_order_of_time_and_without_control_characters() {
+        let book = book(Level::Debug);
+        for at in [3_000_000, 1_000_000, 2_000_000] {
+            book.take(entry(at, &format!("at {at}\n\x1b[2J")));
+        }
+        book.state().is_closing = true;
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        book.write(Out::File(file.reopen().expect("the same")));
+        let text = std::fs::read_to_string(file.path()).expect("lines");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "00:00:01.000 h\\u{1b}1  debug  to h2\\r: at 1000000\\n\\u{1b}[2J");
+        assert!(lines[1].starts_with("00:00:02") && lines[2].starts_with("00:00:03") && lines.len() == 3, "{text}");
+    }
+
+    #[test]
+    fn what_is_held_and_kept_is_bounded_and_counted() {
+        let book = book(Level::Trace);
+        (0..KEPT_MAX as u64 + 5).for_each(|at| book.take(entry(at, "x")));
+        let state = book.state();
+        assert_eq!((state.held.len(), state.left_out), (HELD_MAX, (KEPT_MAX - HELD_MAX) as u64 + 5));
+        assert_eq!((state.kept.len(), state.kept_left_out), (KEPT_MAX, 5));
+    }
+}

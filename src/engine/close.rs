@@ -1,0 +1,71 @@
+//! The end of a session.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::work::Parts;
+use super::{Engine, Event, Half, Read, SessionEvent, Summary, View, Writer};
+use crate::transport::LaneEvent;
+
+/// How long the engine waits at the end for its lanes to close.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the sink of a tree gets at the end to remove what has not been published.
+const DISCARD_WAIT: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// Closes the lanes, giving their last frames the time to leave.
+    pub(super) fn close(mut self) -> Summary {
+        // The sink's threads wait for it no more.
+        self.answers = None;
+        self.shared.over.store(true, Ordering::Relaxed);
+        self.summary.seconds = self.flowing_since.unwrap_or(self.began).elapsed().as_secs_f64();
+        self.summary.encrypted &= !self.is_in_clear;
+        self.summary.counters = self.half.machine_ref().counters();
+        self.summary.line = self.line();
+        self.summary.view = if matches!(self.half, Half::Send { .. }) { View::Sender } else { View::Receiver };
+        self.observer.observe(SessionEvent::Progress(self.summary.counters, self.summary.waits));
+        self.summary.outcome = self.ended.take().expect("the loop ends with an outcome");
+        self.summary.reason = self.reason.take();
+        if let Some(sink) = &self.shared.sink {
+            self.summary.written = sink.written();
+            sink.discard();
+        }
+        self.summary.read = Read {
+            direct_bytes: self.shared.tally.direct_bytes.load(Ordering::Relaxed),
+            cached_bytes: self.shared.tally.cached_bytes.load(Ordering::Relaxed),
+        };
+        if let Some(Parts::Tree(tree)) = &self.shared.source {
+            let sent = tree.sent();
+            // What the walk has read is counted there alone.
+            self.summary.read.cached_bytes = sent.bytes.saturating_sub(self.summary.read.direct_bytes);
+            self.summary.sent_tree = Some(sent);
+            tree.cancel();
+        }
+        let mut discarding = None;
+        if let Half::Receive { writer, .. } = &mut self.half
+            && let Writer::Tree(_, thread) = std::mem::replace(writer, Writer::Workers)
+        {
+            discarding = Some(thread);
+        }
+        for live in self.lanes.values_mut() {
+            live.lane.close();
+        }
+        let deadline = Instant::now() + CLOSE_WAIT;
+        while !self.lanes.is_empty() {
+            match self.events.recv_deadline(deadline) {
+                Ok(Event::Lane(id, LaneEvent::Down { .. })) => drop(self.lanes.remove(&id)),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        if let Some(thread) = discarding {
+            let deadline = Instant::now() + DISCARD_WAIT;
+            while !thread.is_finished() && Instant::now() < deadline {
+                // Its chunks come back this way.
+                let _ = self.events.recv_timeout(Duration::from_millis(1));
+            }
+        }
+        self.summary
+    }
+}

@@ -1,0 +1,203 @@
+//! The log of a session: what becomes of its lanes and why, who waits for whom, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use rd_proto::control::{Policy, RdmaKind, Role};
+use rd_proto::handshake::LaneId;
+use rd_proto::session::{Agreed, Counters, Notice, Outcome};
+
+use super::account::{View, Waits};
+use super::session::NotBegun;
+use super::summary::{Observer, SessionEvent, Summary};
+use crate::log::{self, Level, Step};
+
+/// How often it is looked at how fast it is and what it waits for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// By how much a rate has changed when that is told.
+const CHANGE: f64 = 2.0;
+
+/// Details of a session, which only its log tells of.
+#[derive(Clone, Debug)]
+pub enum Detail {
+    /// A lane is being dialled.
+    Dialing(LaneId),
+    /// It could not be made.
+    DialFailed(LaneId, String),
+    /// A part of the session begins.
+    Begin(Step),
+    /// It ends.
+    End(Step),
+}
+
+/// Tells the log what it sees of a session, and hands it on.
+pub(super) struct Logged {
+    inner: Box<dyn Observer>,
+    about: String,
+    is_sender: bool,
+    /// Steps that have begun, each of which does so once.
+    steps: Vec<Step>,
+    looked: Instant,
+    bytes: u64,
+    waits: Waits,
+    /// The rate and what limited it, as they were told last.
+    told: Option<(f64, &'static str)>,
+}
+
+/// How the log calls a session with `peer`.
+pub(super) fn about(role: Role, peer: &str) -> String {
+    match role {
+        Role::Sender => format!("to {peer}"),
+        Role::Receiver => format!("from {peer}"),
+    }
+}
+
+impl Logged {
+    /// Puts one in front of an observer, where anybody asks for a log.
+    pub(super) fn new(role: Role, peer: &str, inner: Box<dyn Observer>) -> Box<dyn Observer> {
+        if !log::is_on(Level::Debug) {
+            return inner;
+        }
+        let (about, is_sender) = (about(role, peer), role == Role::Sender);
+        let (steps, bytes, waits, told) = Default::default();
+        Box::new(Self { inner, about, is_sender, steps, looked: Instant::now(), bytes, waits, told })
+    }
+
+    fn say(&self, text: impl FnOnce() -> String) {
+        log::debug(&self.about, text);
+    }
+
+    fn detail(&mut self, detail: Detail) {
+        match detail {
+            Detail::Dialing(lane) => self.say(|| format!("dials lane {}", name(lane))),
+            Detail::DialFailed(lane, why) => self.say(|| format!("cannot make lane {}: {why}", name(lane))),
+            // Frames that say so come again where lanes are lost.
+            Detail::Begin(step) if self.steps.contains(&step) => {}
+            Detail::Begin(step) => {
+                self.steps.push(step);
+                let text = match (step, self.is_sender) {
+                    (Step::Verify, true) => "all is taken; its digest is with the receiver",
+                    (Step::Verify, false) => "all has come; the digests are compared",
+                    (Step::Connect, _) => "offers go both ways",
+                    (step, _) => step.name(),
+                };
+                log::begin(step, &self.about, || text.to_owned());
+            }
+            Detail::End(step) => {
+                let text = match step {
+                    Step::Connect => "both ends are ready",
+                    Step::Verify => "the digests are the same",
+                    Step::Publish => "published",
+                    step => step.name(),
+                };
+                log::end(step, &self.about, || text.to_owned());
+            }
+        }
+    }
+
+    fn notice(&self, notice: Notice, reason: Option<&str>) {
+        let because = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        self.say(|| match notice {
+            Notice::FellBack => format!("RDMA cannot be used, TCP carries the data{because}"),
+            Notice::BackOnRdma => "RDMA carries the data".to_owned(),
+            Notice::LinkLost => format!("lost the link, no lane is left{because}"),
+            Notice::LinkRestored => "the link is there again".to_owned(),
+            Notice::LaneLost(lane) => format!("lost lane {}{because}", name(lane)),
+        });
+    }
+
+    /// Tells how fast it is, when that has changed, and what it waits for.
+    fn look(&mut self, counters: Counters, waits: Waits) {
+        let passed = self.looked.elapsed();
+        if passed < LOOK_EVERY {
+            return;
+        }
+        let rate = counters.bytes.saturating_sub(self.bytes) as f64 / passed.as_secs_f64();
+        let lately = waits.since(self.waits);
+        (self.looked, self.bytes, self.waits) = (Instant::now(), counters.bytes, waits);
+        let Some(limiter) = lately.limiter() else { return };
+        let what = limiter.what.name();
+        let is_news = self.told.is_none_or(|(before, of)| {
+            of != what || (rate > 0.0) != (before > 0.0) || rate > CHANGE * before || rate * CHANGE < before
+        });
+        if !is_news {
+            return;
+        }
+        self.told = Some((rate, what));
+        let view = if self.is_sender { View::Sender } else { View::Receiver };
+        let (waited, share) = (limiter.what.words(view), limiter.share * 100.0);
+        self.say(|| match rate > 0.0 {
+            true => format!("{:.1} MB/s; {share:.0} % of the time it waits for {waited}", rate / 1e6),
+            false => format!("stands still, and waits for {waited}"),
+        });
+    }
+}
+
+impl Observer for Logged {
+    fn observe(&mut self, event: SessionEvent) {
+        match &event {
+            SessionEvent::Detail(detail) => return self.detail(detail.clone()),
+            SessionEvent::Notice(notice, reason) => self.notice(*notice, reason.as_deref()),
+            SessionEvent::Progress(counters, waits) => self.look(*counters, *waits),
+            SessionEvent::NoDevice { host } => {
+                let host = host.as_deref().unwrap_or("this host");
+                self.say(|| format!("no RDMA device at {host}: TCP carries the data"));
+            }
+            SessionEvent::LockedMemory { limit_bytes, .. } => {
+                self.say(|| format!("the limit on locked memory is {} KiB", limit_bytes >> 10));
+            }
+            SessionEvent::LaneUp(lane, _, description) => {
+                self.say(|| format!("lane {} is up: {description}", name(*lane)));
+            }
+            SessionEvent::Begun { .. } => {}
+        }
+        self.inner.observe(event);
+    }
+}
+
+fn name(lane: LaneId) -> String {
+    format!("{}.{}", lane.index, lane.generation)
+}
+
+/// What two ends have agreed on.
+pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind; 2]) {
+    log::debug(about, || {
+        let Agreed { policy, try_rdma, seal_tcp, seal_rdma, tcp_lanes, rdma_lanes, chunk_bytes, reconnect } = agreed;
+        let chunk_kib = chunk_bytes >> 10;
+        let pool_mib = (u64::from(buffers) * *chunk_bytes as u64) >> 20;
+        let devices = rdma.map(|kind| match kind {
+            RdmaKind::None => "none",
+            RdmaKind::Software => "software",
+            RdmaKind::Hardware => "hardware",
+        });
+        let transport = match (try_rdma, policy) {
+            (true, _) => format!("RDMA by {rdma_lanes} lanes, else TCP by {tcp_lanes}"),
+            (false, Policy::Tcp) => format!("TCP by {tcp_lanes} lanes, as asked for"),
+            (false, _) => format!("TCP by {tcp_lanes} lanes, since RDMA here is {}, there {}", devices[0], devices[1]),
+        };
+        let sealed = match (seal_tcp, seal_rdma) {
+            (true, true) => "encrypted",
+            (false, false) => "not encrypted",
+            (true, false) => "encrypted over TCP only",
+            (false, true) => "encrypted over RDMA only",
+        };
+        format!(
+            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, a pool of {pool_mib} MiB; a lost link has {} s",
+            reconnect.as_secs()
+        )
+    });
+}
+
+/// How a session ended.
+pub(super) fn ended(about: &str, ended: Result<&Summary, &NotBegun>) {
+    log::end(Step::Session, about, || match ended {
+        Ok(Summary { outcome: Outcome::Done, counters, seconds, .. }) => {
+            format!("done: {} bytes in {seconds:.3} s, and the receiver has answered for them", counters.bytes)
+        }
+        Ok(Summary { outcome, reason, .. }) => {
+            let because = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            format!("failed: {outcome:?}{because}")
+        }
+        Err(NotBegun { obstacle, .. }) => format!("not begun: {obstacle}"),
+    });
+}

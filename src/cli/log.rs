@@ -66,6 +66,13 @@ struct State {
 
 static BOOK: Mutex<Option<Arc<Book>>> = Mutex::new(None);
 
+/// What a run has told, for its trace.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) left_out: u64,
+}
+
 /// Where and how much [`VARIABLE`] asks for.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
@@ -175,6 +182,13 @@ fn book() -> Option<Arc<Book>> {
 /// Whether lines of the log come to standard error, where nothing else can be drawn then.
 pub(crate) fn is_on_standard_error() -> bool {
     book().is_some_and(|book| book.state().is_seen)
+}
+
+/// What has been told so far, for a trace; it is not given again.
+pub(crate) fn kept() -> Kept {
+    let Some(book) = book() else { return Kept::default() };
+    let mut state = book.state();
+    Kept { entries: std::mem::take(&mut state.kept), left_out: std::mem::take(&mut state.kept_left_out) }
 }
 
 /// Writes what is held, and ends the log.

@@ -42,6 +42,10 @@ pub struct ReportOptions {
     /// Write a page to FILE.html, to be looked at: rate and what limited over time, events, and what to change; also when it fails
     #[arg(long = "report", value_name = "FILE.html")]
     pub page: Option<PathBuf>,
+    /// Write a trace to FILE, for ui.perfetto.dev: the steps of each host, rates and what was waited for over time, events; also
+    /// when it fails
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// `--color`, `--show-config`.
     #[command(flatten)]
     pub common: CommonOptions,
@@ -76,7 +80,7 @@ impl ReportOptions {
     /// The same, with the log begun that they ask for. `command`: its name.
     pub(crate) fn begun(self, command: &str) -> Self {
         let settled = self.settled();
-        super::log::start_by_options(command, settled.verbosity, false);
+        super::log::start_by_options(command, settled.verbosity, settled.trace.is_some());
         settled
     }
 

@@ -84,7 +84,7 @@ pub struct CopyArguments {
     #[arg(short = '0', long, requires = "files_from", overrides_with = "from0")]
     from0: bool,
     /// Change nothing: say what would be copied where; with --sync, what would be changed, as --itemize-changes does
-    #[arg(short = 'n', long, conflicts_with = "page")]
+    #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
     /// Go on: watch SRC, on whichever host it is, and copy again what changes, until a signal; a host that is lost is waited for
     #[arg(long, requires = "sync", conflicts_with_all = ["dry_run", "check", "snapshot", "files_from"])]
@@ -98,7 +98,7 @@ pub struct CopyArguments {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "disk",
-        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run", "to", "hosts", "hosts_failed", "page"]
+        conflicts_with_all = ["target_directory", "no_target_directory", "dry_run", "to", "hosts", "hosts_failed", "page", "trace"]
     )]
     check: Option<CheckMedium>,
     /// Write path, size, mode, time and BLAKE3 of each file of the copy to FILE, for --check; only if all is copied
@@ -513,11 +513,12 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         (_, true) => Digits::Plain,
         _ => Digits::Separated,
     };
-    let page = report.page.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    let reports = report.page.iter().chain(&report.trace);
+    let reports = reports.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())).collect();
     let watched_by = setup.clone();
     let mut plan = Plan {
         manifests,
-        page,
+        reports,
         sources,
         only,
         destination,
@@ -586,6 +587,7 @@ fn copy(mut arguments: CopyArguments, typed: &Translated) -> Result<(), Failure>
         .map(PathBuf::from)
         .chain(arguments.report.json.clone())
         .chain(arguments.report.page.clone())
+        .chain(arguments.report.trace.clone())
         .collect();
     watch::run(&watched_by, &sources, &written, say, copy)
 }

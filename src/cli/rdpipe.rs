@@ -50,7 +50,7 @@ pub struct PipeArguments {
     #[arg(value_name = "[HOST:]COMMAND")]
     stages: Vec<OsString>,
     /// Say what would be run where, and which connections be made, and start nothing
-    #[arg(short = 'n', long, conflicts_with = "page")]
+    #[arg(short = 'n', long, conflicts_with_all = ["page", "trace"])]
     dry_run: bool,
     /// Listen on PORT, or one of the next that is free, instead of a port of the system's choice
     #[arg(short = 'p', value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "port_range")]

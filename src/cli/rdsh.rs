@@ -162,6 +162,7 @@ impl ShellArguments {
         // A host that could be an option has come behind "--".
         let dashes = self.host.as_ref().filter(|host| host.as_bytes().starts_with(b"-")).map(|_| "--");
         ssh.args(&words[1..]).args(self.ssh.words()).args(dashes).args(&self.host).args(&self.command);
+        super::log::finish();
         let errno = os(rustix::io::Errno::from_io_error(&ssh.exec()).unwrap_or(rustix::io::Errno::IO));
         Failure::new(Exit::Connect, format!("cannot run {}: {errno}; see --rsh", escaped(OsStr::new(&words[0]))))
     }

@@ -9,6 +9,7 @@ mod page;
 mod record;
 pub(super) mod screen;
 mod stats;
+mod trace;
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -40,11 +41,13 @@ use page::{CameTo, Page};
 use record::{Record, Weight};
 use screen::Screen;
 pub(crate) use stats::{Digits, stats};
+use trace::Trace;
 
 use crate::agent::words;
 use crate::engine::session;
 use crate::engine::{Limiter, Observer, Read, SessionEvent, Summary, Waits};
 use crate::fs::direct::write::Written;
+use crate::fs::prepared::Prepared;
 use crate::fs::standard;
 use crate::transport::Medium;
 
@@ -416,12 +419,15 @@ impl From<session::Ended> for Ended {
     }
 }
 
-/// Where the reports of `--json` and `--report` go. Opened before anything else is done, so that they cannot be missing in
+/// Where the reports of `--json`, `--report` and `--trace` go. Opened before anything else is done, so that they cannot be missing in
 /// the end.
 pub struct Reporter<'a> {
     options: &'a ReportOptions,
     sink: Option<(File, String)>,
+    /// What `--report` and `--trace` are made of.
+    record: Option<Arc<Mutex<Record>>>,
     page: Option<Page>,
+    trace: Option<Trace>,
 }
 
 impl<'a> Reporter<'a> {
@@ -431,7 +437,10 @@ impl<'a> Reporter<'a> {
     ///
     /// Exit 1 if it cannot be opened, or is standard output and carries data.
     pub fn open(command: &'static str, options: &'a ReportOptions, carries_data: bool) -> Result<Self, Failure> {
-        let page = options.page.as_ref().map(|path| Page::open(command, path)).transpose()?;
+        let page = options.page.as_ref().map(|path| Page::open(path)).transpose()?;
+        let trace = options.trace.as_ref().map(|path| Trace::open(path)).transpose()?;
+        let is_kept = page.is_some() || trace.is_some();
+        let record = is_kept.then(|| Arc::new(Mutex::new(Record::new(command))));
         let (name, opened) = match (&options.json, options.json_fd) {
             (Some(path), _) if *path != Path::new("-") => (escaped(path.as_os_str()), File::create(path)),
             (None, Some(1)) | (Some(_), _) if carries_data => {
@@ -440,10 +449,10 @@ impl<'a> Reporter<'a> {
             }
             (Some(_), _) | (None, Some(1)) => ("standard output".to_owned(), standard::output()),
             (None, Some(number)) => (format!("--json-fd {number}"), standard::given(number)),
-            (None, None) => return Ok(Self { options, sink: None, page }),
+            (None, None) => return Ok(Self { options, sink: None, record, page, trace }),
         };
         let file = opened.map_err(|error| unreportable(Exit::Usage, &name, &error))?;
-        Ok(Self { options, sink: Some((file, name)), page })
+        Ok(Self { options, sink: Some((file, name)), record, page, trace })
     }
 
     /// Tells of something that has happened before the end.
@@ -452,10 +461,10 @@ impl<'a> Reporter<'a> {
         let _ = self.write(event);
     }
 
-    /// Keeps something for the page of `--report`, where it is asked for.
+    /// Keeps something for `--report` and `--trace`, where they are asked for.
     pub(crate) fn record(&self, keep: impl FnOnce(&mut Record)) {
-        if let Some(page) = &self.page {
-            keep(&mut page.record());
+        if let Some(record) = &self.record {
+            keep(&mut record.lock().expect("no panic with it locked"));
         }
     }
 
@@ -472,13 +481,13 @@ impl<'a> Reporter<'a> {
 
     /// An observer of the only session that keeps what it sees for the page as well, and hands it on. `side`: which end this is.
     pub(crate) fn recording(&self, side: Side, inner: Box<dyn Observer>) -> Box<dyn Observer> {
-        match &self.page {
-            Some(page) => Box::new(Recording { record: page.shared(), side, peer: String::new(), inner }),
+        match &self.record {
+            Some(record) => Box::new(Recording { record: Arc::clone(record), side, peer: String::new(), inner }),
             None => inner,
         }
     }
 
-    /// Tells how it ended, where `--json` or `--report` asks for it.
+    /// Tells how it ended, where `--json`, `--report` or `--trace` asks for it.
     ///
     /// # Errors
     ///
@@ -492,8 +501,12 @@ impl<'a> Reporter<'a> {
         let event = json::Event::End(end);
         let told = self.last(&event);
         let json::Event::End(end) = &event else { return told };
-        let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(CameTo { end, summary, copied }));
-        told.and(written)
+        let Some(record) = &self.record else { return told };
+        let (record, came_to) = (record.lock().expect("no panic with it locked"), CameTo { end, summary, copied });
+        let written = self.page.as_ref().map_or(Ok(()), |page| page.finish(&record, came_to));
+        let kept = super::log::kept();
+        let traced = self.trace.as_ref().map_or(Ok(()), |trace| trace.finish(&record, &kept, came_to.exit()));
+        told.and(written).and(traced)
     }
 
     /// Tells the last thing that there is to tell.
@@ -589,6 +602,22 @@ fn limiter_line(summary: &Summary) -> Option<String> {
         limiter.share * 100.0,
         rate_words(ceiling)
     ))
+}
+
+/// Makes the file of a report, without its name. `option`: as it is meant.
+fn prepared(option: &str, path: &Path) -> Result<Prepared, Failure> {
+    if path.as_os_str() == "-" {
+        let name = option.split(' ').next().unwrap_or_default();
+        return Err(Failure::new(Exit::Usage, format!("{name} needs the name of a file: {option}")));
+    }
+    let name = escaped(path.as_os_str());
+    Prepared::open(path).map_err(|error| unreportable(Exit::Usage, &name, &error))
+}
+
+/// Writes it, and gives it its name.
+fn published(file: &Prepared, text: &[u8]) -> Result<(), Failure> {
+    let name = escaped(file.path().as_os_str());
+    file.publish(text).map_err(|error| unreportable(Exit::Destination, &name, &error))
 }
 
 fn unreportable(exit: Exit, name: &str, error: &std::io::Error) -> Failure {

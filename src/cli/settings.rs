@@ -74,6 +74,7 @@ const REFUSED: [(&str, &[&str]); 4] = [
             "snapshot",
             "target-directory",
             "to",
+            "trace",
             "version",
             "watch",
         ],

@@ -137,7 +137,7 @@ impl<'a> Copy<'a> {
         let mut found = self.find(&sources)?;
         let placed = self.place(destination, &mut found)?;
         self.check_options(&found, destination, placed.as_ref())?;
-        self.check_page(&found, destination, placed.as_ref())?;
+        self.check_reports(&found, destination, placed.as_ref())?;
         let manifest = self.begin_manifest(&found, destination, placed.as_ref())?;
         self.take_entries(destination, manifest.clone())?;
         if self.plan.dry_run && !self.plan.tree.sync {

@@ -140,8 +140,8 @@ impl Spec {
 pub(crate) struct Plan<'a> {
     /// Files in which the copy is listed.
     pub manifests: Vec<Target>,
-    /// The file of `--report`.
-    pub(crate) page: Option<PathBuf>,
+    /// The files of `--report` and `--trace`.
+    pub(crate) reports: Vec<PathBuf>,
     pub(crate) sources: Vec<Spec>,
     /// Only these paths of the only source.
     pub(crate) only: Option<Only>,

@@ -1,7 +1,11 @@
-//! The log of a run: one file with what happened at both ends.
+//! The log of a run, and its trace: one file with what happened at both ends.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
+
+use serde_json::Value;
 
 use crate::copies::at;
 use crate::launcher;
@@ -84,5 +88,88 @@ pub fn has_no_secrets_in_it() {
     for (name, part) in [("", "h1: runs"), (".to", "agreed"), (".from", "agreed")] {
         let text = fs::read_to_string(lab.join(&format!("{FILE}{name}"))).expect("a log");
         assert!(text.contains(part) && !text.contains(KEY) && !text.contains("hunter2"), "{text}");
+    }
+}
+
+/// A trace, in which all times are in order and the spans of each thread nest: its events, and what hosts are called.
+#[track_caller]
+fn trace(path: &Path) -> (Vec<Value>, Vec<String>) {
+    let trace: Value = serde_json::from_slice(&fs::read(path).expect("a trace")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events").clone();
+    let mut last = 0;
+    let mut open: BTreeMap<(u64, u64), Vec<u64>> = BTreeMap::new();
+    for event in &events {
+        let number = |key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key}: {event}"));
+        let (at, place) = (number("ts"), (number("pid"), number("tid")));
+        assert!(at >= last, "{at} after {last}: {event}");
+        last = at;
+        if event["ph"] == "X" {
+            let (around, end) = (open.entry(place).or_default(), at + number("dur"));
+            around.retain(|&end| end > at);
+            assert!(around.last().is_none_or(|&around| end <= around), "it ends after what it is in: {event}");
+            around.push(end);
+        }
+    }
+    let names = events.iter().filter(|event| event["name"] == "process_name");
+    let names = names.map(|event| event["args"]["name"].as_str().expect("a name").to_owned()).collect();
+    (events, names)
+}
+
+/// How many spans there are of this name, on how many hosts.
+fn spans(events: &[Value], name: &str) -> (usize, usize) {
+    let is_it = |event: &&Value| event["ph"] == "X" && event["name"] == name;
+    let hosts: BTreeSet<_> = events.iter().filter(is_it).map(|event| event["pid"].as_u64()).collect();
+    (events.iter().filter(is_it).count(), hosts.len())
+}
+
+/// A run with a lane that is cut, as a trace has it: both ends are there.
+pub fn a_trace_has_both_ends() {
+    let lab = Lab::new();
+    let source = lab.0.file("source", &noise(24 * CHUNK));
+    let us = std::env::current_exe().expect("this program");
+    let mut rdcp = lab.command(rdcp(), us.to_str().expect("a path in UTF-8"), AGENT);
+    rdcp.env(launcher::IS_LAUNCHER, "1").env(launcher::CUT, "3000000").stdin(Stdio::null()).stdout(Stdio::null());
+    rdcp.args(["--bwlimit", "20M", "--trace"]).arg(lab.join("trace"));
+    Process::spawn(rdcp.arg(source).arg(at("h1", &lab.join("copy")))).wait().expect(0);
+    let (events, names) = trace(&lab.join("trace"));
+    assert_eq!(names, ["this host", "h1"]);
+    for (name, expected) in [
+        ("launch", (1, 1)),
+        ("meet", (1, 1)),
+        ("session", (2, 2)),
+        ("connect", (2, 2)),
+        ("transfer", (2, 2)),
+        ("verify", (2, 2)),
+        ("publish", (1, 1)),
+    ] {
+        assert_eq!(spans(&events, name), expected, "{name}");
+    }
+    for counter in ["MB/s (to h1)", "MB/s (from this host)", "waits for, % (to h1)", "waits for, % (from this host)"] {
+        let count = events.iter().filter(|event| event["ph"] == "C" && event["name"] == counter).count();
+        assert!(count > 3, "{counter}: {count}");
+    }
+    let has = |event: &&Value| {
+        event["ph"] == "i" && event["name"].as_str().is_some_and(|name| name.contains("lost lane 1.1"))
+    };
+    let hosts: Vec<_> = events.iter().filter(has).map(|event| event["pid"].as_u64()).collect();
+    assert_eq!(hosts.len(), 2);
+    assert_ne!(hosts[0], hosts[1], "each end tells of it once");
+}
+
+/// A trace is there of a run that fails, and of one that never began.
+pub fn a_trace_is_there_of_a_run_that_fails() {
+    let lab = Lab::new();
+    let source = lab.0.file("source", b"x");
+    lab.0.file("file", b"");
+    lab.script("none", "exit 255");
+    for (launcher, to, code) in [("rsh", "file/copy", 6), ("none", "copy", 3)] {
+        let mut rdcp = lab.command(rdcp(), launcher, AGENT);
+        rdcp.arg("--trace").arg(lab.join("trace")).arg(&source).arg(at("h1", &lab.join(to)));
+        Process::spawn(rdcp.stdin(Stdio::null()).stdout(Stdio::null())).wait().expect(code);
+        let (events, _) = trace(&lab.join("trace"));
+        assert_eq!(spans(&events, "launch"), (1, 1));
+        let text = fs::read_to_string(lab.join("trace")).expect("a trace");
+        assert!(text.contains(&format!("\"exit\":{code}")), "{text}");
+        fs::remove_file(lab.join("trace")).expect("it is there");
     }
 }

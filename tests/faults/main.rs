@@ -28,6 +28,8 @@ const CASES: &[(&str, fn())] = &[
     ("copies_through_a_bad_network", copies::through_a_bad_network),
     ("pipelines_through_a_bad_network", pipelines::through_a_bad_network),
     ("a_log_tells_of_a_lane_that_is_cut_once_from_each_end", logs::tells_of_a_lane_that_is_cut_once_from_each_end),
+    ("a_trace_has_both_ends", logs::a_trace_has_both_ends),
+    ("a_trace_is_there_of_a_run_that_fails", logs::a_trace_is_there_of_a_run_that_fails),
     ("a_log_has_no_secrets_in_it", logs::has_no_secrets_in_it),
     ("copies_with_signals_to_any_process", kills::signals_to_any_process),
     ("pipelines_with_signals_to_any_process", pipelines::signals_to_any_process),

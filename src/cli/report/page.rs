@@ -9,15 +9,14 @@ mod chart;
 mod html;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::html::Html;
 use super::line::{seconds_words, thousands};
 use super::rate_words;
 use super::record::{Record, Track, Weight};
-use super::unreportable;
+use super::{prepared, published};
 use crate::engine::{Summary, View, Wait, Waits};
-use crate::fault::{Exit, Failure, escaped};
+use crate::fault::Failure;
 use crate::fs::prepared::Prepared;
 use crate::job::event::{self, End, HeldUpBy};
 use crate::job::progress::{Copied, size_words};
@@ -37,10 +36,7 @@ const SOURCE_HOPS_MAX: usize = 3;
 const HOLDERS_MAX: usize = 8;
 
 /// The page, before the run has ended.
-pub(super) struct Page {
-    file: Prepared,
-    record: Arc<Mutex<Record>>,
-}
+pub(super) struct Page(Prepared);
 
 /// What a run came to.
 #[derive(Clone, Copy)]
@@ -56,21 +52,8 @@ impl Page {
     /// # Errors
     ///
     /// Exit 1 where it cannot be made.
-    pub(super) fn open(command: &'static str, path: &Path) -> Result<Self, Failure> {
-        if path.as_os_str() == "-" {
-            return Err(Failure::new(Exit::Usage, "--report needs the name of a file: --report FILE.html"));
-        }
-        let name = escaped(path.as_os_str());
-        let file = Prepared::open(path).map_err(|error| unreportable(Exit::Usage, &name, &error))?;
-        Ok(Self { file, record: Arc::new(Mutex::new(Record::new(command))) })
-    }
-
-    pub(super) fn record(&self) -> MutexGuard<'_, Record> {
-        self.record.lock().expect("no panic with it locked")
-    }
-
-    pub(super) fn shared(&self) -> Arc<Mutex<Record>> {
-        Arc::clone(&self.record)
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        prepared("--report FILE.html", path).map(Self)
     }
 
     /// Writes it.
@@ -78,10 +61,18 @@ impl Page {
     /// # Errors
     ///
     /// Exit 6.
-    pub(super) fn finish(&self, came_to: CameTo<'_>) -> Result<(), Failure> {
-        let page = render(&self.record(), came_to);
-        let name = escaped(self.file.path().as_os_str());
-        self.file.publish(&page).map_err(|error| unreportable(Exit::Destination, &name, &error))
+    pub(super) fn finish(&self, record: &Record, came_to: CameTo<'_>) -> Result<(), Failure> {
+        published(&self.0, &render(record, came_to))
+    }
+}
+
+impl CameTo<'_> {
+    /// The exit code.
+    pub(super) fn exit(&self) -> u8 {
+        match self.end {
+            End::Transfer(transfer) => transfer.result.exit,
+            End::Pipeline(pipeline) => pipeline.result.exit,
+        }
     }
 }
 

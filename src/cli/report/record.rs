@@ -1,4 +1,4 @@
-//! What is kept of a run for the page of `--report`: how far each end of each hop was at which time, where its time went,
+//! What is kept of a run for `--report` and `--trace`: how far each end of each hop was at which time, where its time went,
 //! and what happened. What ends report are any numbers; nothing here grows with how long a run takes.
 
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl Total {
     }
 
     /// What came after `earlier`.
-    fn since(self, earlier: Self) -> Self {
+    pub(crate) fn since(self, earlier: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(earlier.bytes), waits: self.waits.since(earlier.waits) }
     }
 
@@ -89,6 +89,11 @@ impl Series {
             self.samples.retain(|_| (number += 1, number == 1 || number % 2 == 0).1);
             self.spacing_s *= 2.0;
         }
+    }
+
+    /// All of it, in order of time.
+    pub(crate) fn samples(&self) -> &[(f64, Total)] {
+        &self.samples
     }
 
     /// When it begins and ends.
@@ -215,6 +220,8 @@ pub(crate) struct Record {
     pub(crate) command: &'static str,
     began: Instant,
     pub(crate) began_at: SystemTime,
+    /// The same, as the log has it.
+    pub(crate) began_micros: u64,
     /// Sources and destinations, each with its host.
     pub(crate) route: [Vec<(String, String)>; 2],
     pub(crate) tracks: Vec<Track>,
@@ -231,6 +238,7 @@ impl Record {
             command,
             began: Instant::now(),
             began_at: SystemTime::now(),
+            began_micros: crate::log::now(),
             route: Default::default(),
             tracks: Vec::new(),
             tracks_of: HashMap::new(),

@@ -111,7 +111,7 @@ impl Copy<'_> {
         let targets: Vec<Target> = self.plan.targets.iter().map(|spec| self.start(spec, source)).collect();
         self.job.greet_one(source)?;
         let found = self.find(&sources)?;
-        self.check_page(&found, HERE, None)?;
+        self.check_reports(&found, HERE, None)?;
         if let Some((_, found)) =
             found.iter().find(|(from, found)| self.is_read(found) || self.is_standard(*from, found))
         {

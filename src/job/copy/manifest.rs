@@ -63,21 +63,24 @@ impl Copy<'_> {
         Ok(Some(Manifest { writer: Arc::new(Mutex::new(Some(writer))), root }))
     }
 
-    /// Refuses a report (`--report`) that would be part of what is copied.
+    /// Refuses a report (`--report`, `--trace`) that would be part of what is copied.
     ///
     /// # Errors
     ///
     /// As [`Copy::check_place`].
-    pub(super) fn check_page(
+    pub(super) fn check_reports(
         &self,
         found: &[(usize, Found)],
         to: usize,
         placed: Option<&Placed>,
     ) -> Result<(), Failure> {
-        let Some(page) = &self.plan.page else { return Ok(()) };
+        if self.plan.reports.is_empty() {
+            return Ok(());
+        }
         let trees: Vec<PathBuf> =
             placed.map(|placed| found.iter().map(|(_, one)| target(placed, one)).collect()).unwrap_or_default();
-        self.check_place(("the report", page, "which is copied"), found, to, &trees)
+        let mut reports = self.plan.reports.iter();
+        reports.try_for_each(|file| self.check_place(("the report", file, "which is copied"), found, to, &trees))
     }
 
     /// Refuses a file that would be part of the copy, or of its source: its name, and what is written beside it, would come

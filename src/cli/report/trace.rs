@@ -1,0 +1,251 @@
+//! `--trace FILE`: a run as Perfetto and chrome://tracing draw it. It is another rendering of the run's [`Record`], which has
+//! how far each end was and what it waited for, and of its log, which has the steps of every host.
+//!
+//! A host is a process, what it is about a thread. Spans of one thread nest, whatever hosts have told.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::record::{Record, Weight};
+use super::{prepared, published};
+use crate::cli::log::Kept;
+use crate::fault::{Failure, printable};
+use crate::fs::prepared::Prepared;
+use crate::log::{Entry, Mark, Step};
+
+/// The file, before the run has ended.
+pub(super) struct Trace(Prepared);
+
+/// One event, as Chrome's trace format has it. Times are microseconds since the run began.
+#[derive(Debug, PartialEq, Serialize)]
+struct Event {
+    name: String,
+    ph: &'static str,
+    ts: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<u64>,
+    pid: usize,
+    tid: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    args: Value,
+}
+
+impl Trace {
+    /// Makes the file, without its name.
+    ///
+    /// # Errors
+    ///
+    /// Exit 1 where it cannot be made.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        prepared("--trace FILE", path).map(Self)
+    }
+
+    /// Writes it. `kept`: the log.
+    ///
+    /// # Errors
+    ///
+    /// Exit 6.
+    pub(super) fn finish(&self, record: &Record, kept: &Kept, exit: u8) -> Result<(), Failure> {
+        published(&self.0, &render(record, kept, exit))
+    }
+}
+
+/// Hosts and what they are about, by number.
+#[derive(Default)]
+struct Places {
+    hosts: BTreeMap<String, usize>,
+    threads: BTreeMap<(usize, String), usize>,
+}
+
+/// The host that the command runs on.
+const HERE: usize = 1;
+
+impl Places {
+    fn host(&mut self, name: &str) -> usize {
+        // As hops and hosts call the one that the command runs on.
+        if matches!(name, "" | "this host" | "localhost") {
+            return HERE;
+        }
+        let next = HERE + 1 + self.hosts.len();
+        *self.hosts.entry(name.to_owned()).or_insert(next)
+    }
+
+    fn thread(&mut self, host: usize, about: &str) -> usize {
+        let next = 1 + self.threads.len();
+        *self.threads.entry((host, about.to_owned())).or_insert(next)
+    }
+
+    /// What they are called.
+    fn names(&self) -> Vec<Event> {
+        let name = |what: &str, pid: usize, tid: usize, name: &str| Event {
+            name: what.to_owned(),
+            ph: "M",
+            ts: 0,
+            dur: None,
+            pid,
+            tid,
+            s: None,
+            args: json!({ "name": name }),
+        };
+        let here = name("process_name", HERE, 0, "this host");
+        let hosts = self.hosts.iter().map(|(host, &pid)| name("process_name", pid, 0, host));
+        let threads = self
+            .threads
+            .iter()
+            .map(|((pid, about), &tid)| name("thread_name", *pid, tid, if about.is_empty() { "run" } else { about }));
+        [here].into_iter().chain(hosts).chain(threads).collect()
+    }
+}
+
+fn render(record: &Record, kept: &Kept, exit: u8) -> Vec<u8> {
+    let mut places = Places::default();
+    let end = micros(record.now());
+    let mut events = spans(record.began_micros, &kept.entries, end, &mut places);
+    events.extend(counters(record, &mut places));
+    events.extend(instants(record, &mut places));
+    // Of those that begin at once the one around the others comes first.
+    events.sort_by_key(|event| (event.ts, u64::MAX - event.dur.unwrap_or(0)));
+    let mut all = places.names();
+    all.append(&mut events);
+    let began = humantime::format_rfc3339_millis(record.began_at).to_string();
+    let trace = json!({
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "command": record.command,
+            "version": env!("CARGO_PKG_VERSION"),
+            "began": began,
+            "exit": exit,
+            "left_out": kept.left_out + record.events_left_out,
+        },
+        "traceEvents": all,
+    });
+    let mut bytes = trace.to_string().into_bytes();
+    bytes.push(b'\n');
+    bytes
+}
+
+fn micros(seconds: f64) -> u64 {
+    (seconds * 1e6) as u64
+}
+
+/// A step that has begun.
+struct Open {
+    step: Step,
+    from: u64,
+    text: String,
+}
+
+/// What each host has done, as spans, and what has happened there. A step that ends takes those within it along; one that has
+/// not ended does so with the run.
+fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut open: BTreeMap<(usize, usize), Vec<Open>> = BTreeMap::new();
+    let mut sorted: Vec<&Entry> = entries.iter().collect();
+    sorted.sort_by_key(|entry| entry.at);
+    let span = |(pid, tid): (usize, usize), Open { step, from, text }: Open, to: u64, last: Value| Event {
+        name: step.name().to_owned(),
+        ph: "X",
+        ts: from,
+        dur: Some(to.saturating_sub(from)),
+        pid,
+        tid,
+        s: None,
+        args: json!({ "begins": text, "ends": last }),
+    };
+    for entry in sorted {
+        let at = entry.at.saturating_sub(began).min(end);
+        let pid = places.host(entry.host.as_deref().unwrap_or(""));
+        let place = (pid, places.thread(pid, &printable(&entry.about)));
+        let text = printable(&entry.text);
+        match entry.mark {
+            Mark::Moment => events.push(instant(text, at, place)),
+            Mark::Begin(step) => open.entry(place).or_default().push(Open { step, from: at, text }),
+            Mark::End(step) => {
+                let steps = open.entry(place).or_default();
+                let Some(first) = steps.iter().rposition(|open| open.step == step) else {
+                    events.push(instant(text, at, place));
+                    continue;
+                };
+                for inner in steps.drain(first..) {
+                    let last = if inner.step == step { json!(text) } else { Value::Null };
+                    events.push(span(place, inner, at, last));
+                }
+            }
+        }
+    }
+    for (place, steps) in open {
+        events.extend(steps.into_iter().map(|step| span(place, step, end, Value::Null)));
+    }
+    events
+}
+
+fn instant(name: String, ts: u64, (pid, tid): (usize, usize)) -> Event {
+    Event { name, ph: "i", ts, dur: None, pid, tid, s: Some("t"), args: json!({}) }
+}
+
+/// How fast each end was, and what it waited for.
+fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
+    let mut events = Vec::new();
+    for track in &record.tracks {
+        for (side, (end, way)) in track.ends.iter().zip(["to", "from"]).enumerate() {
+            let pid = places.host(&track.names[side]);
+            let peer = &track.names[1 - side];
+            let counter = |what: &str, ts: f64, args: Value| Event {
+                name: format!("{what} ({way} {peer})"),
+                ph: "C",
+                ts: micros(ts),
+                dur: None,
+                pid,
+                tid: 0,
+                s: None,
+                args,
+            };
+            // A counter stands from its time until the next.
+            for pair in end.series.samples().windows(2) {
+                let [(from, before), (to, total)] = pair else { continue };
+                let (passed, step) = (to - from, total.since(*before));
+                if passed <= 0.0 {
+                    continue;
+                }
+                events.push(counter("MB/s", *from, json!({ "rate": step.bytes as f64 / passed / 1e6 })));
+                let whole = step.waits.total().max(f64::MIN_POSITIVE);
+                let shares =
+                    step.waits.named().map(|(wait, seconds)| (wait.name().to_owned(), json!(100.0 * seconds / whole)));
+                events.push(counter("waits for, %", *from, Value::Object(shares.into_iter().collect())));
+            }
+            if let Some((_, last)) = end.series.span() {
+                events.push(counter("MB/s", last, json!({ "rate": 0.0 })));
+            }
+        }
+    }
+    events
+}
+
+/// What a user was told, and what became of several hosts.
+fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
+    let weight = |weight| match weight {
+        Weight::Plain => "said",
+        Weight::Lost => "lost",
+        Weight::Healed => "healed",
+        Weight::Failed => "failed",
+    };
+    let run = (HERE, places.thread(HERE, ""));
+    let mut events: Vec<Event> = Vec::new();
+    for event in &record.events {
+        let name = format!("{}: {}", weight(event.weight), printable(&event.line));
+        events.push(Event { s: Some("g"), ..instant(name, micros(event.at), run) });
+    }
+    for host in &record.hosts {
+        let place = (places.host(&host.name), 0);
+        events.extend(
+            host.changes
+                .iter()
+                .map(|(at, standing)| instant(format!("{standing:?}").to_lowercase(), micros(*at), place)),
+        );
+    }
+    events
+}

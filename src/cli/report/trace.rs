@@ -158,7 +158,7 @@ fn spans(began: u64, entries: &[Entry], end: u64, places: &mut Places) -> Vec<Ev
     };
     for entry in sorted {
         let at = entry.at.saturating_sub(began).min(end);
-        let pid = places.host(entry.host.as_deref().unwrap_or(""));
+        let pid = places.host(&printable(entry.host.as_deref().unwrap_or("")));
         let place = (pid, places.thread(pid, &printable(&entry.about)));
         let text = printable(&entry.text);
         match entry.mark {
@@ -248,4 +248,40 @@ fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
         );
     }
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Level;
+
+    /// Whatever a hostile agent says begins and ends, and when.
+    #[test]
+    fn spans_of_a_thread_nest_and_stay_within_the_run() {
+        let (mut number, mut entries) = (1_u64, Vec::new());
+        for _ in 0..3000 {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let step = Step::ALL[(number >> 33) as usize % Step::ALL.len()];
+            let mark = match number >> 60 {
+                0..6 => Mark::Begin(step),
+                6..12 => Mark::End(step),
+                _ => Mark::Moment,
+            };
+            let (at, about) = ((number >> 20) % 5000, format!("to h{}\n", (number >> 40) % 2));
+            let (host, text) = (Some("\u{1b}h1".to_owned()), "x".to_owned());
+            entries.push(Entry { at, host, level: Level::Debug, about, mark, text });
+        }
+        let mut places = Places::default();
+        let mut events = spans(1000, &entries, 3000, &mut places);
+        events.sort_by_key(|event| (event.ts, u64::MAX - event.dur.unwrap_or(0)));
+        let mut open: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        for event in events.iter().filter(|event| event.ph == "X") {
+            let (around, end) = (open.entry(event.tid).or_default(), event.ts + event.dur.unwrap_or(0));
+            around.retain(|&end| end > event.ts);
+            assert!(end <= 3000 && around.last().is_none_or(|&around| end <= around), "{event:?}");
+            around.push(end);
+        }
+        assert!(events.iter().filter(|event| event.ph == "X").count() > 1000);
+        assert!(places.names().iter().all(|event| !event.args.to_string().contains("\\u001b")));
+    }
 }

@@ -6,6 +6,7 @@ use quick_xml::events::Event as Xml;
 
 use super::*;
 use crate::engine::Wait;
+use crate::fault::{Exit, escaped};
 use crate::job::event::{Pipeline, Transfer};
 use crate::job::progress::{HostShown, HostStanding};
 use crate::tree::progress::Amount;
@@ -205,12 +206,12 @@ fn every_wait_has_its_words() {
 fn a_page_is_there_when_it_is_whole_and_refused_where_it_cannot_be() {
     let scratch = tempfile::tempdir().expect("a directory");
     let path = scratch.path().join("r.html");
-    let page = Page::open("rdcp", &path).expect("made");
+    let page = Page::open(&path).expect("made");
     assert!(!path.exists());
     drop(page);
     assert_eq!(scratch.path().read_dir().expect("entries").count(), 0);
     for none in ["-", "/", "/no/such/directory/r.html", "/dev/null"] {
-        let failure = Page::open("rdcp", Path::new(none)).err().expect("refused");
+        let failure = Page::open(Path::new(none)).err().expect("refused");
         assert_eq!(failure.exit, Exit::Usage, "{none}");
     }
 }

@@ -611,7 +611,7 @@ pub enum Message {
     TellLog(#[n(0)] u8),
     /// A line of it.
     #[n(1004)]
-    LogLine(#[n(0)] LogLine),
+    LogLine(#[n(0)] Box<LogLine>),
 }
 
 impl Message {

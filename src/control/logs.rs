@@ -15,11 +15,11 @@ const LINES_PER_SECOND: f64 = 2000.0;
 /// counted.
 pub fn tell(outbox: &Outbox, level: u8) {
     let outbox = outbox.clone();
-    outbox.try_send_line(&Message::LogLine(LogLine { now: log::now(), ..LogLine::default() }));
+    outbox.try_send_line(&Message::LogLine(Box::new(LogLine { now: log::now(), ..LogLine::default() })));
     let dropped = AtomicU64::new(0);
     log::start(Level::from_number(level), move |entry| {
         let before = dropped.swap(0, Ordering::Relaxed);
-        if !outbox.try_send_line(&Message::LogLine(line_of(entry, before))) {
+        if !outbox.try_send_line(&Message::LogLine(Box::new(line_of(entry, before)))) {
             dropped.fetch_add(before + 1, Ordering::Relaxed);
         }
     });

@@ -54,7 +54,7 @@ pub(super) fn about(role: Role, peer: &str) -> String {
 
 impl Logged {
     /// Puts one in front of an observer, where anybody asks for a log.
-    pub(super) fn new(role: Role, peer: &str, inner: Box<dyn Observer>) -> Box<dyn Observer> {
+    pub(super) fn before(role: Role, peer: &str, inner: Box<dyn Observer>) -> Box<dyn Observer> {
         if !log::is_on(Level::Debug) {
             return inner;
         }

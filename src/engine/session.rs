@@ -152,7 +152,7 @@ impl Session<'_> {
         make_work: impl FnOnce(usize) -> Result<Work, NoWork>,
     ) -> Result<Ended, NotBegun> {
         let about = logged::about(role, &first.peer_name);
-        self.observer = Logged::new(role, &first.peer_name, self.observer);
+        self.observer = Logged::before(role, &first.peer_name, self.observer);
         self.observer.observe(Detail::Begin(Step::Connect).into());
         let FirstLane { stream, established, .. } = &mut first;
         let agreement = match agree(stream, &mut established.control, role, size_bytes, self.transfer) {

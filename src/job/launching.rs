@@ -522,7 +522,7 @@ fn begin(
         }
         let error = loop {
             match received {
-                Ok(Message::LogLine(line)) => log.take(line),
+                Ok(Message::LogLine(line)) => log.take(*line),
                 Ok(message) => {
                     await_turn(&post);
                     if post.send((side, Heard::Message(message))).is_err() {

@@ -266,7 +266,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
         ("tell-log", Message::TellLog(2)),
         (
             "log-line",
-            Message::LogLine(LogLine {
+            Message::LogLine(Box::new(LogLine {
                 now: 1_764_115_200_000_000,
                 at: 1_764_115_199_999_000,
                 level: 2,
@@ -274,7 +274,7 @@ pub fn samples() -> Vec<(&'static str, Message)> {
                 mark: 3,
                 text: "lost lane 1.0 (reset)\u{1b}[31m".to_owned(),
                 dropped: 7,
-            }),
+            })),
         ),
     ]
 }

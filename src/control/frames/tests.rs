@@ -111,8 +111,12 @@ fn lists_have_few_members() {
             Message::Progress { bytes: 0, waits: Vec::new(), tree }
         }),
         (KEPT_PATH_BYTES_MAX, &|count| Message::Kept(Kept { path: vec![b'p'; count], ..Kept::default() })),
-        (LOG_TEXT_BYTES_MAX, &|count| Message::LogLine(LogLine { text: "t".repeat(count), ..LogLine::default() })),
-        (LOG_ABOUT_BYTES_MAX, &|count| Message::LogLine(LogLine { about: "a".repeat(count), ..LogLine::default() })),
+        (LOG_TEXT_BYTES_MAX, &|count| {
+            Message::LogLine(Box::new(LogLine { text: "t".repeat(count), ..LogLine::default() }))
+        }),
+        (LOG_ABOUT_BYTES_MAX, &|count| {
+            Message::LogLine(Box::new(LogLine { about: "a".repeat(count), ..LogLine::default() }))
+        }),
         (64, &|count| Message::Ended(Box::new(report(count)))),
     ] {
         let decoded = |count| {

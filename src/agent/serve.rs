@@ -89,7 +89,8 @@ pub(crate) fn serve() -> Result<(), Failure> {
         };
         let _ = post.send(last);
     };
-    std::thread::Builder::new().name("caller".to_owned()).stack_size(256 << 10).spawn(read).map_err(system)?;
+    // Without optimization, the code that reads messages takes a quarter of a MiB.
+    std::thread::Builder::new().name("caller".to_owned()).stack_size(512 << 10).spawn(read).map_err(system)?;
 
     match inputs.recv_timeout(HELLO_MAX) {
         Ok(Input::Message(Message::Hello(theirs))) if theirs.major == MAJOR => {}

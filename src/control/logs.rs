@@ -113,11 +113,19 @@ impl LogOfHost {
         let is_first = self.ahead.is_none();
         // It was read halfway between the question and the answer, give or take as much.
         let half = now.saturating_sub(asked) / 2;
-        let ahead = *self.ahead.get_or_insert((asked + half).wrapping_sub(theirs) as i64);
+        let ahead = *self.ahead.get_or_insert_with(|| {
+            let ahead = (asked + half).wrapping_sub(theirs) as i64;
+            // Clocks that cannot be told apart are better left as they are: those of one host, or of hosts with NTP.
+            if ahead.unsigned_abs() > half { ahead } else { 0 }
+        });
         if is_first {
-            let differs = millis(ahead.unsigned_abs());
-            let way = if ahead < 0 { "ahead of" } else { "behind" };
-            let text = format!("its clock is {differs} {way} ours, +-{}: its times are ours", millis(half));
+            let text = match ahead {
+                0 => format!("its clock is ours, +-{}", millis(half)),
+                _ => {
+                    let (differs, way) = (millis(ahead.unsigned_abs()), if ahead < 0 { "ahead of" } else { "behind" });
+                    format!("its clock is {differs} {way} ours, +-{}: its times are ours", millis(half))
+                }
+            };
             let (host, about) = (Some(self.host.clone()), String::new());
             return Some(Entry { at: now, host, level: Level::Debug, about, mark: Mark::Moment, text });
         }
@@ -160,6 +168,11 @@ mod tests {
             let entry = heard.entry(line(clock + 9000, clock + 8000), asked + 11_000).expect("a line");
             assert_eq!(entry.at, asked + 8000);
         }
+        // A difference that may be none is none.
+        let mut heard = heard(1_000_000);
+        let said = heard.entry(line(1_001_000, 0), 1_004_000).expect("its clock");
+        assert_eq!(said.text, "its clock is ours, +-2.0 ms");
+        assert_eq!(heard.entry(line(1_006_000, 1_005_000), 1_007_000).expect("a line").at, 1_005_000);
     }
 
     /// As a hostile agent may tell them.

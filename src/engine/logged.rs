@@ -79,6 +79,8 @@ impl Logged {
                     (Step::Verify, true) => "all is taken; its digest is with the receiver",
                     (Step::Verify, false) => "all has come; the digests are compared",
                     (Step::Connect, _) => "offers go both ways",
+                    (Step::Transfer, _) => "the transfer begins",
+                    (Step::Publish, _) => "publishing",
                     (step, _) => step.name(),
                 };
                 log::begin(step, &self.about, || text.to_owned());

@@ -192,6 +192,9 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
     let mut events = Vec::new();
     for track in &record.tracks {
         for (side, (end, way)) in track.ends.iter().zip(["to", "from"]).enumerate() {
+            if end.series.samples().is_empty() {
+                continue;
+            }
             let pid = places.host(&track.names[side]);
             let peer = &track.names[1 - side];
             let counter = |what: &str, ts: f64, args: Value| Event {

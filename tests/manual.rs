@@ -76,6 +76,7 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("NO_COLOR", &[]),
     ("RDCP_RSH", &["rdcp", "rdpipe", "rdsh", "rdperf", "rddoctor"]),
     ("RDMA_PIPE_CONFIG", &[]),
+    ("RDMA_PIPE_LOG", &[]),
     ("RD_KEY", &["rdsend", "rdrecv", "rdperf"]),
     ("SLURM_JOB_ID", &["rdcp"]),
     ("SLURM_JOB_NODELIST", &["rdcp", "rddoctor"]),

@@ -107,8 +107,9 @@ pub fn run(name: &str, command: impl FnOnce() -> Result<(), Failure>) -> ExitCod
     if let Some(code) = helper() {
         return code;
     }
-    // An agent's log goes to its caller.
-    let begun = if name == agent::NAME { Ok(()) } else { log::start_by_environment(name) };
+    // An agent's log goes to its caller, and what a shell asks for is no run.
+    let has_log = ![agent::NAME, "rdma-pipe"].contains(&name);
+    let begun = if has_log { log::start_by_environment(name) } else { Ok(()) };
     let ended = begun.and_then(|()| command());
     let message = ended.as_ref().err().and_then(|failure| failure.message.as_ref());
     message.iter().for_each(|message| crate::log::info(|| (*message).clone()));

@@ -164,7 +164,8 @@ fn name(lane: LaneId) -> String {
 /// What two ends have agreed on.
 pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind; 2]) {
     log::debug(about, || {
-        let Agreed { policy, try_rdma, seal_tcp, seal_rdma, tcp_lanes, rdma_lanes, chunk_bytes, reconnect } = agreed;
+        let Agreed { policy, try_rdma, seal_tcp, seal_rdma, tcp_lanes, rdma_lanes, chunk_bytes, reconnect, .. } =
+            agreed;
         let chunk_kib = chunk_bytes >> 10;
         let pool_mib = (u64::from(buffers) * *chunk_bytes as u64) >> 20;
         let devices = rdma.map(|kind| match kind {
@@ -184,7 +185,7 @@ pub(super) fn agreed(about: &str, agreed: &Agreed, buffers: u32, rdma: [RdmaKind
             (false, true) => "encrypted over RDMA only",
         };
         format!(
-            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, a pool of {pool_mib} MiB; a lost link has {} s",
+            "agreed: {transport}; {sealed}; chunks of {chunk_kib} KiB, a pool of {pool_mib} MiB to begin with; a lost link has {} s",
             reconnect.as_secs()
         )
     });

@@ -169,7 +169,8 @@ impl Session<'_> {
         };
         let Agreement { ours, theirs, agreed } = &agreement;
         let peer = first.peer(theirs, listening.is_some());
-        logged::agreed(&about, agreed, self.transfer.buffers(agreed.chunk_bytes), [ours.rdma, theirs.rdma]);
+        let [buffers, _] = self.transfer.buffers(agreed.chunk_bytes, None);
+        logged::agreed(&about, agreed, buffers, [ours.rdma, theirs.rdma]);
         let ours_is = |obstacle| NotBegun { obstacle, peer: peer.clone(), is_peers: false };
         if agreed.policy == Policy::PreferRdma && !agreed.try_rdma && self.reports_for_both {
             let host = (ours.rdma != RdmaKind::None).then(|| peer.clone());

@@ -163,6 +163,21 @@ fn a_slow_reader_gets_all_of_it() {
     assert_eq!(got.len(), 20_000_000);
 }
 
+/// The agent is told beforehand to end when all has ended: to be told afterwards would take an exchange of messages more. Here
+/// its input never ends.
+#[test]
+fn the_agent_ends_by_itself() {
+    let lab = Lab::new();
+    let (input, ended) = (lab.join("input"), lab.join("ended"));
+    let [input, ended] = [&input, &ended].map(|path| path.display());
+    let agent = format!("sh -c \"$2\" <{input} 3>&- 4<&-; echo $? >{ended}; kill $! 2>/dev/null");
+    lab.script("held", &format!("mkfifo {input}; exec 3<>{input} 4<&0; cat <&4 >&3 & {agent}"));
+    let (run, got) = finish(Process::spawn(&mut lab.rdsh_by("held", &["h", "cat; exit 3"])), b"bytes");
+    assert_eq!((run.expect(3).stderr.as_str(), text(&got).as_str()), ("", "bytes"));
+    assert_eq!(fs::read_to_string(lab.join("ended")).expect("it has ended"), "0\n");
+    none_marked(lab.0.path(), GONE);
+}
+
 /// By connections of its own, and through that of the launcher.
 #[test]
 fn both_ways_at_once() {

@@ -29,6 +29,7 @@ mod place;
 mod process;
 mod record;
 mod report;
+mod shell;
 mod site;
 mod sizes;
 mod sshd;
@@ -95,6 +96,7 @@ fn suite() -> ExitCode {
         .chain(copy::ROWS)
         .chain(sync::ROWS)
         .chain(pipe::ROWS)
+        .chain(shell::ROWS)
         .chain(many::ROWS)
         .chain(long::ROWS)
         .collect();

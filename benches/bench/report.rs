@@ -41,7 +41,7 @@ const PAGES: [(&str, &str, &[&str]); 7] = [
         "What has changed since, measured",
         &["sync-small", "sync-million", "sync-delta", "sync-reflink", "sync-touched", "sync-appended", "sync-renamed"],
     ),
-    ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup"]),
+    ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh"]),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
     ("long-lines.md", "Long lines, measured", &["long"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),

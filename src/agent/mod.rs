@@ -36,6 +36,9 @@ const ENDS_MAX: usize = 2 * STAGES_MAX;
 /// How long sessions may take to end, and to tell their other ends so, after a signal.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
+/// Called by any thread. Must not wait.
+pub(crate) type Ended = Arc<dyn Fn() + Send + Sync>;
+
 /// What one host does.
 pub(crate) struct Agent {
     emit: Emit,
@@ -45,17 +48,36 @@ pub(crate) struct Agent {
     node: Option<Node>,
     examiner: Examiner,
     watching: Option<Watching>,
+    /// Told each time that a stage or a session has told how it ended.
+    ended: Ended,
+    /// How many of them have been begun, or taken to be.
+    begun: usize,
     /// Why there is no room for the stages that are being begun; `None` until that has been asked.
     refusal: Option<Option<String>>,
 }
 
 impl Agent {
     /// `emit` takes what the host says and must not wait; `tell` takes what its stages write to standard error, and may wait
-    /// for a reader; `tells_stderr`: they write there, not to this process's own. A remote one expands `~` and patterns,
-    /// as the caller's shell does for its own host, and has no standard input and output to move.
-    pub(crate) fn new(emit: Emit, tell: Emit, is_remote: bool, tells_stderr: bool) -> Self {
+    /// for a reader; `ended` is called after each stage or session has told by these how it ended. `tells_stderr`: stages write
+    /// there, not to this process's own. A remote one expands `~` and patterns, as the caller's shell does for its own host,
+    /// and has no standard input and output to move.
+    pub(crate) fn new(emit: Emit, tell: Emit, ended: Ended, is_remote: bool, tells_stderr: bool) -> Self {
+        let after = Arc::clone(&ended);
+        let tell: Emit = Arc::new(move |message| {
+            let is_end = matches!(message, Message::StageEnded { .. });
+            tell(message);
+            if is_end {
+                after();
+            }
+        });
         let (stages, examiner) = (Stages::new(tell, is_remote, tells_stderr), Examiner::new(Arc::clone(&emit)));
-        Self { emit, is_remote, stages, ends: HashMap::new(), node: None, examiner, watching: None, refusal: None }
+        let (ends, node, refusal) = Default::default();
+        Self { emit, is_remote, stages, ends, node, examiner, watching: None, ended, begun: 0, refusal }
+    }
+
+    /// How many stages and sessions have been begun, or taken to be, of which each tells how it ended.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun
     }
 
     /// Does what a message asks for. Does not wait: what takes long is done by a thread, and its answer comes later.
@@ -92,7 +114,10 @@ impl Agent {
             }
             Message::Watch(paths) => self.watching = Some(Watching::begin(&paths, self.is_remote, &self.emit)),
             Message::TellChanges => self.watching.iter().for_each(Watching::ask),
-            Message::Stage(stage) => self.stages.take(*stage),
+            Message::Stage(stage) => {
+                self.begun += 1;
+                self.stages.take(*stage);
+            }
             Message::StartStages => {
                 self.refusal = None;
                 self.stages.start();
@@ -133,11 +158,16 @@ impl Agent {
         if self.ends.len() >= ENDS_MAX {
             return;
         }
-        let emit = Arc::clone(&self.emit);
+        self.begun += 1;
+        let (emit, ended) = (Arc::clone(&self.emit), Arc::clone(&self.ended));
         let say = move |message: Message| {
+            let is_end = matches!(message, Message::Ended(_));
             // One that is too long does not exist; nobody would be helped by a panic.
             if let Ok(message) = message.for_end(number) {
                 emit(message);
+            }
+            if is_end {
+                ended();
             }
         };
         if begin.waits

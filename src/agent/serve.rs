@@ -10,8 +10,9 @@
 //!   the caller is then as much out of reach.
 //! * SIGINT, SIGQUIT, SIGTERM or SIGHUP.
 //! * Its standard input has something that is no message.
+//! * The caller has said that it will ask for nothing more (END_WHEN_DONE), and each stage and session has told how it ended.
 
-use super::Agent;
+use super::{Agent, Ended};
 use std::io::{BufReader, IsTerminal};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -47,6 +48,8 @@ enum Input {
     Gone,
     Broken(MessageError),
     Signal(i32),
+    /// A stage or a session has told how it ended.
+    Ended,
 }
 
 /// Serves the caller at the other end of standard input and output, to the end.
@@ -71,7 +74,7 @@ pub(crate) fn serve() -> Result<(), Failure> {
     let outbox = Outbox::start(stdout, MAGIC).map_err(system)?;
     outbox.send(Message::Hello(Hello::ours()));
     let (post, inputs) = unbounded();
-    let signals = post.clone();
+    let (signals, ends) = (post.clone(), post.clone());
     let _forwarding =
         crate::signals::forward(true, move |signal| signals.send(Input::Signal(signal)).is_ok()).map_err(system)?;
     let read = move || {
@@ -109,7 +112,9 @@ pub(crate) fn serve() -> Result<(), Failure> {
         // A writer to standard error waits for its reader, as with a pipe.
         messages.flush(READER_MAX);
     });
-    let mut agent = Agent::new(say, tell, true, true);
+    let ended: Ended = Arc::new(move || drop(ends.send(Input::Ended)));
+    let mut agent = Agent::new(say, tell, ended, true, true);
+    let (mut ends_when_done, mut ended) = (false, 0);
     let mut lost_since = None;
     let mut outcome = Ok(());
     loop {
@@ -126,7 +131,9 @@ pub(crate) fn serve() -> Result<(), Failure> {
         };
         match input {
             Input::Message(Message::TellLog(level)) => logs::tell(&outbox, level),
+            Input::Message(Message::EndWhenDone) => ends_when_done = true,
             Input::Message(message) => agent.handle(message),
+            Input::Ended => ended += 1,
             Input::Gone => {
                 log::stop();
                 for (session, limit) in agent.abandon() {
@@ -144,6 +151,9 @@ pub(crate) fn serve() -> Result<(), Failure> {
                 outcome = Err(broken(&error));
                 break;
             }
+        }
+        if ends_when_done && ended >= agent.begun() {
+            break;
         }
     }
     agent.finish();

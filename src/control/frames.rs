@@ -494,7 +494,7 @@ pub enum Message {
     /// The stage has been started, and the session can begin as soon as the other end can.
     #[n(31)]
     Ready,
-    /// Both can.
+    /// The other end is ready as well, or is before this one.
     #[n(32)]
     Go,
     /// Entries that this end could not read or write, at most [`FAULTS_MAX`] at a time, before ENDED.
@@ -612,6 +612,10 @@ pub enum Message {
     /// A line of it.
     #[n(1004)]
     LogLine(#[n(0)] Box<LogLine>),
+    /// The caller will ask for nothing more: the agent ends by itself once all stages and sessions that it has been told of
+    /// have told how they ended. An older one waits for the end of its input.
+    #[n(1005)]
+    EndWhenDone,
 }
 
 impl Message {

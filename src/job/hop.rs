@@ -167,10 +167,9 @@ impl Hop {
         !self.waits_for_go
     }
 
-    /// An end is ready to begin: true when both are.
-    pub(crate) fn note_ready(&mut self, side: Side) -> bool {
+    /// An end is ready to begin.
+    pub(crate) fn note_ready(&mut self, side: Side) {
         self.ready[side as usize] = true;
-        self.has_begun()
     }
 
     /// Both ends have been told to begin.

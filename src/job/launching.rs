@@ -490,6 +490,9 @@ fn begin(
     });
     let Launched { stdin, stdout, process } =
         launch(launcher, host, &command.unwrap_or_else(|| agent_command(&choice.program)))?;
+    if request.is_some() {
+        Own::prepare();
+    }
     let failed = |error: std::io::Error| Failure::new(Exit::Connect, format!("cannot start a thread: {error}"));
     // Nothing else is written there before the agent has said who it is.
     let upload = File::from(stdin.as_fd().try_clone_to_owned().map_err(failed)?);

@@ -200,7 +200,7 @@ impl Job {
         let (said, queue) = (post.clone(), post.clone());
         let say: Emit = Arc::new(move |message| drop(said.send((HERE, Heard::Message(message)))));
         let tell: Emit = Arc::new(move |message| post_in_turn(&queue, HERE, message));
-        let agent = Box::new(Agent::new(say, tell, false, tells_stderr));
+        let agent = Box::new(Agent::new(say, tell, Arc::new(|| {}), false, tells_stderr));
         let hosts = vec![Host { name: OsString::new(), link: Link::Here(agent), gone: false }];
         let (hops, ends, updates) = Default::default();
         let (entries, fails_alone, tamper, signals) = (None, false, None, None);
@@ -429,10 +429,9 @@ impl Job {
                 self.updates.push_back(Update::Agreed);
             }
             Message::Ready => {
-                if self.hops[hop].note_ready(side) {
-                    self.send_end(hop, Side::From, &Message::Go);
-                    self.send_end(hop, Side::To, &Message::Go);
-                }
+                // An end goes on when both are ready. The caller's own is before any other, which then waits for nothing.
+                self.hops[hop].note_ready(side);
+                self.send_end(hop, side.other(), &Message::Go);
             }
             Message::Listening(_) | Message::Failed(_) | Message::Dialed | Message::DialFailed(_) => {
                 self.log_meeting(hop, side, &message);

@@ -7,6 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::time::{Duration, Instant};
 
+use super::hop::Side;
 use super::pipeline::grammar;
 use super::{EndOf, HERE, Job, LOOK_AGAIN, Setup, Update, told};
 use crate::control::frames::{self, Action, Input, Message, Output, StageReport};
@@ -113,6 +114,16 @@ impl Command<'_> {
             if !is_started && hops.all(|&hop| self.job.hops[hop].has_agreed()) {
                 is_started = true;
                 self.job.send(self.host, Message::StartStages);
+                // The command begins at once, and what is here by then, credits above all, need not cross the line afterwards.
+                for (hop, side) in
+                    self.input.map(|hop| (hop, Side::From)).into_iter().chain(self.output.map(|hop| (hop, Side::To)))
+                {
+                    self.job.send_end(hop, side, &Message::Go);
+                }
+                // To end by itself saves an exchange of messages. What goes through the channel needs it for longer.
+                if !self.job.hops.iter().any(|hop| hop.tunneled) {
+                    self.job.send(self.host, Message::EndWhenDone);
+                }
             }
             if let Some(report) = self.report.as_ref().filter(|report| report.fault.is_some() || self.has_all()) {
                 return self.code(report);

@@ -46,7 +46,7 @@ impl Host {
     fn new(at: PathBuf) -> Self {
         let (say, said) = unbounded();
         let emit: Emit = Arc::new(move |message| drop(say.send(message)));
-        let agent = Agent::new(Arc::clone(&emit), emit, false, false);
+        let agent = Agent::new(Arc::clone(&emit), emit, Arc::new(|| {}), false, false);
         let (state, ends) = (BroadcastState::default(), HashMap::new());
         Self { agent, said, state, proof: None, ended: None, faults: Vec::new(), has_kept: false, ends, at }
     }

@@ -276,5 +276,6 @@ pub fn samples() -> Vec<(&'static str, Message)> {
                 dropped: 7,
             })),
         ),
+        ("end-when-done", Message::EndWhenDone),
     ]
 }

@@ -91,6 +91,13 @@ pub(super) struct Own {
 type Version = (u32, u32);
 
 impl Own {
+    /// Begins to read it, while the first login goes on.
+    pub(super) fn prepare() {
+        static PREPARED: std::sync::Once = std::sync::Once::new();
+        // Without a thread it is read when it is asked for.
+        PREPARED.call_once(|| drop(std::thread::Builder::new().name("own agent".to_owned()).spawn(Self::read)));
+    }
+
     /// Reads it, once for all hosts.
     ///
     /// # Errors
@@ -169,7 +176,7 @@ impl Request {
              [ -d \"$d\" ] || {}; \
              cd \"$d\" 2>/dev/null || no enter \"$d\"; \
              set -- $(ls -ldn .); case \"$1 $3\" in drwx--[-S]---*\" $(id -u)\") ;; *) no open \"$d\";; esac; \
-             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -s) $(uname -m)\" = \"$k\" ] && \
+             [ -L $f ] || {{ [ -f $f ] && [ -x $f ] && [ \"$(uname -sm)\" = \"$k\" ] && \
              is_right $f && exec ./$f; }}; ",
             match self.choice.otherwise {
                 Otherwise::Send => "{ e=$( (umask 077; mkdir -p \"$d\") 2>&1) || no write \"$e\"; }",

@@ -26,7 +26,6 @@ use crate::control::tunnel::Emit;
 use crate::control::{logs, names};
 use crate::fault::{Exit, Failure};
 use crate::fs::standard;
-use crate::log;
 
 /// How long a caller may take to say who it is.
 const HELLO_MAX: Duration = Duration::from_secs(60);
@@ -135,7 +134,6 @@ pub(crate) fn serve() -> Result<(), Failure> {
             Input::Message(message) => agent.handle(message),
             Input::Ended => ended += 1,
             Input::Gone => {
-                log::stop();
                 for (session, limit) in agent.abandon() {
                     wait(session, limit, || inputs.try_iter().any(|input| matches!(input, Input::Signal(_))));
                 }

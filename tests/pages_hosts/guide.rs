@@ -18,7 +18,7 @@ const PAGES: [(&str, usize); 18] = [
     ("containers.md", 1),
     ("firewalls.md", 1),
     ("first-copy.md", 0),
-    ("measuring.md", 2),
+    ("measuring.md", 3),
     ("other-tools.md", 0),
     ("pipelines.md", 0),
     ("rdma.md", 2),

@@ -38,7 +38,8 @@ impl Ways {
                 "rdsh",
                 &format!("exec '{rdsh}' rdsh -F '{config}' --agent '{agent}' --encrypt always \"$@\""),
             )?,
-            pipe: site.script("pipe", &format!("'{}' {HOST} true && shift && exec sh -c \"$*\"", ssh.display()))?,
+            pipe: site
+                .script("pipe", &format!("'{}' {HOST} true </dev/null && shift && exec sh -c \"$*\"", ssh.display()))?,
             ssh,
         })
     }

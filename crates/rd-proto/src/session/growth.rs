@@ -89,12 +89,12 @@ impl LaneGrowth {
     /// Of a session that would have `lanes` and may have `max`, on a line of this round trip; `None` if it is not long.
     pub(crate) fn new(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Option<Self> {
         let first = FIRST.iter().find(|(least, _)| round_trip >= *least).map_or(lanes, |(_, first)| *first);
+        let interval = INTERVAL_MIN.max(2 * round_trip);
         (round_trip >= LONG_LINE && max > lanes).then(|| Self {
             lanes: first.clamp(lanes, max),
             max,
-            interval: INTERVAL_MIN.max(2 * round_trip),
-            rounds_min: (START_ROUND_TRIPS * round_trip.as_secs_f64() / INTERVAL_MIN.max(2 * round_trip).as_secs_f64())
-                .ceil() as u32,
+            interval,
+            rounds_min: (START_ROUND_TRIPS * round_trip.as_secs_f64() / interval.as_secs_f64()).ceil() as u32,
             phase: Phase::Settling(0),
             began: now,
             bytes_at: bytes,

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::growth::LaneGrowth;
+use super::growth::{LONG_LINE, LaneGrowth};
 use super::{Action, Agreed, Notice, Violation};
 use crate::control::{Frame, Path, Policy};
 use crate::handshake::LaneId;
@@ -209,9 +209,21 @@ impl Lanes {
         self.close_because(lane, false, actions);
     }
 
-    pub(crate) fn note_round_trip(&mut self, shortest: Duration, now: Duration, bytes: u64) {
-        if self.connector && self.growth.is_none() {
-            self.growth = LaneGrowth::new(self.agreed.tcp_lanes, self.agreed.tcp_lanes_max, shortest, now, bytes);
+    /// The line is as long as its shortest round trip so far: on a busy host the first one may have waited for a processor.
+    pub(crate) fn note_round_trip(
+        &mut self,
+        shortest: Duration,
+        now: Duration,
+        bytes: u64,
+        actions: &mut VecDeque<Action>,
+    ) {
+        let Agreed { tcp_lanes, tcp_lanes_max, .. } = self.agreed;
+        if shortest >= LONG_LINE {
+            if self.connector && self.growth.is_none() {
+                self.growth = LaneGrowth::new(tcp_lanes, tcp_lanes_max, shortest, now, bytes);
+            }
+        } else if self.growth.take().is_some() {
+            self.keep_tcp_lanes(tcp_lanes, now, actions);
         }
     }
 

@@ -456,7 +456,7 @@ impl Core {
         let shortest = self.round_trips.map_or(round_trip, |(shortest, _)| shortest.min(round_trip));
         self.round_trips = Some((shortest, round_trip));
         self.pool.set_round_trip(shortest);
-        self.lanes.note_round_trip(shortest, now, self.counters.bytes);
+        self.lanes.note_round_trip(shortest, now, self.counters.bytes, &mut self.actions);
     }
 
     /// Fits lanes and buffers to the line. `limits`: it is the line that limits, neither source nor sink.

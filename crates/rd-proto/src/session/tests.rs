@@ -498,6 +498,21 @@ fn lanes_that_come_up_and_carry_nothing_do_not_keep_a_session() {
     assert!(ends_after_silence(&mut receiver(), heard, silent, false).is_some());
 }
 
+#[test]
+fn a_line_that_only_seemed_long_has_its_lanes_back() {
+    let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+    let mut sender = Sender::new(agreed, true, 8);
+    sender.handle_lane_up(FIRST, Duration::ZERO);
+    sender.handle_round_trip(Duration::from_millis(90), TICK);
+    sender.handle_timeout(TICK);
+    assert_eq!(sender.core_ref().tcp_lanes(), 8);
+    sender.handle_round_trip(Duration::from_micros(50), 2 * TICK);
+    assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes);
+    sender.handle_round_trip(Duration::from_millis(90), 3 * TICK);
+    sender.handle_timeout(3 * TICK);
+    assert_eq!(sender.core_ref().tcp_lanes(), agreed.tcp_lanes, "the shortest counts");
+}
+
 /// Lanes live, and each takes its chunk with it: when a sender ends. `carries`: once another chunk came through.
 fn ends_after_replays(carries: bool) -> Option<Duration> {
     let mut agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");

@@ -119,11 +119,11 @@ record: build
 bench-deps:
 	tests/testbed/deps bench
 
-# All of what must hold, measured; results under build/bench. ONLY=tcp,peers RUNS=9 SIZE_MIB=4096 narrow it down.
+# What must hold, measured, in 25 minutes; results under build/bench. ONLY=tcp,peers RUNS=9 SIZE_MIB=4096 choose what, and how.
 bench: bench-deps build
 	$(CARGO) bench --locked --bench bench
 
-# With the rows that take longest.
+# All rows, with more rounds and larger sizes: hours.
 bench-full: bench-deps build
 	FULL=1 $(CARGO) bench --locked --bench bench
 

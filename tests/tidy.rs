@@ -126,6 +126,23 @@ fn sources_named(page: &str) -> Vec<String> {
     quoted.filter(|text| text.ends_with(".rs") && !text.contains([' ', '*', '\n'])).map(str::to_owned).collect()
 }
 
+/// The rows that the suite has are those that its page lists, in the same order.
+#[test]
+fn rows_of_the_benches_are_described() {
+    let read = |name: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("a file");
+    let table = read("benches/bench/main.rs");
+    let (_, table) = table.split_once("\nconst ROWS: ").expect("a table");
+    let (table, _) = table.split_once("\n];").expect("its end");
+    let measured: Vec<&str> =
+        table.lines().filter_map(|line| line.strip_prefix("    (\"")?.split('"').next()).collect();
+    let page = read("docs/performance/method.md");
+    let (_, page) = page.split_once("\n| `ONLY=` |").expect("a table");
+    let (page, _) = page.split_once("\n\n").expect("its end");
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    let described: Vec<&str> = cells.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`')).collect();
+    assert_eq!(measured, described);
+}
+
 #[test]
 fn arrows_lead_downwards() {
     for (at, (folder, below)) in ARROWS.iter().enumerate() {

@@ -10,6 +10,8 @@ use crate::harness::*;
 use crate::record::Kind;
 use crate::streams::{self, pipe};
 
+pub const FIO: &str = "fio --name=cold --rw=read --direct=1 --bs=1M --iodepth=32 --ioengine=libaio --filename={file}";
+
 pub fn rows() -> Result<Vec<Row>> {
     const NAME: &str = "cold: a file on disk against fio";
     let bytes = size();
@@ -30,20 +32,20 @@ pub fn rows() -> Result<Vec<Row>> {
         evict(&input)?;
         fio(&input)
     };
-    let fio = "fio --name=cold --rw=read --direct=1 --bs=1M --iodepth=32 --ioengine=libaio --filename={file}";
     let contestants = [
         Contestant::new(Kind::Ours, "rdsend FILE, plain", &streams::ours("", "--encrypt never", "").command(), ours),
-        Contestant::new(Kind::Limit, "fio, direct, 1 MiB, depth 32", fio, theirs),
+        Contestant::new(Kind::Limit, "fio, direct, 1 MiB, depth 32", FIO, theirs),
     ];
     let title = format!("{:.2} GiB on disk, not cached, through TCP over loopback to /dev/null", gib(bytes));
-    let found = contest("cold", &title, "GB/s", &contestants, runs())?;
-    Ok(vec![found.compare(NAME, ["rdsend FILE, plain", "fio, direct, 1 MiB, depth 32"], |ours, fio| {
-        Row::ratio(NAME, 0.95, &ours.values, &fio.values)
-    })])
+    judged("cold", &title, "GB/s", &contestants, runs(), |found| {
+        vec![found.compare(NAME, ["rdsend FILE, plain", "fio, direct, 1 MiB, depth 32"], |ours, fio| {
+            Row::ratio(NAME, 0.95, &ours.values, &fio.values)
+        })]
+    })
 }
 
 /// Real blocks: a hole would be read without the disk.
-fn write(path: &Path, bytes: u64) -> Result<()> {
+pub fn write(path: &Path, bytes: u64) -> Result<()> {
     let scratch = Scratch::with_room(64 << 20)?;
     let block = std::fs::read(scratch.random_file(32 << 20)?).map_err(text)?;
     let mut file = File::create(path).map_err(text)?;
@@ -53,7 +55,7 @@ fn write(path: &Path, bytes: u64) -> Result<()> {
     file.set_len(bytes).map_err(text)
 }
 
-fn evict(path: &Path) -> Result<()> {
+pub fn evict(path: &Path) -> Result<()> {
     let file = File::open(path).map_err(text)?;
     file.sync_all().map_err(text)?;
     fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| error.to_string())?;
@@ -69,7 +71,7 @@ fn cached(path: &Path) -> Result<u64> {
 }
 
 /// By its own clock, which leaves out its start as `seconds` of ours does.
-fn fio(path: &Path) -> Result<f64> {
+pub fn fio(path: &Path) -> Result<f64> {
     let mut fio = Command::new("fio");
     fio.args(["--name=cold", "--rw=read", "--direct=1", "--bs=1M", "--iodepth=32", "--ioengine=libaio", "--minimal"]);
     fio.arg(format!("--filename={}", path.display()));

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -13,11 +14,24 @@ use crate::record::{self, BUSY_MAX, Contest, Entry, Kind};
 
 pub const GIB: u64 = 1 << 30;
 
-/// Rounds and sizes of a run whose figures are for claims, and of one that shows that things work.
-const RUNS_MIN: usize = 9;
-const SIZE_MIB: u64 = 4096;
+/// Rounds and sizes of a run that decides, of a full one, and of one that shows that things work.
+const RUNS: usize = 5;
+const SIZE_MIB: u64 = 1024;
+const FULL_RUNS: usize = 9;
+const FULL_SIZE_MIB: u64 = 4096;
 const QUICK_RUNS: usize = 2;
 const QUICK_SIZE_MIB: u64 = 256;
+
+/// Where a target lies within the spread, so many rounds are added at a time, up to so many times the usual ones.
+const MORE_RUNS: usize = 2;
+const MORE_MAX: usize = 3;
+
+/// The seconds that added rounds take at most: of one contest, and of a whole run of the suite.
+const MORE_S: f64 = 40.0;
+const MORE_S_OF_ALL: f64 = 150.0;
+
+/// What a full run may take, in parts of that.
+const MORE_WHEN_FULL: f64 = 6.0;
 
 /// Of what a program says of its failure, at most.
 const REASON_LETTERS: usize = 160;
@@ -118,6 +132,17 @@ impl Row {
         self
     }
 
+    /// Its target lies within the spread.
+    fn is_open(&self) -> bool {
+        self.verdict.starts_with(OPEN)
+    }
+
+    /// What matters most has the lowest: a failure, then what is not known.
+    pub fn rank(&self) -> usize {
+        let order = ["FAIL", OPEN, "NOT MEASURED", "PASS"];
+        order.iter().position(|begin| self.verdict.starts_with(begin)).unwrap_or(order.len())
+    }
+
     /// A peer that is not here, or does not work here.
     pub fn absent(name: &str, why: &str) -> Self {
         Row { name: name.into(), target: "-".into(), measured: why.into(), verdict: "NOT MEASURED".into() }
@@ -159,15 +184,37 @@ pub fn quick() -> bool {
     std::env::var_os("QUICK").is_some()
 }
 
+pub fn full() -> bool {
+    std::env::var_os("FULL").is_some()
+}
+
+/// What a quick run has, what `make bench` has, and what `make bench-full` does.
+pub fn by_kind<T>(quickly: T, usual: T, fully: T) -> T {
+    if quick() {
+        quickly
+    } else if full() {
+        fully
+    } else {
+        usual
+    }
+}
+
+fn asked<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 pub fn runs() -> usize {
-    let default = if quick() { QUICK_RUNS } else { RUNS_MIN };
-    std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(default)
+    asked("RUNS").unwrap_or(by_kind(QUICK_RUNS, RUNS, FULL_RUNS))
 }
 
 /// What large files and streams hold.
 pub fn size() -> u64 {
-    let default = if quick() { QUICK_SIZE_MIB } else { SIZE_MIB };
-    std::env::var("SIZE_MIB").ok().and_then(|size| size.parse().ok()).unwrap_or(default) << 20
+    asked("SIZE_MIB").unwrap_or(by_kind(QUICK_SIZE_MIB, SIZE_MIB, FULL_SIZE_MIB)) << 20
+}
+
+/// A part of it, but no less than half a GiB where there is as much: what is over in no time is measured badly.
+pub fn part_of_size(parts: u64) -> u64 {
+    (size() / parts).max(size().min(GIB / 2))
 }
 
 /// The seconds that a command takes, which must succeed.
@@ -177,26 +224,118 @@ pub fn timed(command: &mut Command) -> Result<f64> {
     Ok((ended.at - start).as_secs_f64())
 }
 
-/// Runs contestants in turns at what `title` says, prints their figures and records them.
-pub fn contest(row: &str, title: &str, unit: &str, contestants: &[Contestant<'_>], rounds: usize) -> Result<Contest> {
-    println!("\n{title}; 1 + {rounds} rounds");
-    let busy = busy();
-    let (entries, absent) = turns(contestants, rounds)?;
-    for entry in &entries {
-        entry.print(unit);
+/// How many rounds there are, of which the first may fill caches and not count.
+#[derive(Clone, Copy)]
+pub struct Rounds {
+    first: usize,
+    counted: usize,
+}
+
+impl From<usize> for Rounds {
+    fn from(counted: usize) -> Self {
+        Rounds { first: 1, counted }
     }
-    let contest = Contest {
+}
+
+impl Rounds {
+    /// All of them count: of what goes over a line held to a rate, which knows no caches.
+    pub fn all(counted: usize) -> Self {
+        Rounds { first: 0, counted }
+    }
+}
+
+impl std::fmt::Display for Rounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.first {
+            0 => write!(f, "{} rounds", self.counted),
+            first => write!(f, "{first} + {} rounds", self.counted),
+        }
+    }
+}
+
+/// Runs contestants in turns at what `title` says, prints their figures and records them.
+pub fn contest(
+    row: &str,
+    title: &str,
+    unit: &str,
+    contestants: &[Contestant<'_>],
+    rounds: impl Into<Rounds>,
+) -> Result<Contest> {
+    played(row, title, unit, contestants, rounds.into(), &|_| Vec::new()).map(|(found, _)| found)
+}
+
+/// As [`contest`], for the verdicts that `judge` takes from it. While a target lies within the spread, there are more rounds.
+pub fn judged(
+    row: &str,
+    title: &str,
+    unit: &str,
+    contestants: &[Contestant<'_>],
+    rounds: impl Into<Rounds>,
+    judge: impl Fn(&Contest) -> Vec<Row>,
+) -> Result<Vec<Row>> {
+    played(row, title, unit, contestants, rounds.into(), &judge).map(|(_, rows)| rows)
+}
+
+fn played(
+    row: &str,
+    title: &str,
+    unit: &str,
+    contestants: &[Contestant<'_>],
+    rounds: Rounds,
+    judge: &dyn Fn(&Contest) -> Vec<Row>,
+) -> Result<(Contest, Vec<Row>)> {
+    println!("\n{title}; {rounds}");
+    let mut found = Contest {
         row: row.into(),
         place: "here".into(),
         title: title.into(),
         unit: unit.into(),
         across: None,
-        busy,
-        entries,
-        absent,
+        busy: busy(),
+        entries: Vec::new(),
+        absent: Vec::new(),
     };
-    record::add(&contest);
-    Ok(contest)
+    let mut turns = Turns::new(contestants, rounds.first);
+    let start = Instant::now();
+    turns.play(rounds.first + rounds.counted)?;
+    let seconds = start.elapsed().as_secs_f64() / (rounds.first + rounds.counted) as f64 * MORE_RUNS as f64;
+    (found.entries, found.absent) = turns.found();
+    let mut rows = judge(&found);
+    let start = Instant::now();
+    let mut more = 0;
+    while rows.iter().any(Row::is_open)
+        && rounds.counted + more + MORE_RUNS <= MORE_MAX * rounds.counted
+        && may_take_longer(start.elapsed().as_secs_f64(), seconds)
+    {
+        turns.play(MORE_RUNS)?;
+        more += MORE_RUNS;
+        (found.entries, found.absent) = turns.found();
+        rows = judge(&found);
+    }
+    if more > 0 {
+        println!("  a target lay within the spread: {more} rounds more");
+    }
+    for entry in &found.entries {
+        entry.print(unit);
+    }
+    record::add(&found);
+    Ok((found, rows))
+}
+
+/// Whether a contest that has taken so many seconds more may take as many again as its next rounds do. What it takes then is
+/// gone for others.
+fn may_take_longer(taken: f64, seconds: f64) -> bool {
+    static TAKEN_BY_ALL: Mutex<f64> = Mutex::new(0.0);
+    if quick() || std::env::var_os("RUNS").is_some() {
+        return false;
+    }
+    let times = if full() { MORE_WHEN_FULL } else { 1.0 };
+    let mut by_all = TAKEN_BY_ALL.lock().expect("no panic");
+    let may = taken + seconds <= MORE_S * times && *by_all + seconds <= MORE_S_OF_ALL * times;
+    if may {
+        *by_all += seconds;
+    }
+    may
 }
 
 /// The share of the processors that others have, with a warning if it is large.
@@ -208,51 +347,81 @@ pub fn busy() -> f64 {
     busy
 }
 
-type Turns = (Vec<Entry>, Vec<(String, String)>);
+/// Who took part, and who could not and why.
+type Found = (Vec<Entry>, Vec<(String, String)>);
 
-/// A round that does not count, then `rounds` that do. A peer that fails in any is left out, and reported with the reason;
-/// no other contestant may fail.
-pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Turns> {
-    let begin = |contestant: &Contestant<'_>| {
-        let Contestant { name, kind, command, .. } = contestant;
-        let (name, command) = (name.clone(), command.clone());
-        Ok(Entry { name, kind: *kind, command, at: None, values: Vec::new(), cpu: Vec::new() })
-    };
-    let mut entries: Vec<Result<Entry>> = contestants.iter().map(begin).collect();
-    for round in 0..=rounds {
-        // Each round begins with another one, so that nobody always comes behind the same.
-        for turn in 0..contestants.len() {
-            let at = (turn + round) % contestants.len();
-            let (contestant, slot) = (&contestants[at], &mut entries[at]);
-            let Ok(entry) = slot else { continue };
-            let start = Instant::now();
-            let turn = (contestant.run)();
-            if std::env::var_os("RD_BENCH_VERBOSE").is_some() {
-                println!("    round {round}: {}, {:.1} s", contestant.name, start.elapsed().as_secs_f64());
-            }
-            match turn {
-                Ok(_) if round == 0 => {}
-                Ok(turn) => {
-                    entry.values.push(turn.value);
-                    entry.cpu.extend(turn.cpu);
-                }
-                Err(error) if contestant.kind == Kind::Ours => return Err(format!("{}: {error}", contestant.name)),
-                Err(error) => {
-                    let why = reason(&error);
-                    println!("    {:<42} NOT MEASURED: {why}", contestant.name);
-                    *slot = Err(why);
-                }
+/// A round that does not count, then `rounds` that do.
+pub fn turns(contestants: &[Contestant<'_>], rounds: usize) -> Result<Found> {
+    let mut turns = Turns::new(contestants, 1);
+    turns.play(1 + rounds)?;
+    Ok(turns.found())
+}
+
+/// Rounds, of which the first may not count. A peer that fails in any is left out, and reported with the reason; no other
+/// contestant may fail.
+struct Turns<'a> {
+    contestants: &'a [Contestant<'a>],
+    slots: Vec<Result<Entry>>,
+    /// So many rounds do not count.
+    first: usize,
+    played: usize,
+}
+
+impl<'a> Turns<'a> {
+    fn new(contestants: &'a [Contestant<'a>], first: usize) -> Self {
+        let begin = |contestant: &Contestant<'_>| {
+            let Contestant { name, kind, command, .. } = contestant;
+            let (name, command) = (name.clone(), command.clone());
+            Ok(Entry { name, kind: *kind, command, at: None, values: Vec::new(), cpu: Vec::new() })
+        };
+        Turns { contestants, slots: contestants.iter().map(begin).collect(), first, played: 0 }
+    }
+
+    fn play(&mut self, rounds: usize) -> Result<()> {
+        for round in self.played..self.played + rounds {
+            // Each round begins with another one, so that nobody always comes behind the same.
+            for turn in 0..self.contestants.len() {
+                self.turn(round, (turn + round) % self.contestants.len())?;
             }
         }
+        self.played += rounds;
+        Ok(())
     }
-    let (mut taken, mut absent) = (Vec::new(), Vec::new());
-    for (contestant, entry) in contestants.iter().zip(entries) {
-        match entry {
-            Ok(entry) => taken.push(entry),
-            Err(why) => absent.push((contestant.name.clone(), why)),
+
+    fn turn(&mut self, round: usize, at: usize) -> Result<()> {
+        let (contestant, slot) = (&self.contestants[at], &mut self.slots[at]);
+        let Ok(entry) = slot else { return Ok(()) };
+        let start = Instant::now();
+        let turn = (contestant.run)();
+        if std::env::var_os("RD_BENCH_VERBOSE").is_some() {
+            println!("    round {round}: {}, {:.1} s", contestant.name, start.elapsed().as_secs_f64());
         }
+        match turn {
+            Ok(_) if round < self.first => {}
+            Ok(turn) => {
+                entry.values.push(turn.value);
+                entry.cpu.extend(turn.cpu);
+            }
+            Err(error) if contestant.kind == Kind::Ours => return Err(format!("{}: {error}", contestant.name)),
+            Err(error) => {
+                let why = reason(&error);
+                println!("    {:<42} NOT MEASURED: {why}", contestant.name);
+                *slot = Err(why);
+            }
+        }
+        Ok(())
     }
-    Ok((taken, absent))
+
+    fn found(&self) -> Found {
+        let (mut taken, mut absent) = (Vec::new(), Vec::new());
+        for (contestant, slot) in self.contestants.iter().zip(&self.slots) {
+            match slot {
+                Ok(entry) => taken.push(entry.clone()),
+                Err(why) => absent.push((contestant.name.clone(), why.clone())),
+            }
+        }
+        (taken, absent)
+    }
 }
 
 /// The last line that a program prints, which is why it failed; without the path of the project on this machine.
@@ -274,14 +443,21 @@ impl Entry {
     }
 }
 
+/// What a verdict begins with that the spread does not allow.
+const OPEN: &str = "NOT SHOWN";
+
 /// Whether a median meets its target, where the spread allows a verdict.
 fn verdict(spread: Spread, target: f64, holds: bool) -> String {
     match (spread.contains(target), holds) {
-        (true, _) => "NOT SHOWN: target within the spread",
-        (false, true) => "PASS",
-        (false, false) => "FAIL",
+        (true, _) => format!("{OPEN}: target within the spread"),
+        (false, true) => "PASS".into(),
+        (false, false) => "FAIL".into(),
     }
-    .into()
+}
+
+/// How much longer the first took in each round, both in seconds.
+pub fn milliseconds_beyond(ours: &[f64], other: &[f64]) -> Vec<f64> {
+    ours.iter().zip(other).map(|(ours, other)| (ours - other) * 1e3).collect()
 }
 
 /// Whether something holds that is counted, not measured.

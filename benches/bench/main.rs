@@ -1,22 +1,24 @@
 //! What must hold, measured: `make bench`, or `cargo bench --bench bench` after `cargo build --release --bins`.
 //!
-//! `ONLY=tcp,memory` runs some rows ([`ROWS`] and the first ones of `streams`, `copy`, `pipe` and `many` name them all). `RUNS=9`
-//! sets the number of rounds, `SIZE_MIB=4096` the size of streams and of large files; sweeps take a part of it. `QUICK=1`
+//! `ONLY=tcp,memory` runs some rows ([`ROWS`] names them all). `RUNS=5` sets the number of rounds, `SIZE_MIB=1024` the size
+//! of streams and of large files; sweeps take a part of it. `FULL=1` takes all rows, with 9 rounds and 4096 MiB. `QUICK=1`
 //! takes small sizes and few rounds, and leaves out what needs the guest or long: to see that things work, not for claims.
-//! `FULL=1` takes also what takes longest.
 //! `RD_BENCH_VERBOSE=1` prints each turn as it ends.
 //!
-//! Both ends of everything run on this machine, which should have nothing else to do. Contestants take turns, one after
-//! the other in each round, after a round that does not count: what slows the machine for a while then slows all of them.
-//! Figures are medians, with the interquartile range as their spread; so are ratios, taken within each round.
+//! Both ends of everything run on this machine, which should have nothing else to do, in a network namespace (see `field`).
+//! Contestants take turns, one after the other in each round, after a round that does not count: what slows the machine for
+//! a while then slows all of them. Figures are medians, with the interquartile range as their spread; so are ratios, taken
+//! within each round. How to add a row: docs/performance/adding.md.
 //!
 //! Results go to the terminal and to build/bench (see `record`); `--report` puts those into docs/performance.
 //!
 //! Exits with 1 if any row misses its target.
 
 mod chart;
+mod check;
 mod cold;
 mod copy;
+mod field;
 mod guest;
 mod harness;
 mod instructions;
@@ -29,6 +31,7 @@ mod place;
 mod process;
 mod record;
 mod report;
+mod scaling;
 mod shell;
 mod site;
 mod sizes;
@@ -39,40 +42,97 @@ mod sync;
 use std::process::ExitCode;
 
 use harness::*;
-use record::Record;
+use record::Run;
+
+use How::{By, Contest, Guest};
+use When::{Bench, Full, Quick};
 
 type Measure = fn() -> Result<Vec<Row>>;
 
-/// What `ONLY` calls the rows, and what measures them; beside those that one contest of streams serves.
-const ROWS: [(&str, Measure); 9] = [
-    ("compress", streams::compress),
-    ("compress-slow", streams::compress_slow),
-    ("lanes", streams::lanes),
-    ("sizes", sizes::rows),
-    ("sinks", streams::sinks),
-    ("cold", cold::rows),
-    ("memory", streams::memory),
-    ("byte", streams::one_byte),
-    ("instructions", instructions::rows),
+/// In which runs a row is; with `ONLY`, in those that name it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// In `make bench-full`.
+    Full,
+    /// In `make bench` as well.
+    Bench,
+    /// In `make bench-quick` as well.
+    Quick,
+}
+
+/// What measures a row.
+#[derive(Clone, Copy)]
+enum How {
+    By(Measure),
+    /// The one contest of streams.
+    Contest,
+    /// The guest with this device.
+    Guest(&'static str),
+}
+
+/// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
+/// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
+/// 25 minutes on two processors.
+const ROWS: [(&str, When, How); 46] = [
+    ("tcp", Quick, Contest),
+    ("encrypted", Quick, Contest),
+    ("scp", Quick, Contest),
+    ("peers", Quick, Contest),
+    ("cpu", Quick, Contest),
+    ("compress", Quick, By(streams::compress)),
+    ("compress-slow", Bench, By(streams::compress_slow)),
+    ("sizes", Quick, By(sizes::rows)),
+    ("cold", Bench, By(cold::rows)),
+    ("memory", Bench, By(streams::memory)),
+    ("byte", Quick, By(streams::one_byte)),
+    ("copy-small", Quick, By(copy::small)),
+    ("copy-big", Bench, By(copy::big)),
+    ("copy-byte", Bench, By(copy::byte)),
+    ("copy-local", Bench, By(copy::local)),
+    ("copy-resume", Bench, By(copy::resume)),
+    ("sync-small", Bench, By(sync::small)),
+    ("sync-login", Bench, By(sync::login)),
+    ("sync-delta", Bench, By(sync::delta)),
+    ("sync-renamed", Bench, By(sync::renamed)),
+    ("check", Bench, By(check::rows)),
+    ("pipe-hop", Bench, By(pipe::hop)),
+    ("hops", Quick, By(pipe::hops)),
+    ("pipe-three", Bench, By(pipe::three)),
+    ("pipe-cpu", Bench, By(pipe::processor_time)),
+    ("pipe-setup", Bench, By(pipe::setup)),
+    ("rdsh", Bench, By(shell::rows)),
+    ("many", Bench, By(many::many)),
+    ("long", Bench, By(long::long)),
+    ("rdma", Bench, Guest("rxe")),
+    ("scaling", Bench, By(scaling::rows)),
+    ("sync-reflink", Full, By(sync::reflinked)),
+    ("sync-touched", Full, By(sync::touched)),
+    ("sync-appended", Full, By(sync::appended)),
+    ("sync-million", Full, By(sync::million)),
+    ("copy-memory", Full, By(copy::memory)),
+    ("many-faults", Full, By(many::faults)),
+    ("many-joins", Full, By(many::joins)),
+    ("long-lanes", Full, By(long::lanes)),
+    ("perf", Full, Guest("rxe")),
+    ("siw", Full, Guest("siw")),
+    // Without a target.
+    ("sync-pages", Full, By(sync::pages)),
+    ("lanes", Full, By(streams::lanes)),
+    ("sinks", Full, By(streams::sinks)),
+    ("trees", Full, By(copy::trees)),
+    ("instructions", Full, By(instructions::rows)),
 ];
-
-/// Rows in the guest, and the device that they need.
-const IN_GUEST: [(&str, &str); 3] = [("rdma", "rxe"), ("perf", "rxe"), ("siw", "siw")];
-
-/// What a quick run takes.
-const QUICK: [&str; 12] =
-    ["tcp", "encrypted", "scp", "peers", "cpu", "compress", "lanes", "sizes", "sinks", "byte", "copy-small", "hops"];
-
-/// What only `make bench-full` takes: of each kind of work, `make bench` has a row that takes less.
-const FULL: [&str; 5] = ["sync-touched", "sync-appended", "sync-million", "many-faults", "many-joins"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.iter().map(String::as_str).collect::<Vec<&str>>().as_slice() {
-        [] => suite(),
+        [] => {
+            field::enter();
+            suite()
+        }
         ["--in-guest", device, only] => {
-            let mut record = Record::begin(String::new(), false);
-            guest::in_guest(device, only, &mut record);
+            let mut run = Run::begin(String::new(), false);
+            guest::in_guest(device, only, &mut run);
             ExitCode::SUCCESS // its host judges
         }
         ["--report"] => match report::publish() {
@@ -91,61 +151,58 @@ fn main() -> ExitCode {
 
 fn suite() -> ExitCode {
     let only = std::env::var("ONLY").unwrap_or_default();
-    let measures: Vec<(&str, Measure)> = ROWS
-        .into_iter()
-        .chain(copy::ROWS)
-        .chain(sync::ROWS)
-        .chain(pipe::ROWS)
-        .chain(shell::ROWS)
-        .chain(many::ROWS)
-        .chain(long::ROWS)
-        .collect();
-    let mut known: Vec<&str> = streams::CONTEST.to_vec();
-    known.extend(measures.iter().map(|(name, _)| *name).chain(IN_GUEST.map(|(name, _)| name)));
+    let known = ROWS.map(|(name, ..)| name);
     if let Some(unknown) = only.split(',').find(|name| !name.is_empty() && !known.contains(name)) {
         eprintln!("bench: ONLY={unknown}: no such row; there are {}", known.join(", "));
         return ExitCode::from(2);
     }
-    let wanted = |row: &str| match only.as_str() {
-        "" if FULL.contains(&row) => std::env::var_os("FULL").is_some(),
-        "" => !quick() || QUICK.contains(&row),
-        only => only.split(',').any(|name| name == row),
+    let least = by_kind(Quick, Bench, Full);
+    let is_wanted = |name: &str, when: When| match only.as_str() {
+        "" => least == Full || when == Quick || when == least,
+        only => only.split(',').any(|other| other == name),
     };
-    let mut record = Record::begin(command(), quick());
-    for (name, value) in &record.machine {
+    let wanted = ROWS.iter().filter(|(name, when, _)| is_wanted(name, *when));
+    let wanted: Vec<&(&str, When, How)> = wanted.collect();
+    let wants = |row: &str| wanted.iter().any(|(name, ..)| *name == row);
+    let mut run = Run::begin(command(), quick());
+    for (name, value) in &run.head.machine {
         println!("{name}: {value}");
     }
+    println!("congestion control over loopback: {}", run.head.control);
     if quick() {
         println!("A quick run, with small sizes and few rounds: not for claims.");
     }
-    if streams::CONTEST.iter().any(|row| wanted(row)) {
-        record.found(streams::streams(&wanted).unwrap_or_else(|error| vec![Row::broken("streams", &error)]));
-    }
-    if wanted("cpu") {
-        record.found(copy::cpu().unwrap_or_else(|error| vec![Row::broken("cpu", &error)]));
-    }
-    for (name, measure) in measures {
-        if wanted(name) {
-            record.found(measure().unwrap_or_else(|error| vec![Row::broken(name, &error)]));
+    let mut begun: Vec<&str> = Vec::new();
+    for (name, _, how) in &wanted {
+        match how {
+            By(measure) => run.found(measure().unwrap_or_else(|error| vec![Row::broken(name, &error)])),
+            // Whatever of them is wanted comes with the first.
+            Contest if !begun.contains(&"streams") => {
+                begun.push("streams");
+                run.found(streams::streams(&wants).unwrap_or_else(|error| vec![Row::broken("streams", &error)]));
+                if wants("cpu") {
+                    run.found(copy::cpu().unwrap_or_else(|error| vec![Row::broken("cpu", &error)]));
+                }
+            }
+            Guest(device) if !begun.contains(device) => {
+                begun.push(device);
+                let rows = wanted.iter().filter(|(.., how)| matches!(how, Guest(of) if of == device));
+                let rows = rows.map(|(row, ..)| *row).collect::<Vec<&str>>().join(",");
+                if let Err(error) = guest::guest(device, &rows, &mut run) {
+                    run.found(vec![Row::broken(&rows, &error)]);
+                }
+            }
+            _ => {}
         }
     }
-    for device in ["rxe", "siw"] {
-        let rows = IN_GUEST.iter().filter(|(row, of)| *of == device && wanted(row));
-        let rows = rows.map(|(row, _)| *row).collect::<Vec<&str>>().join(",");
-        if !rows.is_empty()
-            && let Err(error) = guest::guest(device, &rows, &mut record)
-        {
-            record.found(vec![Row::broken(&rows, &error)]);
-        }
-    }
-    report::table(&record.rows);
-    println!("\nevery round: {}", record::directory().join("results.json").display());
-    if record.rows.iter().any(|row| row.verdict.starts_with("FAIL")) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    report::table(&run);
+    println!("every round: {}", record::records_in(&record::directory()).display());
+    if run.rows().iter().any(|row| row.verdict.starts_with("FAIL")) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// What repeats this run.
 fn command() -> String {
     let set = ["ONLY", "RUNS", "SIZE_MIB"]
         .map(|name| std::env::var(name).map(|value| format!("{name}={value} ")).unwrap_or_default());
-    format!("{}make bench{}", set.concat(), if quick() { "-quick" } else { "" })
+    format!("{}make bench{}", set.concat(), by_kind("-quick", "", "-full"))
 }

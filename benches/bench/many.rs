@@ -13,10 +13,6 @@ use crate::net::{Net, without_root};
 use crate::record::Kind;
 use crate::site::{agent, identical};
 
-type Measure = fn() -> Result<Vec<Row>>;
-
-pub const ROWS: [(&str, Measure); 3] = [("many", many), ("many-faults", faults), ("many-joins", joins)];
-
 /// So many hosts get the tree; the caller is one more, and has it.
 const TARGETS: usize = 8;
 
@@ -48,12 +44,7 @@ struct Hosts {
 
 impl Hosts {
     fn start() -> Result<Self> {
-        let full = std::env::var_os("FULL").is_some();
-        let bytes = match (quick(), full) {
-            (true, _) => BYTES / 8,
-            (_, true) => FULL_BYTES,
-            _ => BYTES,
-        };
+        let bytes = by_kind(BYTES / 8, BYTES, FULL_BYTES);
         let scratch = Scratch::with_room(bytes * (TARGETS as u64 + 1) + (64 << 20))?;
         let source = scratch.0.join("model");
         fs::create_dir(&source).map_err(text)?;
@@ -223,7 +214,7 @@ fn title(hosts: &Hosts, what: &str) -> String {
 }
 
 /// The whole of `rdcp`, to one host and to eight.
-fn many() -> Result<Vec<Row>> {
+pub fn many() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many") {
         return Ok(absent);
     }
@@ -232,13 +223,14 @@ fn many() -> Result<Vec<Row>> {
         Contestant::new(Kind::Ours, "1 host", "rdcp -r {from} h1:{to}", || hosts.well(1)),
         Contestant::new(Kind::Ours, "8 hosts", "rdcp -r {from} h[1-8]:{to}", || hosts.well(TARGETS)),
     ];
-    let found = contest("many", &title(&hosts, "1 and 8 hosts"), "s", &contestants, runs().min(ROUNDS))?;
-    let [one, all] = [0, 1].map(|at| &found.entries[at].values);
-    Ok(vec![Row::at_most("many: 8 hosts, over 1", 1.15, all, one)])
+    judged("many", &title(&hosts, "1 and 8 hosts"), "s", &contestants, runs().min(ROUNDS), |found| {
+        let [one, all] = [0, 1].map(|at| &found.entries[at].values);
+        vec![Row::at_most("many: 8 hosts, over 1", 1.15, all, one)]
+    })
 }
 
 /// The same with a host that fails in the middle.
-fn faults() -> Result<Vec<Row>> {
+pub fn faults() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-faults") {
         return Ok(absent);
     }
@@ -259,13 +251,13 @@ fn faults() -> Result<Vec<Row>> {
         values(at).iter().zip(values(0)).map(|(seconds, one)| seconds - 1.15 * one).collect()
     };
     Ok(vec![
-        Row::limit("many: one killed, beyond 1.15 x of 1 host", 2.0, "s", &beyond(1)),
-        Row::limit("many: one cut off, beyond 1.15 x of 1 host", STALL_S + 3.0, "s", &beyond(2)),
+        Row::limit("many-faults: one killed, beyond 1.15 x of 1 host", 2.0, "s", &beyond(1)),
+        Row::limit("many-faults: one cut off, beyond 1.15 x of 1 host", STALL_S + 3.0, "s", &beyond(2)),
     ])
 }
 
 /// A host that is added when nine tenths are there: how long it takes from then on, and how long the others do.
-fn joins() -> Result<Vec<Row>> {
+pub fn joins() -> Result<Vec<Row>> {
     if let Some(absent) = without_root("many-joins") {
         return Ok(absent);
     }
@@ -286,7 +278,7 @@ fn joins() -> Result<Vec<Row>> {
     let found = contest("many-joins", &title(&hosts, what), "s", &contestants, runs().min(ROUNDS))?;
     let [one, seven, others, added] = [0, 1, 2, 3].map(|at| &found.entries[at].values);
     Ok(vec![
-        Row::at_most("many: one that joins at 90 %, over 1", 1.15, added, one),
-        Row::at_most("many: others while one joins, over 7 alone", 1.05, others, seven),
+        Row::at_most("many-joins: one that joins at 90 %, over 1", 1.15, added, one),
+        Row::at_most("many-joins: others while one joins, over 7 alone", 1.05, others, seven),
     ])
 }

@@ -41,6 +41,12 @@ impl Net {
         format!("10.9.0.{}", host + 1)
     }
 
+    /// The congestion control of every connection between them.
+    pub fn control(&self) -> Result<String> {
+        let said = self.on(0).args(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]).output().map_err(text)?;
+        Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
+    }
+
     /// A long line beside the switch, from the first host to the second, to [`Net::FAR`]; it ends with its input.
     pub fn line(&self, delay_ms: u32, rate_mbit: u32, loss_ppm: u32) -> Result<Line> {
         let mut line = testbed("line", "1");

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use crate::field;
 use crate::harness::*;
 use crate::record::{Kind, root};
 
@@ -101,6 +102,13 @@ pub const TARS: [Line; 3] = [
         Clock::Wall,
     ),
 ];
+
+/// `iperf3` over so many connections.
+pub fn iperf3(connections: &str) -> Way {
+    let send = format!("iperf3 -J -l 1M -P {connections} -c 127.0.0.1 -p {{port}} -n {{bytes}}");
+    let name = format!("iperf3 -P {connections}");
+    Way { clock: Clock::Own(by_iperf3), ..Way::new(Kind::Peer, &name, "iperf3 -s -1 -p {port}", &send) }
+}
 
 /// Bits a second that the receiving end has counted, from the JSON that `iperf3 -J` prints at its end.
 fn by_iperf3(said: &str) -> Option<f64> {
@@ -251,7 +259,7 @@ impl Package {
 
     fn build(&self, root: &Path) -> Result<()> {
         println!("building {} {} from crates.io, once", self.package, self.version);
-        let mut install = Command::new("timeout");
+        let mut install = field::outside("timeout");
         install.args([BUILD_LIMIT, "cargo", "install", "--locked", "--force", "--quiet", "--root"]).arg(root);
         install.args([self.package, "--version", &format!("={}", self.version)]);
         // rcp's own repository sets the flag where cargo does not look when it installs a package.

@@ -17,12 +17,6 @@ use crate::sizes::slope;
 use crate::sshd::{HOSTS, Sshd, numbered};
 use crate::streams::{ours, scene};
 
-type Measure = fn() -> Result<Vec<Row>>;
-
-/// What `ONLY` calls the rows, and what measures them.
-pub const ROWS: [(&str, Measure); 5] =
-    [("pipe-hop", hop), ("hops", hops), ("pipe-three", three), ("pipe-cpu", processor_time), ("pipe-setup", setup)];
-
 /// Data in clear: what is compared here does not encrypt either.
 const PLAIN: [&str; 4] = ["--transport", "tcp", "--encrypt", "never"];
 
@@ -31,7 +25,7 @@ const PLAIN: [&str; 4] = ["--transport", "tcp", "--encrypt", "never"];
 /// One hop from a file to /dev/null, by wall time from the start of the command until it has exited, in it the start of
 /// two agents by the script. Against `rdsend FILE` to `rdrecv >/dev/null`, from rdsend's start until both have exited,
 /// rdrecv listening before: lanes, checks and files are the same, and what rdpipe has to do beside is in its time only.
-fn hop() -> Result<Vec<Row>> {
+pub fn hop() -> Result<Vec<Row>> {
     let bytes = size();
     let place = Place::new(bytes)?;
     let input = place.scratch.random_file(bytes)?;
@@ -43,16 +37,17 @@ fn hop() -> Result<Vec<Row>> {
         scene(&input).stream(ours("rdsend FILE, rdrecv listening", "--encrypt never", ""), bytes),
     ];
     let title = format!("{:.2} GiB in memory: one hop, '< FILE' to '> /dev/null', in clear", gib(bytes));
-    let found = contest("pipe-hop", &title, "GB/s", &contestants, runs())?;
-    let [rdpipe, rdsend] = [&found.entries[0], &found.entries[1]];
-    Ok(vec![Row::ratio("pipe-hop: rdpipe / rdsend to rdrecv", 0.95, &rdpipe.values, &rdsend.values)])
+    judged("pipe-hop", &title, "GB/s", &contestants, runs(), |found| {
+        let [rdpipe, rdsend] = [&found.entries[0], &found.entries[1]];
+        vec![Row::ratio("pipe-hop: rdpipe / rdsend to rdrecv", 0.95, &rdpipe.values, &rdsend.values)]
+    })
 }
 
 /// `cat` on one host after the other, 1 to 4 hops between the first and the last. On one machine all hops share its
 /// processors, so each costs as much as the one before; what must not be is that it costs more. The first has no `cat`
 /// and none of its pipes, so the power is that of the time beyond it: with it, equal steps would look like growth.
-fn hops() -> Result<Vec<Row>> {
-    let bytes = size() / 2;
+pub fn hops() -> Result<Vec<Row>> {
+    let bytes = part_of_size(2);
     let place = Place::new(bytes)?;
     let input = place.scratch.random_file(bytes)?;
     let pipelines: Vec<Vec<String>> = (1..=4)
@@ -102,7 +97,7 @@ fn hops() -> Result<Vec<Row>> {
 /// `ssh host 'cat FILE' | ssh host cat | …`, which brings everything back here between two commands. Both start by real
 /// ssh to the same sshd, which is in the time of both. ssh encrypts, so the target is for `--encrypt always`; in clear,
 /// as rdpipe has it by itself within one machine, for the record.
-fn three() -> Result<Vec<Row>> {
+pub fn three() -> Result<Vec<Row>> {
     let bytes = size();
     let site = Site::start(bytes)?;
     let input = site.place.scratch.random_file(bytes)?;
@@ -130,16 +125,17 @@ fn three() -> Result<Vec<Row>> {
         Contestant::new(Kind::Peer, "ssh | ssh | ssh | ssh", by_ssh, || rate(bytes, timed(&mut bash(&of_ssh))?)),
     ];
     let title = format!("{:.2} GiB in memory through four commands on four hosts, ssh's start in it", gib(bytes));
-    let found = contest("pipe-three", &title, "GB/s", &contestants, runs())?;
-    let over_ssh = |name: &str, ours: &str| {
-        found.compare(name, [ours, "ssh | ssh | ssh | ssh"], |ours, ssh| {
-            Row::ratio(name, 3.0, &ours.values, &ssh.values)
-        })
-    };
-    Ok(vec![
-        over_ssh("pipe-three: encrypted, over ssh", "rdpipe --encrypt always"),
-        over_ssh("pipe-three: in clear, over ssh", "rdpipe --encrypt never").for_the_record(),
-    ])
+    judged("pipe-three", &title, "GB/s", &contestants, runs(), |found| {
+        let over_ssh = |name: &str, ours: &str| {
+            found.compare(name, [ours, "ssh | ssh | ssh | ssh"], |ours, ssh| {
+                Row::ratio(name, 3.0, &ours.values, &ssh.values)
+            })
+        };
+        vec![
+            over_ssh("pipe-three: encrypted, over ssh", "rdpipe --encrypt always"),
+            over_ssh("pipe-three: in clear, over ssh", "rdpipe --encrypt never").for_the_record(),
+        ]
+    })
 }
 
 /// User and system time of everything that one hop from a file to /dev/null takes, for each GB: the caller, two scripts
@@ -147,7 +143,7 @@ fn three() -> Result<Vec<Row>> {
 /// kernel has added up for this program's children (`cutime` and `cstime`), also of those whose parent has left them:
 /// they become children of this program, and a round waits for them. Time that the kernel spends on loopback counts for
 /// the process that it interrupts, for both alike. The clock ticks in hundredths of a second: sizes should be seconds.
-fn processor_time() -> Result<Vec<Row>> {
+pub fn processor_time() -> Result<Vec<Row>> {
     const TARGET: f64 = 1.2;
     let bytes = size();
     let place = Place::new(bytes)?;
@@ -164,24 +160,27 @@ fn processor_time() -> Result<Vec<Row>> {
         }),
     ];
     let title = format!("Processor time for each GB, {:.2} GiB in memory: one hop to /dev/null, in clear", gib(bytes));
-    let found = contest("pipe-cpu", &title, "s/GB", &contestants, runs())?;
-    drop(adopted);
     let name = "pipe-cpu: rdpipe / socat";
-    Ok(vec![found.compare(name, ["rdpipe, agents started here", "socat"], |ours, socat| {
-        Row::at_most(name, TARGET, &ours.values, &socat.values)
-    })])
+    let rows = judged("pipe-cpu", &title, "s/GB", &contestants, runs(), |found| {
+        vec![found.compare(name, ["rdpipe, agents started here", "socat"], |ours, socat| {
+            Row::at_most(name, TARGET, &ours.values, &socat.values)
+        })]
+    });
+    drop(adopted);
+    rows
 }
 
 /// One byte through `cat` on 1, 3 and 10 hosts, which are addresses of this machine with one sshd, each called up by ssh.
 /// Real hosts would each do their part of ssh's start; here one machine does all of it. So what must hold is said of the
 /// time beyond that of as many `ssh host true` at once; and the time beyond a single one is shown for the record, which is
 /// what must hold with as many machines as hosts.
-fn setup() -> Result<Vec<Row>> {
+pub fn setup() -> Result<Vec<Row>> {
     const MILLISECONDS_FOR_TEN: f64 = 100.0;
     let site = Site::start(1 << 20)?;
     let byte = site.place.scratch.random_file(1)?;
     let mut rows = Vec::new();
-    for hosts in [1, 3, HOSTS] {
+    let counts: &[usize] = by_kind(&[HOSTS], &[HOSTS], &[1, 3, HOSTS]);
+    for &hosts in counts {
         let stages: Vec<String> = (1..=hosts).map(|number| format!("{}:cat", numbered(number))).collect();
         let logins: Vec<String> = (1..=hosts)
             .map(|number| {
@@ -216,13 +215,13 @@ fn setup() -> Result<Vec<Row>> {
             &format!("pipe-setup: {hosts} hosts, beyond their ssh"),
             allowed,
             "ms",
-            &beyond(times[0], times[1]),
+            &milliseconds_beyond(times[0], times[1]),
         ));
         let mut one = Row::limit(
             &format!("pipe-setup: {hosts} hosts, beyond one ssh"),
             allowed,
             "ms",
-            &beyond(times[0], times[2]),
+            &milliseconds_beyond(times[0], times[2]),
         );
         if hosts > 1 {
             one.verdict = "for the record".into();
@@ -255,7 +254,7 @@ fn setup_elsewhere(place: &Place, byte: &Path, login: f64, allowed: f64) -> Resu
     let name = format!("pipe-setup: {HOSTS} hosts, beyond one login");
     let found = contest("pipe-setup", &title, "s", &contestants, runs())?;
     Ok(found.compare(&name, [&format!("rdpipe, {HOSTS} hosts"), "one login"], |ours, login| {
-        Row::limit(&name, allowed, "ms", &beyond(&ours.values, &login.values))
+        Row::limit(&name, allowed, "ms", &milliseconds_beyond(&ours.values, &login.values))
     }))
 }
 
@@ -275,11 +274,6 @@ fn timed_with_input(command: &mut Command, input: &Path) -> Result<f64> {
     let start = Instant::now();
     let ended = Running::start_with_input(command.stdin(input))?.done()?;
     Ok((ended.at - start).as_secs_f64())
-}
-
-/// How much longer the first took in each round, in milliseconds.
-fn beyond(ours: &[f64], other: &[f64]) -> Vec<f64> {
-    ours.iter().zip(other).map(|(ours, other)| (ours - other) * 1e3).collect()
 }
 
 /// A script for ssh's place, which runs everything here, and something `first`.

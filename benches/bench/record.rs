@@ -1,37 +1,54 @@
-//! What has been measured, as it leaves the suite: the table in the terminal, and under build/bench results.json with
-//! every round of every contestant, report.md and drawings.
+//! What has been measured, as it leaves the suite: the table in the terminal, and under build/bench a record of each section
+//! of the pages with every round of every contestant (rows/NAME.json), report.md and drawings.
 //!
-//! Contests are recorded here as they end, and verdicts when a row is done; so a suite that is stopped leaves what it
-//! had. The guest writes a record of its own, which is added to this one.
+//! A run replaces the records of what it measures, and leaves the others: so what runs of some rows have found adds up. Each
+//! says when it was measured, and of what. Contests are noted here as they end, and recorded with the verdicts when a row is
+//! done; so a suite that is stopped leaves what it had. The guest writes records of its own, which are added to these. What
+//! a quick run finds has a place of its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::field;
 use crate::harness::*;
 use crate::report;
 
 /// More of the processors than this busy with other work, and figures are worth nothing.
 pub const BUSY_MAX: f64 = 0.1;
 
-/// All of one run of the suite.
+/// What one run has found for one section of the pages.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Record {
+    pub section: String,
     /// The version and commit that were measured.
     pub version: String,
     pub began: String,
-    /// The command that repeats it.
+    /// The command that repeats the run.
     pub command: String,
     pub quick: bool,
+    /// The congestion control of what goes over loopback.
+    pub control: String,
+    /// What it took.
+    pub seconds: f64,
     /// What it ran on: a name and a value each.
     pub machine: Vec<(String, String)>,
     pub contests: Vec<Contest>,
     pub rows: Vec<Row>,
+}
+
+/// One run of the suite.
+pub struct Run {
+    /// What its records begin with.
+    pub head: Record,
+    pub records: Vec<Record>,
+    /// Since when what is found next is being measured.
+    since: Instant,
 }
 
 /// Contestants that took turns at one thing.
@@ -76,54 +93,110 @@ pub struct Entry {
 
 static CONTESTS: Mutex<Vec<Contest>> = Mutex::new(Vec::new());
 
-/// Records a contest.
+/// Notes a contest, for what is recorded next.
 pub fn add(contest: &Contest) {
     CONTESTS.lock().expect("no panic").push(contest.clone());
 }
 
-impl Record {
+impl Run {
     pub fn begin(command: String, quick: bool) -> Self {
         let commit = said("git", &["describe", "--always", "--dirty"]);
-        Record {
+        let head = Record {
             version: format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
             began: said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
             command,
             quick,
+            control: field::condition(),
             machine: machine(),
             ..Record::default()
-        }
+        };
+        Run { head, records: Vec::new(), since: Instant::now() }
     }
 
-    /// Adds what one row found, and writes all that there is.
+    /// Records what one row found, with the contests that were noted meanwhile.
     pub fn found(&mut self, rows: Vec<Row>) {
-        self.contests.append(&mut CONTESTS.lock().expect("no panic"));
-        self.rows.extend(rows);
-        if let Err(error) = self.write(&directory()) {
+        let contests = std::mem::take(&mut *CONTESTS.lock().expect("no panic"));
+        self.keep(contests, rows);
+    }
+
+    fn keep(&mut self, contests: Vec<Contest>, rows: Vec<Row>) {
+        let mut changed: Vec<usize> = Vec::new();
+        let mut place = |records: &mut Vec<Record>, section: &str| {
+            let found = records.iter().position(|record| record.section == section);
+            let at = found.unwrap_or_else(|| {
+                records.push(Record { section: section.to_owned(), ..self.head.clone() });
+                records.len() - 1
+            });
+            if !changed.contains(&at) {
+                changed.push(at);
+            }
+            at
+        };
+        for contest in contests {
+            let at = place(&mut self.records, &contest.row);
+            self.records[at].contests.push(contest);
+        }
+        for row in rows {
+            let at = place(&mut self.records, report::section_of(&row));
+            self.records[at].rows.push(row);
+        }
+        if let Some(first) = changed.first() {
+            self.records[*first].seconds += self.since.elapsed().as_secs_f64();
+        }
+        self.since = Instant::now();
+        let records = changed.iter().map(|at| &self.records[*at]);
+        let written = records.map(|record| record.write(&directory())).collect::<Result<()>>();
+        if let Err(error) = written.and_then(|()| report::write(&Record::read_all(&directory())?, &directory())) {
             eprintln!("bench: cannot write results: {error}");
         }
     }
 
     /// Adds what a guest has written into `directory`.
     pub fn merge(&mut self, directory: &Path, device: &str) -> Result<()> {
-        let guest = Record::read(directory)?;
-        self.contests.extend(guest.contests.into_iter().map(|contest| Contest { place: device.to_owned(), ..contest }));
-        self.found(guest.rows);
+        for record in Record::read_all(directory)? {
+            let contests = record.contests.into_iter();
+            let contests = contests.map(|contest| Contest { place: device.to_owned(), ..contest }).collect();
+            self.keep(contests, record.rows);
+        }
         Ok(())
     }
 
-    pub fn read(directory: &Path) -> Result<Self> {
-        let path = directory.join("results.json");
-        let json = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))
+    pub fn rows(&self) -> Vec<&Row> {
+        self.records.iter().flat_map(|record| &record.rows).collect()
+    }
+}
+
+/// Where a directory of results has its records.
+pub fn records_in(directory: &Path) -> PathBuf {
+    directory.join("rows")
+}
+
+impl Record {
+    /// All that are in a directory of results, in the order of the pages.
+    pub fn read_all(directory: &Path) -> Result<Vec<Self>> {
+        let directory = records_in(directory);
+        let at = |path: &Path, error: String| format!("{}: {error}", path.display());
+        let mut records: Vec<Record> = Vec::new();
+        for entry in fs::read_dir(&directory).map_err(|error| at(&directory, text(error)))? {
+            let path = entry.map_err(text)?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let json = fs::read(&path).map_err(|error| at(&path, text(error)))?;
+                records.push(serde_json::from_slice(&json).map_err(|error| at(&path, error.to_string()))?);
+            }
+        }
+        records.sort_by_key(|record| (report::place_of(&record.section), record.section.clone()));
+        Ok(records)
     }
 
     fn write(&self, directory: &Path) -> Result<()> {
-        fs::create_dir_all(directory).map_err(text)?;
+        let directory = records_in(directory);
+        fs::create_dir_all(&directory).map_err(text)?;
         let json = serde_json::to_vec_pretty(self).map_err(|error| error.to_string())?;
         // Renamed: a reader sees a whole one, also if the suite is stopped now.
-        let part = directory.join("results.json.part");
-        fs::write(&part, json).and_then(|()| fs::rename(&part, directory.join("results.json"))).map_err(text)?;
-        report::write(self, directory)
+        let part = directory.join(format!("{}.part", self.section));
+        fs::write(&part, json)
+            .and_then(|()| fs::rename(&part, directory.join(format!("{}.json", self.section))))
+            .map_err(text)
     }
 }
 
@@ -161,7 +234,8 @@ impl Entry {
 
 /// Where results go; the guest leaves them where its host finds them.
 pub fn directory() -> PathBuf {
-    std::env::var_os("GUEST_OUT").map_or_else(|| root().join("build/bench"), PathBuf::from)
+    let usual = || root().join(if quick() { "build/bench/quick" } else { "build/bench" });
+    std::env::var_os("GUEST_OUT").map_or_else(usual, PathBuf::from)
 }
 
 pub fn root() -> &'static Path {
@@ -203,7 +277,7 @@ fn machine() -> Vec<(String, String)> {
         ("virtualisation", clean(said("systemd-detect-virt", &[]))),
         ("memory", format!("{gib:.1} GiB")),
         ("kernel", format!("Linux {}", read("/proc/sys/kernel/osrelease").trim())),
-        ("TCP congestion control", read("/proc/sys/net/ipv4/tcp_congestion_control").trim().to_owned()),
+        ("TCP congestion control here", read("/proc/sys/net/ipv4/tcp_congestion_control").trim().to_owned()),
         ("distribution", field(&read("/etc/os-release"), "PRETTY_NAME=").replace('"', "")),
         (
             "file system of build/",

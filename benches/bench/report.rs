@@ -1,7 +1,7 @@
 //! A record as pages: tables and drawings, in Markdown.
 //!
 //! A page of docs/performance has a section for each row of the suite, with the date, version and machine of its run.
-//! Publishing a run of some rows replaces their sections and leaves the others as they are.
+//! Publishing replaces the sections that there are records of, and leaves the others as they are.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use std::path::Path;
 
 use crate::chart;
 use crate::harness::*;
-use crate::record::{self, BUSY_MAX, Contest, Kind, Record};
+use crate::record::{self, BUSY_MAX, Contest, Kind, Record, Run};
 
 /// The pages of docs/performance: file, title, and the sections on it, in this order.
-const PAGES: [(&str, &str, &[&str]); 7] = [
+const PAGES: [(&str, &str, &[&str]); 8] = [
     (
         "streams.md",
         "Streams over TCP, measured",
@@ -31,6 +31,7 @@ const PAGES: [(&str, &str, &[&str]); 7] = [
             "instructions",
         ],
     ),
+    ("scaling.md", "More processors, measured", &["scaling"]),
     (
         "copies.md",
         "Copies, measured",
@@ -39,47 +40,98 @@ const PAGES: [(&str, &str, &[&str]); 7] = [
     (
         "synchronizing.md",
         "What has changed since, measured",
-        &["sync-small", "sync-million", "sync-delta", "sync-reflink", "sync-touched", "sync-appended", "sync-renamed"],
+        &[
+            "sync-small",
+            "sync-login",
+            "sync-million",
+            "sync-delta",
+            "sync-pages",
+            "sync-reflink",
+            "sync-touched",
+            "sync-appended",
+            "sync-renamed",
+            "check",
+        ],
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh"]),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
-    ("long-lines.md", "Long lines, measured", &["long"]),
+    ("long-lines.md", "Long lines, measured", &["long", "long-lanes"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];
 
-/// The table in the terminal.
-pub fn table(rows: &[Row]) {
+/// The section of a verdict: what its name begins with, or the contest that it is taken from.
+pub fn section_of(row: &Row) -> &str {
+    match row.name.split([':', ',']).next().unwrap_or_default() {
+        "tcp" | "encrypted" | "scp" | "streams" => "peers",
+        "rxe" => "rdma",
+        name => name,
+    }
+}
+
+/// Where the pages have a section.
+pub fn place_of(section: &str) -> usize {
+    let mut all = PAGES.iter().flat_map(|(.., sections)| sections.iter());
+    all.position(|name| *name == section).unwrap_or(usize::MAX)
+}
+
+/// The table in the terminal: what fails first, then what is not known.
+pub fn table(run: &Run) {
+    let mut rows = run.rows();
+    rows.sort_by_key(|row| row.rank());
     println!("\n{:<52} {:<20} {:<40} verdict", "row", "target", "measured (median, quartiles)");
     for row in rows {
         println!("{:<52} {:<20} {:<40} {}", row.name, row.target, row.measured, row.verdict);
     }
+    let minutes = |seconds: f64| format!("{:.1}", seconds / 60.0);
+    let mut records: Vec<&Record> = run.records.iter().collect();
+    records.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+    let by_section = records.iter().map(|record| format!("{} {}", record.section, minutes(record.seconds)));
+    let all = records.iter().map(|record| record.seconds).sum();
+    println!("\n{} minutes: {}", minutes(all), by_section.collect::<Vec<String>>().join(", "));
+    println!("congestion control over loopback: {}", run.head.control);
 }
 
 /// Writes report.md and its drawings.
-pub fn write(record: &Record, directory: &Path) -> Result<()> {
-    // Drawings of an earlier run, which had other contests.
+pub fn write(records: &[Record], directory: &Path) -> Result<()> {
+    // Drawings of earlier runs, which had other contests.
     remove_drawings(directory, |_| true)?;
-    draw(record, directory)?;
     let mut page = "# Measured\n".to_owned();
-    for name in sections(record) {
-        page += &section(record, name);
+    page += &verdicts(records);
+    for record in records {
+        draw(record, directory)?;
+        page += &section(record);
     }
     fs::write(directory.join("report.md"), page).map_err(text)
 }
 
+/// All verdicts in one table, what fails first, then what is not known.
+fn verdicts(records: &[Record]) -> String {
+    let mut rows: Vec<(&Row, &Record)> =
+        records.iter().flat_map(|record| record.rows.iter().map(move |row| (row, record))).collect();
+    rows.sort_by_key(|(row, _)| row.rank());
+    let mut page = "\n| row | target | measured | verdict | of |\n|---|---|---|---|---|\n".to_owned();
+    for (row, record) in rows {
+        let of = format!("{}, {}", record.version, record.began);
+        let cells = [&row.name, &row.target, &row.measured, &row.verdict, &of].map(|text| cell(text));
+        let _ = writeln!(page, "| {} |", cells.join(" | "));
+    }
+    page
+}
+
 /// Puts what is under build/bench into docs/performance.
 pub fn publish() -> Result<()> {
-    let record = Record::read(&record::directory())?;
+    let records = Record::read_all(&record::directory())?;
     let directory = record::root().join("docs/performance");
-    let measured = sections(&record);
-    if let Some(name) = measured.iter().find(|name| !PAGES.iter().any(|(.., sections)| sections.contains(name))) {
-        return Err(format!("{name} has no page: add it to PAGES in benches/bench/report.rs"));
+    if let Some(record) = records.iter().find(|record| place_of(&record.section) == usize::MAX) {
+        return Err(format!("{} has no page: add it to PAGES in benches/bench/report.rs", record.section));
     }
     fs::create_dir_all(&directory).map_err(text)?;
-    remove_drawings(&directory, |name| measured.contains(&name))?;
-    draw(&record, &directory)?;
+    remove_drawings(&directory, |name| records.iter().any(|record| record.section == name))?;
+    for record in &records {
+        draw(record, &directory)?;
+    }
     for (file, title, names) in PAGES {
-        let replaced: Vec<&str> = names.iter().copied().filter(|name| measured.contains(name)).collect();
+        let replaced: Vec<&Record> = records.iter().filter(|record| names.contains(&record.section.as_str())).collect();
         if replaced.is_empty() {
             continue;
         }
@@ -89,14 +141,15 @@ pub fn publish() -> Result<()> {
             before.split("\n## ").skip(1).filter_map(|section| section.split_once('\n')).collect();
         let mut page = format!("# {title}\n\nWritten by `make bench-report`. [How it is measured](method.md).\n");
         for name in names {
-            if replaced.contains(name) {
-                page += &section(&record, name);
+            if let Some(record) = replaced.iter().find(|record| record.section == *name) {
+                page += &section(record);
             } else if let Some(body) = kept.get(name) {
                 let _ = writeln!(page, "\n## {name}\n{}", body.trim_end_matches('\n'));
             }
         }
         fs::write(&path, page).map_err(text)?;
-        println!("{}: {} of the run of {}", path.display(), replaced.join(", "), record.began);
+        let replaced = replaced.iter().map(|record| format!("{} of {}", record.section, record.began));
+        println!("{}: {}", path.display(), replaced.collect::<Vec<String>>().join(", "));
     }
     Ok(())
 }
@@ -123,27 +176,6 @@ fn remove_drawings(directory: &Path, of: impl Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// The sections that a record fills, in the order of its run.
-fn sections(record: &Record) -> Vec<&str> {
-    let of_contests = record.contests.iter().map(|contest| contest.row.as_str());
-    let mut names: Vec<&str> = Vec::new();
-    for name in of_contests.chain(record.rows.iter().map(section_of)) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
-}
-
-/// The section of a verdict: what its name begins with, or the contest that it is taken from.
-fn section_of(row: &Row) -> &str {
-    match row.name.split([':', ',']).next().unwrap_or_default() {
-        "tcp" | "encrypted" | "scp" | "streams" => "peers",
-        "rxe" => "rdma",
-        name => name,
-    }
-}
-
 /// A file name for each contest.
 fn drawings(record: &Record) -> impl Iterator<Item = (&Contest, String)> {
     record.contests.iter().enumerate().map(|(number, contest)| {
@@ -153,12 +185,13 @@ fn drawings(record: &Record) -> impl Iterator<Item = (&Contest, String)> {
     })
 }
 
-/// All that a record has on one section.
-fn section(record: &Record, name: &str) -> String {
-    let mut page = format!("\n## {name}\n\n");
-    let _ = writeln!(page, "Measured {} by `{}`, rdma-pipe {}.\n", record.began, record.command, record.version);
-    let contests = || drawings(record).filter(|(contest, _)| contest.row == name);
-    let busy = contests().map(|(contest, _)| contest.busy).fold(0.0, f64::max);
+/// A record as a section.
+fn section(record: &Record) -> String {
+    let Record { section, began, command, version, control, .. } = record;
+    let mut page = format!("\n## {section}\n\n");
+    let _ = writeln!(page, "Measured {began} by `{command}`, rdma-pipe {version}.");
+    let _ = writeln!(page, "Congestion control over loopback: {control}.\n");
+    let busy = record.contests.iter().map(|contest| contest.busy).fold(0.0, f64::max);
     if record.quick {
         page += "**Not for claims: a quick run, with small sizes and few rounds.**\n\n";
     }
@@ -166,15 +199,16 @@ fn section(record: &Record, name: &str) -> String {
         let percent = busy * 100.0;
         let _ = writeln!(page, "**Not for claims: others used up to {percent:.0} % of the machine's processors.**\n");
     }
-    let rows: Vec<&Row> = record.rows.iter().filter(|row| section_of(row) == name).collect();
-    if !rows.is_empty() {
+    if !record.rows.is_empty() {
         page += "| row | target | measured | verdict |\n|---|---|---|---|\n";
     }
+    let mut rows: Vec<&Row> = record.rows.iter().collect();
+    rows.sort_by_key(|row| row.rank());
     for row in rows {
         let cells = [&row.name, &row.target, &row.measured, &row.verdict].map(|text| cell(text));
         let _ = writeln!(page, "| {} |", cells.join(" | "));
     }
-    for (contest, drawing) in contests() {
+    for (contest, drawing) in drawings(record) {
         write_contest(&mut page, contest, &drawing);
     }
     let machine: Vec<String> = record.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();

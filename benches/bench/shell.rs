@@ -5,16 +5,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::copy::Measure;
 use crate::harness::*;
-use crate::record::{Contest, Kind};
-use crate::site::{Copy, Site, agent, contest_of};
+use crate::record::{Contest, Kind, root};
+use crate::site::{Copy, Site, agent, executable, judged_of};
 use crate::sshd::HOST;
 
-/// What `ONLY` calls the rows, and what measures them.
-pub const ROWS: [(&str, Measure); 1] = [("rdsh", rows)];
-
 const FILES: u64 = 64;
+
+/// The way that is a pipe.
+const PIPE: &str = "ssh host true, then a pipe";
 
 /// A tool over a bare pipe may be so much faster.
 const OF_A_PIPE: f64 = 0.85;
@@ -55,16 +54,12 @@ impl Ways {
             let run = run.clone();
             site.copy(kind, name, &tool.replace("{rsh}", name), move |_, to| run(way, to))
         };
-        vec![
-            by(Kind::Ours, "rdsh", &self.rdsh),
-            by(Kind::Peer, "ssh", &self.ssh),
-            by(Kind::Limit, "ssh host true, then a pipe", &self.pipe),
-        ]
+        vec![by(Kind::Ours, "rdsh", &self.rdsh), by(Kind::Peer, "ssh", &self.ssh), by(Kind::Limit, PIPE, &self.pipe)]
     }
 }
 
-fn rows() -> Result<Vec<Row>> {
-    let bytes = size() / 2;
+pub fn rows() -> Result<Vec<Row>> {
+    let bytes = part_of_size(2);
     let site = Site::start(3 * bytes, 10_000)?;
     let ways = Ways::new(&site)?;
     let tree = site.tree("tree", FILES, FILES / 4, bytes / FILES)?;
@@ -77,9 +72,10 @@ fn rows() -> Result<Vec<Row>> {
         timed(Command::new("bash").args(["-o", "pipefail", "-c", &line]))
     };
     let tool = "tar -cf - -C {from} . | {rsh} {host} 'mkdir {to} && tar -xf - -C {to}'";
-    let found =
-        contest_of("rdsh", &format!("tar through a pipe, {what}"), &ways.copies(&site, tool, tar), &tree, runs())?;
-    rows.push(over_ssh(&found, "tar", 3.0));
+    let title = format!("tar through a pipe, {what}");
+    rows.extend(judged_of("rdsh", &title, &ways.copies(&site, tool, tar), &tree, |found| {
+        vec![over_ssh(found, "tar", 3.0)]
+    })?);
 
     let rsync = |rsh: &Path, to: &Path| {
         timed(
@@ -91,8 +87,10 @@ fn rows() -> Result<Vec<Row>> {
         )
     };
     let tool = "rsync -a -e {rsh} {from}/ {host}:{to}";
-    let found = contest_of("rdsh", &format!("rsync -a, {what}"), &ways.copies(&site, tool, rsync), &tree, runs())?;
-    rows.extend([over_a_pipe(&found, "rsync"), over_ssh(&found, "rsync", 1.0)]);
+    let title = format!("rsync -a, {what}");
+    rows.extend(judged_of("rdsh", &title, &ways.copies(&site, tool, rsync), &tree, |found| {
+        vec![over_a_pipe(found, "rsync"), over_ssh(found, "rsync", 1.0)]
+    })?);
 
     // What arrives is a repository, of which borg itself sees to it that it is right.
     let home = site.scratch.0.join("borg");
@@ -106,25 +104,92 @@ fn rows() -> Result<Vec<Row>> {
         timed(&mut command)
     };
     let repository = site.scratch.0.join("repository");
-    let contestants: Vec<Contestant<'_>> = [
-        (Kind::Ours, "rdsh", &ways.rdsh),
-        (Kind::Peer, "ssh", &ways.ssh),
-        (Kind::Limit, "ssh host true, then a pipe", &ways.pipe),
-    ]
-    .into_iter()
-    .map(|(kind, name, rsh)| {
-        let (borg, repository, ways) = (&borg, &repository, &ways);
-        let shown = "borg create --compression none ::one .".to_owned() + &format!(" over {name}");
-        Contestant::new(kind, name, &shown, move || {
-            let _ = std::fs::remove_dir_all(repository);
-            borg(&ways.pipe, repository, &["init", "-e", "none"])?;
-            borg(rsh, repository, &["create", "--compression", "none", "::one", "."])
-        })
-    })
-    .collect();
-    let found = contest("rdsh", &format!("borg create, {what}"), "s", &contestants, runs())?;
-    rows.extend([over_a_pipe(&found, "borg"), over_ssh(&found, "borg", 1.0)]);
+    let contestants: Vec<Contestant<'_>> =
+        [(Kind::Ours, "rdsh", &ways.rdsh), (Kind::Peer, "ssh", &ways.ssh), (Kind::Limit, PIPE, &ways.pipe)]
+            .into_iter()
+            .map(|(kind, name, rsh)| {
+                let (borg, repository, ways) = (&borg, &repository, &ways);
+                let shown = "borg create --compression none ::one .".to_owned() + &format!(" over {name}");
+                Contestant::new(kind, name, &shown, move || {
+                    let _ = std::fs::remove_dir_all(repository);
+                    borg(&ways.pipe, repository, &["init", "-e", "none"])?;
+                    borg(rsh, repository, &["create", "--compression", "none", "::one", "."])
+                })
+            })
+            .collect();
+    rows.extend(judged("rdsh", &format!("borg create, {what}"), "s", &contestants, runs(), |found| {
+        vec![over_a_pipe(found, "borg"), over_ssh(found, "borg", 1.0)]
+    })?);
+    rows.extend(syncoid(&site, &ways, bytes)?);
     Ok(rows)
+}
+
+/// `syncoid` calls whatever `ssh` is on its path, so each way has a directory in which it is that. What stands for `zfs` at both
+/// ends is the tests', with datasets below the site's scratch.
+fn syncoid(site: &Site, ways: &Ways, bytes: u64) -> Result<Vec<Row>> {
+    const NAME: &str = "syncoid";
+    let unpacked = root().join("build/sanoid/usr");
+    let program = unpacked.join("sbin/syncoid");
+    if !program.is_file() {
+        return Ok(vec![Row::absent("rdsh: syncoid", "not under build/sanoid: run `make bench-deps`, as root")]);
+    }
+    let datasets = site.scratch.0.join("zfs");
+    let zfs = root().join("tests/testbed/zfs");
+    let there = site.ssh.programs();
+    let stub = format!("export RD_ZFS='{}'\nexec '{}' \"$@\"", datasets.display(), zfs.display());
+    executable(&there.join("zfs"), &stub)?;
+    executable(&there.join("zpool"), "echo enabled")?;
+    let run = |words: &[&str]| timed(Command::new(there.join("zfs")).args(words));
+    run(&["create", "tank/home"])?;
+    std::fs::rename(site.scratch.random_file(bytes)?, datasets.join("tank/home/data")).map_err(text)?;
+    run(&["snapshot", "tank/home@monday"])?;
+
+    // With the options that syncoid gives ssh; `-O` asks for the end of a connection that is not there.
+    let pipe = format!(
+        "login=\nwhile :; do case $1 in\n-M) login=1 && shift ;;\n-[SopicF]) shift 2 ;;\n-*) shift ;;\n*) break ;;\nesac; done\n\
+         shift\n[ \"$1\" != -O ] || exit 0\n[ -z \"$login\" ] || '{}' {HOST} true </dev/null || exit\nexec sh -c \"$*\"",
+        ways.ssh.display()
+    );
+    let rdsh = format!("exec '{}' --rsh '{}' \"$@\"", ways.rdsh.display(), ways.ssh.display());
+    let ssh = format!("exec '{}' \"$@\"", ways.ssh.display());
+    let mut paths = Vec::new();
+    for (name, script) in [("by-rdsh", &rdsh), ("by-ssh", &ssh), ("by-pipe", &pipe)] {
+        let directory = site.scratch.0.join(name);
+        std::fs::create_dir(&directory).map_err(text)?;
+        executable(&directory.join("ssh"), script)?;
+        let rest = std::env::var("PATH").unwrap_or_default();
+        paths.push(format!("{}:{}:{rest}", directory.display(), there.display()));
+    }
+    let sync = |path: &str| {
+        let copied = datasets.join("tank/copy");
+        let _ = std::fs::remove_dir_all(&copied);
+        // What the turn before has made, to begin at the next time.
+        for entry in std::fs::read_dir(datasets.join("tank/home")).map_err(text)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with("@syncoid") {
+                std::fs::remove_dir_all(entry.path()).map_err(text)?;
+            }
+        }
+        let mut command = Command::new("perl");
+        command.arg("-I").arg(unpacked.join("share/perl5")).arg(&program).env("PATH", path);
+        command.args(["--quiet", "--compress=none", "--no-privilege-elevation", "tank/home"]);
+        let seconds = timed(command.arg(format!("{HOST}:tank/copy")))?;
+        let sizes = ["home", "copy"].map(|name| datasets.join(format!("tank/{name}/data")).metadata());
+        match sizes {
+            [Ok(source), Ok(copy)] if source.len() == copy.len() => Ok(seconds),
+            _ => Err("syncoid has not made a whole copy".to_owned()),
+        }
+    };
+    let shown = "syncoid --compress=none tank/home {host}:tank/copy";
+    let kinds = [(Kind::Ours, "rdsh"), (Kind::Peer, "ssh"), (Kind::Limit, PIPE)];
+    let contestants: Vec<Contestant<'_>> = kinds
+        .into_iter()
+        .zip(&paths)
+        .map(|((kind, name), path)| Contestant::new(kind, name, &format!("{shown}, with {name} as ssh"), || sync(path)))
+        .collect();
+    let title = format!("syncoid, {:.2} GiB and what is new, by a program in zfs's place", gib(bytes));
+    judged("rdsh", &title, "s", &contestants, runs(), |found| {
+        vec![over_a_pipe(found, NAME), over_ssh(found, NAME, 1.0)]
+    })
 }
 
 fn over_ssh(found: &Contest, tool: &str, target: f64) -> Row {
@@ -134,7 +199,5 @@ fn over_ssh(found: &Contest, tool: &str, target: f64) -> Row {
 
 fn over_a_pipe(found: &Contest, tool: &str) -> Row {
     let name = format!("rdsh: {tool}, over a bare pipe");
-    found.compare(&name, ["rdsh", "ssh host true, then a pipe"], |ours, pipe| {
-        Row::faster(&name, OF_A_PIPE, &ours.values, &pipe.values)
-    })
+    found.compare(&name, ["rdsh", PIPE], |ours, pipe| Row::faster(&name, OF_A_PIPE, &ours.values, &pipe.values))
 }

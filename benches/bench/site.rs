@@ -40,13 +40,19 @@ impl Copy<'_> {
     }
 }
 
-/// Copies of `source` in turns, in seconds.
-pub fn contest_of(row: &str, title: &str, copies: &[Copy<'_>], source: &Path, rounds: usize) -> Result<Contest> {
+/// Copies of `source` in turns, in seconds, and what is judged by them.
+pub fn judged_of(
+    row: &str,
+    title: &str,
+    copies: &[Copy<'_>],
+    source: &Path,
+    judge: impl Fn(&Contest) -> Vec<Row>,
+) -> Result<Vec<Row>> {
     let contestants: Vec<Contestant<'_>> = copies
         .iter()
         .map(|copy| Contestant::new(copy.kind, &copy.name, &copy.command, move || copy.run(source)))
         .collect();
-    contest(row, title, "s", &contestants, rounds)
+    judged(row, title, "s", &contestants, runs(), judge)
 }
 
 pub fn identical(source: &Path, copy: &Path) -> Result<()> {
@@ -110,8 +116,7 @@ impl Site {
         let directory = self.scratch.0.join("bin");
         fs::create_dir_all(&directory).map_err(text)?;
         let path = directory.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text_of}\n")).map_err(text)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(text)?;
+        executable(&path, text_of)?;
         Ok(path)
     }
 
@@ -228,6 +233,12 @@ impl Site {
             .with("user", user)
             .path(self.scratch.0.join("bin"))
     }
+}
+
+/// Makes a script.
+pub fn executable(path: &Path, text_of: &str) -> Result<()> {
+    fs::write(path, format!("#!/bin/sh\n{text_of}\n")).map_err(text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(text)
 }
 
 /// The agent's program.

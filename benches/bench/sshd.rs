@@ -13,6 +13,9 @@ pub const HOST: &str = "bench";
 /// It answers to this many names more, each of an address of its own.
 pub const HOSTS: usize = 10;
 
+/// What a login has by itself.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+
 /// The name with this number, from 1 to [`HOSTS`].
 pub fn numbered(number: usize) -> String {
     format!("{HOST}{number}")
@@ -40,6 +43,9 @@ impl Sshd {
         // The start-up files of the user who measures are no part of the tools' time.
         let home = directory.join("home");
         fs::create_dir(&home).map_err(text)?;
+        let programs = directory.join("programs");
+        fs::create_dir(&programs).map_err(text)?;
+        let environment = format!("SetEnv=HOME={} PATH={}:{PATH}", home.display(), programs.display());
         if root {
             fs::create_dir_all("/run/sshd").map_err(text)?;
         }
@@ -57,7 +63,7 @@ impl Sshd {
             // Where root's password is locked, PAM lets its key in all the same.
             .args(["-o", if root { "UsePAM=yes" } else { "UsePAM=no" }, "-o", "PermitRootLogin=yes"])
             .args(["-o", &format!("AuthorizedKeysFile={}", directory.join("user.pub").display())])
-            .args(["-o", &format!("Subsystem=sftp {sftp}"), "-o", &format!("SetEnv=HOME={}", home.display())])
+            .args(["-o", &format!("Subsystem=sftp {sftp}"), "-o", &environment])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -86,6 +92,11 @@ impl Sshd {
     /// The private key of the login.
     pub fn key(&self) -> PathBuf {
         self.directory.join("user")
+    }
+
+    /// Where logins find programs before others.
+    pub fn programs(&self) -> PathBuf {
+        self.directory.join("programs")
     }
 
     /// Its process.

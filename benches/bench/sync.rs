@@ -10,27 +10,18 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use crate::copy::{FILE_BYTES, FILES, Measure, on_the_wire};
+use crate::copy::{FILE_BYTES, FILES, on_the_wire};
 use crate::harness::*;
 use crate::place::Image;
-use crate::record::Kind;
+use crate::record::{Contest, Kind};
 use crate::site::{Site, WatchedAgent, identical, remote};
-
-pub const ROWS: [(&str, Measure); 7] = [
-    ("sync-small", small),
-    ("sync-delta", delta),
-    ("sync-reflink", reflinked),
-    ("sync-touched", touched),
-    ("sync-appended", appended),
-    ("sync-million", million),
-    ("sync-renamed", renamed),
-];
 
 const OURS: &str = "rdcp --sync";
 const THEIRS: &str = "rsync";
 
 /// What a changed file is changed in, and how much of it.
 const PIECE_BYTES: u64 = 64 << 10;
+const PAGE_BYTES: u64 = 4 << 10;
 const CHANGED_IN: u64 = 100;
 
 /// A source, its copy, and what stands in ssh's place.
@@ -81,7 +72,14 @@ impl Pair {
     }
 
     /// Both in turns. Each leaves the destination equal to the source, which is compared once: of a copy that was aged.
-    fn contest(&self, row: &str, title: &str, rounds: usize, age: &dyn Fn() -> Result<()>) -> Result<Found> {
+    fn contest(
+        &self,
+        row: &str,
+        title: &str,
+        rounds: usize,
+        age: &dyn Fn() -> Result<()>,
+        judge: &dyn Fn(&Found<'_>) -> Vec<Row>,
+    ) -> Result<Vec<Row>> {
         let (wire, seen) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
         let turn = |name: &'static str, command: Command| -> Result<f64> {
             let mut command = command;
@@ -115,20 +113,21 @@ impl Pair {
                 || turn(THEIRS, self.theirs()),
             ),
         ];
-        let found = contest(row, title, "s", &contestants, rounds)?;
-        drop(contestants);
-        // The first round does not count.
-        Ok(Found { contest: found, wire: wire.into_inner().split_off(1) })
+        judged(row, title, "s", &contestants, rounds, |contest| {
+            // The first round does not count.
+            let wire = wire.borrow().iter().copied().skip(1).collect();
+            judge(&Found { contest, wire })
+        })
     }
 }
 
-struct Found {
-    contest: crate::record::Contest,
+struct Found<'a> {
+    contest: &'a Contest,
     /// What rdcp's runs have sent over the loopback interface, in both directions.
     wire: Vec<f64>,
 }
 
-impl Found {
+impl Found<'_> {
     fn at_most(&self, name: &str, target: f64) -> Row {
         self.contest
             .compare(name, [OURS, THEIRS], |ours, rsync| Row::at_most(name, target, &ours.values, &rsync.values))
@@ -145,16 +144,49 @@ impl Found {
     }
 }
 
-fn small() -> Result<Vec<Row>> {
+pub fn small() -> Result<Vec<Row>> {
     let files = if quick() { FILES / 10 } else { FILES };
     let site = Site::start(4 * files * FILE_BYTES, 4 * files)?;
     let pair = Pair::new(&site, site.tree("tree", files, files / 200, FILE_BYTES)?)?;
     let title = format!("{files} files of {FILE_BYTES} bytes, unchanged");
-    let found = pair.contest("sync-small", &title, runs(), &|| Ok(()))?;
-    Ok(vec![found.at_most("sync-small: rdcp --sync / rsync -a", 0.8)])
+    pair.contest("sync-small", &title, runs(), &|| Ok(()), &|found| {
+        vec![found.at_most("sync-small: rdcp --sync / rsync -a", 0.8)]
+    })
 }
 
-fn renamed() -> Result<Vec<Row>> {
+/// The same tree by ssh itself, beyond what a login takes.
+pub fn login() -> Result<Vec<Row>> {
+    const ROUNDS: usize = 15;
+    const MILLISECONDS_MAX: f64 = 120.0;
+    const LOGIN: &str = "ssh host true";
+    let files = if quick() { FILES / 10 } else { FILES };
+    let site = Site::start(4 * files * FILE_BYTES, 4 * files)?;
+    let pair = Pair::new(&site, site.tree("tree", files, files / 200, FILE_BYTES)?)?;
+    let (from, to) = (pair.source(), remote(&pair.to));
+    let ssh = site.scratch.0.join("bin/ssh");
+    let contestants = [
+        Contestant::new(Kind::Ours, OURS, "rdcp --sync -r {from}/ {host}:{to}", || {
+            timed(site.rdcp(&["--sync", "-r"]).args([&from, &to]))
+        }),
+        Contestant::new(Kind::Peer, THEIRS, "rsync -a -e ssh {from}/ {host}:{to}", || {
+            timed(Command::new("rsync").args(["-a", "-e"]).arg(&ssh).args([&from, &to]))
+        }),
+        Contestant::new(Kind::Limit, LOGIN, "ssh {host} true", || site.nothing()),
+    ];
+    let title = format!("{files} files of {FILE_BYTES} bytes, unchanged, by ssh");
+    let rounds = if quick() { runs() } else { runs().max(ROUNDS) };
+    let row = |found: &Contest, name: &str, who: &str| {
+        found.compare(name, [who, LOGIN], |one, login| {
+            Row::limit(name, MILLISECONDS_MAX, "ms", &milliseconds_beyond(&one.values, &login.values))
+        })
+    };
+    judged("sync-login", &title, "s", &contestants, rounds, |found| {
+        let theirs = row(found, "sync-login: rsync -a, beyond ssh host true", THEIRS).for_the_record();
+        vec![row(found, "sync-login: rdcp --sync, beyond ssh host true", OURS), theirs]
+    })
+}
+
+pub fn renamed() -> Result<Vec<Row>> {
     const MIB_MAX: f64 = 1.0;
     let files = if quick() { FILES / 10 } else { 10_000 };
     let site = Site::start(4 * files * FILE_BYTES, 4 * files)?;
@@ -169,21 +201,24 @@ fn renamed() -> Result<Vec<Row>> {
         Ok(())
     };
     let title = format!("{files} files of {FILE_BYTES} bytes, every top directory renamed");
-    let found = pair.contest("sync-renamed", &title, runs(), &age)?;
-    let mib: Vec<f64> = found.wire.iter().map(|bytes| bytes / f64::from(1 << 20)).collect();
-    Ok(vec![
-        found.at_most("sync-renamed: rdcp --sync / rsync -a", 1.0),
-        Row::limit("sync-renamed: on the wire", MIB_MAX, "MiB", &mib),
-    ])
+    pair.contest("sync-renamed", &title, runs(), &age, &|found| {
+        let mib: Vec<f64> = found.wire.iter().map(|bytes| bytes / f64::from(1 << 20)).collect();
+        vec![
+            found.at_most("sync-renamed: rdcp --sync / rsync -a", 1.0),
+            Row::limit("sync-renamed: on the wire", MIB_MAX, "MiB", &mib),
+        ]
+    })
 }
 
-fn million() -> Result<Vec<Row>> {
+pub fn million() -> Result<Vec<Row>> {
     const FILES: u64 = 1_000_000;
     const ROUNDS: usize = 3;
     const MIB_MAX: f64 = 128.0;
     let site = Site::start(1 << 30, 2 * FILES + 5000)?;
     let pair = Pair::new(&site, site.tree("tree", FILES, 1000, 0)?)?;
-    let found = pair.contest("sync-million", "1 000 000 empty files, unchanged", ROUNDS, &|| Ok(()))?;
+    let mut rows = pair.contest("sync-million", "1 000 000 empty files, unchanged", ROUNDS, &|| Ok(()), &|found| {
+        vec![found.at_most("sync-million: rdcp --sync / rsync -a", 0.6)]
+    })?;
     let agent = site.watched_agent()?;
     let caller = Running::start(&mut pair.ours(Some(&agent)))?;
     let (memory, of_agent) = (Memory::watch(&[caller.id]), Memory::watch(&[agent.id()?]));
@@ -192,7 +227,6 @@ fn million() -> Result<Vec<Row>> {
     if caller < 1.0 || agent < 1.0 {
         return Err("the memory of an end was not seen".to_owned());
     }
-    let mut rows = vec![found.at_most("sync-million: rdcp --sync / rsync -a", 0.6)];
     rows.extend([("caller", caller), ("agent", agent)].map(|(end, mib)| Row {
         name: format!("sync-million: {end}"),
         target: format!("< {MIB_MAX} MiB"),
@@ -202,16 +236,24 @@ fn million() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+type Judge<'a> = &'a dyn Fn(&Found<'_>) -> Vec<Row>;
+
 /// A file and its copy, which is aged by `age`, given the copy and the number of the turn.
-fn of_a_file(row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>) -> Result<(Found, u64)> {
+fn of_a_file(row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>, judge: Judge<'_>) -> Result<Vec<Row>> {
     let bytes = size();
     // A new file may be made beside the old.
     let site = Site::start(3 * bytes, 0)?;
     let pair = Pair::new(&site, site.scratch.random_file(bytes)?)?;
-    Ok((of_a_pair(&pair, row, what, age)?, bytes))
+    of_a_pair(&pair, row, what, age, judge)
 }
 
-fn of_a_pair(pair: &Pair, row: &str, what: &str, age: impl Fn(&File, u64) -> Result<()>) -> Result<Found> {
+fn of_a_pair(
+    pair: &Pair,
+    row: &str,
+    what: &str,
+    age: impl Fn(&File, u64) -> Result<()>,
+    judge: Judge<'_>,
+) -> Result<Vec<Row>> {
     let turns = RefCell::new(0_u64);
     let make_old = || {
         let copy = OpenOptions::new().write(true).open(&pair.to).map_err(text)?;
@@ -220,53 +262,69 @@ fn of_a_pair(pair: &Pair, row: &str, what: &str, age: impl Fn(&File, u64) -> Res
         copy.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).map_err(text)
     };
     let title = format!("1 file of {:.2} GiB, {what}", gib(size()));
-    pair.contest(row, &title, runs(), &make_old)
+    pair.contest(row, &title, runs(), &make_old, judge)
 }
 
 /// Another one of every hundred pieces in each turn, one in each of as many equal parts.
-fn change_pieces(copy: &File, turn: u64) -> Result<()> {
-    let (pieces, count) = (size() / PIECE_BYTES, size() / PIECE_BYTES / CHANGED_IN);
-    for part in 0..count {
-        let at = part * (pieces / count) + (turn * 37 + part * 11) % (pieces / count);
-        copy.write_all_at(&turn.to_le_bytes().repeat(PIECE_BYTES as usize / 8), at * PIECE_BYTES).map_err(text)?;
+fn change_pieces(piece_bytes: u64) -> impl Fn(&File, u64) -> Result<()> {
+    move |copy, turn| {
+        let (pieces, count) = (size() / piece_bytes, size() / piece_bytes / CHANGED_IN);
+        for part in 0..count {
+            let at = part * (pieces / count) + (turn * 37 + part * 11) % (pieces / count);
+            copy.write_all_at(&turn.to_le_bytes().repeat(piece_bytes as usize / 8), at * piece_bytes).map_err(text)?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
-fn delta() -> Result<Vec<Row>> {
-    let (found, bytes) = of_a_file("sync-delta", "1 % of it changed in pieces of 64 KiB", change_pieces)?;
-    Ok(vec![
-        found.faster("sync-delta: over rsync --no-whole-file", 4.0),
-        found.sent("sync-delta: on the wire", 1.5, bytes),
-    ])
+pub fn delta() -> Result<Vec<Row>> {
+    let what = "1 % of it changed in pieces of 64 KiB";
+    of_a_file("sync-delta", what, change_pieces(PIECE_BYTES), &|found| {
+        vec![
+            found.faster("sync-delta: over rsync --no-whole-file", 4.0),
+            found.sent("sync-delta: on the wire", 1.5, size()),
+        ]
+    })
+}
+
+/// As `delta`, changed in the pages of a database.
+pub fn pages() -> Result<Vec<Row>> {
+    of_a_file("sync-pages", "1 % of it changed in pages of 4 KiB", change_pieces(PAGE_BYTES), &|found| {
+        vec![
+            found.faster("sync-pages: over rsync --no-whole-file", 1.0).for_the_record(),
+            found.sent("sync-pages: on the wire", 100.0, size()).for_the_record(),
+        ]
+    })
 }
 
 /// As `delta`, where the new file can share the old one's blocks; rsync's is written anew there as well.
-fn reflinked() -> Result<Vec<Row>> {
+pub fn reflinked() -> Result<Vec<Row>> {
     let bytes = size();
     // Beside the source, the old copy and a new one, and as much again for what the file system holds in memory.
     let site = Site::start(4 * bytes, 0)?;
     let image = Image::within(&site.scratch, 3 * bytes + (1 << 30))?;
     let pair = Pair::at(&site, site.scratch.random_file(bytes)?, image.path.join("copy"))?;
     let what = "1 % of it changed in pieces of 64 KiB, on XFS";
-    let found = of_a_pair(&pair, "sync-reflink", what, change_pieces)?;
-    Ok(vec![found.faster("sync-reflink: over rsync --no-whole-file", 4.0)])
+    of_a_pair(&pair, "sync-reflink", what, change_pieces(PIECE_BYTES), &|found| {
+        vec![found.faster("sync-reflink: over rsync --no-whole-file", 4.0)]
+    })
 }
 
-fn touched() -> Result<Vec<Row>> {
-    let (found, bytes) = of_a_file("sync-touched", "only its time changed", |_, _| Ok(()))?;
-    Ok(vec![
-        found.faster("sync-touched: over rsync --no-whole-file", 3.0),
-        found.sent("sync-touched: on the wire", 0.1, bytes),
-    ])
+pub fn touched() -> Result<Vec<Row>> {
+    of_a_file("sync-touched", "only its time changed", |_, _| Ok(()), &|found| {
+        vec![
+            found.faster("sync-touched: over rsync --no-whole-file", 3.0),
+            found.sent("sync-touched: on the wire", 0.1, size()),
+        ]
+    })
 }
 
-fn appended() -> Result<Vec<Row>> {
-    let bytes = size();
-    let (found, bytes) =
-        of_a_file("sync-appended", "a fifth of it appended", |copy, _| copy.set_len(bytes / 5 * 4).map_err(text))?;
-    Ok(vec![
-        found.faster("sync-appended: over rsync --no-whole-file", 1.0),
-        found.sent("sync-appended: on the wire", 20.5, bytes),
-    ])
+pub fn appended() -> Result<Vec<Row>> {
+    let shorten = |copy: &File, _| copy.set_len(size() / 5 * 4).map_err(text);
+    of_a_file("sync-appended", "a fifth of it appended", shorten, &|found| {
+        vec![
+            found.faster("sync-appended: over rsync --no-whole-file", 1.0),
+            found.sent("sync-appended: on the wire", 20.5, size()),
+        ]
+    })
 }

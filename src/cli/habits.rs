@@ -94,6 +94,18 @@ const NO_GROUP: &str = "--no-owner leaves both owner and group out";
 const NO_DIRLINKS: &str =
     "a directory replaces a symbolic link, or is refused; --no-implied-dirs keeps those on the way to what -R names";
 
+const NO_DIRS: &str = "rdcp copies directories with what is in them (-r) or not at all";
+
+const NO_BLOCKS: &str = "the size of blocks follows that of the file: leave it out";
+
+const COMPRESSES: &str = "use --compress zstd or --compress lz4";
+
+const STOPS: &str = "timeout(1) ends it when you like; run again, the copy goes on";
+
+const NO_BATCH: &str = "what differs is sent, and not kept in a file";
+
+const NO_DAEMON: &str = "daemons of rsync are not reached: name HOST:PATH, which is reached by ssh";
+
 const DELETES_LATER: &str = "--delete deletes in each directory after all that comes into it has been copied";
 
 /// Every letter of scp and of rsync.
@@ -130,7 +142,7 @@ pub const LETTERS: &[Letter] = &[
     letter('a', "", "--archive", Here::Means(&["--recursive"])),
     letter('b', "", "--backup", Here::Own),
     letter('c', "cipher", "--checksum", Here::Word(Behind::Cipher)),
-    letter('d', "", "--dirs", Here::Refused("rdcp copies directories with what is in them (-r) or not at all")),
+    letter('d', "", "--dirs", Here::Refused(NO_DIRS)),
     letter('e', "", "--rsh", Here::Means(&["--rsh"])),
     letter('f', "", "--filter", Here::Refused("use --exclude and --include")),
     letter('g', "", "--group", Here::Kept),
@@ -173,6 +185,7 @@ const WORDS: &[(&str, Here)] = &[
     ("--ignore-times", Here::Means(&["--checksum"])),
     ("--force", Here::Kept),
     ("--super", Here::Kept),
+    ("--drop-D", Here::Means(&["--no-specials"])),
     ("--open-noatime", Here::Kept),
     ("--no-inc-recursive", Here::Kept),
     ("--no-i-r", Here::Kept),
@@ -191,9 +204,33 @@ const WORDS: &[(&str, Here)] = &[
     ("--no-D", Here::Means(&["--no-specials"])),
     ("--info=progress2", Here::Means(&["--progress"])),
     ("--info=stats2", Here::Means(&["--stats"])),
+    ("--info=", Here::Refused("--progress, --stats and --itemize-changes say what happens")),
+    ("--debug=", Here::Refused("-vv and -vvv log what happens at both ends")),
     ("--no-h", Here::Means(&["--no-human-readable"])),
     ("--no-whole-file", Here::Kept),
+    ("--no-W", Here::Kept),
     ("--delay-updates", Here::Kept),
+    ("--fuzzy", Here::Kept),
+    ("--executability", Here::Kept),
+    ("--preallocate", Here::Kept),
+    ("--inc-recursive", Here::Kept),
+    ("--i-r", Here::Kept),
+    ("--trust-sender", Here::Kept),
+    ("--blocking-io", Here::Kept),
+    ("--block-size=", Here::Kept),
+    ("--checksum-choice=", Here::Kept),
+    ("--cc=", Here::Kept),
+    ("--checksum-seed=", Here::Kept),
+    ("--compress-threads=", Here::Kept),
+    ("--skip-compress=", Here::Kept),
+    ("--max-alloc=", Here::Kept),
+    ("--outbuf=", Here::Kept),
+    ("--protocol=", Here::Kept),
+    ("--sockopts=", Here::Kept),
+    ("--stderr=", Here::Kept),
+    ("--no-compress", Here::Means(&["--compress=off"])),
+    ("--no-z", Here::Means(&["--compress=off"])),
+    ("--ignore-non-existing", Here::Means(&["--existing"])),
     ("--ipv4", Here::Means(&["-o", "AddressFamily=inet"])),
     ("--ipv6", Here::Means(&["-o", "AddressFamily=inet6"])),
     ("--no-group", Here::Refused(NO_GROUP)),
@@ -214,7 +251,40 @@ const WORDS: &[(&str, Here)] = &[
     ("--mkpath", Here::Refused("the last directory is made for several sources; mkdir -p makes those above it")),
     ("--prune-empty-dirs", Here::Refused("empty directories are copied; rsync -m leaves them out")),
     ("--timeout=", Here::Refused("--reconnect SECONDS is how long a lost link is waited for")),
-    ("--compress-level=", Here::Refused("use --compress zstd or --compress lz4")),
+    ("--compress-level=", Here::Refused(COMPRESSES)),
+    ("--compress-choice=", Here::Refused(COMPRESSES)),
+    ("--zl=", Here::Refused(COMPRESSES)),
+    ("--zc=", Here::Refused(COMPRESSES)),
+    ("--cvs-exclude", Here::Refused(NO_CVS)),
+    ("--dirs", Here::Refused(NO_DIRS)),
+    ("--old-dirs", Here::Refused(NO_DIRS)),
+    ("--old-d", Here::Refused(NO_DIRS)),
+    ("--suffix=", Here::Refused("what was there is kept under its own name, by --backup-dir DIR")),
+    (
+        "--munge-links",
+        Here::Refused("links are copied as they are; --safe-links leaves out those that lead out of SRC"),
+    ),
+    ("--insecure-links", Here::Refused("no link is followed at DST")),
+    ("--confine-root=", Here::Refused("nothing is written outside of DST")),
+    ("--copy-devices", Here::Refused("a device is read where it is SRC itself")),
+    ("--write-devices", Here::Refused("--in-place writes to the block device that DST is")),
+    ("--fake-super", Here::Refused("only root can give files away; --no-owner leaves owners out")),
+    ("--copy-as=", Here::Refused("log in as that user: USER@HOST:PATH")),
+    ("--crtimes", Here::Refused("Linux cannot set when a file was made")),
+    ("--omit-link-times", Here::Refused("links get their times with all else; --no-times leaves all times out")),
+    ("--iconv=", Here::Refused("names are bytes, which are copied as they are")),
+    ("--list-only", Here::Refused("-n says what would be copied, ssh HOST ls -l what is there")),
+    ("--contimeout=", Here::Refused("ssh's is -o ConnectTimeout=SECONDS")),
+    ("--stop-after=", Here::Refused(STOPS)),
+    ("--time-limit=", Here::Refused(STOPS)),
+    ("--stop-at=", Here::Refused(STOPS)),
+    ("--write-batch=", Here::Refused(NO_BATCH)),
+    ("--only-write-batch=", Here::Refused(NO_BATCH)),
+    ("--read-batch=", Here::Refused(NO_BATCH)),
+    ("--password-file=", Here::Refused(NO_DAEMON)),
+    ("--early-input=", Here::Refused(NO_DAEMON)),
+    ("--address=", Here::Refused("--via ADDRESS is what the data goes by")),
+    ("--log-file-format=", Here::Refused("--json=FILE tells programs what happens")),
     ("--partial-dir=", Here::Refused("what has arrived is kept beside its place, and the same copy goes on with it")),
     ("--temp-dir=", Here::Refused("files are made beside their place, so that they can be renamed")),
     ("--out-format=", Here::Refused("--json tells programs what happens")),
@@ -275,8 +345,16 @@ pub fn translate(
             continue;
         }
         if bytes.starts_with(b"--") {
+            if is_sync {
+                limit(&word, words.peek())?;
+            }
             match long(&word)? {
-                Some(instead) => done.words.extend(instead.iter().map(OsString::from)),
+                Some((instead, has_value)) => {
+                    done.words.extend(instead.iter().map(OsString::from));
+                    if has_value {
+                        words.next();
+                    }
+                }
                 // rsync's has no value.
                 None if word == "--compress" && !words.peek().is_some_and(|next| is_compression(next)) => {
                     done.words.push("--compress=auto".into());
@@ -314,17 +392,27 @@ fn takes_value(command: &Command, word: &OsStr) -> bool {
     option.is_some_and(|option| option.get_action().takes_values() && !option.is_require_equals_set())
 }
 
-/// A long option of rsync's as `rdcp` has it; `None` if it is none.
-fn long(word: &OsStr) -> Result<Option<&'static [&'static str]>, String> {
+/// Refuses a limit that rsync would take a thousand times as high.
+fn limit(word: &OsStr, next: Option<&OsString>) -> Result<(), String> {
+    let Some(rest) = word.to_str().and_then(|word| word.strip_prefix("--bwlimit")) else { return Ok(()) };
+    let rate = if rest.is_empty() { next.and_then(|next| next.to_str()) } else { rest.strip_prefix('=') };
+    let is_bare = |rate: &&str| !rate.is_empty() && rate.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let Some(rate) = rate.filter(is_bare) else { return Ok(()) };
+    Err(format!("--bwlimit {rate}: rsync counts in KiB a second, rdcp in bytes: type {rate}K or {rate}B"))
+}
+
+/// A long option of rsync's as `rdcp` has it, and whether the next word is its value; `None` if it is none.
+fn long(word: &OsStr) -> Result<Option<(&'static [&'static str], bool)>, String> {
     let text = word.as_bytes();
     let is = |name: &str| match name.strip_suffix('=') {
         Some(name) => text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'='),
         None => text == name.as_bytes(),
     };
+    let has_value = |name: &str| name.ends_with('=') && !text.contains(&b'=');
     match WORDS.iter().find(|(name, _)| is(name)) {
-        Some((_, Here::Means(words))) => Ok(Some(words)),
+        Some((_, Here::Means(words))) => Ok(Some((words, false))),
         Some((name, Here::Refused(instead))) => Err(format!("{}: {instead}", name.trim_end_matches('='))),
-        Some(_) => Ok(Some(&[])),
+        Some((name, _)) => Ok(Some((&[], has_value(name)))),
         None => Ok(None),
     }
 }
@@ -357,6 +445,7 @@ fn cluster(
             Some(Here::Kept) => {}
             Some(Here::Refused(instead)) => return Err(format!("-{}: {instead}", char::from(byte))),
             Some(_) if byte == b'C' && done.is_sync => return Err(format!("-C: {NO_CVS}")),
+            Some(_) if byte == b'B' && done.is_sync => return Err(format!("-B: {NO_BLOCKS}")),
             Some(Here::Means(&["--rsh"])) | Some(Here::OwnValue) => {
                 // rsync's letters `t` and `o` have no value: -rlptgoD, -o by itself.
                 let is_flag = match (byte, value) {
@@ -371,8 +460,9 @@ fn cluster(
                 if is_flag {
                     continue;
                 }
-                // Behind other letters it is more likely rsync's, and would swallow a source.
-                if byte == b'i' && at > 0 && !attached && value.is_some_and(|value| !is_key(value)) {
+                // It is more likely rsync's there, and would swallow a source, or letters: -in would not be a dry run.
+                let is_rsyncs = |value: &OsStr| at > 0 || done.is_sync || value.as_bytes().starts_with(b"-");
+                if byte == b'i' && value.is_some_and(|value| is_rsyncs(value) && !is_key(value)) {
                     let letters = String::from_utf8_lossy(letters);
                     return Err(format!("-{letters}: {NO_KEY}"));
                 }
@@ -593,6 +683,17 @@ mod tests {
             ("--info=stats2 --no-h a h:", "--stats --no-human-readable a h:"),
             ("-h", "-h"),
             ("-avi a h:", "!"),
+            ("-ain a h:", "!"),
+            ("-i -a a h:", "!"),
+            ("--sync -in a/ h:", "!"),
+            ("--sync -i a/ h:", "!"),
+            ("--sync --bwlimit=10000 a/ h:", "!"),
+            ("--sync --bwlimit 1.5 a/ h:", "!"),
+            ("--sync --bwlimit=10m a/ h:", "--sync --bwlimit=10m a/ h:"),
+            ("--bwlimit 10000 a h:", "--bwlimit 10000 a h:"),
+            ("--sync -B 1024 a/ h:", "!"),
+            ("--sync --block-size 1024 --cc=md5 a/ h:", "--sync a/ h:"),
+            ("--sync --info=progress2,stats2 a/ h:", "!"),
             ("-ikey a h:", "-i key a h:"),
             ("-aX a h:", "--recursive a h:"),
             ("-vvvq a h:", "-v -v -v -q a h:"),

@@ -43,6 +43,7 @@ use rustix::fs::{AtFlags, FileType, Stat, statat};
 use rustix::io::Errno;
 
 use crate::fs::{identity, io_fact, plain_fact};
+use crate::options::TreeOptions;
 
 /// Whether a failure to write is one that every further file would meet: the destination is full, over its quota,
 /// read-only or broken.
@@ -58,11 +59,21 @@ fn leads_to<P: rustix::path::Arg>(directory: BorrowedFd<'_>, target: P, old: &St
 }
 
 /// Whether a symbolic link with this target leads out of the tree in which it lies so many directories deep, as
-/// rsync sees it: an absolute one does, and one with `..` behind a name might.
+/// rsync sees it: an absolute one does, and one with `..` behind anything else, or more than one at its end, might.
 fn leads_out(target: &[u8], depth: usize) -> bool {
-    let names = || target.split(|&byte| byte == b'/').filter(|name| ![&b""[..], b"."].contains(name));
-    let up = names().take_while(|name| *name == b"..").count();
-    target.is_empty() || target.starts_with(b"/") || up > depth || names().skip(up).any(|name| name == b"..")
+    let (mut rest, mut up) = (target, 0);
+    while let Some(below) = rest.strip_prefix(b"../") {
+        rest = &below[below.iter().take_while(|&&byte| byte == b'/').count()..];
+        up += 1;
+    }
+    let may_return = rest.windows(4).any(|part| part == b"/../") || (target.len() > 3 && target.ends_with(b"/.."));
+    target.is_empty() || target.starts_with(b"/") || may_return || up + usize::from(rest == b"..") > depth
+}
+
+/// How deep that is below so many levels, the top among them: with `--sync`, what is copied under its own name is a directory
+/// of the tree, to rsync, as what is below it is.
+fn depth_of_link(options: &TreeOptions, levels: usize, is_renamed: bool) -> usize {
+    levels.saturating_sub(if options.sync && !options.contents && !is_renamed { 1 } else { 2 })
 }
 
 /// Why an entry is not copied.

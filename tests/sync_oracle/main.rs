@@ -15,6 +15,7 @@ mod faults;
 mod generations;
 mod implied;
 mod itemize;
+mod lines;
 mod modes;
 mod random;
 #[path = "../oracle/snapshot.rs"]

@@ -5,7 +5,7 @@ use rd_proto::tree::{Metadata, Record};
 use super::directory::OpenDirectory;
 use super::{Names, Refused, TreeSink};
 use crate::fs::{IS_TEMPORARY, is_temporary_name};
-use crate::tree::{Fault, IS_UNKNOWN, leads_out};
+use crate::tree::{Fault, IS_UNKNOWN, depth_of_link, leads_out};
 
 impl TreeSink {
     /// Whether the sender keeps to what it was asked for.
@@ -39,7 +39,10 @@ impl TreeSink {
 
     /// Whether a symbolic link here is one that `--safe-links` leaves out.
     pub(super) fn leads_out(&self, target: &[u8]) -> bool {
-        self.shared.options.safe_links && leads_out(target, self.levels.len().saturating_sub(2))
+        let shared = &self.shared;
+        let is_renamed = || shared.root_name().is_some_and(|name| self.root.as_deref() != Some(name));
+        let depth = || depth_of_link(&shared.options, self.levels.len(), is_renamed());
+        shared.options.safe_links && leads_out(target, depth())
     }
 
     /// Whether an entry may have its name, which would be in the way of unfinished copies otherwise, and all is known

@@ -8,6 +8,7 @@ use rustix::fs::{FileType, Stat, readlinkat};
 
 use super::Shared;
 use super::directory::OpenDirectory;
+use super::judge::is_same_time;
 use crate::fs::metadata::{ACLS, Object};
 use crate::tree::entries::{Change, Effect, Entry, FileKind, differs};
 use crate::tree::metadata::{self, Reader};
@@ -30,8 +31,8 @@ pub(super) fn differing(
     mode: Option<u32>,
 ) -> u16 {
     let options = &shared.options;
-    let modified = (described.modified.seconds, described.modified.nanoseconds);
-    let has_time = !options.times || (stat.st_mtime, stat.st_mtime_nsec as u32) == modified;
+    // Where times are compared by a window, a clock may be that coarse: what is within it could not be set any better.
+    let has_time = !options.times || is_same_time(options, stat, described);
     let keeps_owner = !options.owner || !shared.setter.may_give_away();
     let mut bits = 0;
     for (bit, is_same) in [

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, fstat, readlinkat_raw, statat};
 use super::place::{Entry, Place};
 use crate::fs::identity;
 use crate::options::TreeOptions;
-use crate::tree::{Fault, leads_out};
+use crate::tree::{Fault, depth_of_link, leads_out};
 
 /// Why a directory is not entered by way of a link.
 pub const IS_LOOP: Fault =
@@ -34,7 +34,7 @@ pub fn treatment(options: &TreeOptions, place: &Place, entry: &Entry<'_>, link: 
     if options.copy_unsafe_links || options.safe_links {
         let mut target = [0; PATH_BYTES_MAX + 1];
         let length = readlinkat_raw(link, c"", &mut target[..])?;
-        if leads_out(&target[..length], place.levels.len().saturating_sub(2)) {
+        if leads_out(&target[..length], depth_of_link(options, place.levels.len(), false)) {
             let is_followed = options.copy_unsafe_links;
             return Ok(if is_followed { Treatment::Followed } else { Treatment::Skipped });
         }

@@ -1,0 +1,233 @@
+//! Command lines as hands that know rsync type them: several sources, links that lead out, coarse clocks, and every option.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::changes::{unlinked, without_temporaries};
+use crate::copies::{Way, limited};
+use crate::modes::BASE;
+use crate::random::UMASK;
+use crate::random::is_meant;
+use crate::rig::lab::Lab;
+use crate::rig::seeds::{each, seeds};
+use crate::rig::{AGENT, Ended, Random, rdcp};
+use crate::snapshot::{Finding, Snapshot, differences, snapshot};
+use crate::tree::{self, Gardener};
+
+/// Seeds of `make test`, and how many the long run takes.
+const SEEDS: std::ops::Range<u64> = 1..25;
+const LONG_COUNT: u64 = 300;
+
+const WAYS: [Way; 4] = [Way::Within, Way::Push, Way::Pull, Way::Mixed];
+
+/// What is asked for beside the sources.
+const OPTIONS: &[&[&str]] = &[
+    &[],
+    &["--delete"],
+    &["--delete-after"],
+    &["--checksum"],
+    &["--update"],
+    &["--existing"],
+    &["--ignore-existing"],
+    &["--delete", "--exclude=plain*"],
+    &["-R"],
+    &["-R", "--delete"],
+];
+
+fn by_rsync(lab: &Lab, options: &[&str], sources: &[String], to: &str) -> Ended {
+    let mut command = Command::new("rsync");
+    command.args(BASE).args(options).args(sources).arg(to);
+    limited(&command, lab.0.path(), false, UMASK, Stdio::null())
+}
+
+fn by_rdcp(lab: &Lab, way: Way, options: &[&str], sources: &[String], to: &str) -> Ended {
+    // Another host's paths begin at its login's home.
+    let at = |host: &str, path: &str| match host {
+        "" => path.to_owned(),
+        host => format!("{host}{}/{path}", lab.0.path().display()),
+    };
+    let mut command = lab.command(rdcp(), "rsh", AGENT);
+    command.args(["--sync", "-r", "-q", "--encrypt", "never"]).args(options);
+    command.args(sources.iter().enumerate().map(|(number, path)| at(way.source(number), path)));
+    command.arg(at(way.destination(), to));
+    limited(&command, lab.0.path(), false, UMASK, Stdio::null())
+}
+
+/// What only one of both has made, and how they ended.
+fn wrong(lab: &Lab, [theirs, ours]: [Ended; 2], is_fine: impl Fn(&Finding, &Snapshot) -> bool) -> Vec<String> {
+    let got = snapshot(&lab.join("rdcp"));
+    let found = differences(&snapshot(&lab.join("rsync")), &got, &[b"", b"beside"]);
+    let mut lines: Vec<String> =
+        found.iter().filter(|finding| !is_fine(finding, &got)).map(Finding::shown).take(8).collect();
+    if (theirs.code == 0) != (ours.code == 0) {
+        lines.push(format!("rsync ends with {}: {}", theirs.code, theirs.stderr));
+        lines.push(format!("rdcp ends with {}: {}", ours.code, ours.stderr));
+    }
+    lines
+}
+
+#[test]
+fn several_sources_become_what_rsync_makes_of_them() {
+    let count = each(seeds("several sources", SEEDS, LONG_COUNT), |seed| {
+        let (lab, mut random) = (Lab::new(), Random::new(seed));
+        let mut gardener = Gardener::new(&mut random, false);
+        let mut sources = Vec::new();
+        for number in 0..2 + gardener.random.below(2) {
+            let tree = gardener.tree();
+            let name = format!("source {number}");
+            fs::create_dir_all(lab.join("from")).expect("a directory");
+            tree::make(&lab.join("from").join(&name), &without_temporaries(unlinked(tree)));
+            sources.push(format!("from/./{name}"));
+        }
+        let old = gardener.tree();
+        for place in ["rsync", "rdcp"] {
+            fs::create_dir(lab.join(place)).expect("a directory");
+            tree::make(&lab.join(place).join("source 0"), &without_temporaries(unlinked(old.clone())));
+            fs::create_dir(lab.join(place).join("beside")).expect("a directory");
+        }
+        let options = OPTIONS[seed as usize % OPTIONS.len()];
+        // With these, all come from one host.
+        let ways = if ["-R", "--delete-after"].iter().any(|option| options.contains(option)) { 3 } else { WAYS.len() };
+        let way = WAYS[(seed / 3) as usize % ways];
+        let theirs = by_rsync(&lab, options, &sources, "rsync/");
+        let ours = by_rdcp(&lab, way, options, &sources, "rdcp/");
+        let mut source = Snapshot::new();
+        for (number, path) in sources.iter().enumerate() {
+            let name = format!("source {number}");
+            for (below, entry) in snapshot(&lab.join(path)) {
+                let slash = if below.is_empty() { "" } else { "/" };
+                source.insert([name.as_bytes(), slash.as_bytes(), &below].concat(), entry);
+            }
+        }
+        let mut lines = wrong(&lab, [theirs, ours], |finding, got| is_meant(finding, &source, got));
+        // Where a file stands in place of a directory, rsync gives it the metadata of that; rdcp leaves it, and says so.
+        if options == ["--ignore-existing"] {
+            lines.retain(|line| !line.contains("mode") && !line.contains("owner") && !line.starts_with("r"));
+        }
+        if !lines.is_empty() {
+            lines.insert(0, format!("RD_SEED={seed}, {options:?}, {way:?}, {sources:?}"));
+        }
+        lines
+    });
+    assert!(count == 0, "{count} seeds with violations, see above");
+}
+
+/// Where links lead, from directories within each other.
+const TARGETS: &[&str] = &[
+    "a",
+    "./a",
+    "../a",
+    "../../a",
+    "../../../a",
+    "d/../a",
+    "..",
+    ".",
+    "../",
+    "../..",
+    "d/..",
+    "../src",
+    "../src/..",
+    "d//../a",
+    "./..",
+    "a/../../b",
+    "x/..//..",
+    "..x",
+    "../..x",
+    "d/e/../../..",
+    "./../d/./e",
+    "../src//a",
+    "..//..//a",
+    "/a",
+    "...",
+];
+
+const LINKED: &[&[&str]] = &[
+    &["src/"],
+    &["src"],
+    &["src/."],
+    &["src/d"],
+    &["src/d/"],
+    &["src/l0"],
+    &["src/d", "src/l1"],
+    &["-R", "src/./d"],
+    &["-R", "./src/d/e/"],
+];
+
+#[test]
+fn links_that_lead_out_are_those_that_rsync_leaves_out() {
+    let count = each(seeds("links", 1..40, LONG_COUNT), |seed| {
+        let (lab, mut random) = (Lab::new(), Random::new(seed));
+        fs::create_dir_all(lab.join("src/d/e")).expect("directories");
+        for directory in ["src", "src/d", "src/d/e"] {
+            for number in 0..4 {
+                let target = TARGETS[random.below(TARGETS.len() as u64) as usize];
+                symlink(target, lab.join(directory).join(format!("l{number}"))).expect("a link");
+            }
+        }
+        for place in ["rsync", "rdcp"] {
+            fs::create_dir(lab.join(place)).expect("a directory");
+        }
+        let words = LINKED[seed as usize % LINKED.len()];
+        let (options, sources): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with("-"));
+        let options = [&["--safe-links"], &options[..]].concat();
+        let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
+        // What is copied below the directory that has DST in it could be copied into itself, by another name of this host.
+        let way = WAYS[(seed / 9) as usize % if options.contains(&"-R") { 1 } else { 3 }];
+        let ended = [by_rsync(&lab, &options, &sources, "rsync/"), by_rdcp(&lab, way, &options, &sources, "rdcp/")];
+        let mut lines = wrong(&lab, ended, |_, _| false);
+        if !lines.is_empty() {
+            lines.insert(0, format!("RD_SEED={seed}, {words:?}, {way:?}"));
+        }
+        lines
+    });
+    assert!(count == 0, "{count} seeds with violations, see above");
+}
+
+/// A destination that keeps whole seconds: with a window nothing of it is touched, or told of.
+#[test]
+fn what_is_within_the_window_is_not_touched() {
+    let changed = |path: &Path| {
+        let stat = fs::metadata(path).expect("there");
+        (stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec())
+    };
+    for way in [Way::Within, Way::Push, Way::Pull] {
+        let lab = Lab::new();
+        fs::create_dir_all(lab.join("src/d")).expect("directories");
+        fs::write(lab.join("src/d/file"), "x").expect("a file");
+        let sources = ["src/".to_owned()];
+        by_rdcp(&lab, way, &[], &sources, "copy").expect(0);
+        for path in ["copy/d/file", "copy/d", "copy"] {
+            let time = rustix::fs::Timespec { tv_sec: fs::metadata(lab.join(path)).expect("it").mtime(), tv_nsec: 0 };
+            let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+            rustix::fs::utimensat(rustix::fs::CWD, lab.join(path), &times, rustix::fs::AtFlags::empty()).expect("ours");
+        }
+        let before = ["copy", "copy/d", "copy/d/file"].map(|path| changed(&lab.join(path)));
+        by_rdcp(&lab, way, &["--modify-window=1"], &sources, "copy").expect(0);
+        assert_eq!(["copy", "copy/d", "copy/d/file"].map(|path| changed(&lab.join(path))), before, "{way:?}");
+    }
+}
+
+/// Whatever rsync has an option for is done, or refused with what does it: nothing is a word that nobody knows.
+#[test]
+fn every_option_of_rsync_is_known() {
+    let help = Command::new("rsync").arg("--help").output().expect("rsync");
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    // `--no-OPTION` stands for many, and the last two are not for copies.
+    let others = ["--no-OPTION", "--version", "--help"];
+    let words = help.lines().flat_map(|line| line.split_whitespace().take_while(|word| word.starts_with('-')));
+    let options: Vec<&str> = words
+        .map(|word| word.trim_end_matches(','))
+        .filter(|word| word.starts_with("--") && !others.contains(word))
+        .collect();
+    assert!(options.len() > 140, "{options:?}");
+    let lab = Lab::new();
+    for option in options {
+        let word = option.split_once('=').map_or(option.to_owned(), |(name, _)| format!("{name}=1"));
+        let mut command = lab.command(rdcp(), "rsh", AGENT);
+        command.args(["--sync", "-r", "-n", &word, "nothing/", "copy"]);
+        let ended = limited(&command, lab.0.path(), false, UMASK, Stdio::null());
+        assert!(ended.code != 0 && !ended.stderr.contains("no option"), "{option}: {}", ended.stderr);
+    }
+}

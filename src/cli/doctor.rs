@@ -258,13 +258,24 @@ fn line(finding: crate::measure::Finding, examined: &Examined<'_>) -> Line {
 fn of_found(host: &OsStr, arguments: &DoctorArguments, node: &str, found: Result<Path, NoWay>) -> Vec<Section> {
     let label = escaped(host);
     let path_title = format!("this host -> {label}");
-    let path_of = |node: String, lines| Section { title: path_title, part: "path", node, name: label.clone(), lines };
+    let path_of =
+        |node: String, lines| Section { title: path_title.clone(), part: "path", node, name: label.clone(), lines };
     match found {
         Ok(path) => {
             let there = Section { name: label.clone(), ..of_host(&label, "there", &path.there) };
             let examined = Examined { facts: &path.there, ports: arguments.port_range.clone() };
-            let lines = compare(&path).into_iter().map(|finding| line(finding, &examined)).collect();
-            vec![there, path_of(path.there.host.clone(), lines)]
+            // A setting of this host's own is mended here, everything else of the way there.
+            let (ours, theirs): (Vec<_>, Vec<_>) = compare(&path)
+                .into_iter()
+                .partition(|finding| finding.check == "tcp" && finding.about == path.here.host);
+            let lines = |found: Vec<_>| found.into_iter().map(|finding| line(finding, &examined)).collect();
+            let mut sections = vec![there, path_of(path.there.host.clone(), lines(theirs))];
+            if !ours.is_empty() {
+                let title = format!("this host, on the way to {label}");
+                let node = path.here.host.clone();
+                sections.push(Section { title, part: "path", node, name: label, lines: lines(ours) });
+            }
+            sections
         }
         Err(no_way) => {
             let found = no_way.failure.message.unwrap_or_else(|| "it could not be examined".to_owned());

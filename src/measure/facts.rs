@@ -101,6 +101,30 @@ pub struct Facts {
     #[n(26)]
     #[cbor(default)]
     pub counters: Vec<Counter>,
+    /// How its TCP is set.
+    #[n(27)]
+    #[cbor(default)]
+    pub tcp: Option<TcpSettings>,
+}
+
+/// Settings of the kernel's TCP, from /proc/sys/net. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TcpSettings {
+    /// `tcp_rmem`: the least, the usual and the largest buffer for receiving.
+    #[n(0)]
+    pub receive: [u64; 3],
+    /// `tcp_wmem`: the same for sending.
+    #[n(1)]
+    pub send: [u64; 3],
+    /// `tcp_congestion_control`.
+    #[n(2)]
+    pub congestion: String,
+    /// Controls that are loaded.
+    #[n(3)]
+    pub available: Vec<String>,
+    /// `default_qdisc`.
+    #[n(4)]
+    pub qdisc: String,
 }
 
 /// A device file.
@@ -424,6 +448,10 @@ impl Facts {
         for list in [&mut self.providers, &mut self.cpu.governors] {
             list.truncate(LIST_MAX);
             list.iter_mut().for_each(cut);
+        }
+        if let Some(tcp) = &mut self.tcp {
+            tcp.available.truncate(LIST_MAX);
+            [&mut tcp.congestion, &mut tcp.qdisc].into_iter().chain(&mut tcp.available).for_each(cut);
         }
         self.nodes.retain(|node| is_plain(&node.name));
         self.nodes.truncate(LIST_MAX);

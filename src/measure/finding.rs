@@ -185,6 +185,13 @@ pub enum What {
     /// It could not be measured.
     BandwidthFailed { reason: String },
 
+    /// Connections of TCP carry the line; how many it takes, and the congestion control of each host that says so.
+    TcpWell { micros: u64, connections: u64, controls: Vec<String> },
+    /// It takes many, since a connection's window is small for the round trip. What `tcp_rmem` and `tcp_wmem` should be.
+    TcpWindowSmall { window: u64, micros: u64, mbps: u64, connections: u64, receive: [u64; 3], send: [u64; 3] },
+    /// A congestion control that is slow on a line like this; whether losses were seen, and whether `bbr` is loaded.
+    Congestion { control: String, micros: u64, lost: bool, has_bbr: bool, qdisc: String },
+
     /// Nothing bad was counted; segments of TCP that were sent, and sent again.
     NothingLost { sent: u64, again: u64 },
     /// Senders were held back, so that nothing was lost.

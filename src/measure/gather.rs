@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::counters;
 use super::facts::{
-    Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration,
+    Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration, TcpSettings,
 };
 use super::root::Root;
 use crate::transport::rdma::{self, Adapters, Endpoint, RegisterError};
@@ -226,9 +226,27 @@ pub fn from_files(root: &Root) -> Facts {
         no_rdma: String::new(),
         mlx4_bytes: mlx4_bytes(root),
         counters: counters::read(root),
+        tcp: tcp(root),
     };
     facts.bound();
     facts
+}
+
+/// `None` where the kernel does not say, as in some containers.
+fn tcp(root: &Root) -> Option<TcpSettings> {
+    let sizes = |name: &str| {
+        let text = root.text(&format!("proc/sys/net/ipv4/{name}"))?;
+        let sizes: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        <[u64; 3]>::try_from(sizes).ok()
+    };
+    let words = |name: &str| root.text(&format!("proc/sys/net/{name}")).unwrap_or_default();
+    Some(TcpSettings {
+        receive: sizes("tcp_rmem")?,
+        send: sizes("tcp_wmem")?,
+        congestion: words("ipv4/tcp_congestion_control"),
+        available: words("ipv4/tcp_available_congestion_control").split_whitespace().map(str::to_owned).collect(),
+        qdisc: words("core/default_qdisc"),
+    })
 }
 
 fn first_number(text: &str) -> u64 {

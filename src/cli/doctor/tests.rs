@@ -95,6 +95,23 @@ fn packages_and_firewalls_of_several_systems() {
         let told = said(What::LibrariesMissing { missing: vec!["libibverbs"] }, family);
         assert!(told.starts_with(command), "{family}: {told}");
     }
+    let (receive, send) = ([4096, 131_072, 100 << 20], [4096, 16_384, 100 << 20]);
+    let small = What::TcpWindowSmall { window: 2 << 20, micros: 200_000, mbps: 1000, connections: 12, receive, send };
+    let buffers = "sysctl -w net.ipv4.tcp_rmem='4096 131072 104857600' net.ipv4.tcp_wmem='4096 16384 104857600' #";
+    assert!(said(small, "").starts_with(buffers));
+    let control = |has_bbr, qdisc: &str| What::Congestion {
+        control: "reno".to_owned(),
+        micros: 50_000,
+        lost: true,
+        has_bbr,
+        qdisc: qdisc.to_owned(),
+    };
+    let set = "sysctl -w net.ipv4.tcp_congestion_control=bbr";
+    assert!(said(control(true, "fq"), "").starts_with(&format!("{set} #")));
+    assert!(
+        said(control(false, "pfifo_fast"), "")
+            .starts_with(&format!("modprobe tcp_bbr && {set} net.core.default_qdisc=fq #"))
+    );
     for (firewall, command) in [
         ("firewall-cmd", "firewall-cmd --permanent --add-port=47000-47099/tcp"),
         ("ufw", "ufw allow 47000:47099/tcp"),

@@ -14,6 +14,7 @@ use crate::measure::finding::Outcome;
 use crate::measure::{Facts, Speed, What};
 
 mod many;
+mod tcp;
 
 /// Ports that are proposed where the user names none.
 const PORTS: RangeInclusive<u16> = 47_000..=47_099;
@@ -208,6 +209,7 @@ pub(super) fn words(what: &What, about: &str, examined: &Examined<'_>) -> Words 
         .or_else(|| device_words(what, about, examined))
         .or_else(|| limit_words(what, examined))
         .or_else(|| path_words(what, examined))
+        .or_else(|| tcp::words(what))
         .or_else(|| many::counter_words(what))
         .or_else(|| many::drill_words(what))
         .or_else(|| many::pair_words(what, about))

@@ -8,6 +8,7 @@ mod device;
 mod host;
 mod memory;
 mod path;
+mod tcp;
 
 pub use path::compare;
 

@@ -23,7 +23,8 @@ const RDMA_HEADER_BYTES: u64 = 12 + 4 + 20 + 8 + ETHERNET_BYTES;
 
 /// The checks of the way between two hosts, in the order in which they are reported.
 pub fn compare(path: &Path) -> Vec<Finding> {
-    let checks: [fn(&Path) -> Vec<Finding>; 8] = [agent, duplicates, subnets, route, mtus, reach, bandwidth, counters];
+    let checks: [fn(&Path) -> Vec<Finding>; 9] =
+        [agent, duplicates, subnets, route, mtus, reach, bandwidth, super::tcp::tcp, counters];
     checks.iter().flat_map(|check| check(path)).collect()
 }
 
@@ -216,7 +217,7 @@ fn bandwidth(path: &Path) -> Vec<Finding> {
 }
 
 /// What the slower end's link, or its bus, carries of payload; 0 where no hardware says.
-fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
+pub(super) fn ceiling_mbps(path: &Path, speed: &Speed) -> u64 {
     if path.is_one_machine || speed.is_tunneled {
         return 0;
     }

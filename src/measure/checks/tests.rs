@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::{compare, examine};
-use crate::measure::facts::{Address, Facts};
+use crate::measure::counters::Counter;
+use crate::measure::facts::{Address, Facts, TcpSettings};
 use crate::measure::finding::{Finding, Level, Outcome, What};
 use crate::measure::probe::Attempt;
 use crate::measure::recorded::facts;
@@ -434,4 +435,111 @@ fn facts_survive_the_way_and_hostile_ones_are_bounded() {
     assert_eq!((bounded.host.as_str(), bounded.kernel.len(), bounded.interfaces.len()), ("unnamed", 200, 0));
     assert_eq!(bounded.devices.len(), crate::measure::facts::LIST_MAX);
     assert!(bounded.devices.iter().all(|device| device.pci.is_none() && device.ports[0].interface.is_empty()));
+}
+
+/// Two hosts on a line of 1 Gbit/s and 50 ms, with the kernel's defaults: 6.25 MB are under way, a window is 2 MiB.
+fn long_line() -> Path {
+    let settings = || TcpSettings {
+        receive: [4096, 131_072, 6 << 20],
+        send: [4096, 16_384, 4 << 20],
+        congestion: "cubic".to_owned(),
+        available: vec!["reno".to_owned(), "cubic".to_owned()],
+        qdisc: "fq_codel".to_owned(),
+    };
+    let mut way = path();
+    for host in [&mut way.here, &mut way.there] {
+        assert_eq!(host.tcp, Some(settings()), "as it is recorded");
+        host.interfaces[0].rate_mbps = 1000;
+    }
+    for attempts in [&mut way.to_there, &mut way.to_here] {
+        attempts.as_mut().expect("it").as_mut().expect("it").iter_mut().for_each(|one| one.micros = 50_000);
+    }
+    way.speed = Some(Ok(Speed { bytes: 220_000_000, micros: 2_000_000, medium: "tcp".to_owned(), ..Speed::default() }));
+    way
+}
+
+fn of_tcp(way: &Path) -> Vec<Finding> {
+    compare(way).into_iter().filter(|finding| finding.check == "tcp").collect()
+}
+
+#[test]
+fn windows_for_the_line() {
+    let mut way = long_line();
+    let What::TcpWell { connections: 3, micros: 50_000, .. } = of_tcp(&way)[0].what else { panic!("{way:#?}") };
+    // Four times as far, and the windows of both are small.
+    way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 200_000;
+    let found = of_tcp(&way);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    for (finding, host) in found.iter().zip(["node1", "node2"]) {
+        let What::TcpWindowSmall { window, connections, receive, send, .. } = &finding.what else {
+            panic!("{found:#?}")
+        };
+        assert_eq!((finding.about.as_str(), finding.level), (host, Level::Warning));
+        assert_eq!((*window, *connections), (2 << 20, 12));
+        // Four times what is under way, in whole MiB; nothing else is changed.
+        assert_eq!((receive[..2].to_vec(), send[..2].to_vec()), (vec![4096, 131_072], vec![4096, 16_384]));
+        assert!(receive[2] == send[2] && receive[2].is_multiple_of(1 << 20) && receive[2] >= 96_000_000, "{receive:?}");
+    }
+    // With what was proposed, nothing is left to say.
+    for host in [&mut way.here, &mut way.there] {
+        let settings = host.tcp.as_mut().expect("set");
+        (settings.receive[2], settings.send[2]) = (96 << 20, 96 << 20);
+    }
+    assert!(matches!(of_tcp(&way)[0].what, What::TcpWell { connections: 1, .. }), "{:#?}", of_tcp(&way));
+    // A host that says nothing, a way through ssh, RDMA, one machine: nothing is said.
+    (way.here.tcp, way.there.tcp) = (None, None);
+    assert!(of_tcp(&way).is_empty());
+    for change in [
+        |way: &mut Path| way.is_one_machine = true,
+        |way: &mut Path| way.to_there = None,
+        |way: &mut Path| way.speed.as_mut().expect("it").as_mut().expect("it").is_tunneled = true,
+        |way: &mut Path| way.speed.as_mut().expect("it").as_mut().expect("it").medium = "rdma".to_owned(),
+    ] {
+        let mut way = long_line();
+        assert_eq!(of_tcp(&way).len(), 1);
+        change(&mut way);
+        assert!(of_tcp(&way).is_empty());
+    }
+}
+
+#[test]
+fn what_a_peer_says_of_its_buffers_is_no_more_than_a_number() {
+    let mut way = long_line();
+    for sizes in [[0; 3], [u64::MAX; 3]] {
+        let settings = way.there.tcp.as_mut().expect("set");
+        (settings.receive, settings.send) = (sizes, sizes);
+        way.speed = Some(Ok(Speed { bytes: u64::MAX, micros: 1, medium: "tcp".to_owned(), ..Speed::default() }));
+        assert!(!of_tcp(&way).is_empty());
+    }
+}
+
+#[test]
+fn congestion_control_on_a_long_line() {
+    let control = |way: &Path| {
+        let found = of_tcp(way).into_iter().find_map(|finding| match finding.what {
+            What::Congestion { control, lost, .. } => Some((finding.about, control, lost)),
+            _ => None,
+        });
+        found
+    };
+    let mut way = long_line();
+    assert_eq!(control(&way), None, "cubic is right where nothing is lost");
+    way.there.tcp.as_mut().expect("set").congestion = "reno".to_owned();
+    assert_eq!(control(&way), Some(("node2".to_owned(), "reno".to_owned(), false)));
+    // Within a building it does not matter.
+    way.to_there.as_mut().expect("it").as_mut().expect("it")[0].micros = 500;
+    assert_eq!(control(&way), None);
+    // Losses that were seen.
+    let mut way = long_line();
+    let counted = |sent, again| {
+        [("OutSegs", sent), ("RetransSegs", again)]
+            .map(|(name, count)| Counter { of: "tcp".to_owned(), name: name.to_owned(), count })
+            .to_vec()
+    };
+    way.here.counters = counted(0, 0);
+    way.after = Some([counted(100_000, 1500), Vec::new()]);
+    assert_eq!(control(&way), Some(("node1".to_owned(), "cubic".to_owned(), true)));
+    way.here.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
+    way.there.tcp.as_mut().expect("set").congestion = "bbr".to_owned();
+    assert_eq!(control(&way), None);
 }

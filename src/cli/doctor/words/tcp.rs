@@ -1,0 +1,57 @@
+//! Words for the kernel's settings of TCP.
+
+use super::{Words, joined, rate, run, time, well};
+use crate::measure::What;
+
+/// A setting is gone after a restart unless it stands in a file.
+const KEEP: &str = "# a file in /etc/sysctl.d keeps it";
+
+pub(super) fn words(what: &What) -> Option<Words> {
+    Some(match what {
+        What::TcpWell { micros, connections, controls } => {
+            let mut controls = controls.clone();
+            controls.dedup();
+            let carry = match connections {
+                1 => "one connection carries the line".to_owned(),
+                several => format!("{several} connections carry the line, and are opened as needed"),
+            };
+            well("tcp", joined([format!("{} away", time(*micros)), carry, controls.join(" and ")], ", "))
+        }
+        What::TcpWindowSmall { window, micros, mbps, connections, receive, send } => run(
+            "tcp-window-small",
+            format!(
+                "a connection has {} under way at most: over {} it takes {connections} of them for {}",
+                size(*window),
+                time(*micros),
+                rate(*mbps)
+            ),
+            "copies take seconds to open so many, or do not reach the line; programs with one connection never do",
+            format!("sysctl -w net.ipv4.tcp_rmem='{}' net.ipv4.tcp_wmem='{}' {KEEP}", triple(receive), triple(send)),
+        ),
+        What::Congestion { control, micros, lost, has_bbr, qdisc } => {
+            let seen = if *lost { ", and packets are lost on the way" } else { "" };
+            // bbr paces what it sends; fq does that for less than the kernel's own timers.
+            let fair = if qdisc == "fq" { "" } else { " net.core.default_qdisc=fq" };
+            let load = if *has_bbr { "" } else { "modprobe tcp_bbr && " };
+            run(
+                "congestion-control",
+                format!("{control} over {}{seen}", time(*micros)),
+                "it takes every loss for a full queue, and long to be as fast as before",
+                format!("{load}sysctl -w net.ipv4.tcp_congestion_control=bbr{fair} {KEEP}"),
+            )
+        }
+        _ => return None,
+    })
+}
+
+fn triple(sizes: &[u64; 3]) -> String {
+    sizes.map(|size| size.to_string()).join(" ")
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 {
+        format!("{} KiB", bytes >> 10)
+    } else {
+        format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+    }
+}

@@ -1,0 +1,103 @@
+//! What the kernel's settings of TCP make of the line between two hosts.
+//!
+//! A connection carries at most its window in each round trip. The receiver's buffer (`tcp_rmem`) and the sender's
+//! (`tcp_wmem`) bound that window; tcp(7) and the kernel's Documentation/networking/ip-sysctl.rst say how.
+
+use crate::measure::facts::{Facts, TcpSettings};
+use crate::measure::finding::{Finding, Level, What};
+use crate::measure::probe::Attempt;
+use crate::measure::{Path, counters};
+
+use super::path::ceiling_mbps;
+use crate::measure::finding::Outcome;
+
+/// One part of so many of a buffer is window: the rest is for the kernel's own structures, by tcp_adv_win_scale's default.
+const BUFFER_TO_WINDOW: u64 = 2;
+
+/// A session opens connections until they carry the line. With more than these it takes seconds to get there, and programs
+/// that have one connection are left behind.
+const CONNECTIONS_WELL: u64 = 4;
+
+/// Below this a lost packet is made up for before anybody notices how.
+const LONG_MICROS: u64 = 10_000;
+
+/// No larger buffer is proposed: so much may be held by each connection.
+const BUFFER_BYTES_MAX: u64 = 1 << 30;
+
+const MIB: u64 = 1 << 20;
+
+/// Nothing where the data does not go by TCP between two hosts, or where a round trip or a rate was not measured.
+pub(super) fn tcp(path: &Path) -> Vec<Finding> {
+    let Some(Ok(speed)) = &path.speed else { return Vec::new() };
+    if path.is_one_machine || speed.is_tunneled || speed.medium != "tcp" {
+        return Vec::new();
+    }
+    let Some(round_trip) = round_trip_micros(path) else { return Vec::new() };
+    // What hardware says of its link is more than what was measured, if buffers have held that down.
+    let line_mbps = ceiling_mbps(path, speed).max(speed.mbps());
+    let in_flight = line_mbps.saturating_mul(round_trip) / 8; // Mbit/s and microseconds make bits
+    let hosts = [&path.here, &path.there];
+    let known = || hosts.into_iter().filter_map(|host| Some((host, host.tcp.as_ref()?)));
+    let mut findings: Vec<Finding> =
+        known().flat_map(|(host, settings)| window(host, settings, in_flight, line_mbps, round_trip)).collect();
+    let lost = path.after.as_ref().is_some_and(|[here, there]| {
+        [(&path.here, here), (&path.there, there)].into_iter().any(|(host, after)| {
+            let compared = counters::compare_counters("", &host.counters, after);
+            compared.iter().any(|finding| matches!(finding.what, What::SegmentsLost { .. }))
+        })
+    });
+    if round_trip >= LONG_MICROS {
+        findings.extend(known().filter_map(|(host, settings)| congestion(host, settings, round_trip, lost)));
+    }
+    if findings.is_empty() && known().count() > 0 {
+        let connections = known().map(|(_, settings)| in_flight.div_ceil(settings.window_bytes().max(1))).max();
+        let controls = known().map(|(_, settings)| settings.congestion.clone()).collect();
+        let what = What::TcpWell { micros: round_trip, connections: connections.unwrap_or(1).max(1), controls };
+        findings.push(Finding::new("tcp", Level::Ok, what));
+    }
+    findings
+}
+
+impl TcpSettings {
+    /// What one connection from or to this host may have under way, at most.
+    fn window_bytes(&self) -> u64 {
+        self.receive[2].min(self.send[2]) / BUFFER_TO_WINDOW
+    }
+}
+
+/// The quickest answer to a connection: one round trip of the kernel's, without ours.
+fn round_trip_micros(path: &Path) -> Option<u64> {
+    let attempts: &[Attempt] = path.to_there.as_ref()?.as_ref().ok()?;
+    let connected = attempts.iter().filter(|one| !one.is_rdma && one.outcome == Outcome::Connected);
+    connected.map(|one| one.micros).min()
+}
+
+fn window(host: &Facts, settings: &TcpSettings, in_flight: u64, mbps: u64, micros: u64) -> Option<Finding> {
+    let connections = in_flight.div_ceil(settings.window_bytes().max(1));
+    if connections <= CONNECTIONS_WELL {
+        return None;
+    }
+    // Twice, for a line that is faster at another time of the day.
+    let needed = (2 * BUFFER_TO_WINDOW).saturating_mul(in_flight).next_multiple_of(MIB).min(BUFFER_BYTES_MAX);
+    let raised = |[least, usual, most]: [u64; 3]| [least, usual, most.max(needed)];
+    let what = What::TcpWindowSmall {
+        window: settings.window_bytes(),
+        micros,
+        mbps,
+        connections,
+        receive: raised(settings.receive),
+        send: raised(settings.send),
+    };
+    Some(Finding::about("tcp", &host.host, Level::Warning, what))
+}
+
+fn congestion(host: &Facts, settings: &TcpSettings, micros: u64, lost: bool) -> Option<Finding> {
+    let control = settings.congestion.as_str();
+    let has_bbr = settings.available.iter().any(|name| name == "bbr");
+    // reno needs minutes to fill a long line again after one loss; cubic is held down by losses that go on.
+    if control != "reno" && (control != "cubic" || !lost) {
+        return None;
+    }
+    let what = What::Congestion { control: control.to_owned(), micros, lost, has_bbr, qdisc: settings.qdisc.clone() };
+    Some(Finding::about("tcp", &host.host, Level::Warning, what))
+}

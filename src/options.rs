@@ -15,10 +15,12 @@ use rd_proto::tree::PATH_BYTES_MAX;
 
 mod chmod;
 mod generations;
+mod rails;
 mod rules;
 
 pub use chmod::Chmod;
 pub use generations::{Generations, LATEST, Session};
+pub use rails::RailChoice;
 pub(crate) use rules::read_bounded;
 pub use rules::{Rule, Rules};
 
@@ -110,6 +112,12 @@ pub struct TransferOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(RDMA_LANE_FIRST)))]
     #[n(3)]
     pub lanes: Option<u8>,
+    /// Networks to spread the data over, of those that both hosts have an interface on: a number, all, the names of interfaces
+    /// as IF,IF, or auto: those by which at least a tenth more goes, where the data is encrypted and --lanes is not given
+    #[arg(long, value_name = "WHICH", value_parser = RailChoice::parse, default_value = "auto")]
+    #[n(11)]
+    #[cbor(default)]
+    pub rails: RailChoice,
     /// Memory for data in flight at this end; a larger buffer smooths a source or sink that works in bursts [default: 32M,
     /// and more on a long line: see --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -152,6 +160,7 @@ impl Default for TransferOptions {
             encrypt: Encryption::Auto,
             compress: Compress::Off,
             lanes: None,
+            rails: RailChoice::Auto,
             buffer: None,
             memory: None,
             chunk: CHUNK_BYTES_MAX as u32,
@@ -191,6 +200,7 @@ impl TransferOptions {
     /// Whether a command line could say this: a peer may send anything.
     pub fn is_valid(&self) -> bool {
         self.lanes.is_none_or(|lanes| (1..=RDMA_LANE_FIRST).contains(&u16::from(lanes)))
+            && self.rails.is_valid()
             && is_chunk(self.chunk.into())
             && self.buffer != Some(0)
             && self.memory != Some(0)

@@ -3,10 +3,10 @@
 
 mod rig;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -270,4 +270,128 @@ fn a_disk_that_is_full() {
     send.wait().expect(6).within(SOON).one_line("rdsend", &[&address(2), "target", "errno 28"]);
     let listed = listed.join().expect("no panic");
     assert_eq!(String::from_utf8_lossy(&listed), "target\nold", "the old file, and nothing else");
+}
+
+/// A stream without end over two networks from host 1 to host 2, of which every byte is compared as it comes out.
+struct Rails {
+    second: SecondNetwork,
+    send: Process,
+    recv: Process,
+    arrived: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    checker: JoinHandle<()>,
+}
+
+/// Bytes of that stream after which it begins again: chunks and packets have other lengths.
+const PERIOD: u64 = 251;
+
+/// The rate that each network is held to, and less than one carries of payload then, in MB/s.
+const RAIL_RATE: &str = "40mbit";
+const RAIL_MB: f64 = 4.5;
+
+impl Rails {
+    #[track_caller]
+    fn start(options: &[&str]) -> Self {
+        (1..=2).for_each(|host| hold(host, RAIL_RATE));
+        let second = SecondNetwork::of(&[1, 2], RAIL_RATE);
+        let mut command = rdrecv();
+        command.args(["--json-fd=2", "0", KEY]);
+        let mut recv = Process::spawn(on(2, &command).stdin(Stdio::null()).stdout(Stdio::piped()));
+        let mut command = rdsend();
+        command.arg("--json-fd=2").args(options).args([&address(2), &recv.port().to_string(), KEY]);
+        let mut send = Process::spawn(on(1, &command).stdin(Stdio::piped()).stdout(Stdio::null()));
+        let (arrived, over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (mut input, until) = (send.stdin(), Arc::clone(&over));
+        std::thread::spawn(move || {
+            let block: Vec<u8> = (0..PERIOD * 256).map(|offset| (offset % PERIOD) as u8).collect();
+            while !until.load(Ordering::SeqCst) {
+                if input.write_all(&block).is_err() {
+                    return;
+                }
+            }
+        });
+        let (mut output, count) = (recv.stdout(), Arc::clone(&arrived));
+        let checker = std::thread::spawn(move || {
+            let (mut offset, mut piece) = (0_u64, vec![0; 64 << 10]);
+            let expected: Vec<u8> = (0..PERIOD + (64 << 10)).map(|offset| (offset % PERIOD) as u8).collect();
+            while let Ok(length @ 1..) = output.read(&mut piece) {
+                let from = (offset % PERIOD) as usize;
+                assert!(piece[..length] == expected[from..from + length], "at {offset} and up to {length} behind");
+                offset += length as u64;
+                count.store(offset, Ordering::SeqCst);
+            }
+        });
+        Self { second, send, recv, arrived, over, checker }
+    }
+
+    /// MB/s from now on, for so many seconds.
+    fn rate(&self, seconds: f64) -> f64 {
+        let (before, start) = (self.arrived.load(Ordering::SeqCst), Instant::now());
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        (self.arrived.load(Ordering::SeqCst) - before) as f64 / start.elapsed().as_secs_f64() / 1e6
+    }
+
+    /// Ends the stream: what both ends have said on standard error.
+    #[track_caller]
+    fn end(mut self) -> [String; 2] {
+        self.over.store(true, Ordering::SeqCst);
+        let said = [&mut self.send, &mut self.recv].map(|process| process.wait().expect(0).stderr.clone());
+        self.checker.join().expect("all bytes are the same");
+        drop(self.second);
+        (1..=2).for_each(|host| hold(host, "10gbit"));
+        said
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn two_networks_carry_nearly_twice_as_much() {
+    let alone = Rails::start(&["--rails", "1"]);
+    std::thread::sleep(Duration::from_secs(1));
+    let one = alone.rate(2.0);
+    alone.end();
+    let both = Rails::start(&[]);
+    std::thread::sleep(Duration::from_secs(4));
+    let two = both.rate(3.0);
+    both.end();
+    assert!(two >= 1.8 * one, "{two:.1} MB/s by two networks, {one:.1} by one");
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn a_network_that_fails_is_left_and_taken_back() {
+    for how in ["silent", "link"] {
+        let rails = Rails::start(&["--rails", "all"]);
+        std::thread::sleep(Duration::from_secs(1));
+        let two = rails.rate(2.0);
+        assert!(two > 1.8 * RAIL_MB, "{two:.1} MB/s by two networks");
+        rails.second.set_at(2, how);
+        std::thread::sleep(Duration::from_secs(2));
+        let left = rails.rate(2.0);
+        assert!(left >= 0.9 * two / 2.0, "{how}: {left:.1} MB/s by the network that is left, {two:.1} by both");
+        rails.second.set_at(2, "heal");
+        let until = Instant::now() + Duration::from_secs(9);
+        let mut back = 0.0;
+        while back < 0.9 * two && Instant::now() < until {
+            back = rails.rate(1.0);
+        }
+        assert!(back >= 0.9 * two, "{how}: {back:.1} MB/s when it is back, {two:.1} before");
+        let [send, _] = rails.end();
+        let said = |what: &str| send.lines().filter(|line| line.starts_with("rdsend: ") && line.contains(what)).count();
+        assert_eq!([said("no answer by"), said("is back")], [1, 1], "{how}: each once, {send}");
+        assert!(send.contains("e1 (10.7.0.1 > 10.7.0.2)"), "{send}");
+    }
+}
+
+#[test]
+#[ignore = "needs hosts: tests/run as root"]
+fn the_network_that_a_session_began_on_may_fail_too() {
+    let rails = Rails::start(&["--rails", "all"]);
+    std::thread::sleep(Duration::from_secs(2));
+    let partition = Partition::start(2, "silent");
+    std::thread::sleep(Duration::from_secs(2));
+    let left = rails.rate(2.0);
+    assert!(left >= 0.9 * RAIL_MB, "{left:.1} MB/s by the network that is left");
+    drop(partition);
+    rails.end();
 }

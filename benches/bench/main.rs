@@ -29,6 +29,7 @@ mod peers;
 mod pipe;
 mod place;
 mod process;
+mod rails;
 mod record;
 mod report;
 mod scaling;
@@ -73,7 +74,7 @@ enum How {
 /// All rows, in the order in which they are measured: those with a fixed target first. docs/performance/method.md tells what
 /// each of them is. `make bench` has those that decide something, and of each kind of work one that takes less; it takes at most
 /// 25 minutes on two processors.
-const ROWS: [(&str, When, How); 46] = [
+const ROWS: [(&str, When, How); 47] = [
     ("tcp", Quick, Contest),
     ("encrypted", Quick, Contest),
     ("scp", Quick, Contest),
@@ -103,6 +104,7 @@ const ROWS: [(&str, When, How); 46] = [
     ("rdsh", Bench, By(shell::rows)),
     ("many", Bench, By(many::many)),
     ("long", Bench, By(long::long)),
+    ("rails", Bench, By(rails::rails)),
     ("rdma", Bench, Guest("rxe")),
     ("scaling", Bench, By(scaling::rows)),
     ("sync-reflink", Full, By(sync::reflinked)),

@@ -320,6 +320,10 @@ fn noticed(record: &mut Record, event: &SessionEvent) {
         Notice::LaneLost(lane) => (Weight::Lost, format!("connection {}.{} is lost", lane.index, lane.generation)),
         Notice::LinkLost => (Weight::Lost, "the link is lost: no connection is left".to_owned()),
         Notice::LinkRestored => (Weight::Healed, "the link is there again, and the data goes on".to_owned()),
+        Notice::RailLeft(_) => {
+            (Weight::Lost, "one of several networks has failed; the others carry the data".to_owned())
+        }
+        Notice::RailBack(_) => (Weight::Healed, "a network that had failed is used again".to_owned()),
     };
     record.happened(weight, &format!("{line}{because}"));
 }
@@ -365,6 +369,8 @@ pub(crate) fn notice_line(
         Notice::LinkLost if reconnect_s == 0 => return None,
         Notice::LinkLost => format!("lost the link to {peer}{because}; trying for {reconnect_s} s to get it back"),
         Notice::LinkRestored => format!("connected to {peer} again; going on"),
+        Notice::RailLeft(_) => format!("no answer by one of several networks{because}; going on by the others"),
+        Notice::RailBack(_) => format!("a network is back{because}; going on by it too"),
         Notice::LaneLost(lane) if verbose => format!("lost connection {}.{}{because}", lane.index, lane.generation),
         Notice::LaneLost(_) => return None,
     })
@@ -565,14 +571,18 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// What a long line was given, for a person; `None` for one that is not.
+/// What a long line was given, or several, for a person; `None` for another.
 fn line_line(summary: &Summary) -> Option<String> {
-    let round_trip = summary.line.round_trip.filter(|trip| *trip >= LONG_LINE)?;
-    let (lanes, buffer) = (summary.lanes, size_words(summary.line.buffer_bytes));
-    Some(format!(
-        "line: {:.0} ms there and back; up to {lanes} connections, {buffer} of buffer",
-        round_trip.as_secs_f64() * 1e3
-    ))
+    let (lanes, rails) = (summary.lanes, summary.line.rails);
+    let by = if rails > 1 { format!(" by {rails} networks") } else { String::new() };
+    match summary.line.round_trip.filter(|trip| *trip >= LONG_LINE) {
+        Some(round_trip) => Some(format!(
+            "line: {:.0} ms there and back; up to {lanes} connections{by}, {} of buffer",
+            round_trip.as_secs_f64() * 1e3,
+            size_words(summary.line.buffer_bytes)
+        )),
+        None => (rails > 1).then(|| format!("line: up to {lanes} connections{by}")),
+    }
 }
 
 /// How files were read, for a person; `None` where none were.

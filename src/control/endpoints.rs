@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::frames::Endpoint;
 use crate::transport::rdma::{InterfaceAddress, interface_addresses};
-use crate::transport::same_subnet;
+use crate::transport::{rate_mbps, same_subnet};
 
 /// Endpoints that an end tells, and tries, at most.
 pub const ENDPOINTS_MAX: usize = 32;
@@ -73,13 +73,6 @@ pub fn given(address: SocketAddr) -> Endpoint {
 
 fn names(via: &[u8], known: &InterfaceAddress) -> bool {
     known.interface.as_bytes() == via || std::str::from_utf8(via).is_ok_and(|via| via.parse() == Ok(known.address))
-}
-
-/// The link's speed. Virtual interfaces have none, or one that says nothing.
-fn rate_mbps(interface: &str) -> u32 {
-    let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
 }
 
 /// What an end is to try of the endpoints that the other has told, and what restricts it in doing so: where they are what

@@ -2,20 +2,71 @@
 
 use std::time::Duration;
 
-use super::Engine;
-use super::Line;
+use rd_proto::control::RailAddress;
+use rd_proto::session::Notice;
+
+use super::{Detail, Engine, Line};
+use crate::transport::Lane;
+
+/// Ways that are told apart.
+const WAYS_MAX: usize = 32;
 
 impl Engine {
-    /// Tells the session how far the other end is.
+    /// Tells the session how far the other end is, and how its lanes do.
     pub(super) fn measure_line(&mut self, now: Duration) {
-        if let Some(round_trip) = self.lanes.values().filter_map(|live| live.lane.round_trip()).min() {
+        let mut shortest: Option<Duration> = None;
+        for (&id, live) in &self.lanes {
+            if let Some(state) = live.lane.state() {
+                shortest = Some(shortest.map_or(state.round_trip, |known| known.min(state.round_trip)));
+                self.half.machine().handle_lane_state(id, state, now);
+            }
+        }
+        if let Some(round_trip) = shortest {
             self.half.machine().handle_round_trip(round_trip, now);
+        }
+    }
+
+    /// The number of the way that a lane goes, which is that of all lanes between the same addresses.
+    pub(super) fn way(&mut self, lane: &dyn Lane) -> u8 {
+        let way = lane.way();
+        let known = self.ways.iter().position(|known| *known == way);
+        let number = known.unwrap_or_else(|| {
+            if self.ways.len() < WAYS_MAX {
+                self.ways.push(way);
+            }
+            self.ways.len() - 1
+        });
+        number as u8
+    }
+
+    /// Looks for more rails; true if there are.
+    pub(super) fn find_rails(&mut self, addresses: &[RailAddress]) -> bool {
+        let Some(dialer) = &self.dialer else { return false };
+        let (count, all) = dialer.find_rails(addresses);
+        let now = self.now();
+        self.half.machine().handle_rails(count, all, now);
+        for rail in 0..if count > 1 { count } else { 0 } {
+            let name = self.dialer.as_ref().and_then(|dialer| dialer.rail_name(rail));
+            self.observer.observe(Detail::Rail(rail, name.unwrap_or_default()).into());
+        }
+        count > 1
+    }
+
+    /// The rail that a notice is about.
+    pub(super) fn rail_name(&self, notice: Notice) -> Option<String> {
+        match notice {
+            Notice::RailLeft(rail) | Notice::RailBack(rail) => self.dialer.as_ref()?.rail_name(rail),
+            _ => None,
         }
     }
 
     /// What the line was given.
     pub(super) fn line(&self) -> Line {
         let core = self.half.machine_ref().core_ref();
-        Line { round_trip: core.round_trip(), buffer_bytes: u64::from(core.buffers_max()) * self.chunk_bytes as u64 }
+        Line {
+            round_trip: core.round_trip(),
+            buffer_bytes: u64::from(core.buffers_max()) * self.chunk_bytes as u64,
+            rails: self.ways.iter().flatten().count(),
+        }
     }
 }

@@ -12,7 +12,8 @@ use rd_proto::handshake::{
 };
 use rustix::io::Errno;
 
-use crate::transport::tcp::TcpLane;
+use super::rails::Rail;
+use crate::transport::tcp::{TcpLane, connect_from};
 use crate::transport::{Lane, Report};
 
 /// The longest that a peer may take from connecting to having authenticated.
@@ -95,6 +96,17 @@ pub fn connect(address: SocketAddr, deadline: Instant) -> Result<TcpStream, Link
         return Err(LinkError::Os { what: "connect", error: Errno::CONNREFUSED });
     }
     Ok(stream)
+}
+
+/// Connects to one address by a rail.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub(super) fn connect_by(rail: &Rail, port: u16, deadline: Instant) -> Result<TcpStream, LinkError> {
+    let left = deadline.saturating_duration_since(Instant::now()).min(CONNECT_MAX);
+    let peer = SocketAddr::new(rail.peer, port);
+    connect_from(&rail.interface, rail.local, peer, left).map_err(|error| LinkError::os("connect", &error.into()))
 }
 
 /// Runs the connector's side of a handshake.

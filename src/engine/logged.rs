@@ -24,6 +24,8 @@ pub enum Detail {
     Dialing(LaneId),
     /// It could not be made.
     DialFailed(LaneId, String),
+    /// A rail has been found: its number and name.
+    Rail(u8, String),
     /// A part of the session begins.
     Begin(Step),
     /// It ends.
@@ -71,6 +73,7 @@ impl Logged {
         match detail {
             Detail::Dialing(lane) => self.say(|| format!("dials lane {}", name(lane))),
             Detail::DialFailed(lane, why) => self.say(|| format!("cannot make lane {}: {why}", name(lane))),
+            Detail::Rail(rail, text) => self.say(|| format!("rail {rail}: {text}")),
             // Frames that say so come again where lanes are lost.
             Detail::Begin(step) if self.steps.contains(&step) => {}
             Detail::Begin(step) => {
@@ -105,6 +108,8 @@ impl Logged {
             Notice::LinkLost => format!("lost the link, no lane is left{because}"),
             Notice::LinkRestored => "the link is there again".to_owned(),
             Notice::LaneLost(lane) => format!("lost lane {}{because}", name(lane)),
+            Notice::RailLeft(rail) => format!("rail {rail} has failed{because}"),
+            Notice::RailBack(rail) => format!("rail {rail} is well again{because}"),
         });
     }
 

@@ -4,6 +4,7 @@
 //! the reader or writer of a stream, dials. Buffers travel by value, so a buffer is in one place at a time.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -35,6 +36,7 @@ pub mod open;
 mod orphan;
 pub mod pace;
 pub mod perf;
+mod rails;
 pub mod rdma;
 pub mod reach;
 pub mod session;
@@ -119,6 +121,8 @@ struct Engine {
     dialer: Option<Arc<dyn Dialer>>,
     observer: Box<dyn Observer>,
     lanes: HashMap<LaneId, LiveLane>,
+    /// The addresses of lanes, each once.
+    ways: Vec<Option<[IpAddr; 2]>>,
     buffers: Vec<Option<Buffer>>,
     chunk_bytes: usize,
     began: Instant,
@@ -221,6 +225,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         dialer,
         observer,
         lanes: HashMap::with_capacity(2 * rd_proto::session::LANES_MAX),
+        ways: Vec::new(),
         buffers: table,
         chunk_bytes: agreed.chunk_bytes,
         began: now,
@@ -337,11 +342,14 @@ impl Engine {
             }
             Event::LaneUp(id, mut lane, control) => {
                 self.observer.observe(SessionEvent::LaneUp(id, lane.medium(), lane.describe()));
+                let way = self.way(&*lane);
                 let is_inline = lane.work_inline(Arc::new(inline::LaneWork::new(Arc::clone(&self.shared))));
                 self.lanes.insert(id, LiveLane { lane, control: *control, is_inline });
                 self.half.machine().handle_lane_up(id, now);
+                self.half.machine().handle_way(id, way);
             }
             Event::Endpoints(endpoints) => self.half.machine().handle_endpoints(endpoints, now),
+            Event::Addresses(addresses) => self.half.machine().handle_addresses(addresses, now),
             Event::DialFailed(id, error) => self.dial_failed(id, &error),
             // The session that is served has been authenticated already; what strangers do is no concern of its.
             Event::Incoming(_) => {}
@@ -573,6 +581,7 @@ impl Engine {
                         dialer.handle_endpoints(&endpoints);
                     }
                 }
+                Action::Addresses(addresses) => again |= self.find_rails(&addresses),
                 Action::Fill { buffer, encrypt } => {
                     if self.plan(buffer, encrypt) {
                         again = true;
@@ -650,7 +659,8 @@ impl Engine {
                 // Once the end is settled, what becomes of the lanes is not reported.
                 Action::Notice(_) if self.half.machine_ref().core_ref().is_ending() => {}
                 Action::Notice(notice) => {
-                    self.observer.observe(SessionEvent::Notice(notice, self.reason.clone()));
+                    let reason = self.rail_name(notice).or_else(|| self.reason.clone());
+                    self.observer.observe(SessionEvent::Notice(notice, reason));
                 }
                 Action::End(outcome) => self.ended = Some(outcome),
             }
@@ -681,8 +691,9 @@ impl Engine {
         let Some(dialer) = self.dialer.clone() else { return true };
         self.detail(Detail::Dialing(id));
         let post = self.post.clone();
+        let rail = self.half.machine_ref().core_ref().rail_of(id);
         let dial = move || {
-            if let Err(error) = announce(&post, id, |report| dialer.dial(id, report)) {
+            if let Err(error) = announce(&post, id, |report| dialer.dial(id, rail, report)) {
                 let _ = post.send(Event::DialFailed(id, error));
             }
         };

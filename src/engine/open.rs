@@ -3,21 +3,22 @@
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use flume::{Receiver as Queue, Sender as Post};
-use rd_proto::control::{Endpoint, Offer, Policy, RdmaKind, Refusal, Role};
+use rd_proto::control::{Endpoint, Offer, Policy, RailAddress, RdmaKind, Refusal, Role};
 use rd_proto::handshake::{ControlChannel, Established, LaneId, SessionId, SessionSecret, connect_join};
 use rd_proto::session::{Agreed, RDMA_LANE_FIRST};
 use rustix::io::Errno;
 
-use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, exchange_offers, rng, tcp_lane};
+use super::link::{AUTHENTICATE_MAX, LinkError, authenticate, connect, connect_by, exchange_offers, rng, tcp_lane};
 use super::listen::Registry;
 use super::pace::Pace;
-use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rdma, run};
+use super::rails::Rail;
+use super::{Dialer, Event, Observer, Summary, Transfer, Work, announce, rails, rdma, run};
 use crate::fs::direct::write::available_bytes;
-use crate::options::TransferOptions;
+use crate::options::{RailChoice, TransferOptions};
 use crate::transport::rdma::{Adapters, RegisterError};
 use crate::transport::{Buffer, Lane, Pool, Report, tcp};
 
@@ -139,10 +140,23 @@ pub fn open(
     let mut opened = Opened { agreed, pool, buffers, first, dialer: None, _listening: None, shortage };
     match (listening, adapters) {
         (None, adapters) => {
+            let own = stream.local_addr().map_err(OpenError::Lost)?;
             let address = stream.peer_addr().map_err(OpenError::Lost)?;
             let rdma = adapters
                 .map(|adapters| rdma::Dialing::new(adapters, agreed.policy, theirs.ticket, *session, secret.clone()));
-            opened.dialer = Some(Arc::new(Dialing { address, session: *session, secret: secret.clone(), rdma }));
+            opened.dialer = Some(Arc::new(Dialing {
+                own,
+                address,
+                session: *session,
+                secret: secret.clone(),
+                rdma,
+                // What is in clear stays where the user had it go.
+                choice: match &options.rails {
+                    RailChoice::Auto if !agreed.seal_tcp => RailChoice::Count(1),
+                    choice => choice.clone(),
+                },
+                rails: OnceLock::new(),
+            }));
         }
         (Some(registry), Some(adapters)) => {
             let service = rdma::Service {
@@ -158,6 +172,12 @@ pub fn open(
         }
         // The other end waits to be told where to dial.
         (Some(_), None) => drop(post.send(Event::Endpoints(Vec::new()))),
+    }
+    if listening.is_some()
+        && let addresses = rails::own(&options.rails)
+        && !addresses.is_empty()
+    {
+        let _ = post.send(Event::Addresses(addresses));
     }
     Ok(opened)
 }
@@ -238,22 +258,36 @@ fn map(agreed: &Agreed, [first, most]: [u32; 2]) -> Result<Mapped, OpenError> {
     }
 }
 
-/// Dials the lanes of a session: TCP at the address that its first lane was made to, RDMA where the peer says.
+/// Dials the lanes of a session: TCP at the address that its first lane was made to, and by what other rails there are,
+/// RDMA where the peer says.
 struct Dialing {
+    own: SocketAddr,
     address: SocketAddr,
     session: SessionId,
     secret: SessionSecret,
     rdma: Option<rdma::Dialing>,
+    choice: RailChoice,
+    /// Where there are several, all of them.
+    rails: OnceLock<Vec<Rail>>,
+}
+
+impl Dialing {
+    fn rail(&self, number: u8) -> Option<&Rail> {
+        self.rails.get()?.get(usize::from(number))
+    }
 }
 
 impl Dialer for Dialing {
-    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+    fn dial(&self, lane: LaneId, rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         if lane.index >= RDMA_LANE_FIRST {
             let none = || LinkError::Transport("too little locked memory".to_owned());
             return self.rdma.as_ref().ok_or_else(none)?.dial(lane, report);
         }
         let deadline = Instant::now() + AUTHENTICATE_MAX;
-        let mut stream = connect(self.address, deadline)?;
+        let mut stream = match self.rail(rail) {
+            Some(rail) => connect_by(rail, self.address.port(), deadline)?,
+            None => connect(self.address, deadline)?,
+        };
         let hello = connect_join(&self.secret, self.session, lane, &mut rng());
         let established = authenticate(&mut stream, hello, deadline)?;
         tcp_lane(stream, established.control, report)
@@ -263,5 +297,15 @@ impl Dialer for Dialing {
         if let Some(rdma) = &self.rdma {
             rdma.handle_endpoints(endpoints);
         }
+    }
+
+    fn find_rails(&self, addresses: &[RailAddress]) -> (u8, bool) {
+        let find = || rails::find(&self.choice, [self.own, self.address], addresses);
+        let count = if self.choice.most() > 1 { self.rails.get_or_init(find).len() } else { 0 };
+        (count.max(1) as u8, self.choice != RailChoice::Auto)
+    }
+
+    fn rail_name(&self, rail: u8) -> Option<String> {
+        Some(self.rail(rail)?.to_string())
     }
 }

@@ -65,6 +65,8 @@ pub struct Line {
     pub round_trip: Option<Duration>,
     /// What of the pool could be in use at once, in bytes.
     pub buffer_bytes: u64,
+    /// Pairs of addresses that its TCP connections went by.
+    pub rails: usize,
 }
 
 impl Line {
@@ -73,6 +75,7 @@ impl Line {
         Self {
             round_trip: self.round_trip.max(other.round_trip),
             buffer_bytes: self.buffer_bytes.max(other.buffer_bytes),
+            rails: self.rails.max(other.rails),
         }
     }
 }

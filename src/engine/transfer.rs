@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flume::{Receiver as Queue, SendTimeoutError, Sender as Post, bounded};
-use rd_proto::control::{Endpoint, IoFact};
+use rd_proto::control::{Endpoint, IoFact, RailAddress};
 use rd_proto::frame::ChunkHeader;
 use rd_proto::handshake::{ControlChannel, LaneId, SessionSecret};
 use rd_proto::session::Agreed;
@@ -41,6 +41,8 @@ pub enum Event {
     DialFailed(LaneId, LinkError),
     /// This end's RDMA listeners.
     Endpoints(Vec<Endpoint>),
+    /// The addresses at which this end listens.
+    Addresses(Vec<RailAddress>),
     /// A peer has connected.
     Incoming(Incoming),
     /// The stream's reader has filled a buffer.
@@ -80,15 +82,25 @@ pub enum Event {
 
 /// Makes lanes, from the end that connects.
 pub trait Dialer: Send + Sync {
-    /// Connects and authenticates one lane; takes some seconds at most.
+    /// Connects and authenticates one lane, by that rail if it is a TCP lane; takes some seconds at most.
     ///
     /// # Errors
     ///
     /// Why there is no lane.
-    fn dial(&self, lane: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
+    fn dial(&self, lane: LaneId, rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError>;
 
     /// Where the peer listens for RDMA from now on.
     fn handle_endpoints(&self, _endpoints: &[Endpoint]) {}
+
+    /// At which addresses the peer listens. How many rails that makes, and whether all are used whatever they carry.
+    fn find_rails(&self, _addresses: &[RailAddress]) -> (u8, bool) {
+        (1, false)
+    }
+
+    /// What a person would call a rail.
+    fn rail_name(&self, _rail: u8) -> Option<String> {
+        None
+    }
 }
 
 /// Which way payload flows, and from or to what.

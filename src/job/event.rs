@@ -235,6 +235,10 @@ pub enum NoticeCode {
     LinkLost,
     /// There is one again.
     LinkRestored,
+    /// One of several ways between the hosts has failed, which `reason` names; the others carry the data.
+    RailLeft,
+    /// It is used again.
+    RailBack,
 }
 
 impl<'a> Notice<'a> {
@@ -246,6 +250,8 @@ impl<'a> Notice<'a> {
             SessionNotice::LaneLost(lane) => (NoticeCode::LaneLost, Some([lane.index.into(), lane.generation])),
             SessionNotice::LinkLost => (NoticeCode::LinkLost, None),
             SessionNotice::LinkRestored => (NoticeCode::LinkRestored, None),
+            SessionNotice::RailLeft(_) => (NoticeCode::RailLeft, None),
+            SessionNotice::RailBack(_) => (NoticeCode::RailBack, None),
         };
         Self { notice: code, lane, reason }
     }
@@ -399,6 +405,8 @@ pub struct Transfer<'a> {
     pub transport: String,
     /// The most connections that carried data at once.
     pub lanes: usize,
+    /// Networks that TCP connections went by, as pairs of addresses; of several sessions, the most.
+    pub rails: usize,
     /// The shortest round trip that the system has measured on a TCP connection; null where there was none.
     pub round_trip_ms: Option<f64>,
     /// How much of the buffer could be in use at once: more than it began with where the line holds more.
@@ -484,6 +492,7 @@ impl<'a> Transfer<'a> {
             gb_per_s: rounded(rate(bytes, summary.seconds) / 1e9),
             transport: summary.media.iter().map(|medium| medium.name()).collect::<Vec<_>>().join("+"),
             lanes: summary.lanes,
+            rails: summary.line.rails,
             round_trip_ms: summary.line.round_trip.map(|trip| rounded(trip.as_secs_f64() * 1e3)),
             buffer_bytes: summary.line.buffer_bytes,
             encrypted: summary.encrypted,

@@ -21,7 +21,7 @@ use crate::engine::Waits;
 use crate::engine::link::rng;
 use crate::fault::{Exit, Failure, escaped, os_number, shown_path};
 use crate::log::{self, Step};
-use crate::options::TransferOptions;
+use crate::options::{RailChoice, TransferOptions};
 use crate::signals::Forwarding;
 
 mod arrivals;
@@ -309,10 +309,15 @@ impl Job {
         peer: String,
         options: &TransferOptions,
     ) {
+        let mut options = options.clone();
+        if !self.setup.via.is_empty() && options.rails == RailChoice::Auto {
+            // The way that the data is to go has been named.
+            options.rails = RailChoice::Count(1);
+        }
         let begin = Begin {
             key: key.clone(),
             job,
-            options: options.clone(),
+            options,
             caller_is_peer: self.hops[hop].hosts.contains(&HERE),
             peer: peer.into_bytes(),
             waits: self.hops[hop].waits_for_go,

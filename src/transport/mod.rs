@@ -6,9 +6,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rd_proto::frame::CONTROL_BYTES_MAX;
+use rd_proto::session::LaneState;
 
 pub mod bundle;
 pub mod pool;
@@ -178,8 +179,13 @@ pub trait Lane: Send {
     /// is on its way.
     fn last_heard(&self) -> Instant;
 
-    /// The smoothed round trip, where the system measures it.
-    fn round_trip(&self) -> Option<Duration> {
+    /// How it does, where the system measures it.
+    fn state(&self) -> Option<LaneState> {
+        None
+    }
+
+    /// The addresses of this end and of the other. Lanes that have the same go the same way.
+    fn way(&self) -> Option<[IpAddr; 2]> {
         None
     }
 }
@@ -196,6 +202,13 @@ pub fn unmapped(address: SocketAddr) -> SocketAddr {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, |v4| SocketAddr::new(IpAddr::V4(v4), address.port())),
         IpAddr::V4(_) => address,
     }
+}
+
+/// The link's speed in Mb/s. Virtual interfaces have none, or one that says nothing.
+pub fn rate_mbps(interface: &str) -> u32 {
+    let path = std::path::Path::new("/sys/class/net").join(interface).join("speed");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.trim().parse::<i64>().ok().and_then(|rate| u32::try_from(rate).ok()).unwrap_or(0)
 }
 
 /// Whether the leading `bits` of two addresses agree. Addresses of two families never do.

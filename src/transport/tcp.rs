@@ -5,21 +5,24 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use rd_proto::frame::{CHUNK_HEADER_BYTES, CONTROL_BYTES_MAX};
+use rd_proto::session::LaneState;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
+pub use self::from::connect_from;
 use self::records::{RECORD_BYTES_MAX, Record, control_record, next_record, set_chunks};
 use self::unsent::Speed;
 use super::{Buffer, CONTROL_QUEUE_MAX, Inline, Lane, LaneError, LaneEvent, Medium, Report};
 
+mod from;
 mod info;
 mod records;
 mod unsent;
@@ -55,6 +58,7 @@ const WITHIN_HOST_CONGESTION: &str = "reno";
 pub struct TcpLane {
     shared: Arc<Shared>,
     description: String,
+    way: Option<[IpAddr; 2]>,
 }
 
 struct Shared {
@@ -89,6 +93,10 @@ impl TcpLane {
         tune(&socket)?;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+        let way = match (socket.local_addr(), socket.peer_addr()) {
+            (Ok(local), Ok(peer)) => Some([local, peer].map(|address| super::unmapped(address).ip())),
+            _ => None,
+        };
         let address = |of: std::io::Result<SocketAddr>| match of {
             Ok(address) => super::unmapped(address).to_string(),
             Err(_) => "?".to_owned(),
@@ -121,7 +129,7 @@ impl TcpLane {
             shared.work.notify_all();
             return Err(error);
         }
-        Ok(Self { shared, description })
+        Ok(Self { shared, description, way })
     }
 }
 
@@ -212,8 +220,12 @@ impl Lane for TcpLane {
         self.shared.born + Duration::from_millis(self.shared.heard_ms.load(Ordering::Relaxed))
     }
 
-    fn round_trip(&self) -> Option<Duration> {
-        info::round_trip(&self.shared.socket)
+    fn state(&self) -> Option<LaneState> {
+        info::state(&self.shared.socket)
+    }
+
+    fn way(&self) -> Option<[IpAddr; 2]> {
+        self.way
     }
 }
 

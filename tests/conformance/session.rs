@@ -299,7 +299,7 @@ impl Lanes {
 }
 
 impl Dialer for Lanes {
-    fn dial(&self, id: LaneId, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
+    fn dial(&self, id: LaneId, _rail: u8, report: Report) -> Result<(Box<dyn Lane>, ControlChannel), LinkError> {
         if self.script.unreachable.load(Ordering::SeqCst) {
             return Err(LinkError::TimedOut);
         }

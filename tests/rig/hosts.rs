@@ -33,6 +33,33 @@ pub fn hold(host: u32, rate: &str) {
     assert!(status.success());
 }
 
+/// A second network of these hosts: the interface e1 of each, held to this rate both ways, for as long as this lives.
+pub struct SecondNetwork(&'static [u32]);
+
+impl SecondNetwork {
+    pub fn of(hosts: &'static [u32], rate: &str) -> Self {
+        let network = Self(hosts);
+        network.set(rate);
+        network
+    }
+
+    /// Changes the rate, or has it fail as a [`Partition`] does (`silent`, `link`), or work again (`heal`), at all hosts.
+    pub fn set(&self, what: &str) {
+        self.0.iter().for_each(|&host| self.set_at(host, what));
+    }
+
+    pub fn set_at(&self, host: u32, what: &str) {
+        let status = testbed(&["rail", &host.to_string(), what]).status().expect("the testbed");
+        assert!(status.success());
+    }
+}
+
+impl Drop for SecondNetwork {
+    fn drop(&mut self) {
+        self.set("gone");
+    }
+}
+
 /// A long line beside the switch, from 10.8.0.1 on the first host to 10.8.0.2 on the second, for as long as this lives.
 pub struct Line(std::process::Child);
 

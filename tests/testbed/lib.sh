@@ -7,6 +7,8 @@
 #                       `link`: the cable is pulled, host I loses its carrier. Neither sends a FIN or RST.
 #   heal I              undoes either
 #   hold I RATE         holds host I's link to RATE, both ways
+#   rail I RATE         gives host I an interface e1 on a second switch, held to RATE; `silent`, `link` and `heal` do to
+#                       that what partition and heal do to the first, `gone` removes it
 #   hosts_down          removes everything that hosts_up made
 #
 # Host I has the addresses 10.9.0.I/24 and fd00:9::I/64 on its interface e0, a host name of its own (hI) and, where it
@@ -126,11 +128,12 @@ partition() {
 }
 
 heal() {
-    ip -n "$(switch_netns)" link set "p$1" up
+    local port=${2:-p}$1
+    ip -n "$(switch_netns)" link set "$port" up
     # A port that has been down starts again by itself; one that was disabled does not. Until the carrier is back the
     # kernel refuses the state, so ask again.
     local tries=0
-    until ip netns exec "$(switch_netns)" bridge link set dev "p$1" state forwarding 2>/dev/null; do
+    until ip netns exec "$(switch_netns)" bridge link set dev "$port" state forwarding 2>/dev/null; do
         tries=$((tries + 1))
         [ "$tries" -le 100 ] || die "host $1 does not come back"
         sleep 0.02
@@ -139,6 +142,28 @@ heal() {
 
 hold() {
     local shaper=(root tbf rate "$2" burst 256kb latency 20ms)
-    tc -n "$(switch_netns)" qdisc replace dev "p$1" "${shaper[@]}"
-    tc -n "$(host_netns "$1")" qdisc replace dev e0 "${shaper[@]}"
+    tc -n "$(switch_netns)" qdisc replace dev "${3:-p}$1" "${shaper[@]}"
+    tc -n "$(host_netns "$1")" qdisc replace dev "${4:-e0}" "${shaper[@]}"
+}
+
+rail() {
+    local sw ns
+    sw=$(switch_netns) ns=$(host_netns "$1")
+    case $2 in
+    silent) ip netns exec "$sw" bridge link set dev "q$1" state disabled ;;
+    link) ip -n "$sw" link set "q$1" down ;;
+    heal) heal "$1" q ;;
+    gone) ip -n "$sw" link del "q$1" ;;
+    *)
+        if ! ip -n "$sw" link show "q$1" >/dev/null 2>&1; then
+            ip -n "$sw" link show sw1 >/dev/null 2>&1 || ip -n "$sw" link add sw1 type bridge stp_state 0
+            ip -n "$sw" link set sw1 up
+            ip -n "$sw" link add "q$1" type veth peer name e1 netns "$ns"
+            ip -n "$sw" link set "q$1" master sw1 up
+            ip -n "$ns" addr add "10.7.0.$1/24" dev e1
+            ip -n "$ns" link set e1 up
+        fi
+        hold "$1" "$2" q e1
+        ;;
+    esac
 }

@@ -21,7 +21,7 @@ use crate::reader::{ReadError, Reader};
 /// acknowledgement and the rings of both state machines.
 pub const SPAN_MAX: usize = 8192;
 
-/// RDMA endpoints that one frame may name.
+/// RDMA endpoints, or addresses, that one frame may name.
 pub const ENDPOINTS_MAX: usize = 32;
 
 /// Bytes of a host name or path carried in a frame; longer ones are cut at the front.
@@ -107,6 +107,19 @@ pub struct Endpoint {
     /// Bits of the network prefix.
     pub prefix_bits: u8,
     /// Rate of the port, in Mb/s; 0 where unknown.
+    pub rate_mbps: u32,
+}
+
+/// One TCP address of the end that listens, which it does there at the port that the session began at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RailAddress {
+    /// Numbers its interface: all addresses of one are one way there.
+    pub interface: u8,
+    /// The address.
+    pub address: IpAddr,
+    /// Bits of the network prefix.
+    pub prefix_bits: u8,
+    /// Rate of the interface, in Mb/s; 0 where unknown.
     pub rate_mbps: u32,
 }
 
@@ -237,6 +250,8 @@ pub enum Frame {
         /// All of them.
         endpoints: Vec<Endpoint>,
     },
+    /// The addresses of the end that listens, so that the other may find more ways there.
+    Addresses(Vec<RailAddress>),
     /// Credits of this lane, and what has been taken in the whole session. Both are totals: repeating changes nothing.
     Ack {
         /// Receives posted on this lane in this generation since it came up.
@@ -330,6 +345,7 @@ mod kind {
     pub const REFUSE: u8 = 0x02 | MUST_UNDERSTAND;
     pub const USE: u8 = 0x03 | MUST_UNDERSTAND;
     pub const ENDPOINTS: u8 = 0x04;
+    pub const ADDRESSES: u8 = 0x05;
     pub const ACK: u8 = 0x10 | MUST_UNDERSTAND;
     pub const PING: u8 = 0x11;
     pub const PAUSE: u8 = 0x12 | MUST_UNDERSTAND;
@@ -363,6 +379,10 @@ impl Frame {
                 out.push(kind::ENDPOINTS);
                 out.extend(turn.to_le_bytes());
                 encode_endpoints(endpoints, out);
+            }
+            Self::Addresses(addresses) => {
+                out.push(kind::ADDRESSES);
+                encode_addresses(addresses, out);
             }
             Self::Ack { credit_total, window, taken } => {
                 out.push(kind::ACK);
@@ -440,6 +460,7 @@ impl Frame {
                 Self::Use { path, turn: reader.u32()? }
             }
             kind::ENDPOINTS => Self::Endpoints { turn: reader.u32()?, endpoints: decode_endpoints(&mut reader)? },
+            kind::ADDRESSES => Self::Addresses(decode_addresses(&mut reader)?),
             kind::ACK => {
                 let (credit_total, window) = (reader.u64()?, reader.u32()?);
                 Self::Ack { credit_total, window, taken: SequenceSet::decode(&mut reader)? }
@@ -625,16 +646,30 @@ fn decode_text(reader: &mut Reader<'_>) -> Result<Vec<u8>, FrameError> {
     Ok(reader.bytes(bytes)?.to_vec())
 }
 
+fn encode_ip(address: IpAddr, out: &mut Vec<u8>) {
+    let v6 = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    out.extend(v6.octets());
+}
+
+/// An address of a network with a prefix of so many bits.
+fn decode_ip(reader: &mut Reader<'_>, prefix_bits: u8) -> Result<IpAddr, FrameError> {
+    let v6 = Ipv6Addr::from(reader.array::<16>()?);
+    let ip = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4));
+    if prefix_bits > if ip.is_ipv4() { 32 } else { 128 } {
+        return Err(FrameError::Value("prefix"));
+    }
+    Ok(ip)
+}
+
 fn encode_endpoints(endpoints: &[Endpoint], out: &mut Vec<u8>) {
     let kept = &endpoints[..endpoints.len().min(ENDPOINTS_MAX)];
     out.push(kept.len() as u8);
     for endpoint in kept {
-        let address = match endpoint.address.ip() {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
         out.extend([u8::from(endpoint.hardware), endpoint.prefix_bits]);
-        out.extend(address.octets());
+        encode_ip(endpoint.address.ip(), out);
         out.extend(endpoint.address.port().to_le_bytes());
         out.extend(endpoint.rate_mbps.to_le_bytes());
     }
@@ -649,13 +684,33 @@ fn decode_endpoints(reader: &mut Reader<'_>) -> Result<Vec<Endpoint>, FrameError
         .map(|_| {
             let hardware = reader.bool()?;
             let prefix_bits = reader.u8()?;
-            let v6 = Ipv6Addr::from(reader.array::<16>()?);
-            let ip = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), |v4: Ipv4Addr| IpAddr::V4(v4));
-            if prefix_bits > if ip.is_ipv4() { 32 } else { 128 } {
-                return Err(FrameError::Value("prefix"));
-            }
+            let ip = decode_ip(reader, prefix_bits)?;
             let address = SocketAddr::new(ip, reader.u16()?);
             Ok(Endpoint { hardware, address, prefix_bits, rate_mbps: reader.u32()? })
+        })
+        .collect()
+}
+
+fn encode_addresses(addresses: &[RailAddress], out: &mut Vec<u8>) {
+    let kept = &addresses[..addresses.len().min(ENDPOINTS_MAX)];
+    out.push(kept.len() as u8);
+    for known in kept {
+        out.extend([known.interface, known.prefix_bits]);
+        encode_ip(known.address, out);
+        out.extend(known.rate_mbps.to_le_bytes());
+    }
+}
+
+fn decode_addresses(reader: &mut Reader<'_>) -> Result<Vec<RailAddress>, FrameError> {
+    let count = usize::from(reader.u8()?);
+    if count > ENDPOINTS_MAX {
+        return Err(FrameError::Value("address count"));
+    }
+    (0..count)
+        .map(|_| {
+            let (interface, prefix_bits) = (reader.u8()?, reader.u8()?);
+            let address = decode_ip(reader, prefix_bits)?;
+            Ok(RailAddress { interface, address, prefix_bits, rate_mbps: reader.u32()? })
         })
         .collect()
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rd_proto::control::Cause;
+use rd_proto::handshake::LaneId;
 use rd_proto::session::{Counters, Notice, Outcome};
 
 use crate::agent::{tree, words};
@@ -31,12 +32,15 @@ impl Observer for Messenger {
     fn observe(&mut self, event: SessionEvent) {
         let message = match event {
             SessionEvent::Notice(notice, reason) => {
+                let at = |rail: u8| Some(LaneId { index: rail.into(), generation: 0 });
                 let (code, lane) = match notice {
                     Notice::FellBack => (0, None),
                     Notice::BackOnRdma => (1, None),
                     Notice::LinkLost => (2, None),
                     Notice::LinkRestored => (3, None),
                     Notice::LaneLost(lane) => (4, Some(lane)),
+                    Notice::RailLeft(rail) => (5, at(rail)),
+                    Notice::RailBack(rail) => (6, at(rail)),
                 };
                 let (index, generation) = lane.map_or((0, 0), |lane| (lane.index, lane.generation));
                 Message::Notice { code, index, generation, reason }
@@ -73,7 +77,9 @@ pub(crate) fn notice(code: u8, index: u16, generation: u32) -> Option<Notice> {
         1 => Notice::BackOnRdma,
         2 => Notice::LinkLost,
         3 => Notice::LinkRestored,
-        4 => Notice::LaneLost(rd_proto::handshake::LaneId { index, generation }),
+        4 => Notice::LaneLost(LaneId { index, generation }),
+        5 => Notice::RailLeft(index.try_into().ok()?),
+        6 => Notice::RailBack(index.try_into().ok()?),
         _ => return None,
     })
 }
@@ -104,6 +110,7 @@ pub(super) fn report(ended: &Ended, lanes: &[(Medium, String)]) -> Report {
         lanes: summary.lanes as u32,
         round_trip_us: summary.line.round_trip.map_or(0, |trip| trip.as_micros() as u64),
         buffer_bytes: summary.line.buffer_bytes,
+        rails: summary.line.rails as u32,
         encrypted: summary.encrypted,
         retries: summary.counters.retries,
         replayed: summary.counters.replayed,
@@ -151,6 +158,7 @@ pub(crate) fn summary(report: &Report) -> Summary {
         line: Line {
             round_trip: (report.round_trip_us > 0).then(|| Duration::from_micros(report.round_trip_us)),
             buffer_bytes: report.buffer_bytes,
+            rails: report.rails as usize,
         },
         encrypted: report.encrypted,
         read: Read { direct_bytes: report.read_direct_bytes, cached_bytes: report.read_cached_bytes },

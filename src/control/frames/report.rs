@@ -190,4 +190,8 @@ pub struct Report {
     #[n(31)]
     #[cbor(default)]
     pub buffer_bytes: u64,
+    /// Networks that its TCP connections went by.
+    #[n(32)]
+    #[cbor(default)]
+    pub rails: u32,
 }

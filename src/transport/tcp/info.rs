@@ -6,28 +6,58 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// The smoothed round trip of a connection (tcpi_rtt; tcp(7)); `None` where the system does not tell.
-pub(super) fn round_trip(socket: &TcpStream) -> Option<Duration> {
+use rd_proto::session::LaneState;
+
+/// The system's struct tcp_info (linux/tcp.h) as far as it is used: it is only ever made longer.
+#[repr(C)]
+struct Info {
+    _flags_to_rcv_mss: [u32; 6],
+    unacked: u32,
+    _sacked_to_rcv_ssthresh: [u32; 10],
+    rtt: u32,
+    _rttvar_to_total_retrans: [u32; 8],
+    _pacing_rates: [u64; 2],
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+
+/// How a connection does (tcp(7)); `None` where the system does not tell.
+pub(super) fn state(socket: &TcpStream) -> Option<LaneState> {
     // SAFETY: a structure of numbers, for which zeros are a value.
-    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut info: Info = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&info) as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the call writes at most `length` bytes of
     // `info`.
     let failed = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
-    (failed == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+    (failed == 0 && info.rtt > 0).then(|| LaneState {
+        round_trip: Duration::from_micros(info.rtt.into()),
+        is_unanswered: info.unacked > 0,
+        // What a kernel is too old to count is never answered by it: then nothing is concluded.
+        moved_bytes: (length as usize == size_of::<Info>()).then(|| info.bytes_acked.wrapping_add(info.bytes_received)),
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
 
     #[test]
-    fn loopback_is_near() {
+    fn loopback_is_near_and_answers() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
-        let round_trip = round_trip(&near).expect("measured with the handshake");
-        assert!(round_trip < Duration::from_secs(1), "{round_trip:?}");
+        let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        let (mut far, _) = listener.accept().expect("a connection");
+        let before = state(&near).expect("measured with the handshake");
+        assert!(before.round_trip < Duration::from_secs(1), "{before:?}");
+        near.write_all(&[1; 5000]).expect("sent");
+        far.read_exact(&mut [0; 5000]).expect("received");
+        far.write_all(&[1; 700]).expect("sent");
+        near.read_exact(&mut [0; 700]).expect("received");
+        let after = state(&near).expect("measured");
+        let moved = after.moved_bytes.expect("since Linux 4.1") - before.moved_bytes.expect("since Linux 4.1");
+        assert!((5700..=5702).contains(&moved) && !after.is_unanswered, "{moved} {after:?}");
     }
 }

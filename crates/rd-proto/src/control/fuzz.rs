@@ -40,6 +40,11 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
             rate_mbps: 0,
         },
     ];
+    let known = |interface, address: &str, prefix_bits, rate_mbps| {
+        let address = address.parse().expect("an address");
+        RailAddress { interface, address, prefix_bits, rate_mbps }
+    };
+    let addresses = vec![known(0, "10.1.2.3", 24, 100_000), known(1, "fd00::1", 64, 0)];
     let lane = LaneId { index: 16, generation: 3 };
     vec![
         (
@@ -61,6 +66,7 @@ pub(super) fn samples() -> Vec<(&'static str, Frame)> {
         ("refuse", Frame::Refuse(Refusal::Lane)),
         ("use", Frame::Use { path: Path::Rdma, turn: 2 }),
         ("endpoints", Frame::Endpoints { turn: 3, endpoints }),
+        ("addresses", Frame::Addresses(addresses)),
         ("ack", Frame::Ack { credit_total: 77, window: 60, taken: SequenceSet::new(9, [10, 19].into_iter()) }),
         ("ping", Frame::Ping),
         ("pause", Frame::Pause),

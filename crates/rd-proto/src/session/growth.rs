@@ -64,7 +64,7 @@ enum Phase {
     Trial { from: u16, before: f64, rounds: u32 },
 }
 
-/// How many TCP lanes carry payload. Of the end that dials.
+/// How many carry payload, of TCP lanes or of rails. Of the end that dials.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneGrowth {
     lanes: u16,
@@ -90,8 +90,18 @@ impl LaneGrowth {
     pub(crate) fn new(lanes: u16, max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Option<Self> {
         let first = FIRST.iter().find(|(least, _)| round_trip >= *least).map_or(lanes, |(_, first)| *first);
         let interval = INTERVAL_MIN.max(2 * round_trip);
-        (round_trip >= LONG_LINE && max > lanes).then(|| Self {
-            lanes: first.clamp(lanes, max),
+        (round_trip >= LONG_LINE && max > lanes)
+            .then(|| Self::begin(first.clamp(lanes, max), max, interval, round_trip, now, bytes))
+    }
+
+    /// Of a session that has found `max` rails and uses one.
+    pub(crate) fn of_rails(max: u16, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+        Self::begin(1, max, INTERVAL_MIN.max(2 * round_trip), round_trip, now, bytes)
+    }
+
+    fn begin(lanes: u16, max: u16, interval: Duration, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+        Self {
+            lanes,
             max,
             interval,
             rounds_min: (START_ROUND_TRIPS * round_trip.as_secs_f64() / interval.as_secs_f64()).ceil() as u32,
@@ -103,12 +113,22 @@ impl LaneGrowth {
             settled: 0.0,
             more: Rest::NONE,
             fewer: Rest::NONE,
-        })
+        }
     }
 
     /// Lanes to have.
     pub(crate) fn lanes(&self) -> u16 {
         self.lanes
+    }
+
+    /// Whether another number than the settled one is being tried.
+    pub(crate) fn is_trying(&self) -> bool {
+        matches!(self.phase, Phase::Trial { .. })
+    }
+
+    /// Something else is being tried: this interval says nothing.
+    pub(crate) fn pause(&mut self) {
+        self.was_idle = true;
     }
 
     /// Time has passed: so many bytes have come through since the session began. `limits`: it is the line that limits.

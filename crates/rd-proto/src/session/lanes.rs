@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::growth::{LONG_LINE, LaneGrowth};
+use super::rails::{Change, Rails};
+use super::ways::{self, Health, LaneState};
 use super::{Action, Agreed, Notice, Violation};
 use crate::control::{Frame, Path, Policy};
 use crate::handshake::LaneId;
@@ -78,6 +80,9 @@ struct Place {
     turn: Option<u32>,
     /// Since when it is to carry no more payload.
     retired: Option<Duration>,
+    /// The rail that the current lane goes by, at the end that dials.
+    rail: u8,
+    health: Health,
     /// The generation before, if that was closed by choice and may still be on its way down.
     left: Option<u32>,
 }
@@ -88,8 +93,9 @@ pub(crate) struct Lanes {
     connector: bool,
     places: [Place; LANES_MAX],
     path: Option<Path>,
-    /// TCP lanes that are wanted when payload goes by TCP.
+    /// TCP lanes that are wanted on each rail when payload goes by TCP.
     tcp_lanes: u16,
+    rails: Rails,
     /// At the end that dials, on a long line.
     growth: Option<LaneGrowth>,
     /// How often the path was decided. 0: it went without saying.
@@ -122,6 +128,8 @@ impl Lanes {
             spoke: Duration::ZERO,
             turn: None,
             retired: None,
+            rail: 0,
+            health: Health::new(Duration::ZERO),
             left: None,
         };
         Self {
@@ -130,6 +138,7 @@ impl Lanes {
             places: [absent; LANES_MAX],
             path: (!agreed.try_rdma).then_some(Path::Tcp),
             tcp_lanes: agreed.tcp_lanes,
+            rails: Rails::one(),
             growth: None,
             turn: 0,
             rdma_judged: false,
@@ -217,21 +226,84 @@ impl Lanes {
         bytes: u64,
         actions: &mut VecDeque<Action>,
     ) {
-        let Agreed { tcp_lanes, tcp_lanes_max, .. } = self.agreed;
         if shortest >= LONG_LINE {
             if self.connector && self.growth.is_none() {
-                self.growth = LaneGrowth::new(tcp_lanes, tcp_lanes_max, shortest, now, bytes);
+                let max = self.agreed.tcp_lanes_max.min(self.rails.places());
+                self.growth = LaneGrowth::new(self.first_lanes(), max, shortest, now, bytes);
             }
         } else if self.growth.take().is_some() {
-            self.keep_tcp_lanes(tcp_lanes, now, actions);
+            self.keep_tcp_lanes(self.first_lanes(), now, actions);
         }
+    }
+
+    /// TCP lanes that each rail begins with.
+    fn first_lanes(&self) -> u16 {
+        let Agreed { tcp_lanes, tcp_lanes_max, .. } = self.agreed;
+        // A number that was asked for is that of all rails.
+        let lanes = if tcp_lanes == tcp_lanes_max { tcp_lanes / self.rails.count() } else { tcp_lanes };
+        lanes.clamp(1, self.rails.places())
+    }
+
+    /// The end that dials has found so many rails; `all`: they are used whether they carry more or not.
+    pub(crate) fn rails_found(
+        &mut self,
+        count: u8,
+        all: bool,
+        round_trip: Duration,
+        now: Duration,
+        bytes: u64,
+        actions: &mut VecDeque<Action>,
+    ) {
+        // A rail without a lane is none.
+        let count = count.min(self.agreed.tcp_lanes_max as u8);
+        // A number of lanes that was asked for is not taken from the rail that there is, to see what another carries.
+        let is_fixed = self.agreed.tcp_lanes == self.agreed.tcp_lanes_max;
+        if !self.connector || count < 2 || self.rails.count() > 1 || (is_fixed && !all) {
+            return;
+        }
+        self.rails = if all { Rails::all(count) } else { Rails::found(count, round_trip, now, bytes) };
+        self.rails.up(0, now);
+        self.growth = None;
+        self.keep_tcp_lanes(self.first_lanes(), now, actions);
+    }
+
+    pub(crate) fn note_way(&mut self, lane: LaneId, way: u8) {
+        if self.is_up(lane) {
+            self.places[usize::from(lane.index)].health.way = way;
+        }
+    }
+
+    pub(crate) fn note_state(&mut self, lane: LaneId, state: LaneState, now: Duration) {
+        if self.is_up(lane) {
+            self.places[usize::from(lane.index)].health.note(state, now);
+        }
+    }
+
+    /// Gives up the lanes of a way that has stopped working, while another one works.
+    fn leave_failed(&mut self, now: Duration, actions: &mut VecDeque<Action>) {
+        if self.peer_paused || self.path != Some(Path::Tcp) {
+            return;
+        }
+        let health = |lane: LaneId| self.places[usize::from(lane.index)].health;
+        let lanes: Vec<Health> = self.payload().map(health).collect();
+        let Some(way) = ways::failed(&lanes, now) else { return };
+        for lane in self.up().filter(|&lane| path_of(lane) == Path::Tcp) {
+            if self.places[usize::from(lane.index)].health.way == way {
+                self.close(lane, actions);
+            }
+        }
+    }
+
+    /// The rail that a TCP lane goes by; 0 is the one that the session began on.
+    pub(crate) fn rail_of(&self, lane: LaneId) -> u8 {
+        self.places[usize::from(lane.index)].rail
     }
 
     /// Fits the number of lanes to the line, where payload goes by TCP.
     pub(crate) fn fit(
         &mut self,
         bytes: u64,
-        limits: bool,
+        [limits, keeps_busy]: [bool; 2],
         queues: bool,
         now: Duration,
         actions: &mut VecDeque<Action>,
@@ -239,18 +311,29 @@ impl Lanes {
         if self.path != Some(Path::Tcp) {
             return;
         }
+        // One thing at a time, or neither would show what it carries.
+        if self.growth.as_ref().is_some_and(LaneGrowth::is_trying) {
+            self.rails.pause();
+        } else if self.rails.fit(bytes, keeps_busy, now) {
+            self.keep_tcp_lanes(self.tcp_lanes, now, actions);
+        }
         let Some(growth) = &mut self.growth else { return };
+        if self.rails.is_trying() {
+            growth.pause();
+        }
         growth.note(now, bytes, limits, queues);
         let lanes = growth.lanes();
         self.keep_tcp_lanes(lanes, now, actions);
     }
 
-    /// Wants so many TCP lanes from now on.
+    /// Wants so many TCP lanes on each rail from now on.
     pub(super) fn keep_tcp_lanes(&mut self, lanes: u16, now: Duration, actions: &mut VecDeque<Action>) {
         self.tcp_lanes = lanes;
-        for index in self.tcp_lanes..RDMA_LANE_FIRST {
+        for index in 1..RDMA_LANE_FIRST {
+            let (rail, nth) = self.rails.of_place(index);
+            let is_wanted = nth < self.tcp_lanes && self.rails.may_have(rail, nth, now);
             let place = &mut self.places[usize::from(index)];
-            if place.state == State::Up && place.retired.is_none() {
+            if place.state == State::Up && place.retired.is_none() && (!is_wanted || place.rail != rail) {
                 place.retired = Some(now);
                 actions.push_back(Action::Send(LaneId { index, generation: place.generation }, Frame::Retired));
             }
@@ -282,6 +365,8 @@ impl Lanes {
             spoke: Duration::ZERO,
             turn: None,
             retired: None,
+            rail: place.rail,
+            health: Health::new(now),
             left: is_left.then_some(place.generation),
         };
         // Nobody authenticates while he is stopped.
@@ -293,6 +378,7 @@ impl Lanes {
                 actions.push_back(Action::Send(lane, Frame::Use { path, turn: self.turn }));
             }
         }
+        self.note_rail(lane, true, now, actions);
         self.note_payload(now, actions);
         true
     }
@@ -321,6 +407,9 @@ impl Lanes {
             State::Absent { .. } | State::Dialing => return false,
         };
         place.state = State::Absent { retry_at: now + place.redial_after };
+        if lost {
+            self.note_rail(lane, false, now, actions);
+        }
         self.peer_spoke(self.peer_paused, now);
         self.fall_back_if_lost(now, actions);
         if self.path == Some(Path::Tcp) {
@@ -352,6 +441,7 @@ impl Lanes {
         let better_path = path_of(lane) == Path::Rdma && self.path == Some(Path::Tcp);
         let wait = if better_path { BETTER_PATH_RETRY } else { place.redial_after };
         place.state = State::Absent { retry_at: now + wait };
+        self.note_rail(lane, false, now, actions);
         let rdma_dialing =
             self.places[usize::from(RDMA_LANE_FIRST)..].iter().any(|place| place.state == State::Dialing);
         if path_of(lane) == Path::Rdma && self.path.is_none() && !rdma_dialing {
@@ -362,6 +452,27 @@ impl Lanes {
             self.note_payload(now, actions);
         }
         false
+    }
+
+    /// A TCP lane has come up, or has been lost or not made: its rail is well, or is left where another one has lanes.
+    fn note_rail(&mut self, lane: LaneId, is_up: bool, now: Duration, actions: &mut VecDeque<Action>) {
+        if !self.connector || self.rails.count() < 2 || path_of(lane) != Path::Tcp || self.path != Some(Path::Tcp) {
+            return;
+        }
+        let rail = self.rail_of(lane);
+        let change = if is_up {
+            self.rails.up(rail, now)
+        } else {
+            let has_own = self.payload().any(|other| self.rail_of(other) == rail);
+            let has_other = self.payload().any(|other| self.rail_of(other) != rail);
+            if has_own || !has_other { None } else { self.rails.failed(rail, now) }
+        };
+        actions.extend(change.map(|change| {
+            Action::Notice(match change {
+                Change::Left => Notice::RailLeft(rail),
+                Change::Back => Notice::RailBack(rail),
+            })
+        }));
     }
 
     /// Closes a lane that does not work.
@@ -403,6 +514,7 @@ impl Lanes {
     pub(crate) fn woke(&mut self, now: Duration) {
         for place in &mut self.places {
             place.heard = now;
+            place.health.forget(now);
         }
         for since in [&mut self.lost_since, &mut self.vain_since].into_iter().flatten() {
             *since = now;
@@ -524,12 +636,14 @@ impl Lanes {
         }
     }
 
-    fn wanted(&self, index: u16) -> bool {
+    fn wanted(&self, index: u16, now: Duration) -> bool {
         let rdma = index >= RDMA_LANE_FIRST;
         if rdma {
             self.agreed.try_rdma && index - RDMA_LANE_FIRST < self.agreed.rdma_lanes
         } else {
-            index == 0 || (self.path == Some(Path::Tcp) && index < self.tcp_lanes)
+            let (rail, nth) = self.rails.of_place(index);
+            let is_used = || nth < self.tcp_lanes && self.rails.may_have(rail, nth, now);
+            if index == 0 { !self.rails.rests(rail, now) } else { self.path == Some(Path::Tcp) && is_used() }
         }
     }
 
@@ -548,6 +662,7 @@ impl Lanes {
                 actions.push_back(Action::Send(lane, Frame::Ping));
             }
         }
+        self.leave_failed(now, actions);
         // A lane that is being closed cannot carry payload any more, whenever its transport is done with it.
         self.fall_back_if_lost(now, actions);
         self.note_payload(now, actions);
@@ -571,7 +686,7 @@ impl Lanes {
             return;
         }
         for index in 0..LANES_MAX as u16 {
-            let wanted = self.wanted(index);
+            let wanted = self.wanted(index, now);
             let place = &mut self.places[usize::from(index)];
             let State::Absent { retry_at } = place.state else { continue };
             if !wanted || now < retry_at {
@@ -580,6 +695,7 @@ impl Lanes {
             // Lane 0 of generation 0 is the one that the session began on; all others are numbered on from there.
             place.generation += 1;
             place.state = State::Dialing;
+            place.rail = if index < RDMA_LANE_FIRST { self.rails.of_place(index).0 } else { 0 };
             actions.push_back(Action::Dial(LaneId { index, generation: place.generation }));
         }
     }

@@ -19,20 +19,26 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::control::{Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path, Policy, RdmaKind, Refusal};
+use crate::control::{
+    Cause, ENDPOINTS_MAX, Encrypt, Endpoint, Frame, Offer, Path, Policy, RailAddress, RdmaKind, Refusal,
+};
 use crate::frame::{CHUNK_BYTES_MAX, ChunkHeader};
 use crate::handshake::LaneId;
 
 mod answers;
 mod growth;
 pub mod lanes;
+mod rails;
 mod receiver;
 mod sender;
+mod ways;
 
 pub use answers::{ANSWER_WAIT, ANSWERS_MAX};
 pub use lanes::{LANES_MAX, RDMA_LANE_FIRST};
+pub use rails::RAILS_MAX;
 pub use receiver::{Layout, Receiver, SINKS_MAX};
 pub use sender::Sender;
+pub use ways::LaneState;
 
 pub use growth::LONG_LINE;
 use growth::PoolLimit;
@@ -164,6 +170,8 @@ pub enum Action {
     Send(LaneId, Frame),
     /// Dialling end: RDMA lanes may be dialled here from now on. Once for each list.
     Endpoints(Vec<Endpoint>),
+    /// Dialling end: the other end's addresses, by which there may be more rails; answer with `handle_rails` if there are.
+    Addresses(Vec<RailAddress>),
     /// Sender: read the next part of the source into this buffer and seal it, encrypted or not; answer with
     /// `handle_sealed` or `handle_unfilled`.
     Fill {
@@ -205,6 +213,10 @@ pub enum Notice {
     LinkLost,
     /// A lane that can carry payload is there again.
     LinkRestored,
+    /// A rail of several has failed; the others carry what it did. Of the end that dials.
+    RailLeft(u8),
+    /// It is well and used again.
+    RailBack(u8),
 }
 
 /// How a session ended.
@@ -309,6 +321,16 @@ pub trait Machine {
         self.core().note_round_trip(round_trip, now);
     }
 
+    /// How a TCP lane does, as the system has measured it; once a tick.
+    fn handle_lane_state(&mut self, lane: LaneId, state: LaneState, now: Duration) {
+        self.core().lanes.note_state(lane, state, now);
+    }
+
+    /// The way that a lane goes, which is that of all with the same addresses.
+    fn handle_way(&mut self, lane: LaneId, way: u8) {
+        self.core().lanes.note_way(lane, way);
+    }
+
     /// At most `buffers` of the pool are used until the line is seen to need more.
     fn begin_with_buffers(&mut self, buffers: u32) {
         self.core().pool.begin_with(buffers);
@@ -339,6 +361,17 @@ pub trait Machine {
         self.core().endpoints_changed(endpoints, now);
     }
 
+    /// The end that accepts lanes: at which addresses, for the other end to find more rails.
+    fn handle_addresses(&mut self, addresses: Vec<RailAddress>, now: Duration) {
+        self.core().addresses_known(addresses, now);
+    }
+
+    /// The end that dials: so many rails have been found, with the one that the session began on. `all`: they are used
+    /// whether they carry more or not.
+    fn handle_rails(&mut self, count: u8, all: bool, now: Duration) {
+        self.core().rails_found(count, all, now);
+    }
+
     /// When `handle_timeout` is due at the latest.
     fn next_timeout(&self, now: Duration) -> Duration;
 
@@ -362,6 +395,8 @@ pub struct Core {
     aborting: Option<(Cause, Duration)>,
     /// Where RDMA lanes may be dialled, as told last or as heard last, and how often that has changed.
     endpoints: Option<(u32, Vec<Endpoint>)>,
+    /// The addresses of the end that accepts lanes, as told or as heard first.
+    addresses: Option<Vec<RailAddress>>,
     /// Nobody can be told of this session: by this end, and by the other.
     unwatched: bool,
     peer_unwatched: bool,
@@ -389,6 +424,7 @@ impl Core {
             counters: Counters::default(),
             aborting: None,
             endpoints: None,
+            addresses: None,
             unwatched: false,
             peer_unwatched: false,
             linger_until: None,
@@ -413,7 +449,12 @@ impl Core {
         self.lanes.up().next()
     }
 
-    /// TCP lanes that payload may use, if that path is taken.
+    /// The rail that a TCP lane is to be dialled on: 0 is the one that the session began on.
+    pub fn rail_of(&self, lane: LaneId) -> u8 {
+        self.lanes.rail_of(lane)
+    }
+
+    /// TCP lanes that payload may use on each rail, if that path is taken.
     pub fn tcp_lanes(&self) -> u16 {
         self.lanes.tcp_lanes()
     }
@@ -459,11 +500,13 @@ impl Core {
         self.lanes.note_round_trip(shortest, now, self.counters.bytes, &mut self.actions);
     }
 
-    /// Fits lanes and buffers to the line. `limits`: it is the line that limits, neither source nor sink.
-    pub(crate) fn fit(&mut self, limits: bool, now: Duration) {
+    /// Fits lanes, rails and buffers to the line. `limits`: it is the line that limits, neither source nor sink.
+    /// `keeps_busy`: no lane has waited for data, as far as this end sees.
+    pub(crate) fn fit(&mut self, limits: bool, keeps_busy: bool, now: Duration) {
         self.pool.note(now, self.counters.chunks);
         let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
-        self.lanes.fit(self.counters.bytes, limits && !self.pool.is_tight(), queues, now, &mut self.actions);
+        let limits = [limits && !self.pool.is_tight(), keeps_busy];
+        self.lanes.fit(self.counters.bytes, limits, queues, now, &mut self.actions);
     }
 
     fn dial_failed(&mut self, lane: LaneId, now: Duration) {
@@ -518,6 +561,7 @@ impl Core {
 
     /// Tells a lane that has just come up what all others were told when it happened.
     pub(crate) fn repeat(&mut self, lane: LaneId, now: Duration) {
+        self.tell_addresses(&[lane], now);
         if self.unwatched {
             self.send(lane, Frame::Unwatched, now);
         }
@@ -540,6 +584,36 @@ impl Core {
         for &lane in lanes {
             self.send(lane, Frame::Endpoints { turn, endpoints: endpoints.clone() }, now);
         }
+    }
+
+    fn tell_addresses(&mut self, lanes: &[LaneId], now: Duration) {
+        let Some(addresses) = self.addresses.clone().filter(|_| !self.lanes.is_connector()) else { return };
+        for &lane in lanes.iter().filter(|&&lane| path_of(lane) == Path::Tcp) {
+            self.send(lane, Frame::Addresses(addresses.clone()), now);
+        }
+    }
+
+    fn addresses_known(&mut self, mut addresses: Vec<RailAddress>, now: Duration) {
+        addresses.truncate(ENDPOINTS_MAX);
+        self.addresses = Some(addresses);
+        self.tell_addresses(&self.lanes.up().collect::<Vec<_>>(), now);
+    }
+
+    /// They are told on each lane, and once is enough.
+    fn addresses_heard(&mut self, addresses: Vec<RailAddress>) -> Result<(), Violation> {
+        if !self.lanes.is_connector() {
+            return Err(Violation::Unexpected("ADDRESSES"));
+        }
+        if self.addresses.is_none() {
+            self.actions.push_back(Action::Addresses(addresses.clone()));
+            self.addresses = Some(addresses);
+        }
+        Ok(())
+    }
+
+    fn rails_found(&mut self, count: u8, all: bool, now: Duration) {
+        let round_trip = self.round_trip().unwrap_or_default();
+        self.lanes.rails_found(count, all, round_trip, now, self.counters.bytes, &mut self.actions);
     }
 
     fn endpoints_changed(&mut self, mut endpoints: Vec<Endpoint>, now: Duration) {
@@ -600,6 +674,7 @@ impl Core {
             }
             Frame::Use { path, turn } => self.lanes.use_path(lane, path, turn, now, &mut self.actions)?,
             Frame::Endpoints { turn, endpoints } => self.endpoints_heard(turn, endpoints)?,
+            Frame::Addresses(addresses) => self.addresses_heard(addresses)?,
             Frame::Retired => self.lanes.retired(lane, now)?,
             Frame::Abort(cause) => {
                 self.broadcast(&Frame::Bye, now);

@@ -544,7 +544,8 @@ impl Machine for Receiver {
         }
         self.core.timeout(now, false);
         let held = self.buffers.iter().filter(|state| state.place == Place::Held).count();
-        self.core.fit(4 * held < self.core.pool.limit() as usize, now);
+        let limits = 4 * held < self.core.pool.limit() as usize;
+        self.core.fit(limits, limits, now);
         for (lane, since) in self.core.lanes.all_retired() {
             if now.saturating_sub(since) >= 2 * RETIRED_MAX {
                 self.core.lanes.close_retired(lane, &mut self.core.actions);

@@ -14,6 +14,11 @@ use crate::record::TransferDigest;
 /// turn out to be the slow one.
 const TCP_AHEAD_MAX: u32 = 3;
 
+/// A TCP lane that takes so much longer over a chunk than the quickest, and for so long, is given no more than the one that it
+/// is writing: what waits behind that would keep others from being taken, and their buffers from quicker lanes.
+const SLOWER: u32 = 4;
+const SLOW_CHUNK: Duration = Duration::from_millis(40);
+
 /// Chunks read ahead of a TCP lane, for each lane, as long as the source is steady. Reading further ahead helps nothing
 /// then, and a pool of which only a part is in use stays in the processor's cache.
 const READ_AHEAD_PER_LANE: usize = 2;
@@ -137,6 +142,8 @@ struct LaneAccount {
     ahead: u32,
     /// Since when it has been at the first of them.
     busy_since: Duration,
+    /// How long it takes over a chunk, lately.
+    takes: Duration,
     up: bool,
     /// The receiver has let go of this lane.
     gone: bool,
@@ -319,6 +326,7 @@ impl Sender {
         if let Some(account) = self.lanes.iter_mut().find(|account| account.lane == lane) {
             account.ahead -= 1;
             let took = now.saturating_sub(std::mem::replace(&mut account.busy_since, now));
+            account.takes = (3 * account.takes + took) / 4;
             if path_of(lane) == Path::Tcp {
                 self.part_size.note(self.buffers[buffer as usize].plain_bytes as usize, took);
             }
@@ -395,6 +403,10 @@ impl Sender {
     fn dispatch(&mut self, now: Duration) {
         // A receiver that must write in order holds what comes early. If that filled its pool, the chunk that all the
         // others wait for would find no receive.
+        // Of those that have sent something.
+        let sending = self.lanes.iter().filter(|account| account.up && !account.takes.is_zero());
+        let quickest = sending.map(|account| account.takes).min();
+        let slow = (SLOWER * quickest.unwrap_or_default()).max(SLOW_CHUNK);
         let window_end = self.base + self.window.min(SPAN_MAX as u64);
         while self.cursor < self.sealed_end.min(window_end) {
             let Some(buffer) = self.chunks[self.cursor as usize % SPAN_MAX].buffer else {
@@ -414,7 +426,11 @@ impl Sender {
                 continue;
             }
             let usable = self.lanes.iter_mut().filter(|account| {
-                let ahead_max = if path == Path::Tcp { TCP_AHEAD_MAX } else { u32::MAX };
+                let ahead_max = match path {
+                    Path::Tcp if account.takes > slow => 1,
+                    Path::Tcp => TCP_AHEAD_MAX,
+                    Path::Rdma => u32::MAX,
+                };
                 account.up
                     && path_of(account.lane) == path
                     && self.core.lanes.is_up(account.lane)
@@ -553,7 +569,16 @@ impl Machine for Sender {
         }
         self.core.repeat(lane, now);
         self.answers.iter_mut().for_each(Incoming::repeat);
-        let account = LaneAccount { lane, credit_total: 0, used: 0, ahead: 0, busy_since: now, up: true, gone: false };
+        let account = LaneAccount {
+            lane,
+            credit_total: 0,
+            used: 0,
+            ahead: 0,
+            busy_since: now,
+            takes: Duration::ZERO,
+            up: true,
+            gone: false,
+        };
         self.lanes.push(account);
         for at in 0..self.lanes.len() {
             let account = self.lanes[at];
@@ -634,7 +659,9 @@ impl Machine for Sender {
         let unanswered = self.done_sent;
         self.core.timeout(now, unanswered);
         let limits = self.backlog() && !self.waits_for_credit();
-        self.core.fit(limits, now);
+        let starves = self.read_ahead.starved_since.is_some_and(|since| now.saturating_sub(since) >= STARVED_MIN);
+        let keeps_busy = !starves && self.lanes.iter().any(|account| account.up && account.ahead > 0);
+        self.core.fit(limits, keeps_busy, now);
         for (lane, since) in self.core.lanes.all_retired() {
             let holds = |state: &BufferState| state.place == Place::OnLane(lane) || state.place == Place::Sent(lane);
             let (retired, is_empty) = (now.saturating_sub(since), !self.buffers.iter().any(holds));

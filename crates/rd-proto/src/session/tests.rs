@@ -23,7 +23,7 @@ fn offer(role: Role) -> Offer {
     }
 }
 
-fn pair(change: impl FnOnce(&mut Offer, &mut Offer)) -> Result<Agreed, Refusal> {
+pub(super) fn pair(change: impl FnOnce(&mut Offer, &mut Offer)) -> Result<Agreed, Refusal> {
     let (mut ours, mut theirs) = (offer(Role::Sender), offer(Role::Receiver));
     change(&mut ours, &mut theirs);
     let agreed = Agreed::new(&ours, &theirs);
@@ -586,6 +586,30 @@ fn of_two_lists_of_endpoints_the_later_one_stands() {
     assert_eq!(dialling.handle_frame(lane, told(3, 1), now), Err(Violation::Impossible("endpoints")));
     let mut listening = accepting();
     assert_eq!(listening.handle_frame(lane, told(1, 1), now), Err(Violation::Unexpected("ENDPOINTS")));
+}
+
+#[test]
+fn addresses_are_told_on_each_tcp_lane_and_the_first_list_stands() {
+    let (now, lane) = (Duration::ZERO, LaneId { index: 0, generation: 0 });
+    let list = |last: u8| {
+        let address = std::net::IpAddr::from([10, 0, 0, last]);
+        vec![crate::control::RailAddress { interface: 0, address, prefix_bits: 24, rate_mbps: 0 }]
+    };
+    let mut listening = accepting();
+    listening.handle_addresses(list(1), now);
+    listening.handle_lane_up(LaneId { index: 1, generation: 1 }, now);
+    let told = std::iter::from_fn(|| listening.poll_action())
+        .filter(|action| matches!(action, Action::Send(_, Frame::Addresses(told)) if *told == list(1)));
+    assert_eq!(told.count(), 2);
+    assert_eq!(listening.handle_frame(lane, Frame::Addresses(list(1)), now), Err(Violation::Unexpected("ADDRESSES")));
+    let mut dialling = Sender::new(pair(|_, _| {}).expect("agreed"), true, 8);
+    dialling.handle_lane_up(lane, now);
+    for last in [1, 2] {
+        dialling.handle_frame(lane, Frame::Addresses(list(last)), now).expect("allowed");
+    }
+    let heard: Vec<_> =
+        std::iter::from_fn(|| dialling.poll_action()).filter(|action| matches!(action, Action::Addresses(_))).collect();
+    assert_eq!(heard, [Action::Addresses(list(1))]);
 }
 
 #[test]

@@ -63,6 +63,11 @@ impl Simulation {
                     core.lanes.keep_tcp_lanes(lanes, now, &mut core.actions);
                 }
             }
+            if end == self.connector && self.luck.chance(4) {
+                let (count, all) = (self.luck.between(1, 5) as u8, self.luck.chance(50));
+                self.machine(end).handle_rails(count, all, now);
+            }
+            self.stall_ways(end);
             self.machine(end).handle_timeout(now);
         }
         while end == RECEIVER && self.receiver.has_answer_room() && self.answers[1] < self.answers[0] {
@@ -75,6 +80,24 @@ impl Simulation {
         assert!(wait > 0, "end {end} spins");
         let next = if self.ends[end].inbox.is_empty() { self.now + wait } else { self.now + 1000 };
         self.wake_at(end, next);
+    }
+
+    /// In foul weather one way after another stops moving, at both ends at once.
+    fn stall_ways(&mut self, end: usize) {
+        let now = self.time();
+        let up = |(&(index, generation), lane): (&(u16, u32), &SimLane)| {
+            (lane.sides[end].life == Life::Up).then_some(LaneId { index, generation })
+        };
+        let lanes: Vec<LaneId> = self.lanes.iter().filter_map(up).collect();
+        for id in lanes.into_iter().filter(|&id| path_of(id) == Path::Tcp) {
+            let way = (id.index % 3) as u8;
+            let is_stalled = self.weather != Weather::Calm && now.as_secs() / 2 % 5 == u64::from(way);
+            self.retries_possible |= is_stalled;
+            let moved_bytes = Some(if is_stalled { 1 << 50 } else { now.as_nanos() as u64 });
+            let state = LaneState { round_trip: Duration::from_millis(1), is_unanswered: true, moved_bytes };
+            self.machine(end).handle_way(id, way);
+            self.machine(end).handle_lane_state(id, state, now);
+        }
     }
 
     pub(super) fn handle(&mut self, end: usize, event: In) {
@@ -177,6 +200,8 @@ impl Simulation {
                     let message = if self.corrupts() { Message::Garbled } else { Message::Control(frame) };
                     self.transmit(id, end, message);
                 }
+                // Found without being told, above.
+                Action::Addresses(_) => {}
                 Action::Endpoints(endpoints) => {
                     assert_eq!(end, self.connector, "the listening end is told where it listens");
                     assert!(endpoints.len() > self.endpoints[1], "told again, or of an older list");

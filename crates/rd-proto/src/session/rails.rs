@@ -1,0 +1,345 @@
+//! Several rails: ways to the other end that have no interface in common.
+//!
+//! Rail 0 is the one that the session began on. The end that dials finds the others, by what the other end says of its
+//! addresses, and tries them as it tries more lanes: they are kept if they carry a tenth more. Each rail has the same number
+//! of the places for TCP lanes, one behind the other. Nothing divides the chunks: a lane is given the next one when it has
+//! sent enough of those before, so a rail carries what it can.
+//!
+//! A rail that has failed is left: it is tried with one lane now and then, and has all of them again once that is up. One
+//! that fails again soon is tried later each time.
+
+use std::time::Duration;
+
+use super::growth::LaneGrowth;
+use super::lanes::RDMA_LANE_FIRST;
+
+/// Rails that a session has at most.
+pub const RAILS_MAX: u8 = 8;
+
+/// How long a rail that has failed is left alone: at first, and if it fails again and again.
+const REST_MIN: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(60);
+
+/// A rail that has lasted for so long is as good as one that never failed.
+const STEADY: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Well,
+    /// Left until then; from then on one lane is tried.
+    Left {
+        until: Duration,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rail {
+    state: State,
+    rest: Duration,
+    /// When it was last taken back.
+    back_at: Option<Duration>,
+    /// A lane of it has been up.
+    was_up: bool,
+}
+
+/// What has become of a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It has failed and is left.
+    Left,
+    /// It is used again.
+    Back,
+}
+
+/// The rails of a session, at the end that dials.
+#[derive(Debug)]
+pub(crate) struct Rails {
+    rails: Vec<Rail>,
+    /// How many are worth it; `None`: all of them, unasked.
+    growth: Option<LaneGrowth>,
+}
+
+impl Rails {
+    /// The one that the session begins on.
+    pub(crate) fn one() -> Self {
+        Self::of(1, None)
+    }
+
+    /// So many have been found, of which those are used that are worth it.
+    pub(crate) fn found(count: u8, round_trip: Duration, now: Duration, bytes: u64) -> Self {
+        Self::of(count, Some(LaneGrowth::of_rails(count.into(), round_trip, now, bytes)))
+    }
+
+    /// So many have been found, of which all are used.
+    pub(crate) fn all(count: u8) -> Self {
+        Self::of(count, None)
+    }
+
+    fn of(count: u8, growth: Option<LaneGrowth>) -> Self {
+        let well = Rail { state: State::Well, rest: REST_MIN, back_at: None, was_up: false };
+        Self { rails: vec![well; usize::from(count.clamp(1, RAILS_MAX))], growth }
+    }
+
+    pub(crate) fn count(&self) -> u16 {
+        self.rails.len() as u16
+    }
+
+    /// Places for lanes that each rail has.
+    pub(crate) fn places(&self) -> u16 {
+        RDMA_LANE_FIRST / self.count()
+    }
+
+    /// Which rail the TCP lane at a place goes by, and which of the rail's lanes it is.
+    pub(crate) fn of_place(&self, index: u16) -> (u8, u16) {
+        ((index / self.places()) as u8, index % self.places())
+    }
+
+    /// Rails that are to be used, if they are well.
+    fn wanted(&self) -> usize {
+        self.growth.as_ref().map_or(self.rails.len(), |growth| growth.lanes().into())
+    }
+
+    /// Whether a rail may have its lane of this number now: all of them while it is well and worth it, one to see whether
+    /// it is well again.
+    pub(crate) fn may_have(&self, rail: u8, nth: u16, now: Duration) -> bool {
+        let Some(known) = self.rails.get(usize::from(rail)) else { return false };
+        match known.state {
+            State::Well => {
+                let before = self.rails[..usize::from(rail)].iter().filter(|other| other.state == State::Well);
+                before.count() < self.wanted()
+            }
+            State::Left { until } => nth == 0 && now >= until,
+        }
+    }
+
+    /// Whether a rail is left alone.
+    pub(crate) fn rests(&self, rail: u8, now: Duration) -> bool {
+        self.rails.get(usize::from(rail)).is_some_and(|rail| match rail.state {
+            State::Well => false,
+            State::Left { until } => now < until,
+        })
+    }
+
+    /// A lane of it is up.
+    pub(crate) fn up(&mut self, rail: u8, now: Duration) -> Option<Change> {
+        let rail = self.rails.get_mut(usize::from(rail))?;
+        let was_left = rail.state != State::Well;
+        let is_back = was_left && rail.was_up;
+        if was_left {
+            rail.back_at = Some(now);
+        }
+        (rail.state, rail.was_up) = (State::Well, true);
+        is_back.then_some(Change::Back)
+    }
+
+    /// It has no lane any more, or could not have one, while another rail has.
+    pub(crate) fn failed(&mut self, rail: u8, now: Duration) -> Option<Change> {
+        let rail = self.rails.get_mut(usize::from(rail))?;
+        let is_news = rail.state == State::Well && rail.was_up;
+        let is_flapping = match rail.back_at {
+            // One that was never there may never be.
+            _ if !rail.was_up => true,
+            Some(since) => is_news && now.saturating_sub(since) < STEADY,
+            None => false,
+        };
+        if is_flapping {
+            rail.rest = (2 * rail.rest).min(REST_MAX);
+        } else if is_news {
+            rail.rest = REST_MIN;
+        }
+        rail.state = State::Left { until: now + rail.rest };
+        is_news.then_some(Change::Left)
+    }
+
+    /// Fits the number of rails to what they carry; true if that has changed it. `limits`: it is the line that limits.
+    pub(crate) fn fit(&mut self, bytes: u64, limits: bool, now: Duration) -> bool {
+        let Some(growth) = &mut self.growth else { return false };
+        let before = growth.lanes();
+        growth.note(now, bytes, limits, false);
+        growth.lanes() != before
+    }
+
+    /// Whether more or fewer are being tried.
+    pub(crate) fn is_trying(&self) -> bool {
+        self.growth.as_ref().is_some_and(LaneGrowth::is_trying)
+    }
+
+    /// Something else is being tried.
+    pub(crate) fn pause(&mut self) {
+        if let Some(growth) = &mut self.growth {
+            growth.pause();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Policy;
+    use crate::handshake::LaneId;
+    use crate::session::tests::pair;
+    use crate::session::{Action, Machine, Notice, Sender};
+
+    const TICK: Duration = Duration::from_millis(100);
+
+    fn random(seed: &mut u64) -> f64 {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn first_seed() -> u64 {
+        std::env::var("RD_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+    }
+
+    #[test]
+    fn places_are_divided_among_rails() {
+        for count in 1..=RAILS_MAX {
+            let rails = Rails::all(count);
+            let mut lanes = vec![0; count.into()];
+            for index in 0..RDMA_LANE_FIRST {
+                let (rail, nth) = rails.of_place(index);
+                if rails.may_have(rail, nth, Duration::ZERO) {
+                    assert_eq!(nth, lanes[usize::from(rail)]);
+                    lanes[usize::from(rail)] += 1;
+                }
+            }
+            assert_eq!(lanes, vec![rails.places(); count.into()], "{count}");
+        }
+    }
+
+    /// Rails with the given rates and a ceiling for all together, of which all carry what they can; at the end, how many are
+    /// used.
+    fn settled(rates: &[f64], ceiling: f64, seed: &mut u64, limits: bool) -> usize {
+        let mut rails = Rails::found(rates.len() as u8, Duration::from_millis(1), Duration::ZERO, 0);
+        let mut bytes = 0.0;
+        for tick in 1..300 {
+            let now = tick * TICK;
+            let used = (0..rates.len() as u8).filter(|&rail| rails.may_have(rail, 0, now));
+            let rate: f64 = used.map(|rail| rates[usize::from(rail)]).sum();
+            bytes += rate.min(ceiling) * (1.0 + 0.04 * (random(seed) - 0.5)) / 10.0;
+            rails.fit(bytes as u64, limits, now);
+        }
+        rails.wanted()
+    }
+
+    #[test]
+    fn rails_that_add_a_tenth_are_used_and_no_others() {
+        for case in 0..200 {
+            let seed = first_seed().wrapping_add(case);
+            let mut luck = seed;
+            random(&mut luck);
+            let count = 2 + (random(&mut luck) * 7.0) as usize;
+            let rates: Vec<f64> = (0..count).map(|_| 1e7 * (1.0 + random(&mut luck))).collect();
+            let told = format!("RD_SEED={seed} {rates:?}");
+            assert_eq!(settled(&rates, 1e12, &mut luck, true), count, "{told}");
+            assert_eq!(settled(&rates, 0.9 * rates[0], &mut luck, true), 1, "they share what is full: {told}");
+            assert_eq!(settled(&rates, 1e12, &mut luck, false), 1, "nobody needs more: {told}");
+        }
+    }
+
+    #[test]
+    fn a_rail_is_left_tried_again_and_later_each_time_if_it_flaps() {
+        for case in 0..100 {
+            let seed = first_seed().wrapping_add(case);
+            let mut luck = seed;
+            let mut rails = Rails::all(2);
+            let mut now = Duration::ZERO;
+            (0..2).for_each(|rail| assert_eq!(rails.up(rail, now), None));
+            let mut rest = Duration::ZERO;
+            for turn in 0..10 {
+                now += Duration::from_secs_f64(random(&mut luck) * STEADY.as_secs_f64());
+                assert_eq!(rails.failed(1, now), Some(Change::Left), "RD_SEED={seed}");
+                assert_eq!(rails.failed(1, now), None, "it is told once: RD_SEED={seed}");
+                assert!(rails.may_have(0, 0, now) && !rails.may_have(1, 0, now), "RD_SEED={seed}");
+                let left = now;
+                while !rails.may_have(1, 0, now) {
+                    now += TICK;
+                }
+                let rested = now - left;
+                assert!(
+                    rested >= rest && rested <= REST_MAX + TICK,
+                    "RD_SEED={seed} {turn}: {rested:?} after {rest:?}"
+                );
+                assert!(!rails.may_have(1, 1, now), "one lane is tried: RD_SEED={seed}");
+                rest = (2 * rest).max(REST_MIN).min(REST_MAX);
+                assert_eq!(rails.up(1, now), Some(Change::Back), "RD_SEED={seed}");
+            }
+            now += 2 * STEADY;
+            rails.failed(1, now);
+            assert!(rails.may_have(1, 0, now + REST_MIN), "it had been well for long: RD_SEED={seed}");
+        }
+        let mut rails = Rails::all(2);
+        rails.up(0, TICK);
+        for _ in 0..10 {
+            assert_eq!(rails.failed(1, TICK), None, "one that was never there is not missed");
+        }
+        assert!(!rails.may_have(1, 0, REST_MAX) && rails.may_have(1, 0, REST_MAX + TICK), "and seldom tried");
+    }
+
+    #[test]
+    fn lanes_come_and_go_with_their_rail() {
+        let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+        let mut sender = Sender::new(agreed, true, 8);
+        let first = LaneId { index: 0, generation: 0 };
+        let dialled = |sender: &mut Sender, now| {
+            sender.handle_timeout(now);
+            sender.advance(now);
+            let actions: Vec<Action> = std::iter::from_fn(|| sender.poll_action()).collect();
+            let lanes =
+                actions.iter().filter_map(|action| if let Action::Dial(id) = action { Some(*id) } else { None });
+            let lanes: Vec<LaneId> = lanes.collect();
+            let notices = actions.iter().filter_map(|action| match action {
+                Action::Notice(notice @ (Notice::RailLeft(_) | Notice::RailBack(_))) => Some(*notice),
+                _ => None,
+            });
+            (lanes, notices.collect::<Vec<Notice>>())
+        };
+        sender.handle_lane_up(first, TICK);
+        sender.handle_rails(2, true, TICK);
+        let (lanes, _) = dialled(&mut sender, TICK);
+        let rails: Vec<u8> = lanes.iter().map(|lane| sender.core_ref().rail_of(*lane)).collect();
+        assert_eq!(rails, [0, 1, 1], "two lanes each");
+        lanes.iter().for_each(|&lane| sender.handle_lane_up(lane, TICK));
+        sender.handle_lane_down(lanes[1], 2 * TICK);
+        assert_eq!(dialled(&mut sender, 2 * TICK).1, [], "it has another");
+        sender.handle_lane_down(lanes[2], 2 * TICK);
+        assert_eq!(dialled(&mut sender, 2 * TICK), (vec![], vec![Notice::RailLeft(1)]));
+        let now = 3 * TICK + REST_MIN;
+        let (tried, _) = dialled(&mut sender, now);
+        assert_eq!(tried.len(), 1, "{tried:?}");
+        sender.handle_lane_up(tried[0], now);
+        let (lanes, notices) = dialled(&mut sender, now);
+        assert_eq!((lanes.len(), notices), (1, vec![Notice::RailBack(1)]));
+        // Where no other works either, the last one is redialled at once and the session's window runs.
+        sender.handle_lane_up(lanes[0], now);
+        for lane in [first, LaneId { index: 1, generation: 1 }, tried[0], lanes[0]] {
+            sender.handle_lane_down(lane, now);
+        }
+        let (lanes, notices) = dialled(&mut sender, now + TICK);
+        assert_eq!(notices, [Notice::RailLeft(0)]);
+        assert!(lanes.iter().all(|&lane| sender.core_ref().rail_of(lane) == 1) && lanes.len() == 2, "{lanes:?}");
+    }
+
+    #[test]
+    fn lanes_that_were_asked_for_are_those_of_all_rails_and_are_not_taken_for_a_trial() {
+        let agreed = pair(|ours, _| (ours.policy, ours.lanes) = (Policy::Tcp, 4)).expect("agreed");
+        for (all, lanes) in [(true, 2), (false, 4)] {
+            let mut sender = Sender::new(agreed, true, 8);
+            sender.handle_rails(2, all, TICK);
+            assert_eq!(sender.core_ref().tcp_lanes(), lanes);
+        }
+    }
+
+    #[test]
+    fn one_rail_is_as_before() {
+        let agreed = pair(|ours, _| ours.policy = Policy::Tcp).expect("agreed");
+        for (count, connector) in [(1, true), (2, false)] {
+            let mut sender = Sender::new(agreed, connector, 8);
+            sender.handle_rails(count, true, TICK);
+            assert_eq!(
+                (sender.core_ref().rail_of(LaneId { index: 8, generation: 1 }), sender.core_ref().tcp_lanes()),
+                (0, 2)
+            );
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! More ways to the other end: which addresses the listening end tells, and which pairs the dialling end makes of them.
+//!
+//! What the other end tells is no reason to connect to just anything. An address is tried only if it is on a network that
+//! one of this host's own interfaces is on, by that interface, and at the port of the session; never one of this host's own,
+//! and none at all if the address that the session began on is not among them: a translator stands in between then, or a
+//! tunnel. So are rails that share an interface at either end left out, since they would share what it carries.
+
+use std::cmp::Reverse;
+use std::net::{IpAddr, SocketAddr};
+
+use rd_proto::control::RailAddress;
+
+use crate::options::RailChoice;
+use crate::transport::rdma::{InterfaceAddress, interface_addresses};
+use crate::transport::{rate_mbps, same_subnet, tcp, unmapped};
+
+/// A rail whose link is slower than the first one's by more than this adds next to nothing.
+const SLOWER_MAX: u32 = 10;
+
+/// One rail, as the dialling end has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rail {
+    /// Its interface here.
+    pub(super) interface: String,
+    /// Its address here.
+    pub(super) local: IpAddr,
+    /// The other end's.
+    pub(super) peer: IpAddr,
+}
+
+impl std::fmt::Display for Rail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} > {})", self.interface, self.local, self.peer)
+    }
+}
+
+/// What the listening end tells: nothing where there is no second interface, or no second rail is wanted.
+pub(super) fn own(choice: &RailChoice) -> Vec<RailAddress> {
+    let here = interface_addresses().unwrap_or_default();
+    let mut interfaces: Vec<&str> = Vec::new();
+    let mut told = Vec::new();
+    for known in here.iter().filter(|known| is_usable(known.address)) {
+        let at = interfaces.iter().position(|&name| name == known.interface).unwrap_or_else(|| {
+            interfaces.push(&known.interface);
+            interfaces.len() - 1
+        });
+        let Ok(interface) = u8::try_from(at) else { break };
+        let &InterfaceAddress { address, prefix_bits, .. } = known;
+        told.push(RailAddress { interface, address, prefix_bits, rate_mbps: rate_mbps(&known.interface) });
+    }
+    if interfaces.len() < 2 || choice.most() < 2 { Vec::new() } else { told }
+}
+
+/// The rails to an end that has told these addresses, the one that the session began on first. `first`: the two addresses of
+/// that. More than one, or none.
+pub(super) fn find(choice: &RailChoice, first: [SocketAddr; 2], told: &[RailAddress]) -> Vec<Rail> {
+    let [local, peer] = first.map(unmapped);
+    if tcp::is_within_host(local, peer) {
+        return Vec::new();
+    }
+    let here = interface_addresses().unwrap_or_default();
+    pair(choice, [local.ip(), peer.ip()], &here, told, rate_mbps)
+}
+
+/// Whether an address can be another way to a host. Those of a link, or of a group, say nothing of where it is.
+fn is_usable(address: IpAddr) -> bool {
+    let is_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !is_local && !address.is_loopback() && !address.is_multicast() && !address.is_unspecified()
+}
+
+fn pair(
+    choice: &RailChoice,
+    [local, peer]: [IpAddr; 2],
+    here: &[InterfaceAddress],
+    told: &[RailAddress],
+    rate_mbps: impl Fn(&str) -> u32,
+) -> Vec<Rail> {
+    let has = |name: &str| here.iter().any(|own| own.interface == name);
+    let (Some(own_first), Some(peer_first)) = (
+        here.iter().find(|own| own.address == local),
+        // Where it is not among them, the other end is not where it seems to be.
+        told.iter().find(|known| known.address == peer),
+    ) else {
+        return Vec::new();
+    };
+    let first_rate = rate_mbps(&own_first.interface).min(peer_first.rate_mbps);
+    let mut candidates: Vec<(u32, &InterfaceAddress, &RailAddress)> = Vec::new();
+    for known in told.iter().filter(|known| is_usable(known.address)) {
+        if known.interface == peer_first.interface || here.iter().any(|own| own.address == known.address) {
+            continue;
+        }
+        for own in here.iter().filter(|own| choice.allows(&own.interface, has)) {
+            let bits_max = if own.address.is_ipv4() { 32 } else { 128 };
+            let is_near = own.prefix_bits == known.prefix_bits
+                && own.prefix_bits < bits_max
+                && same_subnet(own.address, known.address, own.prefix_bits);
+            let rate = rate_mbps(&own.interface).min(known.rate_mbps);
+            // What its link cannot carry need not be tried.
+            let is_worth_it = *choice != RailChoice::Auto || rate == 0 || SLOWER_MAX * rate >= first_rate;
+            if is_near && is_worth_it && is_usable(own.address) && own.interface != own_first.interface {
+                candidates.push((rate, own, known));
+            }
+        }
+    }
+    // Stable: each end has its addresses in its own order.
+    candidates.sort_by_key(|(rate, own, _)| (Reverse(*rate), own.address.is_ipv6()));
+    let rail = |own: &InterfaceAddress, peer| Rail { interface: own.interface.clone(), local: own.address, peer };
+    let mut rails = vec![rail(own_first, peer)];
+    let mut used = vec![peer_first.interface];
+    for (_, own, known) in candidates {
+        let is_free = !used.contains(&known.interface) && rails.iter().all(|rail| rail.interface != own.interface);
+        if is_free && rails.len() < usize::from(choice.most()) {
+            used.push(known.interface);
+            rails.push(rail(own, known.address));
+        }
+    }
+    if rails.len() > 1 { rails } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn own(interface: &str, address: &str, prefix_bits: u8) -> InterfaceAddress {
+        InterfaceAddress { interface: interface.to_owned(), address: ip(address), prefix_bits }
+    }
+
+    fn told(interface: u8, address: &str, prefix_bits: u8) -> RailAddress {
+        RailAddress { interface, address: ip(address), prefix_bits, rate_mbps: 1000 }
+    }
+
+    fn found(choice: &str, here: &[InterfaceAddress], told: &[RailAddress]) -> Vec<String> {
+        let choice = RailChoice::parse(choice).expect("a choice");
+        let rates = |name: &str| match name {
+            "slow" => 100,
+            "snail" => 10,
+            _ => 1000,
+        };
+        let rails = pair(&choice, [ip("10.1.0.1"), ip("10.1.0.2")], here, told, rates);
+        rails.iter().map(|rail| format!("{} {}", rail.interface, rail.peer)).collect()
+    }
+
+    #[test]
+    fn rails_have_no_interface_in_common() {
+        let here = [
+            own("e0", "10.1.0.1", 24),
+            own("e0", "10.6.0.1", 24),
+            own("slow", "10.4.0.1", 24),
+            own("e1", "10.2.0.1", 24),
+            own("e1", "fd00:3::1", 64),
+            own("e2", "10.3.0.1", 24),
+        ];
+        let there = [
+            told(0, "10.1.0.2", 24),
+            told(1, "fd00:3::2", 64),
+            told(1, "10.2.0.2", 24),
+            told(2, "10.6.0.2", 24),
+            told(3, "10.4.0.2", 24),
+            told(4, "10.3.0.2", 24),
+            told(4, "10.1.0.9", 24),
+        ];
+        let all = ["e0 10.1.0.2", "e1 10.2.0.2", "e2 10.3.0.2", "slow 10.4.0.2"];
+        assert_eq!(found("auto", &here, &there), all);
+        let snail = own("snail", "10.9.0.1", 24);
+        let with_it = [told(0, "10.1.0.2", 24), told(5, "10.9.0.2", 24)];
+        assert!(found("auto", &[here[0].clone(), snail.clone()], &with_it).is_empty(), "a link of a hundredth");
+        assert_eq!(found("all", &[here[0].clone(), snail], &with_it).len(), 2);
+        assert_eq!(found("3", &here, &there), all[..3]);
+        assert!(found("1", &here, &there).is_empty());
+        assert_eq!(found("e2,slow", &here, &there), [all[0], all[2], all[3]]);
+        assert_eq!(found("ens9", &here, &there), all, "a name of the other end");
+        assert!(found("all", &here[..2], &there).is_empty(), "one interface here");
+        assert!(found("all", &here, &there[..1]).is_empty(), "one interface there");
+    }
+
+    #[test]
+    fn a_peer_has_nothing_connected_that_is_not_on_a_network_of_this_host() {
+        let here = [own("e0", "10.1.0.1", 24), own("e1", "10.2.0.1", 24), own("wg0", "10.5.0.1", 32)];
+        let first = told(0, "10.1.0.2", 24);
+        for address in ["127.0.0.1", "169.254.169.254", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "fe80::1"] {
+            assert!(found("all", &here, &[first, told(1, address, 24)]).is_empty(), "{address}");
+        }
+        for (address, prefix_bits) in [("192.168.1.1", 0), ("10.2.0.1", 24), ("10.2.0.9", 8), ("10.5.0.1", 32)] {
+            let rails = found("all", &here, &[first, told(1, address, prefix_bits)]);
+            assert!(rails.is_empty(), "{address}/{prefix_bits}: {rails:?}");
+        }
+        assert_eq!(found("all", &here, &[first, told(1, "10.2.0.9", 24)]).len(), 2);
+        let translated = [told(0, "172.16.0.2", 24), told(1, "10.2.0.9", 24)];
+        assert!(found("all", &here, &translated).is_empty(), "the address that was connected to is not its own");
+    }
+}

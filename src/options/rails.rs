@@ -1,0 +1,99 @@
+//! Which rails a session uses: ways to the other end that have no interface in common.
+
+use minicbor::{Decode, Encode};
+use rd_proto::session::RAILS_MAX;
+
+/// Bytes of an interface's name: IFNAMSIZ, without its end.
+const INTERFACE_BYTES_MAX: usize = 15;
+
+/// `--rails`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub enum RailChoice {
+    /// Those that carry more, where the data is encrypted.
+    #[default]
+    #[n(0)]
+    Auto,
+    /// All there are.
+    #[n(1)]
+    All,
+    /// So many, with the one that the session begins on.
+    #[n(2)]
+    Count(#[n(0)] u8),
+    /// Those of these interfaces, at the ends that have one of them.
+    #[n(3)]
+    Named(#[n(0)] Vec<String>),
+}
+
+impl RailChoice {
+    /// From a command line.
+    ///
+    /// # Errors
+    ///
+    /// What can be said.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let choice = match text {
+            "auto" => Self::Auto,
+            "all" => Self::All,
+            text if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Self::Count(text.parse().ok().filter(|count| *count > 0).ok_or_else(usage)?)
+            }
+            text => Self::Named(text.split(',').map(str::to_owned).collect()),
+        };
+        if choice.is_valid() { Ok(choice) } else { Err(usage()) }
+    }
+
+    /// Whether a command line could say this.
+    pub fn is_valid(&self) -> bool {
+        match self {
+            Self::Auto | Self::All => true,
+            Self::Count(count) => (1..=RAILS_MAX).contains(count),
+            Self::Named(names) => {
+                let is_name = |name: &String| (1..=INTERFACE_BYTES_MAX).contains(&name.len()) && !name.contains('/');
+                (1..=usize::from(RAILS_MAX)).contains(&names.len()) && names.iter().all(is_name)
+            }
+        }
+    }
+
+    /// Rails at most.
+    pub fn most(&self) -> u8 {
+        if let Self::Count(count) = self { *count } else { RAILS_MAX }
+    }
+
+    /// Whether an end may use this interface for more rails; `has`: which interfaces it has.
+    pub fn allows(&self, interface: &str, has: impl Fn(&str) -> bool) -> bool {
+        match self {
+            Self::Named(names) => names.iter().any(|name| name == interface) || !names.iter().any(|name| has(name)),
+            _ => true,
+        }
+    }
+}
+
+fn usage() -> String {
+    format!("give auto, all, a number from 1 to {RAILS_MAX}, or names of interfaces with commas")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_said() {
+        let named = |names: &[&str]| Ok(RailChoice::Named(names.iter().map(|&name| name.to_owned()).collect()));
+        assert_eq!(RailChoice::parse("auto"), Ok(RailChoice::Auto));
+        assert_eq!(RailChoice::parse("all"), Ok(RailChoice::All));
+        assert_eq!(RailChoice::parse("2"), Ok(RailChoice::Count(2)));
+        assert_eq!(RailChoice::parse("eth0,ib1.80"), named(&["eth0", "ib1.80"]));
+        for bad in ["", "0", "9", "300", "-1,", "eth0,", "a/b", "an-interface-with-a-long-name", "1,2,3,4,5,6,7,8,9"] {
+            assert!(RailChoice::parse(bad).is_err(), "{bad}");
+        }
+        assert!(!RailChoice::Count(0).is_valid() && !RailChoice::Named(Vec::new()).is_valid());
+    }
+
+    #[test]
+    fn names_restrict_the_end_that_has_one() {
+        let choice = RailChoice::parse("e1,e2").expect("two");
+        assert!(choice.allows("e1", |name| name == "e1") && !choice.allows("e3", |name| name == "e1"));
+        assert!(choice.allows("e3", |_| false), "the other end's names");
+        assert!(RailChoice::All.allows("e3", |_| true));
+    }
+}

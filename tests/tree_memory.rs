@@ -18,7 +18,7 @@ use rig::*;
 const GROWTH_KIB_MAX: u64 = 6 << 10;
 
 /// The longest copy of the larger trees on a busy machine.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(600);
 
 /// Makes so many entries in a directory.
 type Make = fn(&Path, u64);

@@ -700,6 +700,10 @@ impl TreeSink {
                 self.directory_records += 1;
                 self.levels.push(None);
             }
+            // Its contents are to come under another name, if that is here.
+            Record::Listed { .. } if self.shared.options.existing => {
+                self.shared.answer_verdicts(number, vec![Verdict::Left]);
+            }
             Record::Listed { .. } => self.shared.answer_verdicts(number, vec![Verdict::Same]),
             Record::Large { item, size, is_sparse, .. } => {
                 if Record::awaits_have(size, is_sparse) {

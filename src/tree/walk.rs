@@ -465,9 +465,10 @@ impl Recorder {
         }
     }
 
-    /// Whether a pattern leaves an entry out; what was asked for by name never is.
+    /// Whether a pattern leaves an entry out; what was asked for by name is only with `--sync`, as by rsync, to which a shell's
+    /// `*` gives all names.
     fn is_left_out(&self, place: &Place, name: &[u8], kind: FileType) -> bool {
-        place.levels.len() > 1
+        (place.levels.len() > 1 || self.options.sync && !self.options.contents)
             && !self.patterns.is_empty()
             && self.patterns.leave_out(&self.transfer_path(place, name), kind == FileType::Directory)
     }

@@ -106,6 +106,21 @@ fn no_more_is_deleted_than_is_allowed() {
     }
 }
 
+/// With `--existing`, a file that is here under its second name alone gets its contents there, wherever the first would be.
+#[test]
+fn a_second_name_alone_is_brought_up_to_date() {
+    for way in WAYS {
+        let lab = Lab::new();
+        plant(&lab, &["src/gone/first", "dst/second"]);
+        for name in ["second", "third"] {
+            fs::hard_link(lab.join("src/gone/first"), lab.join("src").join(name)).expect("linked");
+        }
+        run(&lab, way, &["--existing"], false).expect(0);
+        assert_eq!(fs::read(lab.join("dst/second")).expect("it"), b"src/gone/first", "{way:?}");
+        assert_eq!(fs::read_dir(lab.join("dst")).expect("it").count(), 1, "{way:?}");
+    }
+}
+
 /// Mounts a small file system at `dst`, which goes with it.
 struct Small(std::path::PathBuf);
 

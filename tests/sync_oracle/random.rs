@@ -157,6 +157,9 @@ pub trait Program {
 
 pub struct Rsync;
 
+/// What rsync ends with where its ends do not understand each other.
+const PROTOCOL_FAILED: i32 = 2;
+
 /// What timeout(1) says of a command that it has ended.
 const TIMED_OUT: i32 = 124;
 
@@ -186,6 +189,8 @@ impl Program for Rdcp {
         };
         let mut command = lab.command(rdcp(), "rsh", AGENT);
         command.args(["-r", "-q", "--encrypt", "never"]).args(self.options).args(mode.rdcp).args(patterns);
+        // rsync deletes also what an empty source leaves.
+        command.args(mode.rdcp.iter().any(|option| option.starts_with("--delete")).then_some("--force-empty"));
         command.arg(on(self.way.source(0), source)).arg(on(self.way.destination(), destination));
         limited(&command, lab.0.path(), false, UMASK, Stdio::null())
     }
@@ -238,7 +243,9 @@ pub fn is_meant(finding: &Finding, source: &Snapshot, got: &Snapshot) -> bool {
     let is_special_link = finding.what == "first name" && !["file", "link", "directory"].contains(&got.kind);
     // It was to go, or to be replaced, but for what is excluded in it.
     let has_stayed = |source: Option<&Entry>| got.kind == "directory" && source.is_none_or(|it| it.kind != "directory");
-    if finding.what == "modified" && has_stayed(source.get(&finding.path)) {
+    // What rsync gives it of its successor's, rdcp does not.
+    let is_changed = finding.what == "modified" || finding.what.starts_with("system.posix_acl");
+    if is_changed && has_stayed(source.get(&finding.path)) {
         return true;
     }
     let Some(source) = source.get(&finding.path) else { return is_special_link };
@@ -284,9 +291,7 @@ fn violations(reference: &Made, other: &Made, source: &Snapshot) -> Vec<String> 
     let is_own_failure = |line: &str| line.contains("sys_acl_get_file") || line.contains("some files/attrs were not");
     let is_defect = reference.ended.code == 23 && reference.ended.stderr.lines().all(is_own_failure);
     if !is_defect && (reference.ended.code == 0) != (other.ended.code == 0) {
-        let is_asked = other.ended.stderr.contains("--force-empty");
-        let why = if is_asked { ", which asks for --force-empty" } else { "" };
-        lines.push(format!("rsync ends with {}, rdcp with {}{why}", reference.ended.code, other.ended.code));
+        lines.push(format!("rsync ends with {}, rdcp with {}", reference.ended.code, other.ended.code));
     }
     // No more is sent than by rsync.
     let single = |path: &&Vec<u8>| other.got.get(*path).is_some_and(|entry| entry.first_name.is_none());
@@ -323,8 +328,6 @@ fn is_known(mode: &Mode, line: &str) -> bool {
             ["modified:", "mode:", "owner:"].iter().any(|what| line.contains(what))
                 || line.starts_with("rsync ends with")
         }
-        // What is excluded as a whole may also be a source that is not mounted.
-        "patterns" => line == "rsync ends with 0, rdcp with 8, which asks for --force-empty",
         // rsync makes DST itself where it is missing.
         // Neither is given the metadata of the source, whose time a run changes.
         // What only leads to others keeps its time until something comes into it.
@@ -350,6 +353,10 @@ fn check(seed: u64, mode: &Mode, is_new: bool, program: &dyn Fn(Way) -> Box<dyn 
     let lab = plant(&grown);
     let source = expected(&lab, &grown);
     let reference = made(&lab, "rsync", &grown, mode, &Rsync);
+    // Hard links to what could not make way end rsync 3.5 with an index that is none.
+    if reference.ended.code == PROTOCOL_FAILED {
+        return Vec::new();
+    }
     let program = program(grown.way);
     let other = made(&lab, "rdcp", &grown, mode, &*program);
     let mut lines = violations(&reference, &other, &source);

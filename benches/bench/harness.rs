@@ -246,9 +246,10 @@ impl Rounds {
 
 impl std::fmt::Display for Rounds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.first {
-            0 => write!(f, "{} rounds", self.counted),
-            first => write!(f, "{first} + {} rounds", self.counted),
+        match (self.first, self.counted) {
+            (0, 1) => write!(f, "1 round"),
+            (0, counted) => write!(f, "{counted} rounds"),
+            (first, counted) => write!(f, "{first} + {counted} rounds"),
         }
     }
 }

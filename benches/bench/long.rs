@@ -56,18 +56,18 @@ fn carry(net: &Net, loss_ppm: u32, receive: &[&str], send: &[&str]) -> Result<Ca
     std::thread::sleep(Duration::from_millis(500));
     let _sender = start(0, send, Stdio::null())?;
     let mut output = receiver.0.stdout.take().expect("it is piped");
-    let (began, mut piece, mut bytes, mut counted) = (Instant::now(), vec![0; 1 << 20], 0_u64, None);
+    let (began, mut piece, mut bytes) = (Instant::now(), vec![0; 1 << 20], 0_u64);
     while began.elapsed() < until() {
         let length = output.read(&mut piece).map_err(text)?;
         if length == 0 {
             return Err("the receiver has ended".into());
         }
         if began.elapsed() >= FROM {
-            counted.get_or_insert_with(Instant::now);
             bytes += length as u64;
         }
     }
-    let seconds = counted.map_or(1.0, |since| since.elapsed().as_secs_f64());
+    // Also what passed before the first of it came: a line that stands still is slow, not fast.
+    let seconds = began.elapsed().saturating_sub(FROM).as_secs_f64();
     let listed = net.on(0).args(["ss", "-Htn", "state", "established", "dst", Net::FAR]).output().map_err(text)?;
     let connections = String::from_utf8_lossy(&listed.stdout).lines().count();
     Ok(Carried { rate: bytes as f64 * 8.0 / 1e6 / seconds, connections })

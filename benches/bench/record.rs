@@ -144,8 +144,7 @@ impl Run {
             self.records[*first].seconds += self.since.elapsed().as_secs_f64();
         }
         self.since = Instant::now();
-        let records = changed.iter().map(|at| &self.records[*at]);
-        let written = records.map(|record| record.write(&directory())).collect::<Result<()>>();
+        let written = changed.iter().try_for_each(|at| self.records[*at].write(&directory()));
         if let Err(error) = written.and_then(|()| report::write(&Record::read_all(&directory())?, &directory())) {
             eprintln!("bench: cannot write results: {error}");
         }

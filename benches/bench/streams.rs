@@ -303,7 +303,7 @@ pub fn memory() -> Result<Vec<Row>> {
     const ROUNDS: usize = 3;
     // A file that is all hole: read as zeros, and in memory it takes no room.
     let scratch = Scratch::with_room(64 << 20)?;
-    let most = by_kind(16, 16, 64);
+    let most = by_kind(2, 16, 64);
     let (small, large) = (scratch.hole("small", GIB)?, scratch.hole("large", most * GIB)?);
     println!("\nresident memory at its highest (VmHWM, asked every 10 ms), plain and encrypted, {ROUNDS} runs of each");
     let mut rows = Vec::new();

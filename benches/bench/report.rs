@@ -55,7 +55,7 @@ const PAGES: [(&str, &str, &[&str]); 8] = [
     ),
     ("pipelines.md", "Pipelines, measured", &["pipe-hop", "hops", "pipe-three", "pipe-cpu", "pipe-setup", "rdsh"]),
     ("many.md", "One tree to many hosts, measured", &["many", "many-faults", "many-joins"]),
-    ("long-lines.md", "Long lines, measured", &["long", "long-lanes"]),
+    ("long-lines.md", "Long lines and several networks, measured", &["long", "long-lanes", "rails"]),
     ("rdma.md", "RDMA in the guest, measured", &["rdma", "perf", "siw"]),
 ];
 

@@ -67,7 +67,7 @@ impl Copy<'_> {
         };
         let (nodes, late) = (there(true), there(false));
         let placed = nodes.iter().filter_map(|&at| Some((at, run.targets[at].placed.as_ref()?)));
-        let nodes = neighbours::near_each_other(placed);
+        let nodes = neighbours::in_order(placed);
         // With --sync each host is compared with the source, and gets what it lacks.
         if self.plan.tree.sync {
             run.chain = Chain::of_copies(nodes.len() + late.len(), Duration::ZERO);

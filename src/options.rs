@@ -222,10 +222,21 @@ impl TransferOptions {
     /// Numbers of buffers for chunks of this size: to begin with, and the most. `available_bytes`: memory that is free.
     pub fn buffers(&self, chunk_bytes: usize, available_bytes: Option<u64>) -> [u32; 2] {
         let first = self.first_bytes();
-        let free = (available_bytes.unwrap_or(0) / MEMORY_PART).min(MEMORY_BYTES_DEFAULT_MAX);
+        let free = part_of_memory(available_bytes.unwrap_or(0)).min(MEMORY_BYTES_DEFAULT_MAX);
         let most = if self.buffer.is_some() { first } else { self.memory.unwrap_or(free).max(first) };
         [first, most].map(|bytes| (bytes.min(BUFFER_BYTES_MAX) / chunk_bytes as u64).clamp(BUFFERS_MIN, 4096) as u32)
     }
+
+    /// Nobody has said how much memory the buffer may have.
+    pub fn shares_memory(&self) -> bool {
+        self.buffer.is_none() && self.memory.is_none()
+    }
+}
+
+/// What one session may have of the memory that is free now, for a long line. What others have taken by then is not free, so
+/// that all together never take all of it.
+pub fn part_of_memory(available_bytes: u64) -> u64 {
+    available_bytes / MEMORY_PART
 }
 
 /// `--verify`.

@@ -32,6 +32,7 @@ mod line;
 pub mod link;
 pub mod listen;
 mod logged;
+mod memory;
 pub mod open;
 mod orphan;
 pub mod pace;
@@ -50,6 +51,7 @@ use account::Account;
 pub use account::{Limiter, View, Wait, Waits};
 use link::LinkError;
 pub use logged::Detail;
+use memory::Memory;
 use orphan::Orphan;
 use pace::Pace;
 use spool::SpoolEnd;
@@ -147,6 +149,7 @@ struct Engine {
     /// Some payload was not encrypted.
     is_in_clear: bool,
     ended: Option<Outcome>,
+    memory: Memory,
 }
 
 /// Runs a transfer to its end. Lane 0 must have been announced.
@@ -155,7 +158,8 @@ struct Engine {
 ///
 /// What the system answered to making threads. Everything that happens to the transfer itself is in the summary.
 pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
-    let Transfer { agreed, secret, buffers, first, pool, dialer, events, post, compress, bwlimit, observer } = transfer;
+    let Transfer { agreed, secret, buffers, first, shares_memory, pool, .. } = transfer;
+    let Transfer { dialer, events, post, compress, bwlimit, observer, .. } = transfer;
     let both_sealed = agreed.seal_tcp && (agreed.seal_rdma || !agreed.try_rdma);
     let accept = if both_sealed { Accept::SealedOnly } else { Accept::Checksummed };
     let keys = PayloadKeys::new(PayloadSecret::derive(&secret, 0), accept);
@@ -169,27 +173,30 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         machine: Box::new(Receiver::new(agreed, connector, count, layout, 1)),
         writer: Writer::Workers,
     };
+    let send = |machine: Sender| Half::Send { machine: Box::new(machine), reader: None };
+    let sender = || Sender::new(agreed, connector, count);
     let mut half = match work {
-        Work::Send(source) => {
-            match source {
-                Source::File(file) => shared.source = Some(Parts::File(Box::new(file))),
-                Source::Stream(source) => stream = Some(Feed::Stream(source)),
-            }
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
+        Work::Send(Source::File(file)) => {
+            shared.source = Some(Parts::File(Box::new(file)));
+            send(sender())
+        }
+        Work::Send(Source::Stream(source)) => {
+            stream = Some(Feed::Stream(source));
+            send(sender().with_reader())
         }
         Work::SendTree(tree) => {
             shared.source = Some(Parts::Tree(tree));
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count).with_answers()), reader: None }
+            send(sender().with_answers())
         }
         Work::SendRelay(relay) => {
             stream = Some(Feed::Relay(relay));
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count)), reader: None }
+            send(sender())
         }
         Work::SendSpool(output) => {
             let output = Arc::new(output);
             stream = Some(Feed::Spool(Arc::clone(&output)));
             spool = Some(SpoolEnd::Output(output));
-            Half::Send { machine: Box::new(Sender::new(agreed, connector, count).with_answers()), reader: None }
+            send(sender().with_reader().with_answers())
         }
         Work::ReceiveSpool(input) => {
             spool = Some(SpoolEnd::Input(Arc::new(input)));
@@ -244,6 +251,7 @@ pub fn run(transfer: Transfer, work: Work) -> std::io::Result<Summary> {
         orphan: Orphan::default(),
         is_in_clear: false,
         ended: None,
+        memory: Memory::new(shares_memory && first < count),
     };
     match &mut engine.half {
         Half::Send { reader, .. } => {
@@ -312,6 +320,7 @@ impl Engine {
             self.half.machine().handle_heard(id, heard);
         }
         self.measure_line(now);
+        self.spare_memory(now);
         self.half.machine().handle_timeout(now);
         let over = self.orphan.over(self.lanes.is_empty(), now);
         self.ended = self.ended.take().or(over);

@@ -201,8 +201,21 @@ impl Opened {
         announce(&post, lane, |report| tcp_lane(stream, control, report)).map_err(OpenError::Lane)?;
         let Self { agreed, pool, buffers, first, dialer, _listening, .. } = self;
         let (compress, bwlimit) = (options.compress, options.bwlimit);
-        let transfer =
-            Transfer { agreed, secret, buffers, first, pool, dialer, events, post, compress, bwlimit, observer };
+        let shares_memory = options.shares_memory();
+        let transfer = Transfer {
+            agreed,
+            secret,
+            buffers,
+            first,
+            shares_memory,
+            pool,
+            dialer,
+            events,
+            post,
+            compress,
+            bwlimit,
+            observer,
+        };
         run(transfer, work).map_err(OpenError::Thread)
     }
 }

@@ -154,6 +154,8 @@ pub struct Transfer {
     pub buffers: Vec<Buffer>,
     /// So many of them may be in use until the line is seen to need more.
     pub first: u32,
+    /// More than that only as far as memory is free, now and later.
+    pub shares_memory: bool,
     /// Their pool.
     pub pool: Arc<Pool>,
     /// Makes lanes; `None` at the end that accepts them.

@@ -5,6 +5,7 @@
 //! not repaired; the session replaces it by another with a new generation.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -165,6 +166,9 @@ pub trait Lane: Send {
     ///
     /// Gives the buffer back if the lane is down and has already reported so.
     fn post_receive(&mut self, buffer: Buffer) -> Result<(), Buffer>;
+
+    /// Asks those of the posted buffers with these numbers whether they are idle: see [`Buffer::give_back_if_idle`].
+    fn give_back_idle(&mut self, _buffers: &Range<u32>) {}
 
     /// Has the lane's own threads work on chunks, from the next one on; false if it has none to do so.
     fn work_inline(&mut self, _inline: Arc<dyn Inline>) -> bool {

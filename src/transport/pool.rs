@@ -5,14 +5,18 @@
 //! would part the process from the device), and it stays out of core dumps (MADV_DONTDUMP).
 //!
 //! A [`Buffer`] is the right to use one slot: it is not `Clone`, so that its holder has those bytes to itself.
+//!
+//! A page takes memory from when it is first written to. A buffer that nobody has written to for a while gives its pages
+//! back ([`Buffer::give_back_if_idle`]): what a burst or a longer line has needed once is not kept to the end.
 
 #![allow(unsafe_code, reason = "the mapping that buffers are made of")]
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use rd_proto::frame::CHUNK_HEADER_BYTES;
 use rustix::io::Errno;
 
@@ -27,6 +31,8 @@ pub struct Pool {
     memory: MmapRaw,
     buffer_bytes: usize,
     count: u32,
+    /// A device may have its pages.
+    is_pinned: AtomicBool,
 }
 
 impl Pool {
@@ -45,8 +51,9 @@ impl Pool {
         for advice in [Advice::DontFork, Advice::DontDump] {
             memory.advise(advice).map_err(refused)?;
         }
-        let pool = Arc::new(Self { memory, buffer_bytes, count });
-        let buffers = (0..count).rev().map(|id| Buffer { pool: Arc::clone(&pool), id, is_unread: false }).collect();
+        let pool = Arc::new(Self { memory, buffer_bytes, count, is_pinned: AtomicBool::new(false) });
+        let new = |id| Buffer { pool: Arc::clone(&pool), id, is_unread: false, pages: Pages::None };
+        let buffers = (0..count).rev().map(new).collect();
         Ok((pool, buffers))
     }
 
@@ -58,6 +65,11 @@ impl Pool {
     /// Payload bytes of each buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
+    }
+
+    /// Has all pages stay where they are from now on: a device is to know them by where they are in memory.
+    pub fn pin(&self) {
+        self.is_pinned.store(true, Ordering::Relaxed);
     }
 
     /// Start and length of the whole mapping, payloads and headers: what RDMA registers.
@@ -77,11 +89,23 @@ impl Pool {
     }
 }
 
+/// What memory the payload of a buffer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pages {
+    /// None: nothing has been written to it, or its pages have been given back.
+    None,
+    /// It has been written to since it was last asked whether it is idle.
+    InUse,
+    /// It has not.
+    Idle,
+}
+
 /// Exclusive use of one slot of a [`Pool`].
 pub struct Buffer {
     pool: Arc<Pool>,
     id: u32,
     is_unread: bool,
+    pages: Pages,
 }
 
 impl Buffer {
@@ -108,8 +132,30 @@ impl Buffer {
 
     /// The whole payload area, to write.
     pub fn payload_mut(&mut self) -> &mut [u8] {
+        self.pages = Pages::InUse;
         // SAFETY: as in `payload`; `&mut self` makes it exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pool.payload_ptr(self.id), self.pool.buffer_bytes) }
+    }
+
+    /// Gives the pages of the payload back to the system if it has not been written to since this was last called; its
+    /// bytes are zero then. To be called at intervals of a buffer whose content nobody wants any more. Does nothing where
+    /// RDMA has the pool. True if pages were given back.
+    pub fn give_back_if_idle(&mut self) -> bool {
+        match self.pages {
+            Pages::None => false,
+            Pages::InUse => {
+                self.pages = Pages::Idle;
+                false
+            }
+            Pages::Idle if self.pool.is_pinned.load(Ordering::Relaxed) => false,
+            Pages::Idle => {
+                self.pages = Pages::None;
+                let (start, length) = (self.id as usize * self.pool.buffer_bytes, self.pool.buffer_bytes);
+                // SAFETY: the range is this slot's payload, whole pages within the mapping, and this handle is the only one
+                // to it. Private anonymous memory reads as zeros afterwards, so it stays initialised.
+                unsafe { self.pool.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) }.is_ok()
+            }
+        }
     }
 
     /// The encoded chunk header.
@@ -138,5 +184,56 @@ impl Buffer {
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buffer({})", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const BYTES: usize = 16 << 10;
+
+    /// Bytes of the mapping that have memory, by /proc/self/pagemap: 8 bytes for each page, the last bit says it.
+    fn resident(pool: &Pool) -> usize {
+        const PAGE: usize = 4096;
+        let (start, bytes) = pool.mapping();
+        let mut entries = vec![0; bytes.div_ceil(PAGE) * 8];
+        let pagemap = std::fs::File::open("/proc/self/pagemap").expect("Linux");
+        pagemap.read_exact_at(&mut entries, (start.as_ptr().addr() / PAGE * 8) as u64).expect("its pages");
+        entries.iter().skip(7).step_by(8).filter(|byte| **byte >> 7 == 1).count() * PAGE
+    }
+
+    #[test]
+    fn pages_go_back_once_a_buffer_is_idle_and_come_again() {
+        let (pool, mut buffers) = Pool::new(64, NonZeroUsize::new(BYTES).expect("some")).expect("a pool");
+        assert!(buffers.iter_mut().all(|buffer| !buffer.give_back_if_idle()), "nothing was there");
+        for buffer in &mut buffers {
+            buffer.payload_mut().fill(7);
+        }
+        assert!(resident(&pool) >= 64 * BYTES);
+        assert!(buffers.iter_mut().all(|buffer| !buffer.give_back_if_idle()), "just written to");
+        buffers[5].payload_mut()[0] = 8;
+        let given: Vec<u32> =
+            buffers.iter_mut().filter_map(|buffer| buffer.give_back_if_idle().then_some(buffer.id())).collect();
+        assert_eq!(given.len(), 63, "all but the one in use");
+        assert!(!given.contains(&buffers[5].id()));
+        assert!(resident(&pool) < 8 * BYTES, "{}", resident(&pool));
+        assert_eq!(buffers[5].payload()[..2], [8, 7]);
+        assert!(buffers[6].payload().iter().all(|byte| *byte == 0));
+        buffers[6].payload_mut().fill(9);
+        assert!(buffers[6].payload().iter().all(|byte| *byte == 9));
+    }
+
+    #[test]
+    fn what_a_device_has_stays() {
+        let (pool, mut buffers) = Pool::new(16, NonZeroUsize::new(BYTES).expect("some")).expect("a pool");
+        pool.pin();
+        for buffer in &mut buffers {
+            buffer.payload_mut().fill(7);
+            assert!(!buffer.give_back_if_idle() && !buffer.give_back_if_idle() && !buffer.give_back_if_idle());
+            assert!(buffer.payload().iter().all(|byte| *byte == 7));
+        }
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -201,6 +202,13 @@ impl Lane for TcpLane {
         }
         state.posted.push(buffer);
         Ok(())
+    }
+
+    fn give_back_idle(&mut self, buffers: &Range<u32>) {
+        let mut state = self.shared.lock();
+        for buffer in state.posted.iter_mut().filter(|buffer| buffers.contains(&buffer.id())) {
+            buffer.give_back_if_idle();
+        }
     }
 
     fn work_inline(&mut self, inline: Arc<dyn Inline>) -> bool {

@@ -11,6 +11,7 @@ mod ends;
 mod files;
 mod forms;
 mod limiters;
+mod memory;
 mod options;
 mod page;
 mod quiet;

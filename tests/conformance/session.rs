@@ -147,6 +147,7 @@ impl Plan {
                     secret,
                     buffers,
                     first: pool.count(),
+                    shares_memory: false,
                     pool,
                     dialer,
                     events,

@@ -376,6 +376,7 @@ impl Registered {
 impl Adapters {
     /// For this pool; nothing is registered yet.
     pub fn new(pool: Arc<Pool>) -> Self {
+        pool.pin();
         Self { pool, registered: Arc::default() }
     }
 

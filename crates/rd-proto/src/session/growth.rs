@@ -40,6 +40,9 @@ const REST_MAX: Duration = Duration::from_secs(160);
 /// A rate that differs by this factor from the one that was last settled is another line's: all is tried anew.
 const OTHER_LINE: f64 = 1.5;
 
+/// A line that holds less is given this part less of what it has too much, with each interval.
+const SHRINK_PART: u32 = 8;
+
 /// A trial that is not to be repeated for a while.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
@@ -209,6 +212,8 @@ impl LaneGrowth {
 pub(crate) struct PoolLimit {
     least: u32,
     most: u32,
+    /// Of the memory that is free, this session may have so many.
+    room: u32,
     limit: u32,
     round_trip: Duration,
     began: Duration,
@@ -221,7 +226,7 @@ impl PoolLimit {
     /// All `most` of them, until the line is known.
     pub(crate) fn all(most: u32) -> Self {
         let (round_trip, began) = (Duration::ZERO, Duration::ZERO);
-        Self { least: most, most, limit: most, round_trip, began, chunks_at: 0, on_the_way: 0.0 }
+        Self { least: most, most, room: most, limit: most, round_trip, began, chunks_at: 0, on_the_way: 0.0 }
     }
 
     /// `least` of them, until the line is seen to need more.
@@ -245,8 +250,14 @@ impl PoolLimit {
         self.round_trip = round_trip;
     }
 
-    /// Time has passed: so many chunks have come through since the session began.
-    pub(crate) fn note(&mut self, now: Duration, chunks: u64) {
+    /// No more than this are used, or `least`.
+    pub(crate) fn set_room(&mut self, room: u32) {
+        self.room = room;
+    }
+
+    /// Time has passed: so many chunks have come through since the session began. `may_shrink`: the line is what limits, so
+    /// that what is on the way is what it holds.
+    pub(crate) fn note(&mut self, now: Duration, chunks: u64, may_shrink: bool) {
         let took = now.saturating_sub(self.began);
         if self.least == self.most || took < INTERVAL_MIN.max(self.round_trip) {
             return;
@@ -256,7 +267,12 @@ impl PoolLimit {
         // Twice what is on the way: while the pool is what limits, it doubles.
         self.on_the_way = passed as f64 * self.round_trip.as_secs_f64() / took.as_secs_f64();
         let wanted = f64::from(self.least) + 2.0 * self.on_the_way;
-        self.limit = self.limit.max(wanted.min(f64::from(self.most)) as u32);
+        let wanted = (wanted as u32).min(self.most.min(self.room).max(self.least));
+        if wanted > self.limit {
+            self.limit = wanted;
+        } else if may_shrink {
+            self.limit -= (self.limit - wanted).div_ceil(SHRINK_PART);
+        }
     }
 }
 
@@ -381,10 +397,55 @@ mod tests {
             while now < 30.0 {
                 now += 0.1;
                 chunks += 0.1 * (f64::from(pool.limit()) / round_trip).min(1000.0);
-                pool.note(Duration::from_secs_f64(now), chunks as u64);
+                pool.note(Duration::from_secs_f64(now), chunks as u64, true);
             }
             assert!((least..=most).contains(&pool.limit()), "{round_trip}: {}", pool.limit());
         }
         assert_eq!(PoolLimit::all(8).limit(), 8);
+    }
+
+    #[test]
+    fn the_pool_shrinks_with_the_line() {
+        // 1 GB/s, and then a tenth of it, a pause, and all of it.
+        for (is_sender, after) in [(true, 52), (false, 232)] {
+            let mut pool = PoolLimit::all(1024);
+            pool.begin_with(32);
+            pool.set_round_trip(Duration::from_millis(100));
+            let (mut chunks, mut at) = (0.0, Vec::new());
+            for tick in 1..1200_u32 {
+                let line = [1000.0, 100.0, 0.0, 1000.0][tick as usize / 300];
+                chunks += 0.1 * (f64::from(pool.limit()) / 0.1).min(line);
+                pool.note(tick * Duration::from_millis(100), chunks as u64, is_sender && line > 0.0);
+                at.push(pool.limit());
+            }
+            assert!((at[298]..at[298] + 9).contains(&at[1198]), "{at:?}");
+            assert!((after - 6..=after + 6).contains(&at[598]), "{at:?}");
+            assert_eq!(at[598], at[898], "a pause says nothing of the line");
+        }
+    }
+
+    /// What a host has is not taken twice: each may have an eighth of what is left.
+    #[test]
+    fn sessions_of_one_host_share_its_memory() {
+        const FREE: u32 = 2048;
+        let mut pools = vec![PoolLimit::all(1024); 64];
+        let mut chunks = vec![0.0; pools.len()];
+        for pool in &mut pools {
+            pool.begin_with(8);
+            pool.set_round_trip(Duration::from_millis(500));
+        }
+        for tick in 1..600_u32 {
+            for at in 0..pools.len() {
+                let taken: u32 = pools.iter().map(PoolLimit::limit).sum();
+                assert!(taken < FREE, "{tick}: {taken}");
+                let pool = &mut pools[at];
+                pool.set_room((FREE - taken) / 8);
+                chunks[at] += 0.1 * f64::from(pool.limit()) / 0.5;
+                pool.note(tick * Duration::from_millis(100), chunks[at] as u64, true);
+            }
+        }
+        let taken: Vec<u32> = pools.iter().map(PoolLimit::limit).collect();
+        // All want all: each has its part, and an eighth of the rest is about that.
+        assert!(taken.iter().all(|taken| (20..40).contains(taken)), "{taken:?}");
     }
 }

@@ -336,6 +336,15 @@ pub trait Machine {
         self.core().pool.begin_with(buffers);
     }
 
+    /// No more than `buffers` of the pool are used, but for those to begin with: so much of the memory that is free may be
+    /// had. What a receiver has promised already stays promised.
+    fn handle_room(&mut self, buffers: u32) {
+        self.core().pool.set_room(buffers);
+    }
+
+    /// Nothing is in this buffer, and nobody has it.
+    fn is_free(&self, buffer: BufferId) -> bool;
+
     /// Something on this lane did not pass its tag: the lane is given up, and the session too if it happens too often.
     fn handle_corrupt(&mut self, lane: LaneId, now: Duration) {
         self.core().corrupt(lane, now);
@@ -388,6 +397,9 @@ pub struct Core {
     pub(crate) lanes: Lanes,
     /// How much of the pool may be in use.
     pub(crate) pool: PoolLimit,
+    /// Fewer are used where the line holds less. A receiver keeps what it has posted: with fewer, each chunk would come into a
+    /// buffer that has not been used for longer.
+    pool_shrinks: bool,
     /// The shortest round trip so far, and the last one.
     round_trips: Option<(Duration, Duration)>,
     pub(crate) actions: VecDeque<Action>,
@@ -419,6 +431,7 @@ impl Core {
             agreed,
             lanes: Lanes::new(agreed, connector),
             pool: PoolLimit::all(buffers),
+            pool_shrinks: false,
             round_trips: None,
             actions: VecDeque::with_capacity(4 * buffers as usize + 64),
             counters: Counters::default(),
@@ -503,7 +516,7 @@ impl Core {
     /// Fits lanes, rails and buffers to the line. `limits`: it is the line that limits, neither source nor sink.
     /// `keeps_busy`: no lane has waited for data, as far as this end sees.
     pub(crate) fn fit(&mut self, limits: bool, keeps_busy: bool, now: Duration) {
-        self.pool.note(now, self.counters.chunks);
+        self.pool.note(now, self.counters.chunks, limits && self.pool_shrinks);
         let queues = self.round_trips.is_some_and(|(shortest, last)| last > shortest + shortest / 4 + QUEUE_MIN);
         let limits = [limits && !self.pool.is_tight(), keeps_busy];
         self.lanes.fit(self.counters.bytes, limits, queues, now, &mut self.actions);

@@ -582,4 +582,8 @@ impl Machine for Receiver {
             None => super::TICK,
         }
     }
+
+    fn is_free(&self, buffer: BufferId) -> bool {
+        self.buffers[buffer as usize].place == Place::Free
+    }
 }

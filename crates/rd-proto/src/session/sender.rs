@@ -26,6 +26,10 @@ const READ_AHEAD_PER_LANE: usize = 2;
 /// Least number of chunks read ahead.
 const READ_AHEAD_MIN: usize = 4;
 
+/// Buffers that wait for a stream's reader, or have just been filled by it: it fills one at a time, and gets the next as soon
+/// as one is sealed. More would only be kept from others, and from the system, while nothing comes.
+const READER_FILLS_MAX: u32 = 8;
+
 /// The limit is doubled at most this often: to more than any pool has.
 const DOUBLINGS_MAX: u32 = 12;
 
@@ -166,6 +170,7 @@ pub struct Sender {
     window: u64,
     fills: u64,
     fills_open: u32,
+    fills_max: u32,
     final_sequence: Option<u64>,
     lanes: Vec<LaneAccount>,
     digest: TransferDigest,
@@ -223,7 +228,7 @@ impl Sender {
         let free = BufferState { place, sequence: 0, plain_bytes: 0, encrypted: false, taken: false, arrived: false };
         let max = agreed.chunk_bytes;
         Self {
-            core: Core::new(agreed, connector, buffers),
+            core: Core { pool_shrinks: true, ..Core::new(agreed, connector, buffers) },
             buffers: vec![free; buffers as usize],
             free: (0..buffers).rev().collect(),
             chunks: vec![Chunk::default(); SPAN_MAX].into_boxed_slice(),
@@ -233,6 +238,7 @@ impl Sender {
             window: 0,
             fills: 0,
             fills_open: 0,
+            fills_max: u32::MAX,
             final_sequence: None,
             lanes: Vec::with_capacity(2 * super::LANES_MAX),
             digest: TransferDigest::new(),
@@ -249,6 +255,12 @@ impl Sender {
     #[must_use]
     pub fn with_answers(self) -> Self {
         Self { answers: Some(Incoming::default()), ..self }
+    }
+
+    /// The sender of a stream: one reader fills its buffers, one after the other.
+    #[must_use]
+    pub fn with_reader(self) -> Self {
+        Self { fills_max: READER_FILLS_MAX, ..self }
     }
 
     /// The chunk in this buffer has been sealed (the first time, or anew). Its header is what will be sent.
@@ -389,7 +401,8 @@ impl Sender {
                 self.read_ahead.held_back |= !self.free.is_empty();
                 break;
             }
-            if self.buffers.len() - self.free.len() >= self.core.pool.limit() as usize {
+            let in_use = self.buffers.len() - self.free.len();
+            if in_use >= self.core.pool.limit() as usize || self.fills_open >= self.fills_max {
                 break;
             }
             let Some(buffer) = self.free.pop() else { break };
@@ -698,5 +711,9 @@ impl Machine for Sender {
 
     fn next_timeout(&self, _now: Duration) -> Duration {
         super::TICK
+    }
+
+    fn is_free(&self, buffer: BufferId) -> bool {
+        self.buffers[buffer as usize].place == Place::Free
     }
 }

@@ -5,7 +5,8 @@
 //! reads the part of a file that it sends just before it sends it, and opens what it has received.
 //!
 //! A lane that waits for a disk cannot send its control frames, so only what is in the page cache is read here; workers
-//! read the rest. They also read trees, compress, keep to `--bwlimit`, and serve RDMA lanes, which have no such threads.
+//! read the rest. They also walk trees, compress, keep to `--bwlimit`, and serve RDMA lanes, which have no such threads.
+//! Of a tree, ranges of large files are planned.
 //!
 //! A buffer that is [unread](Buffer::is_unread) has its part planned: its header says which, and lacks only the tag.
 
@@ -24,7 +25,7 @@ use crate::transport::{Buffer, Inline};
 /// Whether parts of the source can be planned for lanes to read.
 pub(super) fn may_plan(shared: &Shared) -> bool {
     let may_be_plain = matches!(shared.compress, Compress::Off | Compress::Auto);
-    matches!(shared.source, Some(Parts::File(_))) && may_be_plain && shared.pace.is_free()
+    shared.source.is_some() && may_be_plain && shared.pace.is_free()
 }
 
 /// What the threads of one lane do.
@@ -44,11 +45,14 @@ impl Inline for LaneWork {
         if !buffer.is_unread() {
             return true;
         }
-        let Some(Parts::File(source)) = &self.shared.source else { unreachable!("parts are planned of a file") };
+        let source = self.shared.source.as_ref().expect("parts are planned of a source in parts");
         let (part, encrypt) = planned(buffer);
         let (target, tally) = (buffer.payload_mut(), &self.shared.tally);
         // Where the file has changed, a worker reads the part again and reports it.
-        let read = || source.read_cached(&part, target, tally) && source.note_read(part.length).is_ok();
+        let read = || match source {
+            Parts::File(file) => file.read_cached(&part, target, tally) && file.note_read(part.length).is_ok(),
+            Parts::Tree(tree) => tree.read_cached(&part, target, tally),
+        };
         if !self.shared.reading.during(read) {
             return false;
         }
@@ -83,15 +87,21 @@ impl Engine {
 
     /// Plans the next part of the source for a buffer; false if workers are to read it.
     pub(super) fn plan(&mut self, id: BufferId, encrypt: bool) -> bool {
-        let (Half::Send { machine, .. }, Some(Parts::File(source))) = (&mut self.half, &self.shared.source) else {
-            return false;
-        };
+        let (Half::Send { machine, .. }, Some(source)) = (&mut self.half, &self.shared.source) else { return false };
         // Chunks that go by RDMA have no thread that could read them, though the lane of control frames is one of TCP.
         let is_tcp = machine.core_ref().path() == Some(Path::Tcp) && self.lanes.values().any(|live| live.is_inline);
         if !self.may_plan || !is_tcp || self.shared.method().is_some() {
             return false;
         }
-        let Some(part) = source.next_part(machine.part_bytes()) else {
+        let part = match source {
+            Parts::File(file) => file.next_part(machine.part_bytes()),
+            // What else there is to do takes a worker.
+            Parts::Tree(tree) => match tree.plan(machine.part_bytes()) {
+                None => return false,
+                some => some,
+            },
+        };
+        let Some(part) = part else {
             machine.handle_unfilled(id);
             return true;
         };
@@ -112,6 +122,10 @@ impl Engine {
         }
         let buffer = self.take(id);
         let (part, planned) = planned(&buffer);
+        if let Some(Parts::Tree(tree)) = &self.shared.source {
+            // Workers that wait for something to read may wait for this.
+            tree.note_arrival();
+        }
         let _ = self.jobs.send(Job::ReadPart(buffer, part, encrypt || planned));
         true
     }

@@ -36,7 +36,7 @@ const WORKERS_MAX: usize = 8;
 pub enum Job {
     /// Read the next part of the file or tree into the buffer and seal it.
     Read(Buffer, bool),
-    /// Read this part of the file into the buffer and seal it.
+    /// Read this part, which was planned, into the buffer and seal it.
     ReadPart(Buffer, Part, bool),
     /// Take what a direct read has answered, and seal it.
     Arrived(Box<Request>, Result<usize, Errno>),
@@ -302,17 +302,7 @@ impl Worker {
             Parts::Tree(source) => {
                 let next =
                     shared.reading.during(|| source.next(buffer.payload_mut(), shared.part_bytes(), &shared.tally));
-                return match next {
-                    Next::Part(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
-                    Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
-                    // Behind what has arrived: that is in the queue, or about to be.
-                    Next::Later => {
-                        let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
-                        None
-                    }
-                    Next::Copy(_) => unreachable!("of a copy within a host"),
-                    Next::Ended => Some(Event::Unfilled(buffer)),
-                };
+                return self.take_next(buffer, next, encrypt);
             }
         };
         match source.next_part(shared.part_bytes()) {
@@ -321,10 +311,33 @@ impl Worker {
         }
     }
 
-    /// Reads this part of the file and seals it; `None` if it is being read elsewhere.
+    /// What a tree has given for a buffer.
+    fn take_next(&mut self, buffer: Buffer, next: Next, encrypt: bool) -> Option<Event> {
+        match next {
+            Next::Part(part) => Some(self.pace_and_seal(buffer, &part, encrypt)),
+            Next::Cold(range, cold) => self.defer(buffer, cold, Place::Tree(range), encrypt),
+            // Behind what has arrived: that is in the queue, or about to be.
+            Next::Later => {
+                let _ = self.jobs.upgrade()?.send(Job::Read(buffer, encrypt));
+                None
+            }
+            Next::Copy(_) => unreachable!("of a copy within a host"),
+            Next::Ended => Some(Event::Unfilled(buffer)),
+        }
+    }
+
+    /// Reads this part and seals it; `None` if it is being read elsewhere.
     fn read_part(&mut self, mut buffer: Buffer, part: Part, encrypt: bool) -> Option<Event> {
         let shared = Arc::clone(&self.shared);
-        let Some(Parts::File(source)) = &shared.source else { unreachable!("parts that are known are a file's") };
+        let source = match shared.source.as_ref().expect("parts are planned of a source in parts") {
+            Parts::File(source) => source,
+            Parts::Tree(source) => {
+                source.note_taken();
+                let read = || source.read_planned(&part, buffer.payload_mut(), &shared.tally);
+                let next = shared.reading.during(read);
+                return self.take_next(buffer, next, encrypt);
+            }
+        };
         match shared.reading.during(|| source.read(&part, buffer.payload_mut(), &shared.tally)) {
             Ok(None) => Some(self.pace_and_seal(buffer, &part, encrypt)),
             Ok(Some(cold)) => self.defer(buffer, cold, Place::File(part), encrypt),

@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rd_proto::control::IoFact;
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::{Mode, OFlags, fstat, fstatfs, open};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-use super::identity;
 use super::source::read_at;
+use super::{identity, read_up_to};
 
 pub mod write;
 
@@ -44,6 +44,8 @@ pub struct Bypass {
     is_warm: AtomicBool,
     /// The kernel does not say how much of a range is cached.
     is_untold: AtomicBool,
+    /// Its file system has nothing but the page cache; asked when it matters.
+    is_in_memory: OnceLock<bool>,
 }
 
 /// Bytes that were read, by the way that they came. Running totals.
@@ -141,15 +143,29 @@ impl Bypass {
         Ok(None)
     }
 
-    /// Whether reading a range is likely to wait for a device. Brings nothing into the page cache.
-    pub fn looks_cold(&self, file: impl AsFd, offset: u64, length: usize) -> bool {
+    /// Fills `target` from `offset` on if that takes no waiting for a device; false if it does, or fails.
+    pub fn read_cached(&self, file: impl AsFd, offset: u64, target: &mut [u8], tally: &Tally) -> bool {
         let is_open = !self.is_closed.load(Ordering::Relaxed) && !self.is_warm.load(Ordering::Relaxed);
-        is_open && self.is_cold(file, offset, length)
+        if is_open && self.is_cold(&file, offset, target.len()) {
+            return false;
+        }
+        let length = target.len();
+        let is_read = match preadv2(&file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
+            Ok(count) => count == length,
+            // A file system that cannot tell: where there is nothing but the page cache nothing waits.
+            Err(Errno::OPNOTSUPP) if self.is_in_memory(&file) => {
+                read_up_to(&file, target, offset).is_ok_and(|count| count == length)
+            }
+            Err(_) => false,
+        };
+        self.is_warm.store(is_read, Ordering::Relaxed);
+        tally.cached_bytes.fetch_add(if is_read { length as u64 } else { 0 }, Ordering::Relaxed);
+        is_read
     }
 
-    /// A range was in the page cache, or was not: the next one is expected to be like it.
-    pub fn note_warm(&self, is_warm: bool) {
-        self.is_warm.store(is_warm, Ordering::Relaxed);
+    /// The file system has nothing but the page cache.
+    fn is_in_memory(&self, file: impl AsFd) -> bool {
+        *self.is_in_memory.get_or_init(|| fstatfs(file).is_ok_and(|system| write::is_cache_only(system.f_type as u32)))
     }
 
     /// Whether any of a range is not in the page cache, without having it brought there.

@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use rd_proto::control::IoFact;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, tell};
-use rustix::io::{Errno, ReadWriteFlags, preadv2, read};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, tell};
+use rustix::io::{Errno, read};
 
-use super::direct::write::is_cache_only;
 use super::direct::{Bypass, Cold, Tally};
 use super::{described, io_fact, plain_fact, read_up_to, standard};
 
@@ -97,7 +95,6 @@ impl Source {
                 let size = (stat.st_size as u64).saturating_sub(start);
                 // Files of the kernel's (/proc) say that they are empty and are not.
                 if size > 0 {
-                    let is_in_memory = fstatfs(&file).is_ok_and(|system| is_cache_only(system.f_type as u32));
                     let (next, unread) = (Mutex::new((0, 0)), AtomicU64::new(size));
                     return Ok(Self::File(FileSource {
                         file,
@@ -106,7 +103,6 @@ impl Source {
                         start,
                         size,
                         part_bytes,
-                        is_in_memory,
                         next,
                         unread,
                         bypass: Bypass::default(),
@@ -156,8 +152,6 @@ pub struct FileSource {
     start: u64,
     size: u64,
     part_bytes: usize,
-    /// Its file system has nothing but the page cache.
-    is_in_memory: bool,
     /// Number and position of the next part.
     next: Mutex<(u64, u64)>,
     /// Bytes for which [`FileSource::note_read`] has not been called.
@@ -206,20 +200,7 @@ impl FileSource {
     /// Reads a part if that takes no waiting for a disk: if it is in the page cache, or the file is in memory anyway. False
     /// if it is not, or cannot be read.
     pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
-        let target = &mut target[..part.length];
-        let offset = self.start + part.position;
-        if self.bypass.looks_cold(&self.file, offset, part.length) {
-            return false;
-        }
-        let is_read = match preadv2(&self.file, &mut [IoSliceMut::new(target)], offset, ReadWriteFlags::NOWAIT) {
-            Ok(count) => count == part.length,
-            // A file system that cannot tell: where there is nothing but the page cache nothing waits.
-            Err(Errno::OPNOTSUPP) if self.is_in_memory => read_at(&self.file, &self.name, offset, target).is_ok(),
-            Err(_) => false,
-        };
-        self.bypass.note_warm(is_read);
-        tally.cached_bytes.fetch_add(if is_read { part.length as u64 } else { 0 }, Ordering::Relaxed);
-        is_read
+        self.bypass.read_cached(&self.file, self.start + part.position, &mut target[..part.length], tally)
     }
 
     /// To be called for every part that has been read, with its length, before it is reported. Of several threads that
@@ -399,6 +380,7 @@ mod tests {
 
     use super::*;
     use crate::fs::close::tests::where_calls_fail;
+    use crate::fs::direct::write::is_cache_only;
 
     #[test]
     fn a_patient_reader_lets_go_when_nobody_wants_it_any_more() {

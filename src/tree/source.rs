@@ -151,6 +151,8 @@ pub struct FileRange {
     pub position: u64,
     /// Bytes in it.
     pub length: usize,
+    /// The number of its part, where that was planned.
+    sequence: Option<u64>,
 }
 
 impl TreeSource {
@@ -234,15 +236,12 @@ impl TreeSource {
                     self.compared(&file, range, is_same);
                 }
                 Task::Read(file, Piece::Send { position, length }) if self.is_local => {
-                    return Next::Copy(FileRange { file, position, length });
+                    return Next::Copy(FileRange { file, position, length, sequence: None });
                 }
                 Task::Read(file, Piece::Send { position, length }) => {
-                    let outcome = file.bypass.read(&file.file, &file.path, position, target, length, tally);
-                    if let Ok(Some(cold)) = outcome {
-                        return Next::Cold(FileRange { file, position, length }, cold);
-                    }
-                    if let Some(part) = self.account(&file, position, length, outcome.map(drop)) {
-                        return Next::Part(part);
+                    let range = FileRange { file, position, length, sequence: None };
+                    if let Some(next) = self.read(range, target, tally) {
+                        return next;
                     }
                 }
                 Task::Finish(reading) => self.finish(reading),
@@ -250,9 +249,65 @@ impl TreeSource {
         }
     }
 
+    /// Reads a range, or says how; nothing if it could not be read and has no number.
+    fn read(&self, range: FileRange, target: &mut [u8], tally: &Tally) -> Option<Next> {
+        let file = &range.file;
+        match file.bypass.read(&file.file, &file.path, range.position, target, range.length, tally) {
+            Ok(Some(cold)) => Some(Next::Cold(range, cold)),
+            outcome => self.account(&range, outcome.map(drop)).map(Next::Part),
+        }
+    }
+
+    /// Takes the next range of a large file, of at most `bytes`, for who reads it just before it is sent; `None` where
+    /// [`TreeSource::next`] has something else to do, or would have to ask the system. It has its number from here on, so
+    /// [`TreeSource::read_cached`] or [`TreeSource::read_planned`] must follow.
+    pub fn plan(&self, bytes: usize) -> Option<Part> {
+        let mut guard = self.shared();
+        let shared = &mut *guard;
+        if self.cancelled.load(Ordering::Relaxed)
+            || shared.state == WalkState::Ended
+            || shared.walk_is_due(self.part_bytes)
+        {
+            return None;
+        }
+        // Files that have been planned whole leave the line.
+        while let Some(reading) = shared.ready.front().and_then(|item| shared.files.get(item))
+            && reading.in_flight > 0
+            && reading.is_given_out()
+        {
+            shared.ready.pop_front();
+        }
+        let item = *shared.ready.front()?;
+        let reading = shared.files.get_mut(&item)?;
+        let (position, length) = reading.next_simple(self.part_bytes.min(bytes))?;
+        reading.in_flight += 1;
+        Some(Part { item, sequence: shared.take_sequence(), position, length, is_final: false })
+    }
+
+    /// Reads a planned range if that takes no waiting for a disk; false if it does, or fails.
+    pub fn read_cached(&self, part: &Part, target: &mut [u8], tally: &Tally) -> bool {
+        let range = self.planned(part);
+        let file = &range.file;
+        let is_read = file.bypass.read_cached(&file.file, part.position, &mut target[..part.length], tally);
+        if is_read {
+            self.account(&range, Ok(()));
+        }
+        is_read
+    }
+
+    /// Reads a planned range, or says how. Where it cannot be read, the part that has its number has no bytes.
+    pub fn read_planned(&self, part: &Part, target: &mut [u8], tally: &Tally) -> Next {
+        self.read(self.planned(part), target, tally).expect("its number is taken")
+    }
+
+    fn planned(&self, part: &Part) -> FileRange {
+        let file = Arc::clone(&self.shared().files.get(&part.item).expect("it is being read").file);
+        FileRange { file, position: part.position, length: part.length, sequence: Some(part.sequence) }
+    }
+
     /// A range has been copied, or `outcome` is why it could not be read.
     pub fn copied(&self, range: &FileRange, outcome: Result<(), IoFact>) {
-        self.account(&range.file, range.position, range.length, outcome);
+        self.account(range, outcome);
         self.changed.notify_all();
     }
 
@@ -278,9 +333,9 @@ impl TreeSource {
         tally: &Tally,
     ) -> Option<Part> {
         self.shared().arrived -= 1;
-        let FileRange { file, position, length } = range;
+        let file = &range.file;
         let outcome = file.bypass.finish(&file.file, &file.path, cold, outcome, target, tally);
-        self.account(file, *position, *length, outcome)
+        self.account(range, outcome)
     }
 
     /// Takes an answer of the receiver, as the peer sent it.
@@ -424,21 +479,23 @@ impl TreeSource {
         part
     }
 
-    /// Accounts for a part that was read, or could not be.
-    fn account(&self, file: &LargeFile, position: u64, length: usize, outcome: Result<(), IoFact>) -> Option<Part> {
+    /// Accounts for a part that was read, or could not be. A number that was taken must come: then with nothing.
+    fn account(&self, range: &FileRange, outcome: Result<(), IoFact>) -> Option<Part> {
+        let FileRange { file, position, length, sequence } = range;
         let mut guard = self.shared();
         let shared = &mut *guard;
         let reading = shared.files.get_mut(&file.item).expect("it is being read");
         reading.in_flight -= 1;
+        let part = |sequence, length| Part { item: file.item, sequence, position: *position, length, is_final: false };
         let part = match outcome {
             Ok(()) => {
-                reading.data_bytes += length as u64;
-                shared.sent.bytes += length as u64;
-                Some(Part { item: file.item, sequence: shared.take_sequence(), position, length, is_final: false })
+                reading.data_bytes += *length as u64;
+                shared.sent.bytes += *length as u64;
+                Some(part(sequence.unwrap_or_else(|| shared.take_sequence()), *length))
             }
             Err(fact) => {
                 reading.failure.get_or_insert(fact);
-                None
+                sequence.map(|sequence| part(sequence, 0))
             }
         };
         let done = shared.take_done(file.item);
@@ -545,6 +602,23 @@ impl Shared {
 impl Reading {
     fn is_given_out(&self) -> bool {
         self.failure.is_some() || self.next >= self.file.stat.st_size as u64 && self.again.is_empty()
+    }
+
+    /// The next range, if it is known to be data that the receiver has not, and nothing comes before it.
+    fn next_simple(&mut self, part_bytes: usize) -> Option<(u64, usize)> {
+        let (position, size) = (self.next, self.file.stat.st_size as u64);
+        let end = match &mut self.blocks {
+            None => size,
+            Some(blocks) => match blocks.step(position, size) {
+                Step::Send(to) => to,
+                Step::Wait | Step::Compare(..) => return None,
+            },
+        };
+        if self.is_given_out() || !self.again.is_empty() || !self.data.contains(&position) {
+            return None;
+        }
+        self.next = self.data.end.min(end).min(position + part_bytes as u64);
+        Some((position, (self.next - position) as usize))
     }
 
     /// The next range, and what is to be done with it; none where all is given out, or the receiver has yet to say what it

@@ -38,8 +38,11 @@ impl TreeSink {
     }
 
     pub(super) fn take_range(&mut self, item: u32, position: u64, chunk: Bytes) -> Result<(), Refused> {
-        let slot = self.account(item, position, (*chunk).as_ref().len() as u64)?;
-        if let Some(large) = slot.large.clone()
+        let length = (*chunk).as_ref().len() as u64;
+        let slot = self.account(item, position, length)?;
+        // One of nothing could not be read, which its record says when it is closed.
+        if length > 0
+            && let Some(large) = slot.large.clone()
             && let Some(range) = large.leave(chunk, position)
         {
             self.hand_on(Job::Write(range, large, position));

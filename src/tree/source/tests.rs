@@ -17,6 +17,8 @@ use super::super::walk::hook::set_before_read;
 use super::*;
 use crate::options::{Rule, Rules};
 
+mod planned;
+
 const PART_BYTES: usize = 64 << 10;
 const INLINE_BYTES: usize = PART_BYTES / 8;
 
@@ -94,6 +96,7 @@ fn one(source: &TreeSource, part_bytes: usize) -> Option<(Part, Vec<u8>)> {
             }
         };
         if let Some(part) = part {
+            assert!(part.length > 0);
             target.truncate(part.length);
             return Some((part, target));
         }
@@ -150,7 +153,6 @@ fn rebuild(mut parts: Parts) -> Tree {
             assert!(range.iter().all(|&byte| byte == 0), "a range twice");
             range.copy_from_slice(data);
             *sum += part.length as u64;
-            assert!(part.length > 0);
             continue;
         }
         assert_eq!(part.position, position);

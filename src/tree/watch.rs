@@ -1,7 +1,7 @@
-//! What changes in trees of this host, as inotify tells it: in which directories to look.
+//! What changes in trees of this host, as inotify reports it: in which directories to look.
 //!
 //! An event says only which directory to look into; what has changed there a comparison finds out. Where events may have
-//! been lost, or what has changed may have further names elsewhere, all of the tree is to be looked at.
+//! been lost, or what has changed may have further names elsewhere, all of the tree is compared.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,20 +18,23 @@ use notify::{Config, ErrorKind, Event, EventKind, RecommendedWatcher, RecursiveM
 
 use crate::fs::directory_of;
 
-/// Changes are told when nothing has changed for so long,
+/// Changes are reported when nothing has changed for so long,
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
 
 /// or so long after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(2);
 
-/// All is to be looked at so long after the last change, for what no event told: on network file systems other hosts change
+/// All is compared so long after the last change, for what no event reports: on network file systems other hosts change
 /// things.
 const SCAN_EVERY: Duration = Duration::from_secs(3600);
 
-/// How often it is looked whether anybody still wants to know.
+/// How often to check whether the watch is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// More directories than these are not told one by one. They travel in one message.
+/// How often it is tried to watch a tree whose directories come and go meanwhile.
+const ATTEMPTS_MAX: usize = 100;
+
+/// More directories than these are not reported one by one. They travel in one message.
 pub const TOUCHED_MAX: usize = 500;
 
 /// Bytes of their paths.
@@ -66,8 +69,14 @@ pub enum WatchReason {
 pub struct TreeWatch {
     paths: Vec<PathBuf>,
     shared: Arc<Shared>,
-    watcher: RecommendedWatcher,
+    watches: Watches,
     queue: Receiver<()>,
+}
+
+/// What inotify watches, each directory of which counts against the user's limit.
+struct Watches {
+    watcher: RecommendedWatcher,
+    paths: Vec<PathBuf>,
 }
 
 /// What the watcher and who waits share.
@@ -91,8 +100,8 @@ impl TreeWatch {
         let no = AtomicBool::default;
         let touched = Mutex::new(Some(BTreeSet::new()));
         let shared = Arc::new(Shared { woken, is_told: no(), is_stale: no(), touched });
-        let watcher = watch(&paths, &shared)?;
-        Ok(Self { paths, shared, watcher, queue })
+        let watches = watch(&paths, &shared)?;
+        Ok(Self { paths, shared, watches, queue })
     }
 
     /// Waits until something has changed and is at rest; `None` once it `is_unwanted`.
@@ -122,11 +131,40 @@ impl TreeWatch {
         let mut touched = self.shared.touched().replace(BTreeSet::new());
         if self.shared.is_stale.swap(false, SeqCst) {
             touched = None;
-            // What changes between the two is found by who looks, which comes after.
-            self.watcher = watch(&self.paths, &self.shared)?;
+            // A large tree may have room for one watch only. The comparison that follows finds what changes in between.
+            self.watches.end();
+            self.watches = watch(&self.paths, &self.shared)?;
         }
         // Several have paths of their own.
         Ok(Some(touched.filter(|_| self.paths.len() == 1 && self.paths[0].is_dir())))
+    }
+}
+
+impl Watches {
+    fn add(&mut self, path: &Path, mode: RecursiveMode) -> notify::Result<()> {
+        self.paths.push(path.to_owned());
+        let mut attempts = 0;
+        loop {
+            let added = self.watcher.watch(path, mode);
+            let is_missing = |error: &notify::Error| match &error.kind {
+                ErrorKind::PathNotFound => true,
+                ErrorKind::Io(error) => error.kind() == io::ErrorKind::NotFound,
+                _ => false,
+            };
+            attempts += 1;
+            // A directory below it went after it had been listed: the library gives up then.
+            if attempts == ATTEMPTS_MAX || !added.as_ref().is_err_and(is_missing) || !path.exists() {
+                return added;
+            }
+        }
+    }
+
+    /// Ends them before this returns; dropping the watcher would do so some time later.
+    fn end(&mut self) {
+        for path in std::mem::take(&mut self.paths) {
+            // It may have gone, and its watch with it.
+            let _ = self.watcher.unwatch(&path);
+        }
     }
 }
 
@@ -156,15 +194,16 @@ pub fn bound(touched: &mut Touched) {
     }
 }
 
-fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, WatchError> {
+fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<Watches, WatchError> {
     let failed = |path: &Path, error: notify::Error| {
+        let path = error.paths.first().map_or(path, PathBuf::as_path).to_owned();
         let reason = match error.kind {
             ErrorKind::MaxFilesWatch => WatchReason::TooManyDirectories,
             ErrorKind::PathNotFound => WatchReason::Missing,
             ErrorKind::Io(error) => WatchReason::System(error),
             kind => WatchReason::Other(notify::Error::new(kind).to_string()),
         };
-        WatchError { path: path.to_owned(), reason }
+        WatchError { path, reason }
     };
     let found = |path: &PathBuf| path.canonicalize().map_err(|error| failed(path, notify::Error::io(error)));
     let roots = paths.iter().map(found).collect::<Result<BTreeSet<_>, _>>()?;
@@ -172,19 +211,19 @@ fn watch(paths: &[PathBuf], shared: &Arc<Shared>) -> Result<RecommendedWatcher, 
     let (told, watched, named_links) = (Arc::clone(shared), roots.clone(), links.clone());
     let config = Config::default().with_follow_symlinks(false);
     let handle = move |event: notify::Result<Event>| tell(&told, &watched, &named_links, event);
-    let mut watcher = RecommendedWatcher::new(handle, config).map_err(|error| failed(&paths[0], error))?;
+    let watcher = RecommendedWatcher::new(handle, config);
+    let watcher = watcher.map_err(|error| failed(paths.first().map_or(Path::new("."), PathBuf::as_path), error))?;
+    let mut watches = Watches { watcher, paths: Vec::new() };
     // Whatever else their names come to lead to.
-    for link in &links {
-        watcher.watch(directory_of(link), RecursiveMode::NonRecursive).map_err(|error| failed(link, error))?;
+    let of_links = links.iter().map(|link| (link, directory_of(link), RecursiveMode::NonRecursive));
+    let of_roots = roots.iter().map(|root| match root.parent() {
+        Some(parent) if !root.is_dir() => (root, parent, RecursiveMode::NonRecursive),
+        _ => (root, &**root, RecursiveMode::Recursive),
+    });
+    for (named, path, mode) in of_links.chain(of_roots) {
+        watches.add(path, mode).map_err(|error| failed(named, error))?;
     }
-    for root in &roots {
-        let (path, mode) = match root.parent() {
-            Some(parent) if !root.is_dir() => (parent, RecursiveMode::NonRecursive),
-            _ => (&**root, RecursiveMode::Recursive),
-        };
-        watcher.watch(path, mode).map_err(|error| failed(root, error))?;
-    }
-    Ok(watcher)
+    Ok(watches)
 }
 
 /// Whether what has changed may have further names elsewhere in the tree, which only a look at all of it brings together:
@@ -231,5 +270,75 @@ fn tell(shared: &Shared, roots: &BTreeSet<PathBuf>, links: &BTreeSet<PathBuf>, e
     }
     if is_change && !shared.is_told.swap(true, SeqCst) {
         let _ = shared.woken.send(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread;
+
+    use super::*;
+
+    /// Directories that this process watches, in trees of more than other tests have.
+    fn watched() -> usize {
+        let files = fs::read_dir("/proc/self/fdinfo").expect("descriptors").flatten();
+        let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+        let counts = texts.map(|text| text.lines().filter(|line| line.starts_with("inotify ")).count());
+        counts.filter(|count| *count > 50).sum()
+    }
+
+    #[test]
+    fn a_tree_is_not_watched_twice_where_it_is_watched_anew() {
+        const DIRECTORIES: usize = 1500;
+        let scratch = tempfile::tempdir().expect("a directory");
+        for number in 0..DIRECTORIES {
+            fs::create_dir(scratch.path().join(number.to_string())).expect("made");
+        }
+        let mut watch = TreeWatch::start(vec![scratch.path().to_owned()]).expect("watched");
+        watch.shared.is_stale.store(true, SeqCst);
+        fs::write(scratch.path().join("new"), "").expect("written");
+        let is_over = AtomicBool::new(false);
+        let most = thread::scope(|scope| {
+            let most = scope.spawn(|| {
+                let mut most = 0;
+                while !is_over.load(SeqCst) {
+                    most = most.max(watched());
+                    thread::sleep(Duration::from_micros(500));
+                }
+                most.max(watched())
+            });
+            assert_eq!(watch.wait(|| false).expect("watched"), Some(None));
+            is_over.store(true, SeqCst);
+            most.join().expect("no panic")
+        });
+        assert!((DIRECTORIES..DIRECTORIES * 3 / 2).contains(&most), "{most} watches of {DIRECTORIES} directories");
+        // It is watched as before.
+        fs::write(scratch.path().join("7/new"), "").expect("written");
+        let touched = watch.wait(|| false).expect("watched").flatten().expect("some directories");
+        assert!(touched.contains(&b"7"[..]), "{touched:?}");
+    }
+
+    #[test]
+    fn directories_may_go_while_a_watch_begins() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for name in ["a", "b", "c"] {
+                let path = scratch.path().join(name);
+                let is_over = &is_over;
+                scope.spawn(move || {
+                    while !is_over.load(SeqCst) {
+                        fs::create_dir(&path).and_then(|()| fs::remove_dir(&path)).expect("made and removed");
+                    }
+                });
+            }
+            let failed: Vec<_> =
+                (0..300).filter_map(|_| TreeWatch::start(vec![scratch.path().to_owned()]).err()).collect();
+            is_over.store(true, SeqCst);
+            assert!(failed.is_empty(), "{failed:?}");
+        });
+        let missing = TreeWatch::start(vec![scratch.path().join("missing")]).err().expect("there is none");
+        assert_eq!(missing.path, scratch.path().join("missing"));
     }
 }

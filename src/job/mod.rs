@@ -51,7 +51,7 @@ const HERE: usize = 0;
 /// How long the second end of a session may take to tell its outcome after the first.
 const SECOND_MAX: Duration = Duration::from_secs(3);
 
-/// How often it is looked whether an end that has not told its outcome still will.
+/// How often to check for an end that has not reported its outcome.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How long the ends of a session may take to end after a signal.
@@ -59,7 +59,7 @@ const STOP_MAX: Duration = Duration::from_millis(2500);
 
 /// Receives what a job reports: in words for a person, in events for a program.
 pub(crate) trait Observer {
-    /// Something has happened that programs are told of.
+    /// Something has happened that goes into `--json`.
     fn event(&mut self, event: &Event<'_>);
     /// A line for a person, unless they want none.
     fn remark(&mut self, line: &str);
@@ -154,7 +154,7 @@ struct EndOf {
     host: usize,
     /// The stage of a pipeline that it belongs to.
     stage: Option<usize>,
-    /// For a person, as the other end is told.
+    /// For a person, as the other end has it.
     name: String,
     job: frames::Job,
 }
@@ -492,7 +492,7 @@ impl Job {
         hop.sides().iter().any(|&side| hop.report(side).is_none() && !self.hosts[hop.host(side)].gone)
     }
 
-    /// Whether all has been heard of how a session ended that will be.
+    /// Whether all has been heard that will be of how a session ended.
     fn is_settled(&self, hop: usize) -> bool {
         let hop = &self.hops[hop];
         if hop.untaken != [0; 2] && self.entries.is_some() {
@@ -534,6 +534,8 @@ impl Job {
             host,
             |job, update| match update {
                 Some(Update::Host(from, message)) if from == host => Some(Ok(message)),
+                // It was given up, and answers too late.
+                Some(Update::Host(other, _)) if job.hosts[other].gone => None,
                 Some(Update::Host(other, _)) => Some(Err(job.unexpected(other))),
                 // Of a session that is over.
                 Some(Update::Unmet(..)) => None,
@@ -652,6 +654,26 @@ fn told(host: &OsStr, fault: &Fault) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::launching::Otherwise;
+
+    #[test]
+    fn a_host_that_answers_too_late_fails_no_other() {
+        let launcher = Launcher::new(OsStr::new("rsh"), Vec::new()).expect("a command");
+        let agent = AgentChoice { command: "rddoctor", program: "a".into(), otherwise: Otherwise::Fail, remark: None };
+        // None is started.
+        let (parallel, via) = (0, Vec::new());
+        let setup = Setup { launcher, agent, parallel, relay: false, via, name: None, may_ask: false };
+        let mut job = Job::without_signals(setup, false);
+        let [late, asked] = ["late", "asked"].map(|name| job.host(OsStr::new(name)).expect("a host"));
+        job.hosts[late].gone = true;
+        for host in [late, asked] {
+            job.updates.push_back(Update::Host(host, Message::Watched));
+        }
+        assert_eq!(job.answer(asked, Duration::from_secs(1)).expect("its own"), Message::Watched);
+        job.updates.push_back(Update::Host(late, Message::Watched));
+        job.hosts[late].gone = false;
+        assert_eq!(job.answer(asked, Duration::from_secs(1)).expect_err("unasked").exit, Exit::Protocol);
+    }
 
     #[test]
     fn paths_are_named_as_they_would_be_typed() {

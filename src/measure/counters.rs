@@ -162,16 +162,15 @@ fn tcp(snmp: &str) -> Vec<Counter> {
     wanted.filter_map(counter).collect()
 }
 
-/// Those of what `ethtool -S` prints that only it has: pauses by priority, errors of the physical layer.
-pub(super) fn of_ethtool(interface: &str, text: &str) -> Vec<Counter> {
+/// Adds what `ethtool -S` prints: pauses by priority, errors of the physical layer, and again some of what is known.
+pub(super) fn add_ethtool(counters: &mut Vec<Counter>, interface: &str, text: &str) {
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
-    let known = lines.filter(|(name, _)| kind(name).is_some());
-    known
-        .filter_map(|(name, number)| {
-            let count = number.trim().parse().ok().filter(|count| *count > 0)?;
-            Some(Counter { of: interface.to_owned(), name: name.to_owned(), count })
-        })
-        .collect()
+    for (name, number) in lines.filter(|(name, _)| kind(name).is_some()) {
+        let count = number.trim().parse().unwrap_or(0);
+        if count > 0 && !counters.iter().any(|known| known.of == interface && known.name == name) {
+            counters.push(Counter { of: interface.to_owned(), name: name.to_owned(), count });
+        }
+    }
 }
 
 /// What was counted between two readings. A counter that went back, since its driver was loaded again, has counted nothing.
@@ -255,8 +254,13 @@ mod tests {
     fn pauses_by_priority_are_ethtools() {
         let text = "NIC statistics:\n     rx_packets: 12\n     rx_prio3_pause: 9\n     tx_prio3_discards: 2\n     rx_prio0_bytes: 7\n     \
             rx_symbol_err_phy: 0\n     tx_pause: x\n";
-        let expected = [counter("e0", "rx_prio3_pause", 9), counter("e0", "tx_prio3_discards", 2)];
-        assert_eq!(of_ethtool("e0", text), expected);
+        // Some drivers have the kernel's own once more.
+        let text = format!("{text}     rx_crc_errors: 4\n");
+        let mut counters = vec![counter("e1", "rx_prio3_pause", 1), counter("e0", "rx_crc_errors", 3)];
+        let known = counters.clone();
+        add_ethtool(&mut counters, "e0", &text);
+        let new = vec![counter("e0", "rx_prio3_pause", 9), counter("e0", "tx_prio3_discards", 2)];
+        assert_eq!(counters, [known, new].concat());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::counters;
+use super::counters::{self, Counter};
 use super::facts::{
     Address, Cpu, Device, Facts, HugePages, Interface, Memlock, Node, Pci, Port, RdmaAddress, Registration, TcpSettings,
 };
@@ -77,16 +77,15 @@ pub fn here() -> Facts {
         Err(_) if asked.is_err() => facts.no_rdma = "no thread for it".to_owned(),
         Err(_) => facts.no_rdma = format!("no answer in {} s", VERBS_MAX.as_secs()),
     }
-    facts.counters.extend(ask_ethtool());
+    ask_ethtool(&mut facts.counters);
     facts.bound();
     facts
 }
 
-/// What only ethtool tells of the interfaces here; nothing where it is not installed.
-fn ask_ethtool() -> Vec<counters::Counter> {
+/// Adds what only ethtool knows of the interfaces here; nothing where it is not installed.
+fn ask_ethtool(counters: &mut Vec<Counter>) {
     let until = Instant::now() + ETHTOOL_MAX;
     let interfaces = counters::hardware(&Root::default());
-    let mut told = Vec::new();
     for interface in interfaces {
         let started = Command::new(ETHTOOL)
             .args(["-S", &interface])
@@ -108,9 +107,8 @@ fn ask_ethtool() -> Vec<counters::Counter> {
         // A driver that hangs holds the process; it is no reason to wait as well.
         let Some(text) = text else { break };
         let _ = ethtool.wait();
-        told.extend(counters::of_ethtool(&interface, &text));
+        counters::add_ethtool(counters, &interface, &text);
     }
-    told
 }
 
 /// What verbs say of one address.

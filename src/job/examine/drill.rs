@@ -66,7 +66,7 @@ impl Tamper {
         Self { damage, passed_bytes: 0, is_done: false }
     }
 
-    /// What the other end is to get of a message of the sender's, and what the sender is told itself.
+    /// What the other end gets of a message of the sender's, and what the sender gets back.
     fn pass(&mut self, from: Side, message: Message) -> (Message, Option<Message>) {
         let Message::TunnelData { id, mut bytes } = message else { return (message, None) };
         if from == Side::From {
@@ -185,7 +185,11 @@ pub(crate) fn run(setup: Setup, host: &OsStr) -> Result<Vec<Finding>, Failure> {
 
 impl Drill<'_> {
     fn all(&mut self) -> Result<Vec<Finding>, Failure> {
-        self.command(&format!("umask 077 && mkdir {}", self.there_at))?;
+        if !self.succeeds(&format!("umask 077 && mkdir {}", self.there_at))? {
+            let place = format!("{}:{}", self.job.hosts[self.there].label(), self.there_at);
+            let line = format!("cannot make {place}; set TMPDIR to a directory that both hosts have");
+            return Err(Failure::new(Exit::Destination, line));
+        }
         Ok(vec![self.cut()?, self.flip()?, self.full()?, self.kill()?])
     }
 

@@ -2,7 +2,10 @@
 function __fish_rdsh_words
     set -l answer (rdma-pipe complete fish rdsh (commandline -cp | string collect) 2>/dev/null)
     if test "$answer[1]" != none
-        __fish_complete_path (commandline -ct)
+        # Behind the sign of an option there is a path of its own.
+        set -l front (string match -r -- '^--[^=]*=' (commandline -ct))
+        set -l path (string replace -r -- '^--[^=]*=' '' (commandline -ct))
+        __fish_complete_path "$path" | string replace -r -- '^' "$front"
     end
     set -q answer[2]; and printf '%s\n' $answer[2..-1]
 end

@@ -38,6 +38,9 @@ const ALL_MAX: Duration = Duration::from_millis(980);
 /// Options of rdcp's by which a host is reached: what a command line has of them is asked with, too.
 const WAYS: [&str; 7] = ["rsh", "launcher", "port", "identity", "jump", "configuration", "option"];
 
+/// What rdperf does besides measuring the way to a host.
+const TASKS: [&str; 4] = ["serve", "disk", "mem", "model"];
+
 /// Names of values that are those of files or directories.
 const FILES: [&str; 4] = ["FILE", "DIR", "PATH", "COMMAND"];
 
@@ -114,8 +117,11 @@ impl Found {
     fn shown(mut self, shell: Shell, text: &str) -> String {
         if shell == Shell::Bash && self.files && !self.words.is_empty() {
             // Bash cannot add them itself.
-            let names = local_names(&self.typed.value);
-            self.words.extend(names.into_iter().map(|name| Candidate(name, String::new())));
+            let typed = &self.typed.value;
+            let at = typed.find('=').filter(|_| typed.starts_with("--")).map_or(0, |at| at + 1);
+            let (front, prefix) = typed.split_at(at);
+            let names = local_names(prefix).into_iter();
+            self.words.extend(names.map(|name| Candidate(format!("{front}{name}"), String::new())));
             self.files = false;
         }
         // A name with an end of a line, or an escape sequence, in it has to be typed by who means it.
@@ -263,12 +269,12 @@ impl<'a> Given<'a> {
             ("rdpipe", _) => Found { files: true, ..self.host(typed, "", ":") },
             ("rdsh" | "rddoctor" | "rdsend", 0) => self.host(typed, "", ""),
             ("rdperf", 0) => {
-                let tasks = ["serve", "disk", "mem", "model"].map(|task| (task, "")).into_iter();
                 let mut found = self.host(typed, "", "");
-                found.words.extend(starting(typed, "", tasks));
+                found.words.extend(starting(typed, "", TASKS.into_iter().map(|task| (task, ""))));
                 found
             }
-            ("rdperf", 1) if self.positionals[0] != "disk" => {
+            ("rdperf", 1) if self.positionals[0] == "disk" => Found::files(),
+            ("rdperf", 1) if !TASKS.contains(&&*self.positionals[0]) => {
                 let modes = [
                     ("bw", "Bandwidth"),
                     ("lat", "Latency"),
@@ -279,7 +285,7 @@ impl<'a> Given<'a> {
                 Found { words: starting(typed, "", modes.into_iter()).collect(), ..Found::default() }
             }
             // A port.
-            ("rdsend", 1) | ("rdrecv", 0) | ("rddoctor" | "rdma-pipe-agent", _) => Found::default(),
+            ("rdsend", 1) | ("rdrecv", 0) | ("rddoctor" | "rdperf" | "rdma-pipe-agent", _) => Found::default(),
             _ => Found::files(),
         }
     }
@@ -477,6 +483,7 @@ mod tests {
         assert_eq!(answered("rdperf", "rdperf ser"), values(&["serve"]));
         assert_eq!(answered("rdperf", "rdperf host li"), values(&["limits"]));
         assert_eq!(answered("rdperf", "rdperf disk li"), (true, Vec::new()));
+        assert_eq!(answered("rdperf", "rdperf serve "), values(&[]));
         assert_eq!(answered("none", "none --tr"), (true, Vec::new()));
     }
 
@@ -488,7 +495,7 @@ mod tests {
         for word in ["-x:a", ":a", "@h:a", "a::b", "s3://x/y", "fe80::1:/x"] {
             assert_eq!(answered("rdcp", &format!("rdcp -- {word}")), values(&[]), "{word}");
         }
-        // The launcher cannot be told to ask nothing.
+        // There is no way to have the launcher ask nothing.
         for way in ["--rsh 'ssh -v'", "--rsh other", "--launcher slurm", "--launcher 'x %h'"] {
             assert_eq!(answered("rdcp", &format!("rdcp {way} host:a")), values(&[]), "{way}");
         }

@@ -65,6 +65,8 @@ const CASES: &[Case] = &[
     ("rdcp loc\tx", &["local file", "x"]),
     ("rdcp ./loc\tx", &["./local file", "x"]),
     ("rdcp --manifest loc\tx", &["--manifest", "local file", "x"]),
+    ("rdcp --manifest=loc\tx", &["--manifest=local file", "x"]),
+    ("rdcp --manifest=./loc\tx", &["--manifest=./local file", "x"]),
     ("rdrecv 1 k loc\tx", &["1", "k", "local file", "x"]),
 ];
 

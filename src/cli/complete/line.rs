@@ -44,7 +44,7 @@ pub(super) fn words(line: &str, shell: Shell) -> Vec<Word> {
     while let Some(letter) = letters.next() {
         if word.quote == Quote::None && letter.is_ascii_whitespace() {
             if !word.raw.is_empty() {
-                let is_operator = word.raw.ends_with(['<', '>']);
+                let is_operator = word.is_shells && word.raw.ends_with(['<', '>']);
                 words.push(std::mem::take(&mut word));
                 word.is_shells = is_operator;
             }
@@ -134,9 +134,14 @@ mod tests {
             assert!(last(line).is_open, "{line}");
         }
         assert!(!last("a '$x").is_open && !last("a \\$x").is_open);
-        for (line, is_shells) in
-            [("a > ", true), ("a >x", true), ("a 2>x y", false), ("a '>x", false), ("a 2> f g", false)]
-        {
+        for (line, is_shells) in [
+            ("a > ", true),
+            ("a >x", true),
+            ("a 2>x y", false),
+            ("a '>x", false),
+            ("a 2> f g", false),
+            ("a\\> x", false),
+        ] {
             assert_eq!(last(line).is_shells, is_shells, "{line}");
         }
     }

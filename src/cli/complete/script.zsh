@@ -19,6 +19,8 @@ _NAME() {
     (( ! $#open )) || compadd -U $kind -S '' -d open_shown -a open && ret=0
     (( ! $#closed )) || compadd -U $kind -d closed_shown -a closed && ret=0
     if [[ ${answer[1]:-files} == files ]]; then
+        # Behind the sign of an option there is a path of its own.
+        compset -P 1 '--*='
         _files && ret=0
     fi
     return ret

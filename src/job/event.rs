@@ -14,7 +14,7 @@ use crate::fault::{Exit, Failure, Site};
 
 mod hosts;
 
-pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, HostState, Hosts, Job};
+pub use hosts::{HeldUp, HeldUpBy, Host, HostRate, Hosts, Job};
 
 /// The version of the schema. Keys may be added within one; none goes, and none gets another meaning.
 pub const SCHEMA: u32 = 1;
@@ -617,6 +617,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::job::progress::HostStanding;
 
     /// Whether `schema` allows `value`: what the schema of these types makes use of, and nothing else.
     fn allows(schema: &Value, root: &Value, value: &Value) -> bool {
@@ -712,7 +713,7 @@ mod tests {
             Event::WouldRun(WouldRun { parts, agents: vec!["h".to_owned()] }),
             Event::Progress(Progress::default()),
             Event::Progress(Progress { seconds_left: Some(1), entries: Some(1), ..Progress::default() }),
-            Event::Host(Host { host: "h".to_owned(), state: HostState::Done, bytes: 1, from: Some("i".to_owned()) }),
+            Event::Host(Host { host: "h".to_owned(), state: HostStanding::Done, bytes: 1, from: Some("i".to_owned()) }),
             Event::Hosts(Hosts::default()),
             Event::Hosts(Hosts {
                 slowest: Some(HostRate { host: "h".to_owned(), bytes: 1, bytes_per_second: 1.5 }),

@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
+use serde::Serialize;
+
 use crate::engine::{Summary, Waits};
 use crate::fault::Failure;
 use crate::job::plan::Spec;
@@ -19,7 +22,7 @@ pub(crate) struct Rate(VecDeque<(Instant, u64, Waits)>);
 impl Rate {
     pub(crate) fn add(&mut self, now: Instant, bytes: u64, waits: Waits) {
         self.0.push_back((now, bytes, waits));
-        // Two are left, however old: lines are told further apart than that.
+        // Two are left, however old: lines are printed further apart than that.
         while self.0.len() > 2 && self.0.front().is_some_and(|(then, ..)| now - *then > RATE_OVER) {
             self.0.pop_front();
         }
@@ -84,7 +87,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// Seconds until all is done, where they can be told.
+    /// Seconds until all is done, where they can be estimated.
     pub(crate) fn seconds_left(&self) -> Option<u64> {
         let left = |done: u64, total: Option<u64>, rate: Option<f64>| match total?.saturating_sub(done) {
             0 if self.compared.is_some() => Some(0),
@@ -193,20 +196,23 @@ impl HostEnded {
 }
 
 /// How one of several hosts stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HostStanding {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "HostState")]
+pub enum HostStanding {
     /// It has not answered yet.
     Starting,
     /// It takes the stream as it comes.
     Receiving,
     /// It has all of the stream, and is not done with it.
     Finishing,
-    /// It was too slow or cut off, and waits for its copy from another host.
+    /// It was too slow, or cut off, and waits for its copy from another host.
     Behind,
     /// It gets its copy from another host.
     Copying,
     /// It has all, and that is proven.
     Done,
+    /// It has not got its copy, and will not.
     Failed,
 }
 

@@ -149,7 +149,7 @@ impl Hosts {
         for (at, (known, shown)) in self.standings.iter_mut().zip(shown.hosts).enumerate() {
             if *known != Some(shown.standing) {
                 *known = Some(shown.standing);
-                let (state, from) = (shown.standing.into(), shown.before.map(host));
+                let (state, from) = (shown.standing, shown.before.map(host));
                 events.push(Event::Host(event::Host { host: host(at), state, bytes: shown.received, from }));
             }
         }
@@ -297,7 +297,7 @@ mod tests {
         let [Event::Host(changed)] = &events[..] else { panic!("{}", events.len()) };
         let from = Some("gpu01".to_owned());
         let expected =
-            event::Host { host: "gpu02".to_owned(), state: event::HostState::Done, bytes: all[2].received, from };
+            event::Host { host: "gpu02".to_owned(), state: HostStanding::Done, bytes: all[2].received, from };
         assert_eq!(*changed, expected);
         let events = hosts.events(now + TOLD_EVERY, &shown(&all, true));
         let [Event::Hosts(told)] = &events[..] else { panic!("{}", events.len()) };

@@ -1,7 +1,8 @@
 //! `--trace FILE`: a run as Perfetto and chrome://tracing draw it. It is another rendering of the run's [`Record`], which has
 //! how far each end was and what it waited for, and of its log, which has the steps of every host.
 //!
-//! A host is a process, what it is about a thread. Spans of one thread nest, whatever hosts have told.
+//! A host is drawn as a process, each session or host that it logs about as a thread of it. Spans of one thread nest, whatever
+//! other hosts have sent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -228,7 +229,7 @@ fn counters(record: &Record, places: &mut Places) -> Vec<Event> {
     events
 }
 
-/// What a user was told, and what became of several hosts.
+/// What the command has printed, and what became of several hosts.
 fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
     let weight = |weight| match weight {
         Weight::Plain => "said",
@@ -244,11 +245,10 @@ fn instants(record: &Record, places: &mut Places) -> Vec<Event> {
     }
     for host in &record.hosts {
         let place = (places.host(&host.name), 0);
-        events.extend(
-            host.changes
-                .iter()
-                .map(|(at, standing)| instant(format!("{standing:?}").to_lowercase(), micros(*at), place)),
-        );
+        for (at, standing) in &host.changes {
+            let code = json!(standing).as_str().unwrap_or_default().to_owned();
+            events.push(instant(code, micros(*at), place));
+        }
     }
     events
 }

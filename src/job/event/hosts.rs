@@ -18,45 +18,11 @@ pub struct Host {
     /// The host as the command line names it.
     pub host: String,
     /// How it stands now. Why it failed is in `failed`, which has the host.
-    pub state: HostState,
+    pub state: HostStanding,
     /// Bytes of the stream that it has.
     pub bytes: u64,
     /// The hop by which it gets them: from this host. Null for the one that has the source, and for none.
     pub from: Option<String>,
-}
-
-/// How one of several hosts stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HostState {
-    /// It has not answered yet.
-    Starting,
-    /// It takes the stream as it comes.
-    Receiving,
-    /// It has all of the stream, and is not done with it.
-    Finishing,
-    /// It was too slow, or cut off, and waits for its copy from another host.
-    Behind,
-    /// It gets its copy from another host.
-    Copying,
-    /// It has all, and that is proven.
-    Done,
-    /// It has not got its copy, and will not.
-    Failed,
-}
-
-impl From<HostStanding> for HostState {
-    fn from(standing: HostStanding) -> Self {
-        match standing {
-            HostStanding::Starting => Self::Starting,
-            HostStanding::Receiving => Self::Receiving,
-            HostStanding::Finishing => Self::Finishing,
-            HostStanding::Behind => Self::Behind,
-            HostStanding::Copying => Self::Copying,
-            HostStanding::Done => Self::Done,
-            HostStanding::Failed => Self::Failed,
-        }
-    }
 }
 
 /// See [`super::Event::Hosts`].

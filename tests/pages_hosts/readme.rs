@@ -33,107 +33,64 @@ struct Typed {
     check: fn(&World, &str),
 }
 
+const fn alone(known_by: &'static str, at: u32, check: fn(&World, &str)) -> Typed {
+    Typed { known_by, at, how: How::Alone, check }
+}
+
+const fn receiver(known_by: &'static str, at: u32) -> Typed {
+    Typed { known_by, at, how: How::Receiver, check: |_, _| {} }
+}
+
+const fn sender(known_by: &'static str, at: u32, check: fn(&World, &str)) -> Typed {
+    Typed { known_by, at, how: How::Sender, check }
+}
+
 const TYPED: [Typed; 14] = [
-    Typed { known_by: "make install", at: 1, how: How::Alone, check: programs_are_installed },
-    Typed {
-        known_by: " data/ backup:/srv/",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            world.shell(2, "! command -v rdma-pipe-agent rdma-pipe rdcp"); // it has nothing but ssh
-            world.same(1, "~/data", 2, "/srv/data");
-            assert_eq!(world.shell(2, "find /srv/data -type f | wc -l"), "300");
-        },
-    },
-    Typed {
-        known_by: " gpu2:/data/",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            assert_eq!(world.shell(4, "ls /data"), "a.bin\nb.bin");
-            world.same(3, "/data/a.bin", 4, "/data/a.bin");
-            world.same(3, "/data/b.bin", 4, "/data/b.bin");
-        },
-    },
-    Typed {
-        known_by: "'gpu[1-2]:/srv/'",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            world.same(1, "~/data", 3, "/srv/data");
-            world.same(1, "~/data", 4, "/srv/data");
-        },
-    },
-    Typed { known_by: "rdrecv >image.raw", at: 2, how: How::Receiver, check: |_, _| {} },
-    Typed {
-        known_by: " <image.raw",
-        at: 1,
-        how: How::Sender,
-        check: |world, _| {
-            world.same(1, "~/image.raw", 2, "~/image.raw");
-        },
-    },
-    Typed {
-        known_by: ">~/.rd-key",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            world.same(1, "~/.rd-key", 2, "~/.rd-key");
-            assert_eq!(world.shell(2, "stat -c %a ~/.rd-key"), "600", "nobody else reads the key");
-        },
-    },
-    Typed { known_by: "| zfs receive ", at: 2, how: How::Receiver, check: |_, _| {} },
-    Typed {
-        known_by: "| rdsend ",
-        at: 1,
-        how: How::Sender,
-        check: |world, _| {
-            let copy = "/var/zfs/tank/home/@monday/data";
-            world.same(1, copy, 2, copy);
-        },
-    },
-    Typed {
-        known_by: "db:'pg_dump shop' ",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            world.shell(3, "gzip -dc <shop.zst >shop.sql");
-            world.same(2, "/var/shop.sql", 3, "~/shop.sql");
-        },
-    },
-    Typed {
-        known_by: " other_host:'sha256sum' ",
-        at: 1,
-        how: How::Alone,
-        check: |world, said| {
-            assert_eq!(said.trim(), world.shell(1, "sha256sum <myfile"));
-        },
-    },
-    Typed {
-        known_by: "rddoctor gpu7",
-        at: 1,
-        how: How::Alone,
-        check: |_, said| {
-            assert!(said.contains("this host (h1)\n") && said.contains("gpu7 (h4)\n"), "{said}");
-            assert!(said.contains("this host -> gpu7\n"), "{said}");
-        },
-    },
-    Typed {
-        known_by: "rdperf gpu7",
-        at: 1,
-        how: How::Alone,
-        check: |_, said| {
-            assert!(said.contains("h1 > gpu7: TCP to 10.9.0.4") && said.contains("BW average"), "{said}");
-        },
-    },
-    Typed {
-        known_by: "rdcp -v big gpu7:",
-        at: 1,
-        how: How::Alone,
-        check: |world, _| {
-            world.same(1, "~/big", 4, "~/big");
-        },
-    },
+    alone("make install", 1, programs_are_installed),
+    alone(" data/ backup:/srv/", 1, |world, _| {
+        world.shell(2, "! command -v rdma-pipe-agent rdma-pipe rdcp"); // it has nothing but ssh
+        world.same(1, "~/data", 2, "/srv/data");
+        assert_eq!(world.shell(2, "find /srv/data -type f | wc -l"), "300");
+    }),
+    alone(" gpu2:/data/", 1, |world, _| {
+        assert_eq!(world.shell(4, "ls /data"), "a.bin\nb.bin");
+        world.same(3, "/data/a.bin", 4, "/data/a.bin");
+        world.same(3, "/data/b.bin", 4, "/data/b.bin");
+    }),
+    alone("'gpu[1-2]:/srv/'", 1, |world, _| {
+        world.same(1, "~/data", 3, "/srv/data");
+        world.same(1, "~/data", 4, "/srv/data");
+    }),
+    receiver("rdrecv >image.raw", 2),
+    sender(" <image.raw", 1, |world, _| {
+        world.same(1, "~/image.raw", 2, "~/image.raw");
+    }),
+    alone(">~/.rd-key", 1, |world, _| {
+        world.same(1, "~/.rd-key", 2, "~/.rd-key");
+        assert_eq!(world.shell(2, "stat -c %a ~/.rd-key"), "600", "nobody else reads the key");
+    }),
+    receiver("| zfs receive ", 2),
+    sender("| rdsend ", 1, |world, _| {
+        let copy = "/var/zfs/tank/home/@monday/data";
+        world.same(1, copy, 2, copy);
+    }),
+    alone("db:'pg_dump shop' ", 1, |world, _| {
+        world.shell(3, "gzip -dc <shop.zst >shop.sql");
+        world.same(2, "/var/shop.sql", 3, "~/shop.sql");
+    }),
+    alone(" other_host:'sha256sum' ", 1, |world, said| {
+        assert_eq!(said.trim(), world.shell(1, "sha256sum <myfile"));
+    }),
+    alone("rddoctor gpu7", 1, |_, said| {
+        assert!(said.contains("this host (h1)\n") && said.contains("gpu7 (h4)\n"), "{said}");
+        assert!(said.contains("this host -> gpu7\n"), "{said}");
+    }),
+    alone("rdperf gpu7", 1, |_, said| {
+        assert!(said.contains("h1 > gpu7: TCP to 10.9.0.4") && said.contains("BW average"), "{said}");
+    }),
+    alone("rdcp -v big gpu7:", 1, |world, _| {
+        world.same(1, "~/big", 4, "~/big");
+    }),
 ];
 
 fn programs_are_installed(world: &World, _: &str) {
